@@ -1,0 +1,40 @@
+"""Exceptions a user can meet. Each carries one sentence: what was wrong, where, and what would be right.
+
+The command line prints the sentence of a `RotquantError` without a traceback; any other exception is a defect of ours.
+"""
+
+
+class RotquantError(Exception):
+    """Base class of every error that bad input or a bad environment can cause."""
+
+
+class RecipeError(RotquantError, ValueError):
+    """A recipe, scheme, run or table asks for something impossible or unknown."""
+
+
+class CheckpointError(RotquantError):
+    """A model folder is missing, truncated, of a wrong shape, or holds only pickled weights."""
+
+
+class UnsupportedArchitectureError(RotquantError):
+    """No adapter describes this model family."""
+
+
+class CorpusError(RotquantError):
+    """A text corpus cannot be read, is too short, or does not fit the protocol."""
+
+
+class ResultError(RotquantError):
+    """A run file or manifest is missing or damaged."""
+
+
+class ConfigError(RotquantError):
+    """A configuration file or table definition does not satisfy its schema."""
+
+
+def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
+    """Return "; nearest: a, b" for the known names that resemble `name`, or the whole list when none does."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; nearest: {', '.join(close)}" if close else f"; known: {', '.join(sorted(known))}"

@@ -1,0 +1,173 @@
+"""Recipes and runs: what is done to a model, and one measured cell of a table, as validated data with a key.
+
+A `Recipe` says everything that happens to a model; a `Run` is a recipe applied to one checkpoint with one seed and measured
+by one metric. `Run.key` names its result file, `Run.weights_key` the rotated and weight-quantized checkpoint it needs: many
+runs that differ only in activations, KV cache or metric share one. Nothing here computes.
+"""
+
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import ValidationError, model_validator
+
+from rotquant.corpora import CorpusSpec
+from rotquant.errors import RecipeError
+from rotquant.files import canonical_json, short_hash
+from rotquant.schemes import (
+    Calibration,
+    Frozen,
+    Metric,
+    OmniQuant,
+    OutlierFeatures,
+    QuantizationScheme,
+    RotationScheme,
+    Smoothing,
+    WeightQuantization,
+)
+
+#: Fields that act while the model runs; all others decide the stored weights.
+RUNTIME_FIELDS = ("activations", "keys", "values")
+
+
+class Recipe(Frozen):
+    """Everything that is done to a model. A field left at None is not done; the empty recipe is the baseline.
+
+    Order of application: norms are fused and `rotation` applied; `smoothing` or `omniquant` transform equivalently;
+    `outliers` choose and reorder features; `weights` quantizes, seeing the effect of all these. `activations` quantizes the
+    input of every linear layer but lm_head, `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV cache.
+    """
+
+    rotation: RotationScheme | None = None
+    smoothing: Smoothing | None = None
+    omniquant: OmniQuant | None = None
+    outliers: OutlierFeatures | None = None
+    weights: WeightQuantization | None = None
+    activations: QuantizationScheme | None = None
+    keys: QuantizationScheme | None = None
+    values: QuantizationScheme | None = None
+    calibration: Calibration | None = None
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "Recipe":
+        if self.needs_calibration and self.calibration is None:
+            raise ValueError("GPTQ, smoothing, omniquant and outliers need a calibration section")
+        if self.smoothing and self.omniquant:
+            raise ValueError("smoothing and omniquant both rescale the same features: choose one")
+        if self.omniquant and self.weights is None:
+            raise ValueError("omniquant learns weight clipping: it needs a weights section")
+        if self.outliers and self.weights is None and self.activations is None:
+            raise ValueError("outliers keep features from being quantized: they need a weights or activations section")
+        if self.weights and self.weights.scheme.granularity not in ("tensor", "channel", "group"):
+            raise ValueError("weights take granularity tensor, channel or group")
+        if self.activations and self.activations.granularity not in ("tensor", "token", "group"):
+            raise ValueError("activations take granularity tensor, token or group")
+        return self
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether building the weights reads calibration text."""
+        gptq = self.weights is not None and self.weights.gptq is not None
+        static = self.activations is not None and not self.activations.dynamic
+        return bool(gptq or self.smoothing or self.omniquant or self.outliers or static)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the model is left as it is."""
+        return self == Recipe()
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the run's seed changes the result (calibration draws from its own seed)."""
+        return self.rotation is not None and self.rotation.is_random
+
+    def stored(self) -> dict[str, Any]:
+        """The part that decides the stored weights, as plain data.
+
+        OmniQuant trains against the quantized activations and static scales are stored, so then the runtime fields count.
+        """
+        static = self.activations is not None and not self.activations.dynamic
+        exclude = set() if self.omniquant or static else set(RUNTIME_FIELDS)
+        if not self.needs_calibration:
+            exclude.add("calibration")
+        return self.model_dump(mode="json", exclude=exclude)
+
+
+class Run(Frozen):
+    """One measurement: a recipe on a checkpoint with a seed, measured by a metric. Its key is the name of its result.
+
+    checkpoint: a local folder or a hub id; where it lies is not part of the key, `checkpoint_digest` is.
+    corpora: the text behind each corpus name that the recipe and the metric use.
+    seed: seeds the random rotation; normalised to 0 where nothing is random, so equal cells have equal keys.
+    dtype: floating-point type of the simulated network.
+    """
+
+    checkpoint: str
+    checkpoint_digest: str
+    recipe: Recipe
+    metric: Metric
+    corpora: dict[str, CorpusSpec]
+    seed: int = 0
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalise(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            recipe = Recipe.model_validate(data.get("recipe", {}))
+            metric = data.get("metric")
+            used = {metric["corpus"] if isinstance(metric, dict) else metric.corpus}
+            if recipe.needs_calibration and recipe.calibration:
+                used.add(recipe.calibration.corpus)
+            corpora = data.get("corpora", {})
+            missing = used - set(corpora)
+            if missing:
+                raise ValueError(f"corpus {sorted(missing)[0]!r} is not defined under corpora")
+            data = {**data, "recipe": recipe, "corpora": {name: corpora[name] for name in sorted(used)}}
+            if not recipe.is_random:
+                data["seed"] = 0
+        return data
+
+    def identity(self) -> dict[str, Any]:
+        """What the key is computed from."""
+        return self.model_dump(mode="json", exclude={"checkpoint"})
+
+    @cached_property
+    def key(self) -> str:
+        """Name of this run's result: 16 hexadecimal digits."""
+        return short_hash(canonical_json(self.identity()))
+
+    @cached_property
+    def weights_key(self) -> str | None:
+        """Name of the stored weights this run needs, or None when it uses the checkpoint as it is."""
+        stored = self.recipe.stored()
+        if all(value is None for value in stored.values()):
+            return None
+        calibration = self.recipe.calibration if self.recipe.needs_calibration else None
+        return short_hash(
+            canonical_json(
+                {
+                    "checkpoint_digest": self.checkpoint_digest,
+                    "recipe": stored,
+                    "calibration_corpus": self.corpora[calibration.corpus].model_dump(mode="json") if calibration else None,
+                    "seed": self.seed,
+                    "dtype": self.dtype,
+                }
+            )
+        )
+
+
+def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
+    """Validate recipe data, turning pydantic's report into one sentence that names the first offending field."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: {first_problem(error)}.") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem of a pydantic report as "field.path: message"."""
+    problem = error.errors()[0]
+    path = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(problem["input"], dict) else f" (given {problem['input']!r})"
+    return f"{path}: {message}{given}" if path else f"{message}{given}"

@@ -1,0 +1,166 @@
+"""What can be asked of a model, as frozen validated data: quantization schemes, rotations, calibration, metrics.
+
+Nothing here computes and nothing here imports torch, so the workflow can expand thousands of runs in a second. A disputed
+detail of a paper is a field with a documented default (as the paper says) and alternative (as its authors' code does).
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Granularity = Literal["tensor", "channel", "token", "group", "head"]
+
+
+class Frozen(BaseModel):
+    """Immutable value object; unknown fields are errors, so a misspelt option never passes silently."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class QuantizationScheme(Frozen):
+    """How one tensor is mapped to integers.
+
+    Granularity says which elements share a scale, always seen along the last axis: `tensor` one scale for all; `channel`
+    (weights, [out, in]: one per output row) and `token` (activations, [..., features]: one per token) one per row;
+    `group` one per `group_size` consecutive elements of a row; `head` the same with the head dimension as group size.
+
+    Symmetric: scale = clip * max|x| / (2^(bits-1) - 1), integers -2^(bits-1) .. 2^(bits-1)-1 (QuaRot Sec. 4, stage 2b).
+    Asymmetric: scale = clip * (max - min) / (2^bits - 1) over a range that includes zero, integers 0 .. 2^bits - 1.
+    """
+
+    bits: Annotated[int, Field(ge=2, le=8)]
+    symmetric: bool = True
+    granularity: Granularity = "token"
+    group_size: Annotated[int, Field(gt=0)] | None = None
+    clip_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    dynamic: bool = True
+
+    @model_validator(mode="after")
+    def _group_size_belongs_to_groups(self) -> "QuantizationScheme":
+        if self.granularity == "group" and self.group_size is None:
+            raise ValueError("granularity 'group' needs a group_size")
+        if self.granularity not in ("group", "head") and self.group_size is not None:
+            raise ValueError(f"group_size has no meaning for granularity {self.granularity!r}")
+        return self
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """Smallest and largest integer code."""
+        if self.symmetric:
+            return -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
+        return 0, 2**self.bits - 1
+
+
+class RotationScheme(Frozen):
+    """Which rotations a model carries (SpinQuant's names R1..R4; QuaRot Sec. 4 stages 1a-1d).
+
+    residual: R1 on the residual stream, fused into the weights. `hadamard` is a randomized Hadamard matrix (QuaRot),
+        `orthogonal` a Haar-random one from a QR decomposition (QuaRot Table 8).
+    values: R2, an exact Hadamard matrix per head, fused into v_proj and o_proj.
+    heads: the online transform across heads before o_proj which completes R2 to a full Hadamard (QuaRot stage 1c).
+    keys: R3, an online Hadamard transform on queries and keys after RoPE (QuaRot stage 1d).
+    mlp: R4, an online Hadamard transform before down_proj (QuaRot stage 1b).
+    online_dtype: arithmetic of the online transforms (QuaRot Table 10).
+    center_embeddings: subtract each embedding row's mean before rotating. The authors' code does this even for RMSNorm
+        models, where it changes the function; the paper does not. Default: as the paper.
+    """
+
+    residual: Literal["none", "hadamard", "orthogonal"] = "hadamard"
+    values: bool = True
+    heads: bool = True
+    keys: bool = True
+    mlp: bool = True
+    online_dtype: Literal["float32", "float16"] = "float32"
+    center_embeddings: bool = False
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the seed of a run changes the rotation."""
+        return self.residual != "none"
+
+
+class GPTQ(Frozen):
+    """GPTQ's settings (Frantar et al. 2022). Defaults as in QuaRot: natural order, block 128, 1 % damping.
+
+    group_scales: `updated` takes a group's scale from weights already corrected for all earlier columns (the algorithm
+        as published); `block_start` from weights corrected only up to the current block, as QuaRot's code does.
+    """
+
+    block_size: Annotated[int, Field(gt=0)] = 128
+    damping: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
+    act_order: bool = False
+    group_scales: Literal["updated", "block_start"] = "updated"
+
+
+class WeightQuantization(Frozen):
+    """How the linear layers' weights (embeddings and lm_head excepted) become integers.
+
+    gptq: settings of GPTQ, or None for round-to-nearest.
+    clip_search: for each scale, search the clip ratio among 80 steps of 1 % for the least sum |error|^clip_norm
+        (QuaRot Sec. 5: "linear search over the squared error", norm 2; the authors' code uses 2.4).
+    """
+
+    scheme: QuantizationScheme
+    gptq: GPTQ | None = None
+    clip_search: bool = True
+    clip_norm: Annotated[float, Field(gt=0.0)] = 2.0
+
+
+class Smoothing(Frozen):
+    """SmoothQuant (Xiao et al. 2023, Eq. 4): s_j = max|X_j|^alpha / max|W_j|^(1 - alpha), moved from activation to weight."""
+
+    alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+
+
+class OutlierFeatures(Frozen):
+    """Input features kept in higher precision, chosen by calibration and moved to the end (QUIK, Atom).
+
+    features: how many input features of every linear layer; a slot scales the papers' numbers to its width.
+    bits: 16 keeps them as floats (QUIK), 8 quantizes them symmetrically, one scale per token or output channel (Atom).
+    statistic: what ranks a feature over the calibration set: `max` |x| (QUIK) or `square` sum of squares (Atom).
+    """
+
+    features: Annotated[int, Field(gt=0)]
+    bits: Literal[8, 16] = 16
+    statistic: Literal["max", "square"] = "max"
+
+
+class OmniQuant(Frozen):
+    """OmniQuant (Shao et al. 2023): learnable weight clipping and learnable equivalent transformation, block by block.
+
+    steps: optimizer steps per block (the paper: 20 epochs over 128 samples at batch 1). Learning rates as in the paper.
+    """
+
+    steps: Annotated[int, Field(gt=0)] = 2560
+    batch_size: Annotated[int, Field(gt=0)] = 1
+    clipping_lr: Annotated[float, Field(gt=0.0)] = 5e-3
+    transformation_lr: Annotated[float, Field(gt=0.0)] = 1e-2
+    smoothing_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+
+
+class Calibration(Frozen):
+    """Calibration text: `samples` random windows of `sequence_length` tokens of the train split, drawn with `seed`.
+
+    corpus is a key of the configuration's `corpora`. QuaRot: 128 samples of 2048 tokens of WikiText-2, seed 0.
+    """
+
+    corpus: str = "wikitext2"
+    samples: Annotated[int, Field(gt=0)] = 128
+    sequence_length: Annotated[int, Field(gt=1)] = 2048
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+class Perplexity(Frozen):
+    """The papers' perplexity: one BOS for the whole text, non-overlapping windows, tail dropped, exp(mean NLL).
+
+    max_windows evaluates only the first windows; None, the papers' protocol, evaluates all.
+    """
+
+    kind: Literal["perplexity"] = "perplexity"
+    corpus: str = "wikitext2"
+    split: Literal["train", "validation", "test"] = "test"
+    sequence_length: Annotated[int, Field(gt=1)] = 2048
+    max_windows: Annotated[int, Field(gt=0)] | None = None
+
+
+Metric = Annotated[Perplexity, Field()]
