@@ -1,0 +1,54 @@
+# The two commands of the README: `make reports/quarot_table1.md` sets up and runs the main job, `make test` sets up and
+# passes the tests. Everything else is a convenience. PYTHON chooses the interpreter of the environment (3.11 or newer).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: all setup test lint format lock gallery clean FORCE
+
+all: setup
+	snakemake --cores all
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rotquant needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+# FORCE: whether a report is up to date is for Snakemake to decide, not for make.
+reports/%: $(READY) FORCE
+	snakemake --cores all $@
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	ruff check .
+	ruff format --check .
+	snakefmt --check Snakefile workflow
+
+format: $(READY)
+	ruff check --fix .
+	ruff format .
+	snakefmt Snakefile workflow
+
+# torch is locked by its public version, so that the same lock takes the CPU or the CUDA build of the machine.
+lock: $(READY)
+	CUSTOM_COMPILE_COMMAND="make lock" pip-compile --quiet --allow-unsafe --strip-extras --extra dev --no-emit-index-url \
+		--no-emit-find-links --upgrade-package torch==2.13.0 --upgrade-package transformers==5.17.0 \
+		--output-file requirements.lock pyproject.toml
+	sed -i 's/^torch==\([0-9.]*\)+cpu/torch==\1/' requirements.lock
+
+gallery: $(READY)
+	snakemake --cores all
+	rotquant report gallery
+
+clean:
+	rm -rf results/runs results/weights results/tables results/corpora reports logs .snakemake
+
+FORCE:

@@ -1,0 +1,100 @@
+"""Perplexity by the papers' protocol (QuaRot, SpinQuant, PrefixQuant: GPTQ's evaluation of WikiText-2).
+
+The whole text is tokenized once with a single leading BOS and cut into non-overlapping windows, the tail is dropped, and
+exp of the mean negative log-likelihood over each window's predicted tokens is reported. lm-eval's `wikitext` task is
+another metric (word perplexity with BOS per document) and is never mixed with this one.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from rotquant.corpora import evaluation_windows
+
+#: Upper bound on the logits held at once, in elements: 2^26 float32 values are 256 MiB.
+_LOGITS_AT_ONCE = 2**26
+
+
+@dataclass(frozen=True)
+class PerplexityResult:
+    """perplexity = exp(nll); nll in nats per predicted token; `standard_error` of nll over windows (nan for one)."""
+
+    perplexity: float
+    nll: float
+    standard_error: float
+    tokens: int
+    windows: int
+
+    def as_metrics(self) -> dict[str, float]:
+        """Flat numbers for a run file."""
+        return {
+            "perplexity": self.perplexity,
+            "nll": self.nll,
+            "nll_standard_error": self.standard_error,
+            "tokens": self.tokens,
+            "windows": self.windows,
+        }
+
+
+@torch.no_grad()
+def window_nll(model: nn.Module, windows: Tensor) -> Tensor:
+    """Mean negative log-likelihood of each window's tokens after its first.
+
+    Args:
+        model: causal language model whose forward returns `.logits` [batch, tokens, vocabulary].
+        windows: token ids, int64 [batch, tokens].
+
+    Returns:
+        float64 [batch], nats per predicted token.
+    """
+    logits = model(input_ids=windows, use_cache=False).logits
+    losses = []
+    for row, target in zip(logits, windows, strict=True):  # row by row bounds the float32 copy of the logits
+        losses.append(cross_entropy(row[:-1].float(), target[1:], reduction="none").double().mean())
+    return torch.stack(losses)
+
+
+@torch.no_grad()
+def perplexity(
+    model: nn.Module,
+    token_ids: Tensor,
+    sequence_length: int,
+    *,
+    batch_size: int = 8,
+    max_windows: int | None = None,
+    description: str = "perplexity",
+) -> PerplexityResult:
+    """Perplexity of `model` on one tokenized text.
+
+    Args:
+        token_ids: int64 [n], the whole text with one leading BOS (`rotquant.corpora.tokenize`).
+        sequence_length: tokens per window.
+        batch_size: windows per forward pass; lowered so that the logits stay within 256 MiB.
+        max_windows: evaluate only the first windows; None for all.
+
+    Returns:
+        Its perplexity is inf or nan where the network's outputs are: a result, not an error.
+
+    Raises:
+        CorpusError: the text is shorter than one window.
+    """
+    windows = evaluation_windows(token_ids, sequence_length)[:max_windows]
+    vocabulary = model.config.vocab_size
+    batch_size = max(1, min(batch_size, _LOGITS_AT_ONCE // (sequence_length * vocabulary)))
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    parts = [
+        window_nll(model, batch.to(device)).cpu()
+        for batch in tqdm(windows.split(batch_size), desc=description, disable=None, leave=False)
+    ]
+    model.train(was_training)
+    losses = torch.cat(parts)
+    nll = losses.mean().item()
+    error = (losses.std() / math.sqrt(len(losses))).item() if len(losses) > 1 else math.nan
+    value = math.exp(nll) if nll < 700 else math.inf if nll == nll else math.nan
+    return PerplexityResult(value, nll, error, tokens=losses.numel() * (sequence_length - 1), windows=len(losses))
