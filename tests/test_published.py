@@ -1,0 +1,180 @@
+"""The transcribed numbers of QuaRot's 17 tables: complete, of one format, and consistent with each other.
+
+Tolerances come from the paper's printed digits only; where the paper contradicts itself the cell is listed here and
+not corrected.
+"""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+PUBLISHED = Path(__file__).parents[1] / "workflow" / "papers" / "quarot" / "published"
+COMMON = ["row", "column", "metric", "value", "unit"]
+TASKS = ["piqa", "winogrande", "hellaswag", "arc_easy", "arc_challenge", "lambada_openai"]
+UNITS = {
+    "perplexity": "ppl",
+    **dict.fromkeys([*TASKS, "average"], "%"),
+    "milliseconds": "ms",
+    "speedup": "x",
+    "saving_factor": "x",
+    "gigabytes": "GB",
+}
+LLAMA2 = ["Llama-2-7B", "Llama-2-13B", "Llama-2-70B"]
+LLAMA3 = ["Llama-3-8B", "Llama-3-70B"]
+KERNELS = ["FP16", "INT4", "INT4 + FP32 Had", "INT4 + FP16 Had"]
+
+# table: (number of cells, columns in printed order, row keys beyond the common columns)
+TABLES = {
+    1: (7 * 3, LLAMA2, []),
+    2: (2 * 3 * 7, LLAMA2, []),
+    3: (3 * 2 * 8, ["Llama-2-7B", "Llama-2-70B"], ["method", "precision"]),
+    4: (5 * 3, LLAMA2, []),
+    5: (2 * 4, ["1.0", "0.95", "0.9", "0.85"], []),
+    6: (10 * 3, LLAMA2, ["k_bits", "v_bits"]),
+    7: (4 * 3 * 3 + 3, LLAMA2, ["method", "precision"]),
+    8: (3 * 3, LLAMA2, []),
+    9: (7 * 3 * 8, LLAMA2, ["method", "precision"]),
+    10: (3 * 2 * 8, ["Llama-2-7B", "Llama-2-13B"], ["method", "hadamard_precision"]),
+    11: (3 * 2, LLAMA3, []),
+    12: (2 * 2 * 7, LLAMA3, []),
+    13: (7 * 8, ["Phi-3-mini-4k-instruct"], ["method", "precision"]),
+    14: (6 * 6 * 4, KERNELS, ["layer_size", "batch_size"]),
+    15: (3 * 6 * 4, KERNELS, ["attention_size", "batch_size"]),
+    16: (5 + 4, ["Llama-2-7B", "Llama-2-70B"], ["batch_size"]),
+    17: (2 * 10 * 3, ["Llama-2-7B", "Llama-2-70B"], ["method", "batch_size", "sequence_length"]),
+}
+
+# Averages that the paper prints but its own six tasks do not give: (table, row, column) -> (printed, mean of the six).
+INCONSISTENT_AVERAGES = {
+    (9, "QuaRot-GPTQ INT6", "Llama-2-70B"): (77.02, 76.848),
+    (10, "QuaRot FP16", "Llama-2-7B"): (66.21, 66.152),
+    (13, "QuaRot-GPTQ INT6", "Phi-3-mini-4k-instruct"): (72.67, 72.623),
+}
+
+
+def read(table: int) -> list[dict[str, str]]:
+    with (PUBLISHED / f"table{table}.csv").open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines, strict=True))
+
+
+def cells(table: int) -> dict[tuple[str, str, str], str]:
+    return {(cell["row"], cell["column"], cell["metric"]): cell["value"] for cell in read(table)}
+
+
+def test_there_is_one_file_per_table() -> None:
+    assert {path.name for path in PUBLISHED.glob("*.csv")} == {f"table{n}.csv" for n in TABLES}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_has_the_documented_columns_and_number_of_cells(table: int) -> None:
+    count, columns, keys = TABLES[table]
+    rows = read(table)
+    assert list(rows[0]) == COMMON + keys
+    assert len(rows) == count
+    assert list(dict.fromkeys(cell["column"] for cell in rows)) == columns
+    for cell in rows:
+        assert None not in cell  # DictReader keeps surplus fields under None
+        assert all(text and text == text.strip() for text in cell.values()), cell
+        assert cell["unit"] == UNITS[cell["metric"]]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_no_cell_is_given_twice(table: int) -> None:
+    assert len(cells(table)) == len(read(table))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_covers_every_row_for_every_column_and_metric(table: int) -> None:
+    printed = cells(table)
+    missing = {
+        (row, column, metric)
+        for row in {row for row, _, _ in printed}
+        for column in TABLES[table][1]
+        for metric in {m for r, _, m in printed if r == row}
+        if (row, column, metric) not in printed
+    }
+    # The paper measured the 70B block up to batch 32 only.
+    assert missing == ({("batch 64", "Llama-2-70B", "speedup")} if table == 16 else set())
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_composite_row_label_contains_its_keys(table: int) -> None:
+    for cell in read(table):
+        for key in TABLES[table][2]:
+            assert cell[key] == "-" or cell[key] in cell["row"], cell
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_values_are_positive_numbers_as_printed(table: int) -> None:
+    for (row, column, metric), value in cells(table).items():
+        if value == "-":
+            assert (table, column) == (1, "Llama-2-70B")
+            assert row in {"SmoothQuant", "OmniQuant", "Atom-128G"}
+        elif value in {"Inf", "NaN"}:
+            assert (table, metric) == (7, "perplexity")
+        else:
+            assert 0 < float(value) < math.inf
+            if UNITS[metric] == "%":
+                assert float(value) < 100
+            digits = 3 if table in {5, 14, 15} or metric == "gigabytes" else 2
+            assert len(value.partition(".")[2]) == digits, (row, column, value)
+
+
+@pytest.mark.parametrize("table", [2, 3, 9, 10, 12, 13])
+def test_a_printed_average_is_the_mean_of_the_six_tasks(table: int) -> None:
+    printed = cells(table)
+    for row, column in {(row, column) for row, column, _ in printed}:
+        average = float(printed[row, column, "average"])
+        mean = sum(float(printed[row, column, task]) for task in TASKS) / len(TASKS)
+        if (table, row, column) in INCONSISTENT_AVERAGES:
+            assert (average, round(mean, 3)) == INCONSISTENT_AVERAGES[table, row, column]
+        else:
+            # Six tasks rounded to 0.01 move their mean by up to 0.005, and the average is rounded by up to 0.005.
+            assert abs(average - mean) <= 0.01 + 1e-9, (row, column, average, mean)
+
+
+def test_memory_savings_are_the_ratio_of_the_printed_gigabytes() -> None:
+    printed = cells(17)
+    factors = [key for key in printed if key[2] == "saving_factor"]
+    assert len(factors) == 20
+    for row, column, metric in factors:
+        quarot = float(printed[row, column, "gigabytes"])
+        baseline = float(printed[row.replace("QuaRot", "Baseline"), column, "gigabytes"])
+        # Gigabytes are rounded (or cut) at 0.001 and the factor at 0.01, so only an interval is known.
+        lowest = (baseline - 0.0005) / (quarot + 0.0005) - 0.005
+        highest = (baseline + 0.0005) / (quarot - 0.0005) + 0.005
+        assert lowest <= float(printed[row, column, metric]) <= highest, (row, column)
+
+
+# One experiment printed in two tables, as (table, row); compared over all columns and metrics that both print.
+REPEATED_ROWS = [
+    ((1, "Baseline"), (4, "Baseline")),
+    ((1, "Baseline"), (6, "K16 V16")),
+    ((1, "Baseline"), (7, "Baseline")),
+    ((1, "Baseline"), (8, "Baseline")),
+    ((1, "Baseline"), (9, "Baseline FP16")),
+    ((1, "QuaRot"), (4, "QuaRot")),
+    ((1, "QuaRot"), (8, "QuaRot (Hadamard)")),
+    ((1, "QuaRot"), (9, "QuaRot-GPTQ INT4")),
+    ((1, "QuaRot-128G"), (4, "QuaRot-128G")),
+    ((2, "FP16"), (9, "Baseline FP16")),
+    ((2, "QuaRot"), (9, "QuaRot-GPTQ INT4")),
+    ((3, "Baseline FP16"), (9, "Baseline FP16")),
+    ((3, "QuaRot-RTN INT4"), (9, "QuaRot-RTN INT4")),
+    ((3, "QuaRot-RTN INT8"), (9, "QuaRot-RTN INT8")),
+    ((10, "Baseline"), (9, "Baseline FP16")),
+    ((10, "QuaRot FP32"), (9, "QuaRot-GPTQ INT4")),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), REPEATED_ROWS)
+def test_an_experiment_printed_in_two_tables_has_one_value(first: tuple[int, str], second: tuple[int, str]) -> None:
+    def row_of(table: int, row: str) -> dict[tuple[str, str], str]:
+        return {(column, metric): value for (r, column, metric), value in cells(table).items() if r == row}
+
+    one, other = row_of(*first), row_of(*second)
+    shared = one.keys() & other.keys()
+    assert len(shared) >= 3
+    assert {key: one[key] for key in shared} == {key: other[key] for key in shared}
