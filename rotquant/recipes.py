@@ -164,6 +164,23 @@ def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
         raise RecipeError(f"{where}: {first_problem(error)}.") from None
 
 
+def override(recipe: Recipe, changes: dict[str, Any], where: str) -> Recipe:
+    """A recipe with nested changes, e.g. {"weights": {"scheme": {"bits": 3}}, "rotation": None}.
+
+    A mapping changes the named fields of a section and creates the section where the recipe has none; None removes it.
+
+    Raises:
+        RecipeError: an unknown field or an impossible value; the sentence starts with `where`.
+    """
+    return parse_recipe(_merge(recipe.model_dump(mode="json"), changes), where)
+
+
+def _merge(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{key: _merge(old.get(key), value) for key, value in new.items()}}
+    return new
+
+
 def first_problem(error: ValidationError) -> str:
     """The first problem of a pydantic report as "field.path: message"."""
     problem = error.errors()[0]
