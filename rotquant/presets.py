@@ -109,7 +109,7 @@ def quik() -> Recipe:
 def atom_128g() -> Recipe:
     """Atom: 128 reordered outlier features in INT8, groups of 128, GPTQ, input clip 0.9, asymmetric 4-bit KV cache."""
     return Recipe(
-        outliers=OutlierFeatures(features=128, bits=8, statistic="square"),
+        outliers=OutlierFeatures(features=128, bits=8, statistic="square", order="ascending"),
         weights=_weights(group_size=128),
         activations=_inputs(clip_ratio=0.9, group_size=128),
         keys=_cache(),

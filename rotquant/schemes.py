@@ -118,11 +118,14 @@ class OutlierFeatures(Frozen):
     features: how many input features of every linear layer; a slot scales the papers' numbers to its width.
     bits: 16 keeps them as floats (QUIK), 8 quantizes them symmetrically, one scale per token or output channel (Atom).
     statistic: what ranks a feature over the calibration set: `max` |x| (QUIK) or `square` sum of squares (Atom).
+    order: how the other features are arranged: `natural` as they were (QUIK), `ascending` by the statistic, so that the
+        members of a group have similar ranges (Atom's reordering).
     """
 
     features: Annotated[int, Field(gt=0)]
     bits: Literal[8, 16] = 16
     statistic: Literal["max", "square"] = "max"
+    order: Literal["natural", "ascending"] = "natural"
 
 
 class OmniQuant(Frozen):
