@@ -25,7 +25,9 @@ def _inputs(bits: int = 4, clip_ratio: float = 1.0, group_size: int | None = Non
     return QuantizationScheme(bits=bits, granularity=granularity, group_size=group_size, clip_ratio=clip_ratio)
 
 
-def _weights(bits: int = 4, gptq: bool = True, group_size: int | None = None, clip_search: bool = True) -> WeightQuantization:
+def _weights(
+    bits: int = 4, gptq: bool = True, group_size: int | None = None, clip_search: bool = True
+) -> WeightQuantization:
     granularity = "channel" if group_size is None else "group"
     scheme = QuantizationScheme(bits=bits, granularity=granularity, group_size=group_size)
     return WeightQuantization(scheme=scheme, gptq=GPTQ() if gptq else None, clip_search=clip_search)

@@ -16,9 +16,9 @@ from rotquant.files import canonical_json, short_hash
 from rotquant.schemes import (
     Calibration,
     Frozen,
-    Metric,
     OmniQuant,
     OutlierFeatures,
+    Perplexity,
     QuantizationScheme,
     RotationScheme,
     Smoothing,
@@ -87,8 +87,6 @@ class Recipe(Frozen):
         """
         static = self.activations is not None and not self.activations.dynamic
         exclude = set() if self.omniquant or static else set(RUNTIME_FIELDS)
-        if not self.needs_calibration:
-            exclude.add("calibration")
         return self.model_dump(mode="json", exclude=exclude)
 
 
@@ -104,7 +102,7 @@ class Run(Frozen):
     checkpoint: str
     checkpoint_digest: str
     recipe: Recipe
-    metric: Metric
+    metric: Perplexity
     corpora: dict[str, CorpusSpec]
     seed: int = 0
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -114,15 +112,16 @@ class Run(Frozen):
     def _normalise(cls, data: Any) -> Any:
         if isinstance(data, dict):
             recipe = Recipe.model_validate(data.get("recipe", {}))
-            metric = data.get("metric")
-            used = {metric["corpus"] if isinstance(metric, dict) else metric.corpus}
-            if recipe.needs_calibration and recipe.calibration:
-                used.add(recipe.calibration.corpus)
+            if not recipe.needs_calibration:
+                recipe = recipe.model_copy(update={"calibration": None})
+            metric = Perplexity.model_validate(data.get("metric", {}))
+            used = {metric.corpus} | ({recipe.calibration.corpus} if recipe.calibration else set())
             corpora = data.get("corpora", {})
             missing = used - set(corpora)
             if missing:
                 raise ValueError(f"corpus {sorted(missing)[0]!r} is not defined under corpora")
-            data = {**data, "recipe": recipe, "corpora": {name: corpora[name] for name in sorted(used)}}
+            corpora = {name: corpora[name] for name in sorted(used)}
+            data = {**data, "recipe": recipe, "metric": metric, "corpora": corpora}
             if not recipe.is_random:
                 data["seed"] = 0
         return data
@@ -142,13 +141,15 @@ class Run(Frozen):
         stored = self.recipe.stored()
         if all(value is None for value in stored.values()):
             return None
-        calibration = self.recipe.calibration if self.recipe.needs_calibration else None
+        calibration = self.recipe.calibration
         return short_hash(
             canonical_json(
                 {
                     "checkpoint_digest": self.checkpoint_digest,
                     "recipe": stored,
-                    "calibration_corpus": self.corpora[calibration.corpus].model_dump(mode="json") if calibration else None,
+                    "calibration_corpus": self.corpora[calibration.corpus].model_dump(mode="json")
+                    if calibration
+                    else None,
                     "seed": self.seed,
                     "dtype": self.dtype,
                 }

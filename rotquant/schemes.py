@@ -164,6 +164,3 @@ class Perplexity(Frozen):
     split: Literal["train", "validation", "test"] = "test"
     sequence_length: Annotated[int, Field(gt=1)] = 2048
     max_windows: Annotated[int, Field(gt=0)] | None = None
-
-
-Metric = Annotated[Perplexity, Field()]

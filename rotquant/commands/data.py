@@ -1,0 +1,50 @@
+"""`rotquant corpus` and `rotquant train`: the text, and the small models made from it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rotquant.commands.options import Device, corpus_spec, torch_device
+
+
+def corpus(
+    corpus: Annotated[str, typer.Argument(help="What --corpus of `rotquant evaluate` takes.")] = "docstrings",
+    split: Annotated[list[str] | None, typer.Option(help="Split to read; repeatable. Default: all three.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write each split as text here.")] = None,
+) -> None:
+    """Build or read a text corpus; print its size, its content hash and whether that is the recorded one.
+
+    Example: `rotquant corpus docstrings --split test -o corpus/`
+    """
+    from rotquant.corpora import SPLITS, content_hash, expected_hashes, load_rows
+    from rotquant.files import write_text
+
+    spec = corpus_spec(corpus)
+    recorded = expected_hashes() if spec.source == "docstrings" else {}
+    table = Table("split", "rows", "characters", "sha256", "as recorded", title=f"corpus {spec.name}")
+    for name in split or SPLITS:
+        rows = load_rows(spec, name)
+        text = spec.separator.join(rows)
+        digest = content_hash(text)
+        verdict = "-" if name not in recorded else "yes" if recorded[name] == digest else f"no, {recorded[name][:12]}"
+        table.add_row(name, f"{len(rows):,}", f"{len(text):,}", digest[:12], verdict)
+        if output:
+            write_text(output / f"{name}.txt", text)
+    Console().print(table)
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="Training recipe, e.g. config/training/rq-7b.yaml.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the trained model.")],
+    device: Device = "auto",
+) -> None:
+    """Train one of the shipped small models from its recipe; killed and started again it resumes where it was.
+
+    Example: `rotquant train config/training/rq-7b.yaml -o models/rq-7b`
+    """
+    from rotquant import training
+
+    training.train(training.load_config(config), output, torch_device(device))

@@ -1,0 +1,69 @@
+"""Perplexity follows the papers' protocol and does not depend on how windows are batched."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rotquant.errors import CorpusError
+from rotquant.evaluation import perplexity
+
+
+class Bigram(torch.nn.Module):
+    """A language model that is a table of next-token logits, so that its perplexity can be computed by hand."""
+
+    def __init__(self, vocabulary: int = 11, seed: int = 0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.table = torch.nn.Parameter(torch.randn(vocabulary, vocabulary, generator=generator))
+        self.config = SimpleNamespace(vocab_size=vocabulary)
+
+    def forward(self, input_ids, use_cache=False):
+        return SimpleNamespace(logits=self.table[input_ids])
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(11, (103,), generator=torch.Generator().manual_seed(1))
+
+
+def test_perplexity_is_exp_of_the_mean_over_predicted_tokens_of_whole_windows(tokens):
+    model = Bigram()
+    log_probabilities = model.table.double().log_softmax(-1)
+    losses = []
+    for start in range(0, 100, 10):  # ten windows; the tail of three tokens is dropped, no pair spans two windows
+        window = tokens[start : start + 10].tolist()
+        losses += [-log_probabilities[a, b].item() for a, b in zip(window[:-1], window[1:], strict=True)]
+    result = perplexity(model, tokens, 10)
+    assert (result.windows, result.tokens) == (10, 90)
+    # float32 log-softmax of eleven values: relative error about 1e-7.
+    assert result.perplexity == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+
+
+def test_batching_does_not_change_the_result(tokens):
+    results = [perplexity(Bigram(), tokens, 10, batch_size=size).nll for size in (1, 3, 100)]
+    assert max(results) - min(results) < 1e-7
+
+
+def test_a_uniform_model_has_the_vocabulary_size_as_perplexity(tokens):
+    model = Bigram()
+    torch.nn.init.zeros_(model.table)
+    assert perplexity(model, tokens, 10).perplexity == pytest.approx(11, rel=1e-6)
+
+
+def test_max_windows_takes_the_first(tokens):
+    assert perplexity(Bigram(), tokens, 10, max_windows=2).nll == perplexity(Bigram(), tokens[:20], 10).nll
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_broken_network_has_a_non_finite_perplexity_and_does_not_crash(tokens, value):
+    model = Bigram()
+    with torch.no_grad():
+        model.table.fill_(value)
+    assert not math.isfinite(perplexity(model, tokens, 10).perplexity)
+
+
+def test_a_text_shorter_than_one_window_is_refused(tokens):
+    with pytest.raises(CorpusError, match="fewer than one window of 200"):
+        perplexity(Bigram(), tokens, 200)
