@@ -1,7 +1,7 @@
 """The papers' methods as recipes: `preset("quarot")` is what the QuaRot paper evaluates, every setting stated.
 
-Group sizes and outlier counts are the papers' (for widths of 4096 and up); a slot of the configuration scales them to its
-model. Sources: QuaRot Sec. 5 (setup) and Table 1; each method's own paper where QuaRot is silent.
+Group sizes and outlier counts are the papers' (for widths of 4096 and up); a slot of the configuration scales them
+to its model. Sources: QuaRot Sec. 5 (setup) and Table 1; each method's own paper where QuaRot is silent.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def rtn() -> Recipe:
 
 
 def quarot() -> Recipe:
-    """QuaRot W4A4KV4 with GPTQ: input clip 0.9, KV clip 0.95 asymmetric per head, weight clip search (Sec. 5, Setup)."""
+    """QuaRot W4A4KV4 with GPTQ: input clip 0.9, KV clip 0.95 asymmetric per head, weight clip search (Sec. 5)."""
     cache = _cache(clip_ratio=0.95)
     return Recipe(
         rotation=RotationScheme(),

@@ -1,8 +1,8 @@
 """Recipes and runs: what is done to a model, and one measured cell of a table, as validated data with a key.
 
-A `Recipe` says everything that happens to a model; a `Run` is a recipe applied to one checkpoint with one seed and measured
-by one metric. `Run.key` names its result file, `Run.weights_key` the rotated and weight-quantized checkpoint it needs: many
-runs that differ only in activations, KV cache or metric share one. Nothing here computes.
+A `Recipe` says everything that happens to a model; a `Run` is a recipe applied to one checkpoint with one seed and
+measured by one metric. `Run.key` names its result file, `Run.weights_key` the rotated and weight-quantized checkpoint
+it needs: many runs that differ only in activations, KV cache or metric share one. Nothing here computes.
 """
 
 from functools import cached_property
@@ -33,8 +33,8 @@ class Recipe(Frozen):
     """Everything that is done to a model. A field left at None is not done; the empty recipe is the baseline.
 
     Order of application: norms are fused and `rotation` applied; `smoothing` or `omniquant` transform equivalently;
-    `outliers` choose and reorder features; `weights` quantizes, seeing the effect of all these. `activations` quantizes the
-    input of every linear layer but lm_head, `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV cache.
+    `outliers` choose and reorder features; `weights` quantizes, seeing the effect of all these. `activations` quantizes
+    the input of every linear layer but lm_head, `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV cache.
     """
 
     rotation: RotationScheme | None = None
@@ -83,7 +83,7 @@ class Recipe(Frozen):
     def stored(self) -> dict[str, Any]:
         """The part that decides the stored weights, as plain data.
 
-        OmniQuant trains against the quantized activations and static scales are stored, so then the runtime fields count.
+        OmniQuant trains against the quantized activations and static scales are stored, so they count.
         """
         static = self.activations is not None and not self.activations.dynamic
         exclude = set() if self.omniquant or static else set(RUNTIME_FIELDS)

@@ -1,7 +1,7 @@
 """What can be asked of a model, as frozen validated data: quantization schemes, rotations, calibration, metrics.
 
-Nothing here computes and nothing here imports torch, so the workflow can expand thousands of runs in a second. A disputed
-detail of a paper is a field with a documented default (as the paper says) and alternative (as its authors' code does).
+Nothing here computes and nothing here imports torch, so the workflow can expand thousands of runs in a second. A
+disputed detail of a paper is a field with a documented default (as the paper says) and alternative (as its authors' code does).
 """
 
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ class Frozen(BaseModel):
 class QuantizationScheme(Frozen):
     """How one tensor is mapped to integers.
 
-    Granularity says which elements share a scale, always seen along the last axis: `tensor` one scale for all; `channel`
+    Granularity says which elements share a scale, always along the last axis: `tensor` one scale for all; `channel`
     (weights, [out, in]: one per output row) and `token` (activations, [..., features]: one per token) one per row;
     `group` one per `group_size` consecutive elements of a row; `head` the same with the head dimension as group size.
 
@@ -107,7 +107,7 @@ class WeightQuantization(Frozen):
 
 
 class Smoothing(Frozen):
-    """SmoothQuant (Xiao et al. 2023, Eq. 4): s_j = max|X_j|^alpha / max|W_j|^(1 - alpha), moved from activation to weight."""
+    """SmoothQuant (Xiao et al. 2023, Eq. 4): s_j = max|X_j|^alpha / max|W_j|^(1 - alpha), from activation to weight."""
 
     alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
 

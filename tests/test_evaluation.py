@@ -1,5 +1,6 @@
 """Perplexity follows the papers' protocol and does not depend on how windows are batched."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -34,7 +35,7 @@ def test_perplexity_is_exp_of_the_mean_over_predicted_tokens_of_whole_windows(to
     losses = []
     for start in range(0, 100, 10):  # ten windows; the tail of three tokens is dropped, no pair spans two windows
         window = tokens[start : start + 10].tolist()
-        losses += [-log_probabilities[a, b].item() for a, b in zip(window[:-1], window[1:], strict=True)]
+        losses += [-log_probabilities[a, b].item() for a, b in itertools.pairwise(window)]
     result = perplexity(model, tokens, 10)
     assert (result.windows, result.tokens) == (10, 90)
     # float32 log-softmax of eleven values: relative error about 1e-7.

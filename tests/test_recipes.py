@@ -1,4 +1,4 @@
-"""Recipes and runs are data: validated, with one key per content, and with two-stage keys that share what can be shared."""
+"""Recipes and runs are validated data with one key per content; two-stage keys share what can be shared."""
 
 import pytest
 

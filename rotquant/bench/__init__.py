@@ -1,1 +1,1 @@
-"""Benchmarks at the papers' real layer shapes: what a method costs in time and memory, independent of trained weights."""
+"""Benchmarks at the papers' real layer shapes: the time and memory a method costs, whatever the weights."""

@@ -1,1 +1,1 @@
-"""The command line's sub-commands. Each module imports torch and transformers inside its commands, so `--help` is instant."""
+"""The command line's sub-commands. Each module imports torch and transformers in its commands, so `--help` is fast."""
