@@ -1,8 +1,8 @@
 """Perplexity by the papers' protocol (QuaRot, SpinQuant, PrefixQuant: GPTQ's evaluation of WikiText-2).
 
 The whole text is tokenized once with a single leading BOS and cut into non-overlapping windows, the tail is dropped,
-and exp of the mean negative log-likelihood over each window's predicted tokens is reported. lm-eval's `wikitext` task is
-another metric (word perplexity with BOS per document) and is never mixed with this one.
+and exp of the mean negative log-likelihood over each window's predicted tokens is reported. lm-eval's `wikitext` task
+is another metric (word perplexity with BOS per document) and is never mixed with this one.
 """
 
 import math

@@ -34,7 +34,8 @@ class Recipe(Frozen):
 
     Order of application: norms are fused and `rotation` applied; `smoothing` or `omniquant` transform equivalently;
     `outliers` choose and reorder features; `weights` quantizes, seeing the effect of all these. `activations` quantizes
-    the input of every linear layer but lm_head, `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV cache.
+    the input of every linear layer but lm_head, `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV
+    cache.
     """
 
     rotation: RotationScheme | None = None

@@ -1,7 +1,8 @@
 """What can be asked of a model, as frozen validated data: quantization schemes, rotations, calibration, metrics.
 
 Nothing here computes and nothing here imports torch, so the workflow can expand thousands of runs in a second. A
-disputed detail of a paper is a field with a documented default (as the paper says) and alternative (as its authors' code does).
+disputed detail of a paper is a field with a documented default (as the paper says) and alternative (as its authors'
+code does).
 """
 
 from typing import Annotated, Literal
