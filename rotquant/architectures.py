@@ -1,7 +1,7 @@
 """Where each model family keeps its projections, norms, heads and embeddings: the one adapter between papers and code.
 
-Everything above speaks of sites (places where activations are quantized) and projections (q, k, v, gate, up and the rest);
-a new family is one entry of `_LAYOUTS`. Nothing here computes on weights.
+Everything above speaks of sites (places where activations are quantized) and projections (q, k, v, gate, up and the
+rest); a new family is one entry of `_LAYOUTS`. Nothing here computes on weights.
 """
 
 from collections.abc import Callable
@@ -92,6 +92,7 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     projections = _LAYOUTS[family](heads * head_dim, kv_heads * head_dim, config.intermediate_size)
     attention_output, mlp_output = "self_attn.o_proj", "mlp.down_proj"
+    qkv, gate_up = _names(projections, "query", "key", "value"), _names(projections, "gate", "up")
     return Architecture(
         family=family,
         num_layers=config.num_hidden_layers,
@@ -101,11 +102,9 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         sites=(
-            Site(
-                "attention_input", _names(projections, "query", "key", "value"), "input_layernorm", config.hidden_size
-            ),
+            Site("attention_input", qkv, "input_layernorm", config.hidden_size),
             Site("attention_output", (attention_output,), None, heads * head_dim),
-            Site("mlp_input", _names(projections, "gate", "up"), "post_attention_layernorm", config.hidden_size),
+            Site("mlp_input", gate_up, "post_attention_layernorm", config.hidden_size),
             Site("mlp_output", (mlp_output,), None, config.intermediate_size),
         ),
         attention_output=attention_output,

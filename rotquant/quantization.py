@@ -1,7 +1,7 @@
-"""Uniform integer quantization as pure functions: choose_qparams, quantize, dequantize, fake_quantize (QuaRot Sec. 4, stage 2).
+"""Uniform integer quantization (QuaRot Sec. 4, stage 2) as pure functions: choose, quantize, dequantize, and all in one.
 
-Every quantizer of the project, for weights, activations and the KV cache, goes through these; a `QuantizationScheme` says
-how. Scales are computed in float32 (float64 for float64 input). Nothing here knows a model or packs integers.
+Every quantizer of the project, for weights, activations and the KV cache, goes through these; a `QuantizationScheme`
+says how. Scales are computed in float32 (float64 for float64 input). Nothing here knows a model or packs integers.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def check_groups(features: int, scheme: QuantizationScheme, where: str = "the la
 def grouped(x: Tensor, scheme: QuantizationScheme) -> Tensor:
     """View of `x` [..., features] in which elements that share a scale lie along the last axis.
 
-    `group` and `head`: [..., n_groups, group_size], a `head` without group_size being the whole last axis; else `x` itself.
+    `group` and `head`: [..., n_groups, group_size], a `head` without group_size being the whole last axis; others: `x`.
 
     Raises:
         RecipeError: when the group size does not divide the number of features.
@@ -85,7 +85,7 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
     """Scales (and zero points) that cover the range of `x`, shrunk by the clip ratio.
 
     Symmetric: scale = clip * max|x| / (2^(b-1) - 1). Asymmetric: the range is widened to include zero,
-    scale = clip * (max - min) / (2^b - 1), zero_point = round(-clip * min / scale). Differentiable in `x` and `clip_ratio`.
+    scale = clip * (max - min) / (2^b - 1), zero_point = round(-clip * min / scale). Scales are differentiable.
 
     Args:
         x: [..., features], any floating-point type.
@@ -134,8 +134,8 @@ def dequantize(codes: Tensor, qparams: QParams, scheme: QuantizationScheme, dtyp
 def fake_quantize(x: Tensor, scheme: QuantizationScheme, qparams: QParams | None = None) -> Tensor:
     """`x` rounded to its codes and back: equal to `dequantize(quantize(x))` bit for bit, in one pass and of x's type.
 
-    With gradients enabled, rounding is straight-through: the gradient reaches `x` unchanged inside the clip range and is
-    zero outside. It reaches scales only through `qparams` that the caller computed; scales chosen here are constants.
+    With gradients enabled, rounding is straight-through: the gradient reaches `x` unchanged inside the clip range, and
+    is zero outside. It reaches scales only through `qparams` that the caller computed; scales chosen here are constants.
 
     Args:
         x: [..., features].
