@@ -1,4 +1,4 @@
-"""Uniform integer quantization (QuaRot Sec. 4, stage 2) as pure functions: choose, quantize, dequantize, and all in one.
+"""Uniform integer quantization (QuaRot Sec. 4, stage 2) as pure functions: choose, quantize, dequantize, all in one.
 
 Every quantizer of the project, for weights, activations and the KV cache, goes through these; a `QuantizationScheme`
 says how. Scales are computed in float32 (float64 for float64 input). Nothing here knows a model or packs integers.
@@ -135,7 +135,7 @@ def fake_quantize(x: Tensor, scheme: QuantizationScheme, qparams: QParams | None
     """`x` rounded to its codes and back: equal to `dequantize(quantize(x))` bit for bit, in one pass and of x's type.
 
     With gradients enabled, rounding is straight-through: the gradient reaches `x` unchanged inside the clip range, and
-    is zero outside. It reaches scales only through `qparams` that the caller computed; scales chosen here are constants.
+    is zero outside. It reaches scales only through `qparams` that the caller computed; those chosen here are constants.
 
     Args:
         x: [..., features].

@@ -1,0 +1,61 @@
+"""How much a rotation changes a model's logits: the claim of computational invariance (QuaRot Sec. 3.2) as a number.
+
+Compares a model with a rotated and wrapped copy. A check, not a part of any pipeline.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.architectures import architecture_of, decoder_layers, final_norm
+from rotquant.rotation import check_rotation, rotate
+from rotquant.schemes import RotationScheme
+from rotquant.wrapping import Wrapping, wrap
+
+
+@torch.no_grad()
+def invariance_error(
+    model: nn.Module,
+    scheme: RotationScheme,
+    seed: int,
+    input_ids: Tensor,
+    device: torch.device | str | None = None,
+) -> float:
+    """Largest absolute difference between the logits of `model` and of its rotated copy on `input_ids` [batch, tokens].
+
+    The model itself is unchanged; its copy needs as much memory again. In a float64 model the norms are computed in
+    float64 on both sides: transformers' own compute in float32, whose rounding (1e-7) would hide the rotation's.
+
+    Raises:
+        RecipeError: the scheme needs a Hadamard matrix that is not known.
+    """
+    check_rotation(architecture_of(model), scheme)
+    with _norms_in_model_dtype(model):
+        expected = model(input_ids=input_ids, use_cache=False).logits
+    rotated = copy.deepcopy(model)
+    rotate(rotated, scheme, seed, device)
+    with _norms_in_model_dtype(rotated), wrap(rotated, Wrapping(rotation=scheme)):
+        logits = rotated(input_ids=input_ids, use_cache=False).logits
+    return (logits - expected).abs().max().item()
+
+
+@contextmanager
+def _norms_in_model_dtype(model: nn.Module) -> Iterator[None]:
+    """Recompute every RMSNorm of a float64 model in float64 while the block runs; other models are left alone."""
+    architecture = architecture_of(model)
+    names = [site.norm for site in architecture.sites if site.norm is not None]
+    norms = [layer.get_submodule(name) for layer in decoder_layers(model) for name in names] + [final_norm(model)]
+    hooks = [norm.register_forward_hook(_exact_norm) for norm in norms if norm.weight.dtype == torch.float64]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _exact_norm(module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> Tensor:
+    (x,) = inputs
+    return module.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon))

@@ -1,0 +1,200 @@
+"""The running half of a recipe: online transforms and quantizers, put into a model by forward hooks, and taken out.
+
+Inputs of linear layers are quantized where they arise, once for all linear layers that read them (QuaRot Sec. 4, stage
+2b); online transforms (R4, heads, R3) come before the quantizers. Weights and module types are never touched.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from rotquant import hadamard
+from rotquant.architectures import Architecture, Site, architecture_of, base_model, decoder_layers
+from rotquant.errors import RecipeError, RotquantError
+from rotquant.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
+from rotquant.quantization import ColumnSplit, QParams, check_groups, fake_quantize, fake_quantize_split
+from rotquant.rotation import check_rotation, online_dtype
+from rotquant.schemes import QuantizationScheme, RotationScheme
+
+__all__ = ["ColumnSplit", "Handle", "SiteKey", "Wrapping", "wrap"]
+
+#: Index of a decoder layer and name of a site in it.
+SiteKey = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """What happens while the model runs. Every field is optional; an empty wrapping changes nothing.
+
+    rotation: its online transforms; the weights must have been rotated by the same scheme.
+    activations: quantizer of every site, the input of every linear layer but lm_head.
+    keys, values: quantizers of the KV cache.
+    outliers: sites whose features are split into normal ones and outliers.
+    static: scales of sites by (layer, site), read when `activations.dynamic` is False.
+    """
+
+    rotation: RotationScheme | None = None
+    activations: QuantizationScheme | None = None
+    keys: QuantizationScheme | None = None
+    values: QuantizationScheme | None = None
+    outliers: Mapping[SiteKey, ColumnSplit] = field(default_factory=dict)
+    static: Mapping[SiteKey, QParams] | None = None
+
+
+class Handle:
+    """Removes what `wrap` installed; also a context manager. Removing twice does nothing."""
+
+    def __init__(self) -> None:
+        self._hooks: list[RemovableHandle] = []
+
+    def add(self, hook: RemovableHandle) -> None:
+        """Remember a hook to remove."""
+        self._hooks.append(hook)
+
+    def remove(self) -> None:
+        """Restore the model exactly."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def __enter__(self) -> "Handle":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def wrap(model: nn.Module, wrapping: Wrapping) -> Handle:
+    """Install `wrapping` into a supported transformers causal language model.
+
+    At each site the online transform and the quantizer are separate hooks, in this order; hooks that the caller adds to
+    a linear layer afterwards see its input after both. `Wrapping(rotation=...)` alone: rotated, unquantized inputs.
+
+    Raises:
+        RecipeError: a group size does not fit, a Hadamard matrix is not known, or static scales are missing; the model
+            is untouched then.
+    """
+    architecture = architecture_of(model)
+    _check(architecture, wrapping)
+    handle = Handle()
+    for index, layer in enumerate(decoder_layers(model)):
+        for site in architecture.sites:
+            _wrap_site(handle, layer, site, _online_transform(architecture, site, wrapping.rotation))
+            _wrap_site(handle, layer, site, _quantizer(index, site, wrapping))
+    if wrapping.keys is not None or wrapping.values is not None:
+        _wrap_cache(handle, model, architecture, KVQuantizer(wrapping.keys, wrapping.values, wrapping.rotation))
+    return handle
+
+
+def _check(architecture: Architecture, wrapping: Wrapping) -> None:
+    """Raise one clear error for anything in `wrapping` that does not fit the model."""
+    if wrapping.rotation is not None:
+        check_rotation(architecture, wrapping.rotation)
+    for what in ("keys", "values"):
+        check_cache_scheme(getattr(wrapping, what), architecture.head_dim, what)
+    if wrapping.activations is None:
+        return
+    for index in range(architecture.num_layers):
+        for site in architecture.sites:
+            split = wrapping.outliers.get((index, site.name))
+            normal = site.features - (split.outliers if split else 0)
+            where = f"layer {index}'s {' and '.join(site.linears)}" + (" that are not outliers" if split else "")
+            check_groups(normal, wrapping.activations, where)
+            if not wrapping.activations.dynamic and (index, site.name) not in (wrapping.static or {}):
+                raise RecipeError(
+                    f"static activation scales are missing for layer {index}, {site.name}: calibrate them."
+                )
+
+
+def _wrap_site(handle: Handle, layer: nn.Module, site: Site, function: Callable[[Tensor], Tensor] | None) -> None:
+    """Apply `function` to what the linear layers of a site read: at the norm before them, or else at the one layer."""
+    if function is None:
+        return
+    if site.norm is not None:
+        norm = layer.get_submodule(site.norm)
+        handle.add(norm.register_forward_hook(lambda _module, _inputs, output: function(output)))
+    else:
+        for name in site.linears:
+            linear = layer.get_submodule(name)
+            handle.add(linear.register_forward_pre_hook(lambda _module, inputs: (function(inputs[0]), *inputs[1:])))
+
+
+def _online_transform(
+    architecture: Architecture, site: Site, rotation: RotationScheme | None
+) -> Callable[[Tensor], Tensor] | None:
+    """The online transform of a site: across heads before o_proj, R4 before down_proj."""
+    if rotation is not None and rotation.heads and site.name == "attention_output":
+        heads = architecture.num_heads
+        return lambda x: hadamard.head_hadamard_transform(x, heads, compute_dtype=online_dtype(x, rotation))
+    if rotation is not None and rotation.mlp and site.name == "mlp_output":
+        return lambda x: hadamard.hadamard_transform(x, compute_dtype=online_dtype(x, rotation))
+    return None
+
+
+def _quantizer(index: int, site: Site, wrapping: Wrapping) -> Callable[[Tensor], Tensor] | None:
+    """The quantizer of one site of layer `index`."""
+    scheme = wrapping.activations
+    if scheme is None:
+        return None
+    static = None if scheme.dynamic else (wrapping.static or {})[index, site.name]
+    split = wrapping.outliers.get((index, site.name))
+    if split is None and static is None:
+        return partial(fake_quantize, scheme=scheme)
+    return _StoredQuantizer(scheme, split, static)
+
+
+class _StoredQuantizer:
+    """A quantizer with tensors of its own, which follow the activations from device to device (layers stream)."""
+
+    def __init__(self, scheme: QuantizationScheme, split: ColumnSplit | None, static: QParams | None) -> None:
+        self.scheme, self.split, self.static = scheme, split, static
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.static is not None and self.static.scale.device != x.device:
+            self.static = self.static.to(x.device)
+        if self.split is None:
+            return fake_quantize(x, self.scheme, self.static)
+        if self.split.permutation.device != x.device:
+            self.split = self.split.to(x.device)
+        return fake_quantize_split(x, self.scheme, self.split, self.static)
+
+
+def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, quantizer: KVQuantizer) -> None:
+    """Make attention read keys and values through `quantizer`, whether or not the caller keeps a cache.
+
+    Two levels: the base model is given a `QuantizedCache` where a cache is kept; attention without one (evaluation,
+    training, gradient checkpointing, a decoder layer called by itself) gets a `TransientCache`.
+    """
+
+    def at_base(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        cache, use_cache = kwargs.get("past_key_values"), kwargs.get("use_cache")
+        if use_cache is None:
+            use_cache = module.config.use_cache
+        if cache is None and not use_cache:
+            return args, kwargs
+        return args, {**kwargs, "past_key_values": _own_cache(cache, quantizer)}
+
+    def at_attention(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        cache = kwargs.get("past_key_values")
+        own = TransientCache(quantizer) if cache is None else _own_cache(cache, quantizer, replace=False)
+        return args, {**kwargs, "past_key_values": own}
+
+    handle.add(base_model(model).register_forward_pre_hook(at_base, with_kwargs=True))
+    for layer in decoder_layers(model):
+        attention = layer.get_submodule(architecture.attention)
+        handle.add(attention.register_forward_pre_hook(at_attention, with_kwargs=True))
+
+
+def _own_cache(cache: Any, quantizer: KVQuantizer, replace: bool = True) -> Any:
+    """`cache` if this wrapping made it, a new one in place of none or an empty one of another kind; else an error."""
+    if isinstance(cache, QuantizedCache | TransientCache) and cache.quantizer == quantizer:
+        return cache
+    if replace and (cache is None or cache.get_seq_length() == 0):
+        return QuantizedCache(quantizer)
+    raise RotquantError(
+        f"the model quantizes its KV cache, but was given a {type(cache).__name__} filled by something else; "
+        "pass past_key_values=None and keep the cache that the first call returns."
+    )
