@@ -1,0 +1,170 @@
+"""What outliers do to a model: perplexity with 4-bit activations before and after rotation, and where the outliers are.
+
+Two kinds matter. Outlier *channels* ruin per-token quantization, and rotation removes them (QuaRot Sec. 1, Figure 1).
+Outlier *tokens* ruin static per-tensor quantization even after rotation (PrefixQuant Sec. 4); a token is one when its
+largest |down_proj input| exceeds 64 times the median over tokens, taken before the online Hadamard transform.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.architectures import architecture_of, decoder_layers
+from rotquant.evaluation import perplexity
+from rotquant.quantization import QParams, choose_qparams
+from rotquant.rotation import rotate
+from rotquant.schemes import QuantizationScheme, RotationScheme
+from rotquant.wrapping import SiteKey, Wrapping, wrap
+
+#: PrefixQuant Sec. 5.1: a token whose maximum is this many times the median is an outlier token.
+OUTLIER_TOKEN_RATIO = 64.0
+
+
+@dataclass(frozen=True)
+class ActivationDiagnosis:
+    """Perplexities with 16-bit weights: unquantized; 4-bit per-token inputs; the same rotated; static and rotated."""
+
+    unquantized: float
+    per_token: float
+    rotated: float
+    rotated_static: float
+
+    @property
+    def damage(self) -> float:
+        """Perplexity of plain 4-bit activations over the unquantized one."""
+        return self.per_token / self.unquantized
+
+    @property
+    def recovered(self) -> float:
+        """Share of the rise in perplexity which rotation takes back."""
+        return (self.per_token - self.rotated) / (self.per_token - self.unquantized)
+
+    @property
+    def static_penalty(self) -> float:
+        """Perplexity of static per-tensor over dynamic per-token scales, both rotated."""
+        return self.rotated_static / self.rotated
+
+
+@dataclass(frozen=True)
+class OutlierTokens:
+    """Outlier tokens of one layer's down_proj input.
+
+    first_ratio: the first token's maximum over the median of all tokens' maxima, mean over windows.
+    later_ratio: the same for the largest token after the first.
+    per_window: tokens above `OUTLIER_TOKEN_RATIO` in a window, mean over windows.
+    most_common: text and count of the most frequent outlier tokens that are not first in their window.
+    """
+
+    first_ratio: float
+    later_ratio: float
+    per_window: float
+    most_common: tuple[tuple[str, int], ...]
+
+
+def diagnose_activations(
+    model: nn.Module,
+    tokens: Tensor,
+    calibration: Tensor,
+    sequence_length: int,
+    *,
+    bits: int = 4,
+    clip_ratio: float = 0.9,
+    max_windows: int | None = None,
+    seed: int = 0,
+) -> ActivationDiagnosis:
+    """Measure the four perplexities; `model` is rotated in place on the way and is of no use afterwards.
+
+    Args:
+        tokens: int64 [n], evaluation text as `rotquant.evaluation.perplexity` takes it.
+        calibration: int64 [samples, length], text for the static scales.
+        clip_ratio: of all quantizers, static ones too.
+    """
+    dynamic = QuantizationScheme(bits=bits, clip_ratio=clip_ratio)
+    static = QuantizationScheme(bits=bits, clip_ratio=clip_ratio, granularity="tensor", dynamic=False)
+    rotation = RotationScheme()
+
+    def measure(wrapping: Wrapping) -> float:
+        with wrap(model, wrapping):
+            return perplexity(model, tokens, sequence_length, max_windows=max_windows).perplexity
+
+    unquantized = measure(Wrapping())
+    per_token = measure(Wrapping(activations=dynamic))
+    rotate(model, rotation, seed)
+    rotated = measure(Wrapping(rotation=rotation, activations=dynamic))
+    with wrap(model, Wrapping(rotation=rotation)):
+        scales = static_scales(model, calibration, static)
+    rotated_static = measure(Wrapping(rotation=rotation, activations=static, static=scales))
+    return ActivationDiagnosis(unquantized, per_token, rotated, rotated_static)
+
+
+@torch.no_grad()
+def static_scales(model: nn.Module, samples: Tensor, scheme: QuantizationScheme) -> dict[SiteKey, QParams]:
+    """Per-tensor scales of every site: clip ratio times the largest |x| over `samples` [n, tokens]."""
+    largest: dict[SiteKey, Tensor] = {}
+
+    def record(key: SiteKey, x: Tensor) -> None:
+        peak = x.abs().amax()
+        largest[key] = torch.maximum(largest[key], peak) if key in largest else peak
+
+    with _observed(model, record):
+        for batch in samples.split(8):
+            model(input_ids=batch, use_cache=False)
+    return {key: choose_qparams(peak, scheme) for key, peak in largest.items()}
+
+
+@torch.no_grad()
+def outlier_tokens(model: nn.Module, windows: Tensor, decode) -> list[OutlierTokens]:
+    """Where the outlier tokens are, layer by layer.
+
+    Args:
+        windows: int64 [n, tokens].
+        decode: maps one token id to text (a tokenizer's `decode`).
+    """
+    maxima: list[list[Tensor]] = [[] for _ in decoder_layers(model)]
+
+    def record(key: SiteKey, x: Tensor) -> None:
+        if key[1] == "mlp_output":
+            maxima[key[0]].append(x.abs().amax(dim=-1).float())
+
+    with _observed(model, record):
+        for batch in windows.split(8):
+            model(input_ids=batch, use_cache=False)
+    return [_summary(torch.cat(layer), windows, decode) for layer in maxima]
+
+
+def _summary(maxima: Tensor, windows: Tensor, decode) -> OutlierTokens:
+    """Summarise one layer's token maxima [n, tokens]."""
+    ratios = maxima / maxima.median(dim=1, keepdim=True).values
+    outliers = ratios > OUTLIER_TOKEN_RATIO
+    later = outliers.clone()
+    later[:, 0] = False
+    counts = Counter(windows[later].tolist())
+    return OutlierTokens(
+        first_ratio=ratios[:, 0].mean().item(),
+        later_ratio=ratios[:, 1:].amax(dim=1).mean().item(),
+        per_window=outliers.sum(dim=1).float().mean().item(),
+        most_common=tuple((decode(token), count) for token, count in counts.most_common(5)),
+    )
+
+
+@contextmanager
+def _observed(model: nn.Module, record) -> Iterator[None]:
+    """Call `record((layer, site), input)` with every input of a site's first linear layer while the block runs."""
+    hooks = []
+    sites = architecture_of(model).sites
+    for index, layer in enumerate(decoder_layers(model)):
+        for site in sites:
+
+            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], key: SiteKey = (index, site.name)) -> None:
+                record(key, inputs[0])
+
+            hooks.append(layer.get_submodule(site.linears[0]).register_forward_pre_hook(hook))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
