@@ -1,0 +1,23 @@
+# Every table and figure of the papers: `snakemake --cores all reports/quarot_table1.md`, or without a target all that exist.
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+
+configfile: "config/config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/models.smk"
+include: "workflow/rules/weights.smk"
+include: "workflow/rules/runs.smk"
+include: "workflow/rules/tables.smk"
+include: "workflow/rules/figures.smk"
+include: "workflow/rules/reports.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        expand("reports/{table}.md", table=PROJECT.tables),
+        "reports/index.md",

@@ -1,0 +1,160 @@
+"""`rotquant runs`: the cells of the tables as runs; list them, show one, compute one, and keep MLflow in step.
+
+These are the commands of the Snakemake rules. Run by hand inside the project folder they do the same, with config/config.yaml
+as the configuration or with the files given by --config on top of it.
+"""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from rotquant.configuration import find_root
+from rotquant.errors import RotquantError
+from rotquant.files import write_json
+from rotquant.results import RunResult, read_result, run_path, weights_path, write_result
+from rotquant.tables import Project, load_project
+
+runs_app = typer.Typer(
+    help="The runs behind the tables: list, show, compute, and show them in MLflow.", no_args_is_help=True
+)
+
+Configs = Annotated[
+    list[Path] | None,
+    typer.Option("--config", help="Configuration on top of config/config.yaml, e.g. config/paper.yaml. Repeatable."),
+]
+Key = Annotated[str, typer.Argument(help="A run's key, as `rotquant runs list` prints it.")]
+
+
+@runs_app.command("list")
+def list_runs(
+    table: Annotated[str | None, typer.Argument(help="Only the runs of this table, e.g. quarot_table1.")] = None,
+    config: Configs = None,
+) -> None:
+    """List the runs of all tables or of one: key, weights key, cell, seed, and the value where it is computed.
+
+    Example: `rotquant runs list quarot_table1`
+    """
+    project = load_project(config or [])
+    shown = RichTable("key", "weights", "table", "row", "column", "seed", "value")
+    for name in [table] if table else project.tables:
+        for cell in project.cells(name):
+            for run in cell.runs:
+                path = project.root / run_path(run.key)
+                value = f"{read_result(path).value:.4f}" if path.exists() else "-"
+                shown.add_row(run.key, run.weights_key or "-", name, cell.row, cell.column, str(run.seed), value)
+    Console().print(shown)
+
+
+@runs_app.command()
+def show(key: Key, config: Configs = None) -> None:
+    """Print a run as JSON: its recipe and, once it is computed, its metrics and where they come from."""
+    project = load_project(config or [])
+    path = project.root / run_path(key)
+    console = Console()
+    if path.exists():
+        read_result(path)
+        console.print_json(path.read_text(encoding="utf-8"))
+    else:
+        run = project.run(key)
+        console.print_json(data={"key": key, "weights_key": run.weights_key, "run": run.model_dump(mode="json")})
+
+
+@runs_app.command()
+def weights(
+    weights_key: Annotated[str, typer.Argument(help="A weights key, as `rotquant runs list` prints it.")],
+    config: Configs = None,
+    measure: Annotated[bool, typer.Option(help="Also measure the first run that uses these weights.")] = True,
+) -> None:
+    """Rotate and quantize the weights that one or more runs share, into results/weights/<key>/.
+
+    The first of these runs is measured in the same process and kept beside the weights, where `rotquant runs compute` finds
+    it: starting a process costs as much as evaluating a small model.
+    """
+    from rotquant.execution.runs import compute_run
+    from rotquant.execution.weights import compute_weights
+
+    project = load_project(config or [])
+    run = project.runs_of_weights(weights_key)[0]
+    folder = project.root / weights_path(weights_key)
+    provenance = compute_weights(run, project, folder)
+    write_json(folder / "weights.json", provenance)
+    typer.echo(f"weights {weights_key}: {provenance['seconds']:.1f} s")
+    if measure:
+        try:
+            result = compute_run(run, project, folder)
+        except RotquantError as error:  # The run's own job will meet it again and fail with it.
+            typer.echo(f"run {run.key} not measured ahead: {error}")
+            return
+        write_result(folder / "runs" / f"{run.key}.json", result)
+        typer.echo(_summary(result))
+
+
+@runs_app.command()
+def compute(key: Key, config: Configs = None) -> None:
+    """Measure one run into results/runs/<key>.json; its weights must be there (`rotquant runs weights`)."""
+    project = load_project(config or [])
+    run = project.run(key)
+    folder = project.root / weights_path(run.weights_key) if run.weights_key else None
+    result = _measured_ahead(project, key, folder) if folder else None
+    if result is None:
+        from rotquant.execution.runs import compute_run
+
+        result = compute_run(run, project, folder)
+    write_result(project.root / run_path(key), result)
+    typer.echo(_summary(result))
+
+
+@runs_app.command("init-tracking")
+def init_tracking(
+    output: Annotated[Path | None, typer.Option(help="Write which store is used to this file.")] = None,
+) -> None:
+    """Create MLflow's database where it is missing, so that parallel processes find it complete."""
+    from rotquant import tracking
+
+    root = find_root()
+    uri = tracking.initialise(root)
+    if output:
+        write_json(
+            output, {"tracking_uri": tracking.printable(uri), "initialised": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        )
+    typer.echo(tracking.printable(uri))
+
+
+@runs_app.command("sync-tracking")
+def sync_tracking(
+    table: Annotated[list[str] | None, typer.Argument(help="Only these tables. Default: all.")] = None,
+    config: Configs = None,
+) -> None:
+    """Make MLflow show exactly the result files: one run per computed run, older ones of the same key deleted."""
+    from rotquant import tracking
+
+    project = load_project(config or [])
+    for name in table or project.tables:
+        logged = tracking.log_table(project, project.table(name))
+        typer.echo(f"{name}: {len(logged.runs)} runs in experiment {project.table(name).paper}")
+
+
+def _measured_ahead(project: Project, key: str, folder: Path) -> RunResult | None:
+    """The run as the weights job measured it, unless weights or code have changed since."""
+    from rotquant.files import read_json
+    from rotquant.provenance import code_digest
+
+    path = folder / "runs" / f"{key}.json"
+    if not path.exists():
+        return None
+    try:
+        result = read_result(path)
+    except RotquantError:
+        return None
+    current = read_json(folder / "weights.json", "weights record")
+    same = result.provenance.get("code_digest") == code_digest("runs") and result.weights == current
+    return result if same else None
+
+
+def _summary(result: RunResult) -> str:
+    kind = result.run.metric.kind
+    return f"run {result.key}: {kind} {result.value:.4f} in {result.provenance['seconds']:.1f} s"

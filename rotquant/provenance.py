@@ -1,0 +1,179 @@
+"""Where a number comes from: digests of the code that made it, the versions, the machine, the commit.
+
+A stage's digest covers its entry modules and every rotquant module that they import, found by reading the sources, so an
+edit re-runs what it can affect and only that. Comments and docstrings do not count. Nothing here imports torch.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rotquant.errors import ConfigError, nearest
+
+PACKAGE = Path(__file__).resolve().parent
+
+#: Entry modules of each stage of the workflow; what they import belongs to the stage too.
+STAGES: dict[str, tuple[str, ...]] = {
+    "weights": ("rotquant.execution.weights",),
+    "runs": ("rotquant.execution.runs",),
+    "tables": ("rotquant.reporting.tables",),
+    "figures": ("rotquant.reporting.figures",),
+    "reports": ("rotquant.reporting.markdown", "rotquant.tracking"),
+    "index": ("rotquant.reporting.scoreboard",),
+}
+
+#: Modules whose edits cannot change a result: how a sentence is worded, how a file is put in place.
+NEUTRAL = frozenset({"rotquant", "rotquant.errors", "rotquant.files", "rotquant.provenance"})
+
+#: Distributions whose version can change a computed number, or whose version a reader wants to know.
+VERSIONS = ("rotquant", "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets")
+
+
+@functools.cache
+def code_digest(stage: str) -> str:
+    """Digest of the sources of one stage: 16 hexadecimal digits.
+
+    Raises:
+        ConfigError: for an unknown stage.
+    """
+    if stage not in STAGES:
+        raise ConfigError(f"unknown stage {stage!r}{nearest(stage, list(STAGES))}.")
+    digest = hashlib.sha256()
+    for module in stage_modules(stage):
+        digest.update(f"{module}\n{_module_digest(module)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def stage_modules(stage: str) -> tuple[str, ...]:
+    """Names of the rotquant modules that a stage's entry modules import, directly or not, entries included, sorted."""
+    found: set[str] = set()
+    waiting = list(STAGES[stage])
+    while waiting:
+        module = waiting.pop()
+        if module in found or module in NEUTRAL or _source(module) is None:
+            continue
+        found.add(module)
+        waiting.extend(_imported(module))
+    return tuple(sorted(found))
+
+
+def environment(root: Path = Path()) -> dict[str, Any]:
+    """The circumstances of a computation as plain data: time, commit, versions, machine. Imports nothing heavy.
+
+    The GPU's name is added by the stages that use one.
+    """
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_commit": git_commit(root),
+        "git_dirty": git_dirty(root),
+        "versions": versions(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "threads": int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the distributions that matter for a number."""
+    installed = {}
+    for name in VERSIONS:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def git_commit(root: Path = Path()) -> str | None:
+    """The commit of the checkout, or None outside of one."""
+    return _git(root, "rev-parse", "HEAD")
+
+
+def git_dirty(root: Path = Path()) -> bool | None:
+    """Whether tracked files differ from the commit; None outside of a checkout."""
+    status = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return None if status is None else bool(status)
+
+
+@functools.cache
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _source(module: str) -> Path | None:
+    """The file of a rotquant module or package, or None when there is no such module."""
+    base = PACKAGE.joinpath(*module.split(".")[1:])
+    for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+@functools.cache
+def _tree(module: str) -> ast.Module:
+    path = _source(module)
+    assert path is not None
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    except SyntaxError as error:
+        raise ConfigError(f"{path} is not valid Python (line {error.lineno}: {error.msg}).") from None
+
+
+def _imported(module: str) -> set[str]:
+    """Every rotquant module named by an import statement anywhere in a module, with the packages that contain it."""
+    names: set[str] = set()
+    path = _source(module)
+    package = module if path is not None and path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                origin = ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
+            names.add(origin)
+            names.update(f"{origin}.{alias.name}" for alias in node.names)
+    ours = {name for name in names if name == "rotquant" or name.startswith("rotquant.")}
+    return ours | {name.rpartition(".")[0] for name in ours if name.count(".") > 1}
+
+
+@functools.cache
+def _module_digest(module: str) -> str:
+    tree = _tree(module)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and _has_docstring(
+            node
+        ):
+            node.body = node.body[1:]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+
+
+def _has_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    first = node.body[0] if node.body else None
+    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)

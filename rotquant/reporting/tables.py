@@ -1,0 +1,133 @@
+"""A table's numbers: collected from run files, averaged over seeds, beside the paper's, as CSV.
+
+A number that no run file holds is never printed: collecting fails instead. Values of "-" mean that there is none.
+"""
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rotquant.errors import ResultError
+from rotquant.files import write_text
+from rotquant.results import TABLES, RunResult, read_result, run_path
+from rotquant.tables import Project, Table
+
+FIELDS = (
+    *("row", "column", "metric", "mean", "deviation", "values", "seeds", "published", "difference"),
+    *("increase_percent", "published_increase_percent", "runs"),
+)
+
+
+@dataclass(frozen=True)
+class Value:
+    """What one cell shows: ours over the seeds, and the paper's number (None where it prints none)."""
+
+    values: tuple[float, ...]
+    seeds: tuple[int, ...]
+    keys: tuple[str, ...]
+    published: float | None
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds; inf or nan when a value is."""
+        return sum(self.values) / len(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation over the seeds; None for a single value."""
+        if len(self.values) < 2:
+            return None
+        return statistics.stdev(self.values) if all(map(math.isfinite, self.values)) else math.nan
+
+
+Values = dict[tuple[str, str], Value]
+
+
+def table_path(name: str) -> Path:
+    """The CSV of a table."""
+    return TABLES / f"{name}.csv"
+
+
+def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult]]:
+    """A table's numbers by (row, column), and the run results behind them by key.
+
+    Raises:
+        ResultError: a run is not computed yet, or its file is damaged.
+    """
+    published = project.published(table)
+    results: dict[str, RunResult] = {}
+    values: Values = {}
+    for cell in project.cells(table.id):
+        for run in cell.runs:
+            if run.key not in results:
+                results[run.key] = read_result(project.root / run_path(run.key))
+        values[cell.row, cell.column] = Value(
+            tuple(results[run.key].value for run in cell.runs),
+            tuple(run.seed for run in cell.runs),
+            tuple(run.key for run in cell.runs),
+            published.get((cell.row, cell.column)),
+        )
+    return values, results
+
+
+def increase(value: float | None, baseline: float | None) -> float | None:
+    """(value - baseline) / baseline in percent; None without both."""
+    if value is None or baseline is None:
+        return None
+    return 100.0 * (value - baseline) / baseline
+
+
+def increases(values: Values, baseline: str, cell: tuple[str, str]) -> tuple[float | None, float | None]:
+    """A cell's increase over the baseline row of its column in percent: ours, the paper's."""
+    value, reference = values[cell], values[baseline, cell[1]]
+    return increase(value.mean, reference.mean), increase(value.published, reference.published)
+
+
+def write_csv(path: Path, table: Table, values: Values) -> None:
+    """Write a table's numbers, one line per cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(FIELDS)
+    for (row, column), value in values.items():
+        ours, papers = increases(values, table.baseline, (row, column))
+        difference = None if value.published is None else value.mean - value.published
+        numbers = (value.mean, value.deviation, " ".join(map(repr, value.values)), " ".join(map(str, value.seeds)))
+        comparison = (value.published, difference, ours, papers)
+        cells = ("-" if number is None else number for number in (*numbers, *comparison))
+        writer.writerow((row, column, table.metric["kind"], *cells, " ".join(value.keys)))
+    write_text(path, text.getvalue())
+
+
+def read_csv(path: Path) -> Values:
+    """Read a table written by `write_csv`.
+
+    Raises:
+        ResultError: it is missing or damaged.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            return {(line["row"], line["column"]): _value(line) for line in csv.DictReader(lines)}
+    except FileNotFoundError:
+        raise ResultError(f"table {path} does not exist.") from None
+    except (KeyError, ValueError, AttributeError, TypeError) as error:
+        raise ResultError(f"table {path} is damaged ({error}); delete it and run again.") from None
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], align: str) -> str:
+    """A GitHub-flavoured table; `align` has one letter per column, l or r."""
+    rule = [":--" if letter == "l" else "--:" for letter in align]
+    lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *rows]]
+    return "\n".join(lines) + "\n"
+
+
+def _value(line: dict[str, str]) -> Value:
+    return Value(
+        tuple(float(number) for number in line["values"].split()),
+        tuple(int(seed) for seed in line["seeds"].split()),
+        tuple(line["runs"].split()),
+        None if line["published"] == "-" else float(line["published"]),
+    )

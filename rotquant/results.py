@@ -1,0 +1,96 @@
+"""Result files: where each lies and how it is read and checked. A run's file holds everything needed to recompute it.
+
+Paths are relative to the project folder. Nothing here imports torch.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rotquant.errors import ResultError
+from rotquant.files import read_json, write_json
+from rotquant.recipes import Run, first_problem
+
+RUNS = Path("results/runs")
+WEIGHTS = Path("results/weights")
+TABLES = Path("results/tables")
+REPORTS = Path("reports")
+FIGURES = Path("reports/figures")
+TRACKING = Path("results/tracking.json")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A computed run. `provenance` says when, where and by which code; `weights` the same of its stored weights, if any."""
+
+    run: Run
+    metrics: dict[str, float]
+    provenance: dict[str, Any]
+    weights: dict[str, Any] | None
+
+    @property
+    def key(self) -> str:
+        """The run's key."""
+        return self.run.key
+
+    @property
+    def value(self) -> float:
+        """The value of the run's metric; inf and nan are results."""
+        return self.metrics[self.run.metric.kind]
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run and of its stored weights."""
+        return float(self.provenance.get("seconds", 0.0)) + float((self.weights or {}).get("seconds", 0.0))
+
+
+def run_path(key: str) -> Path:
+    """The file of a run."""
+    return RUNS / f"{key}.json"
+
+
+def weights_path(weights_key: str) -> Path:
+    """The folder of stored weights. Its weights.json says how they were made; its runs/ holds runs measured ahead."""
+    return WEIGHTS / weights_key
+
+
+def write_result(path: Path, result: RunResult) -> None:
+    """Write a run file atomically."""
+    write_json(
+        path,
+        {
+            "key": result.run.key,
+            "weights_key": result.run.weights_key,
+            "run": result.run.model_dump(mode="json"),
+            "metrics": result.metrics,
+            "provenance": result.provenance,
+            "weights": result.weights,
+        },
+    )
+
+
+def read_result(path: Path) -> RunResult:
+    """Read a run file.
+
+    Raises:
+        ResultError: it is missing, damaged, or not what its name says.
+    """
+    data = read_json(path, "run file")
+    try:
+        run = Run.model_validate(data["run"])
+        metrics = {name: float(value) for name, value in data["metrics"].items()}
+        result = RunResult(run, metrics, dict(data["provenance"]), data["weights"])
+        result.value  # noqa: B018 - a run file without its own metric is damaged
+    except ValidationError as error:
+        raise _damaged(path, first_problem(error)) from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from None
+    if data.get("key") != run.key:
+        raise _damaged(path, f"its run has the key {run.key}, the file says {data.get('key')}")
+    return result
+
+
+def _damaged(path: Path, why: str) -> ResultError:
+    return ResultError(f"run file {path} is damaged ({why}); delete it and run again to recompute it.")

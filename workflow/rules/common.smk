@@ -1,0 +1,88 @@
+# What all rules share: the tables expanded into runs, and how a command is run. Everything is computed by `rotquant ...`
+# commands, which can be run by hand with the same arguments.
+import functools
+import shutil
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from rotquant import configuration, provenance, tables
+from rotquant.errors import RotquantError
+from rotquant.files import canonical_json, short_hash, write_json
+
+
+def sentence(function, *arguments):
+    """Call a function of the library; its error becomes the workflow's, one sentence without a traceback."""
+    try:
+        return function(*arguments)
+    except RotquantError as error:
+        raise WorkflowError(str(error)) from None
+
+
+CONFIG = sentence(configuration.parse_config, config, "configuration")
+PROJECT = sentence(tables.load_project, (), Path.cwd(), CONFIG)
+
+# The commands read the configuration as this workflow sees it, --configfile and --config included. The file's name is its
+# content's, so nothing that is computed depends on when it was written.
+CONFIG_FILE = Path("results/config") / f"{short_hash(canonical_json(config))}.yaml"
+if not CONFIG_FILE.exists():
+    write_json(CONFIG_FILE, config)
+
+# The commands are those of the environment that runs Snakemake, activated or not.
+shell.prefix(f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; set -euo pipefail; ")
+
+GPU = int(CONFIG.device == "cuda" or (CONFIG.device == "auto" and shutil.which("nvidia-smi") is not None))
+
+
+wildcard_constraints:
+    key="[0-9a-f]{16}",
+    weights_key="[0-9a-f]{16}",
+    table="(?!index$)[a-z0-9_]+",
+
+
+def code(stage):
+    """Digest of the code of a stage: as a parameter of its rule it re-runs what an edit affects."""
+    return sentence(provenance.code_digest, stage)
+
+
+# Snakemake deletes a job's old outputs before it starts, and a failing re-run would cost an earlier good result; outputs
+# marked `update` are kept. Then, however, Snakemake takes the kept file of a failed job for that job's result. So each output
+# has an attempt file: a job writes something new into it at its start and puts the old content back at its very end.
+# The content is a parameter of the rule, hence a job that failed or was interrupted is tried again.
+ATTEMPTS = Path(".snakemake/attempts")
+
+
+@functools.cache
+def attempt(output):
+    """What the attempt file of an output says: the empty string unless a job once failed."""
+    path = ATTEMPTS / output
+    return path.read_text().strip() if path.exists() else ""
+
+
+def command(line, output):
+    """The shell command of a job whose first output has the pattern `output`: its messages go to the log, the last one also to the screen."""
+    file = str(ATTEMPTS / output.replace("{", "{wildcards."))
+    return (
+        f"mkdir -p $(dirname {file}); if [ -e {file} ]; then cp {file} {file}.before; else : > {file}.before; fi; "
+        f"date +%s%N > {file}; "
+        f"OMP_NUM_THREADS={{threads}} rotquant {line} > {{log}} 2>&1 || {{{{ tail -n 1 {{log}} >&2; exit 1; }}}}; "
+        f"mv {file}.before {file}"
+    )
+
+
+def run_file(run):
+    return f"results/runs/{run.key}.json"
+
+
+def run_files(name):
+    """The run files behind a table."""
+    return sorted({run_file(run) for cell in sentence(PROJECT.cells, name) for run in cell.runs})
+
+
+def definition(name):
+    """Digest of everything a table's files say besides the numbers computed: its YAML, the published values, the slots."""
+    table = sentence(PROJECT.table, name)
+    published = sorted((*cell, str(value)) for cell, value in PROJECT.published(table).items())
+    slots = {column: CONFIG.slot(column).model_dump(mode="json") for column in PROJECT.columns(table)}
+    return short_hash(canonical_json([table.model_dump(mode="json"), published, slots]))

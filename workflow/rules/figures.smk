@@ -1,0 +1,18 @@
+# The comparison at a glance.
+localrules:
+    figure,
+
+
+rule figure:
+    input:
+        "results/tables/{table}.csv",
+    output:
+        update("reports/figures/{table}.svg"),
+    log:
+        "logs/figures/{table}.log",
+    params:
+        code=code("figures"),
+        definition=lambda wildcards: definition(wildcards.table),
+        attempt=lambda wildcards: attempt(f"reports/figures/{wildcards.table}.svg"),
+    shell:
+        command("report figure {wildcards.table} --config {CONFIG_FILE}", "reports/figures/{table}.svg")

@@ -1,0 +1,14 @@
+# The small models that ship with the project are in the repository; this rule makes them anew elsewhere, with
+# `snakemake --cores all results/models/rq-7b`, as config/training/<name>.yaml says.
+rule train:
+    input:
+        "config/training/{model}.yaml",
+    output:
+        directory("results/models/{model}"),
+    log:
+        "logs/models/{model}.log",
+    threads: workflow.cores
+    resources:
+        gpu=GPU,
+    shell:
+        "OMP_NUM_THREADS={threads} rotquant train {input} --output {output} --device {CONFIG.device} > {log} 2>&1"

@@ -1,0 +1,56 @@
+# Rendered reports, the scoreboard, and MLflow's view of the runs.
+import os
+
+
+localrules:
+    tracking,
+    report,
+    index,
+    all,
+
+
+# Several processes that meet a fresh MLflow database all try to create its tables and most fail, so it is made once, before.
+rule tracking:
+    output:
+        "results/tracking.json",
+    log:
+        "logs/tracking.log",
+    params:
+        uri=os.environ.get("MLFLOW_TRACKING_URI", ""),
+    shell:
+        "rotquant runs init-tracking --output {output} > {log} 2>&1 || {{ tail -n 1 {log} >&2; exit 1; }}"
+
+
+rule report:
+    input:
+        runs=lambda wildcards: run_files(wildcards.table),
+        table="results/tables/{table}.csv",
+        figure=lambda wildcards: (
+            f"reports/figures/{wildcards.table}.svg" if sentence(PROJECT.table, wildcards.table).figure else []
+        ),
+        tracking="results/tracking.json" if CONFIG.tracking else [],
+    output:
+        update("reports/{table}.md"),
+    log:
+        "logs/reports/{table}.log",
+    params:
+        code=code("reports"),
+        definition=lambda wildcards: definition(wildcards.table),
+        attempt=lambda wildcards: attempt(f"reports/{wildcards.table}.md"),
+    shell:
+        command("report page {wildcards.table} --config {CONFIG_FILE}", "reports/{table}.md")
+
+
+rule index:
+    input:
+        reports=expand("reports/{table}.md", table=PROJECT.tables),
+        targets="config/targets.yaml",
+    output:
+        update("reports/index.md"),
+    log:
+        "logs/reports/index.log",
+    params:
+        code=code("index"),
+        attempt=attempt("reports/index.md"),
+    shell:
+        command("report index --config {CONFIG_FILE}", "reports/index.md")

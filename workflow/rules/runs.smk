@@ -1,0 +1,22 @@
+# One measurement: a recipe on a checkpoint with a seed, measured by a metric.
+def weights_of_run(wildcards):
+    """The stored weights a run needs; the baseline needs none."""
+    run = sentence(PROJECT.run, wildcards.key)
+    return f"results/weights/{run.weights_key}/weights.json" if run.weights_key else []
+
+
+rule run:
+    input:
+        weights_of_run,
+    output:
+        update("results/runs/{key}.json"),
+    log:
+        "logs/runs/{key}.log",
+    threads: 1
+    resources:
+        gpu=GPU,
+    params:
+        code=code("runs"),
+        attempt=lambda wildcards: attempt(f"results/runs/{wildcards.key}.json"),
+    shell:
+        command("runs compute {wildcards.key} --config {CONFIG_FILE}", "results/runs/{key}.json")
