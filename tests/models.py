@@ -1,0 +1,83 @@
+"""Tiny random-weight models of every supported family, awkward where real ones are: see `tiny_model`."""
+
+import torch
+from torch import nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+FAMILIES = ("llama", "mistral", "qwen2", "phi3")
+VOCABULARY = 96
+
+_CLASSES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+}
+
+
+def tiny_model(
+    family: str = "llama",
+    *,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int | None = None,
+    intermediate_size: int = 96,
+    tied: bool = False,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    **config: object,
+) -> PreTrainedModel:
+    """A model in evaluation mode whose every parameter is drawn from `seed`; equal arguments give equal models.
+
+    Norm weights lie around one but are not one (else fusing them would not be tested), biases around zero (Qwen2's q, k
+    and v have them; Llama's with `attention_bias` and `mlp_bias`). Two q heads share a kv head; 96 = 12 * 8 needs a
+    Hadamard matrix that is not a power of two. head_dim: default hidden_size // num_heads; others only where the family
+    allows (Llama, Mistral). Further arguments go into the configuration.
+    """
+    config_class, model_class = _CLASSES[family]
+    if head_dim is not None:
+        config["head_dim"] = head_dim
+    settings = config_class(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, **config},
+    )
+    with torch.random.fork_rng():  # transformers initialises from the global generator, which tests must not disturb
+        model = model_class(settings)
+    _randomise(model, torch.Generator().manual_seed(seed))
+    return model.to(dtype).eval()
+
+
+def tiny_tokens(batch: int = 2, tokens: int = 24, seed: int = 0) -> torch.Tensor:
+    """Random token ids [batch, tokens], none of them the padding token."""
+    return torch.randint(3, VOCABULARY, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def _randomise(model: nn.Module, generator: torch.Generator) -> None:
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim == 2:
+            parameter.copy_(noise if "embed" in name else noise / parameter.shape[1] ** 0.5)
+        elif "norm" in name:
+            parameter.copy_(1.0 + 0.3 * noise)
+        else:
+            parameter.copy_(0.5 * noise)

@@ -1,0 +1,105 @@
+"""The adapters find every weight of every family, and say so plainly when they do not know one."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, LlamaConfig
+
+from rotquant.architectures import (
+    architecture_of,
+    base_model,
+    decoder_layers,
+    embedding,
+    final_norm,
+    lm_head,
+    rotary,
+)
+from rotquant.errors import UnsupportedArchitectureError
+from tests.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sites_cover_every_linear_layer_of_a_decoder_layer_once(family: str) -> None:
+    model = tiny_model(family)
+    architecture = architecture_of(model)
+    for layer in decoder_layers(model):
+        present = sorted(name for name, module in layer.named_modules() if isinstance(module, nn.Linear))
+        assert sorted(architecture.linears) == present
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sites_are_in_execution_order_and_name_what_the_linear_layers_really_read(family: str) -> None:
+    model = tiny_model(family)
+    architecture = architecture_of(model)
+    layer = decoder_layers(model)[0]
+    read: dict[str, torch.Tensor] = {}
+    produced: dict[str, torch.Tensor] = {}
+    for name in architecture.linears:
+        layer.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: read.update({name: args[0]}))
+    for site in architecture.sites:
+        if site.norm:
+            norm = layer.get_submodule(site.norm)
+            norm.register_forward_hook(lambda _, args, out, name=site.norm: produced.update({name: out}))
+    model(tiny_tokens(), use_cache=False)
+    assert list(read) == list(architecture.linears)
+    for site in architecture.sites:
+        for name in site.linears:
+            assert read[name].shape[-1] == site.features
+            if site.norm:
+                assert torch.equal(read[name], produced[site.norm])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_projections_cover_the_output_rows_of_their_linear_layers(family: str) -> None:
+    model = tiny_model(family, num_heads=4, num_kv_heads=1)
+    architecture = architecture_of(model)
+    layer = decoder_layers(model)[0]
+    rows: dict[str, list[int]] = {}
+    for role in ("query", "key", "value", "gate", "up"):
+        projection = getattr(architecture, role)
+        out_features = layer.get_submodule(projection.name).out_features
+        rows.setdefault(projection.name, []).extend(range(*(projection.rows or (0, out_features))))
+    for name, covered in rows.items():
+        assert covered == list(range(layer.get_submodule(name).out_features))
+
+
+def test_fused_rows_are_the_ones_the_model_uses() -> None:
+    """Zeroing the rows said to be v's makes attention return zero; zeroing those said to be up's, the MLP."""
+    model = tiny_model("phi3")
+    architecture = architecture_of(model)
+    layer = decoder_layers(model)[0]
+    outputs: dict[str, torch.Tensor] = {}
+    for name in (architecture.attention_output, architecture.mlp_output):
+        layer.get_submodule(name).register_forward_hook(lambda _, args, out, name=name: outputs.update({name: out}))
+    with torch.no_grad():
+        for projection in (architecture.value, architecture.up):
+            layer.get_submodule(projection.name).weight[slice(*projection.rows)] = 0.0
+        model(tiny_tokens(), use_cache=False)
+    assert all(output.abs().max() == 0.0 for output in outputs.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_parts_outside_the_decoder_layers_are_found(family: str) -> None:
+    model = tiny_model(family)
+    assert embedding(model).weight.shape == (VOCABULARY, 64)
+    assert lm_head(model).weight.shape == (VOCABULARY, 64)
+    assert final_norm(model).weight.shape == (64,)
+    assert len(decoder_layers(model)) == 2
+    assert rotary(model) is model.model.rotary_emb
+    assert base_model(model) is model.model
+    assert base_model(model.model) is model.model
+
+
+def test_shapes_come_from_the_configuration() -> None:
+    config = LlamaConfig(
+        hidden_size=640, num_attention_heads=20, num_key_value_heads=4, head_dim=64, intermediate_size=99
+    )
+    architecture = architecture_of(config)
+    assert (architecture.num_heads, architecture.num_kv_heads, architecture.head_dim) == (20, 4, 64)
+    assert architecture.site("attention_output").features == 20 * 64
+    assert architecture.site("mlp_output").features == 99
+
+
+def test_an_unknown_family_is_one_clear_error() -> None:
+    with pytest.raises(UnsupportedArchitectureError, match=r"'gpt2'; known families: llama, mistral, phi3, qwen2"):
+        architecture_of(GPT2Config())

@@ -1,0 +1,193 @@
+"""Rotating a model does not change its logits (QuaRot Sec. 3.2), whatever its shape, and changes what it should."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rotquant import hadamard
+from rotquant.architectures import architecture_of, decoder_layers, embedding, final_norm, lm_head
+from rotquant.errors import RecipeError
+from rotquant.invariance import invariance_error
+from rotquant.rotation import check_rotation, fuse_norms, residual_rotation, rotate
+from rotquant.schemes import RotationScheme
+from rotquant.wrapping import Wrapping, wrap
+from tests.models import FAMILIES, tiny_model, tiny_tokens
+
+NO_ROTATION = RotationScheme(residual="none", values=False, heads=False, keys=False, mlp=False)
+
+# The logits are of order 1 to 30 (measured maxima: 2e-5 in float32, 6e-14 in float64); the bounds are the project's.
+FLOAT32_BOUND = 1e-4
+FLOAT64_BOUND = 1e-9
+
+#: Shapes as awkward as real ones: (name, arguments, whether the number of heads has a Hadamard matrix).
+SHAPES = {
+    "head_dim 16, 20 heads": ({"hidden_size": 320, "num_heads": 20, "num_kv_heads": 4, "intermediate_size": 172}, True),
+    "head_dim 32, 12 heads": ({"hidden_size": 384, "num_heads": 12, "num_kv_heads": 12}, True),
+    "head_dim 64, 5 heads": ({"hidden_size": 320, "num_heads": 5, "num_kv_heads": 1, "intermediate_size": 108}, False),
+    "head_dim 128, 2 heads": ({"hidden_size": 256, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 112}, True),
+}
+
+
+def bound(dtype: torch.dtype) -> float:
+    return FLOAT32_BOUND if dtype == torch.float32 else FLOAT64_BOUND
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("residual", ["hadamard", "orthogonal", "none"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_stay_on_every_family(family: str, residual: str, tied: bool, dtype: torch.dtype) -> None:
+    model = tiny_model(family, tied=tied, dtype=dtype)
+    error = invariance_error(model, RotationScheme(residual=residual), seed=3, input_ids=tiny_tokens())
+    assert error <= bound(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_logits_stay_on_awkward_shapes(family: str, shape: str, dtype: torch.dtype) -> None:
+    arguments, heads = SHAPES[shape]
+    model = tiny_model(family, dtype=dtype, num_layers=1, **arguments)
+    assert invariance_error(model, RotationScheme(heads=heads), seed=0, input_ids=tiny_tokens()) <= bound(dtype)
+
+
+@pytest.mark.parametrize("part", ["residual", "values", "heads", "mlp"])
+@pytest.mark.parametrize("family", ["qwen2", "phi3"])
+def test_each_rotation_alone_keeps_the_logits(family: str, part: str) -> None:
+    alone = NO_ROTATION.model_copy(update={part: "hadamard" if part == "residual" else True})
+    model = tiny_model(family, dtype=torch.float64)
+    assert invariance_error(model, alone, seed=0, input_ids=tiny_tokens()) <= FLOAT64_BOUND
+
+
+def test_logits_stay_with_biases_everywhere_and_a_head_dimension_of_its_own() -> None:
+    model = tiny_model("llama", dtype=torch.float64, attention_bias=True, mlp_bias=True, head_dim=32)
+    assert invariance_error(model, RotationScheme(), seed=0, input_ids=tiny_tokens()) <= FLOAT64_BOUND
+
+
+def test_the_two_halves_of_a_rotation_need_each_other() -> None:
+    """The check above would be empty if an unwrapped rotated model had the same logits too."""
+    model, tokens = tiny_model(), tiny_tokens()
+    expected = model(tokens).logits
+    rotate(model, RotationScheme(), seed=0)
+    assert (model(tokens).logits - expected).abs().max() > 0.1
+    with wrap(model, Wrapping(rotation=RotationScheme())):
+        assert (model(tokens).logits - expected).abs().max() <= FLOAT32_BOUND
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fusing_norms_keeps_the_logits_and_leaves_ones(family: str) -> None:
+    model, tokens = tiny_model(family), tiny_tokens()
+    expected = model(tokens).logits
+    fuse_norms(model)
+    assert (model(tokens).logits - expected).abs().max() <= FLOAT32_BOUND
+    norms = [parameter for name, parameter in model.named_parameters() if "norm" in name]
+    assert len(norms) == 2 * 2 + 1
+    assert all((norm == 1.0).all() for norm in norms)
+
+
+def test_the_residual_stream_is_multiplied_by_q() -> None:
+    model, tokens = tiny_model(dtype=torch.float64), tiny_tokens()
+    before = embedding(model)(tokens)
+    rotate(model, RotationScheme(), seed=5)
+    rotation = residual_rotation(64, RotationScheme(), seed=5)
+    assert torch.allclose(embedding(model)(tokens), before @ rotation, atol=1e-12)
+
+
+def test_values_are_multiplied_by_an_exact_hadamard_matrix_head_by_head() -> None:
+    scheme = NO_ROTATION.model_copy(update={"values": True})
+    model = tiny_model("qwen2", dtype=torch.float64)
+    fuse_norms(model)
+    rotated = copy.deepcopy(model)
+    rotate(rotated, scheme, seed=0)
+    x = torch.randn(7, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values, rotated_values = (decoder_layers(m)[0].self_attn.v_proj(x).unflatten(-1, (2, 16)) for m in (model, rotated))
+    assert torch.allclose(rotated_values, hadamard.hadamard_transform(values), atol=1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tied_embeddings_become_two_weights_that_survive_saving(family: str, tmp_path: Path) -> None:
+    model, tokens = tiny_model(family, tied=True), tiny_tokens()
+    assert lm_head(model).weight is embedding(model).weight
+    rotate(model, RotationScheme(heads=False, mlp=False), seed=0)
+    assert lm_head(model).weight.data_ptr() != embedding(model).weight.data_ptr()
+    assert model.config.tie_word_embeddings is False
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+def test_storage_type_and_parameter_names_are_kept_and_each_weight_is_rounded_once() -> None:
+    model = tiny_model(dtype=torch.bfloat16)
+    exact = copy.deepcopy(model).to(torch.float64)
+    rotate(model, RotationScheme(), seed=0)
+    rotate(exact, RotationScheme(), seed=0)
+    expected = exact.state_dict()
+    assert set(model.state_dict()) == set(expected)
+    for name, weight in model.state_dict().items():
+        assert weight.dtype == torch.bfloat16
+        assert torch.equal(weight, expected[name].to(torch.bfloat16)), name
+
+
+def test_the_seed_decides_r1() -> None:
+    for residual in ("hadamard", "orthogonal"):
+        scheme = RotationScheme(residual=residual)
+        first, again, other = (residual_rotation(48, scheme, seed) for seed in (1, 1, 2))
+        assert first.dtype == torch.float64
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+        assert (first @ first.T - torch.eye(48, dtype=torch.float64)).abs().max() < 1e-12
+    assert residual_rotation(48, NO_ROTATION, 0) is None
+
+
+def test_rotating_leaves_the_global_random_state_alone() -> None:
+    state = torch.get_rng_state()
+    rotate(tiny_model(), RotationScheme(residual="orthogonal"), seed=0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_centering_subtracts_each_embedding_rows_mean_and_nothing_from_a_tied_head() -> None:
+    scheme = NO_ROTATION.model_copy(update={"center_embeddings": True})
+    model = tiny_model(tied=True, dtype=torch.float64)
+    tokens, gain = embedding(model).weight.detach().clone(), final_norm(model).weight.detach().clone()
+    rotate(model, scheme, seed=0)
+    assert torch.allclose(embedding(model).weight, tokens - tokens.mean(-1, keepdim=True))
+    assert torch.allclose(lm_head(model).weight, tokens * gain)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scheme", "message"),
+    [
+        (
+            {"hidden_size": 80, "num_heads": 5, "num_kv_heads": 5},
+            {},
+            r"size 5 .*number of attention heads.*heads: false",
+        ),
+        ({"hidden_size": 84, "num_heads": 14, "num_kv_heads": 2}, {"values": False, "keys": False}, r"size 14 .*heads"),
+        ({"hidden_size": 50, "num_heads": 1, "num_kv_heads": 1}, {"values": False}, r"size 50 .*residual: orthogonal"),
+        ({"intermediate_size": 90}, {}, r"size 90 .*intermediate size.*mlp: false"),
+        ({"head_dim": 18}, {}, r"size 18 .*head dimension.*values: false"),
+    ],
+)
+def test_a_missing_hadamard_matrix_is_named_before_any_weight_is_touched(
+    arguments: dict[str, int], scheme: dict[str, bool], message: str
+) -> None:
+    model = tiny_model(**arguments)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with pytest.raises(RecipeError, match=message):
+        rotate(model, RotationScheme(**scheme), seed=0)
+    with pytest.raises(RecipeError, match=message):
+        wrap(model, Wrapping(rotation=RotationScheme(**scheme)))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_the_shapes_of_real_models_can_be_rotated() -> None:
+    """Hidden size, heads, kv heads, FFN width of models that the papers evaluate (heads off where they have none)."""
+    shapes = [(4096, 32, 32, 11008), (5120, 40, 40, 13824), (8192, 64, 8, 28672), (4096, 32, 8, 14336)]
+    for hidden, heads, kv_heads, intermediate in shapes:
+        config = tiny_model().config
+        config.hidden_size, config.num_attention_heads = hidden, heads
+        config.num_key_value_heads, config.intermediate_size, config.head_dim = kv_heads, intermediate, hidden // heads
+        check_rotation(architecture_of(config), RotationScheme())
