@@ -1,7 +1,7 @@
-"""The workflow's configuration: which checkpoint stands for each of the papers' models, on which text, with which seeds.
+"""The configuration: which checkpoint stands for each of the papers' models, on which text, with which seeds.
 
-config/config.yaml is the default; every further file changes the keys it names, as Snakemake's --configfile does. All of it
-is checked against a JSON schema before anything is computed. Nothing here imports torch.
+config/config.yaml is the default; every further file changes the keys it names, as Snakemake's --configfile does. All
+of it is checked against a JSON schema before anything is computed. Nothing here imports torch.
 """
 
 import functools
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import Field
 
 from rotquant.errors import ConfigError, nearest
 from rotquant.schemes import Frozen
@@ -31,11 +32,11 @@ class Slot(Frozen):
     checkpoint: str
     compute: bool = True
     batch_size: int = 8
-    group_sizes: dict[int, int] = {}
-    outlier_features: dict[int, int] = {}
-    calibration: dict[str, Any] = {}
-    evaluation: dict[str, Any] = {}
-    omniquant: dict[str, Any] = {}
+    group_sizes: dict[int, int] = Field(default_factory=dict)
+    outlier_features: dict[int, int] = Field(default_factory=dict)
+    calibration: dict[str, Any] = Field(default_factory=dict)
+    evaluation: dict[str, Any] = Field(default_factory=dict)
+    omniquant: dict[str, Any] = Field(default_factory=dict)
 
     def scaled(self, kind: str, number: int) -> int:
         """The paper's group size or number of outlier features on this slot's checkpoint.
@@ -46,7 +47,8 @@ class Slot(Frozen):
         mapping: dict[int, int] = getattr(self, kind)
         if number not in mapping:
             raise ConfigError(
-                f"slots.{self.name}.{kind} says nothing for the paper's {number}; add `{number}: <number for this model>`."
+                f"slots.{self.name}.{kind} has nothing for the paper's {number}; "
+                f"add `{number}: <number for this model>`."
             )
         return mapping[number]
 

@@ -1,7 +1,7 @@
 """Where a number comes from: digests of the code that made it, the versions, the machine, the commit.
 
-A stage's digest covers its entry modules and every rotquant module that they import, found by reading the sources, so an
-edit re-runs what it can affect and only that. Comments and docstrings do not count. Nothing here imports torch.
+A stage's digest covers its entry modules and every rotquant module that they import, found by reading the sources, so
+an edit re-runs what it can affect and only that. Comments and docstrings do not count. Nothing here imports torch.
 """
 
 import ast

@@ -23,7 +23,7 @@ TRACKING = Path("results/tracking.json")
 
 @dataclass(frozen=True)
 class RunResult:
-    """A computed run. `provenance` says when, where and by which code; `weights` the same of its stored weights, if any."""
+    """A computed run. `provenance` says when, where and by which code; `weights` says it of its weights."""
 
     run: Run
     metrics: dict[str, float]

@@ -1,8 +1,8 @@
 """Tables as data and their expansion into runs: a cell of a table is one run per seed.
 
-workflow/papers/<paper>/tables.yaml says what a table asks for; a slot of the configuration says which checkpoint a column
-stands for and scales the papers' group sizes and outlier counts to it. Equal cells of different tables give equal runs, which
-are computed once. Nothing here computes and nothing here imports torch.
+workflow/papers/<paper>/tables.yaml says what a table asks for; a slot of the configuration says which checkpoint a
+column stands for and scales the papers' group sizes and outlier counts to it. Equal cells of different tables give
+equal runs, which are computed once. Nothing here computes and nothing here imports torch.
 """
 
 import csv
@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from rotquant.checkpoints import checkpoint_digest
 from rotquant.configuration import Config, Slot, find_root, load_config, read_yaml, validate
@@ -34,7 +34,7 @@ class Row(Frozen):
     name: str
     labels: tuple[str | int, ...] = ()
     method: str
-    recipe: dict[str, Any] = {}
+    recipe: dict[str, Any] = Field(default_factory=dict)
 
 
 class Claim(Frozen):
@@ -122,7 +122,8 @@ class Project:
         """The cells of a table, row by row.
 
         Raises:
-            ConfigError, RecipeError, CheckpointError: an unknown slot or method, an impossible recipe, a bad checkpoint.
+            ConfigError, RecipeError, CheckpointError: an unknown slot or method, an impossible recipe, a bad
+            checkpoint.
         """
         table = self.table(name)
         return tuple(
@@ -305,7 +306,7 @@ def load_targets(root: Path) -> dict[str, Any]:
 
 
 def _number(text: str) -> float | None:
-    if text.strip() in ("-", "–", ""):
+    if text.strip() in ("-", ""):
         return None
     value = float(text)
     if math.isnan(value) and text.strip().lower() != "nan":

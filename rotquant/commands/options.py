@@ -1,17 +1,16 @@
 """Command-line options that several commands share, and their translation into recipes, corpora, devices and dtypes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import yaml
 
 from rotquant.corpora import CorpusSpec
+from rotquant.devices import torch_device as torch_device
+from rotquant.devices import torch_dtype as torch_dtype
 from rotquant.errors import RecipeError
 from rotquant.recipes import Recipe, override
-
-if TYPE_CHECKING:
-    import torch
 
 Model = Annotated[
     str, typer.Argument(help="Local Hugging Face folder, hub id, or a folder written by `rotquant quantize`.")
@@ -58,35 +57,3 @@ def changed(recipe: Recipe, changes: list[str] | None) -> Recipe:
             nested = {part: nested}
         recipe = override(recipe, nested, f"--set {change}")
     return recipe
-
-
-def torch_device(name: str) -> "torch.device":
-    """The torch device of a `--device` option.
-
-    Raises:
-        RecipeError: for an unknown device or a GPU that is not there.
-    """
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RecipeError(f"unknown device {name!r}; use cpu, cuda, cuda:N or auto.") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RecipeError(f"device {name!r} is not available: torch sees {torch.cuda.device_count()} GPUs.")
-    return device
-
-
-def torch_dtype(name: str) -> "torch.dtype":
-    """The torch dtype of a `--dtype` option.
-
-    Raises:
-        RecipeError: for a type other than float32, bfloat16, float16 and float64.
-    """
-    import torch
-
-    if name not in ("float32", "bfloat16", "float16", "float64"):
-        raise RecipeError(f"unknown dtype {name!r}; use float32, bfloat16, float16 or float64.")
-    return getattr(torch, name)

@@ -1,7 +1,7 @@
 """`rotquant runs`: the cells of the tables as runs; list them, show one, compute one, and keep MLflow in step.
 
-These are the commands of the Snakemake rules. Run by hand inside the project folder they do the same, with config/config.yaml
-as the configuration or with the files given by --config on top of it.
+These are the commands of the Snakemake rules. Run by hand inside the project folder they do the same, with
+config/config.yaml as the configuration or with the files given by --config on top of it.
 """
 
 import time
@@ -14,7 +14,9 @@ from rich.table import Table as RichTable
 
 from rotquant.configuration import find_root
 from rotquant.errors import RotquantError
-from rotquant.files import write_json
+from rotquant.files import read_json, write_json
+from rotquant.provenance import code_digest
+from rotquant.recipes import Run
 from rotquant.results import RunResult, read_result, run_path, weights_path, write_result
 from rotquant.tables import Project, load_project
 
@@ -71,21 +73,21 @@ def weights(
 ) -> None:
     """Rotate and quantize the weights that one or more runs share, into results/weights/<key>/.
 
-    The first of these runs is measured in the same process and kept beside the weights, where `rotquant runs compute` finds
-    it: starting a process costs as much as evaluating a small model.
+    The first of these runs is measured in the same process and kept beside the weights, where `rotquant runs compute`
+    finds it: starting a process costs as much as evaluating a small model.
     """
-    from rotquant.execution.runs import compute_run
     from rotquant.execution.weights import compute_weights
 
     project = load_project(config or [])
     run = project.runs_of_weights(weights_key)[0]
     folder = project.root / weights_path(weights_key)
-    provenance = compute_weights(run, project, folder)
+    checkpoint = project.checkpoint_path(run.checkpoint)
+    provenance = compute_weights(run, checkpoint, folder, project.config.device)
     write_json(folder / "weights.json", provenance)
     typer.echo(f"weights {weights_key}: {provenance['seconds']:.1f} s")
     if measure:
         try:
-            result = compute_run(run, project, folder)
+            result = _measure(project, run)
         except RotquantError as error:  # The run's own job will meet it again and fail with it.
             typer.echo(f"run {run.key} not measured ahead: {error}")
             return
@@ -98,12 +100,7 @@ def compute(key: Key, config: Configs = None) -> None:
     """Measure one run into results/runs/<key>.json; its weights must be there (`rotquant runs weights`)."""
     project = load_project(config or [])
     run = project.run(key)
-    folder = project.root / weights_path(run.weights_key) if run.weights_key else None
-    result = _measured_ahead(project, key, folder) if folder else None
-    if result is None:
-        from rotquant.execution.runs import compute_run
-
-        result = compute_run(run, project, folder)
+    result = _measured_ahead(project, run) or _measure(project, run)
     write_result(project.root / run_path(key), result)
     typer.echo(_summary(result))
 
@@ -138,20 +135,32 @@ def sync_tracking(
         typer.echo(f"{name}: {len(logged.runs)} runs in experiment {project.table(name).paper}")
 
 
-def _measured_ahead(project: Project, key: str, folder: Path) -> RunResult | None:
-    """The run as the weights job measured it, unless weights or code have changed since."""
-    from rotquant.files import read_json
-    from rotquant.provenance import code_digest
+def _measure(project: Project, run: Run) -> RunResult:
+    """Measure a run on its checkpoint or its stored weights."""
+    from rotquant.execution.runs import compute_run
 
-    path = folder / "runs" / f"{key}.json"
+    folder = project.root / weights_path(run.weights_key) if run.weights_key else None
+    weights = read_json(folder / "weights.json", "weights record") if folder else None
+    slot = project.config.slot(project.slots_of_runs[run.key])
+    checkpoint = project.checkpoint_path(run.checkpoint)
+    metrics, provenance = compute_run(run, checkpoint, folder, project.config.device, slot.batch_size)
+    return RunResult(run, metrics, provenance, weights)
+
+
+def _measured_ahead(project: Project, run: Run) -> RunResult | None:
+    """The run as the weights job measured it, unless weights or code have changed since."""
+    if run.weights_key is None:
+        return None
+    folder = project.root / weights_path(run.weights_key)
+    path = folder / "runs" / f"{run.key}.json"
     if not path.exists():
         return None
     try:
         result = read_result(path)
+        weights = read_json(folder / "weights.json", "weights record")
     except RotquantError:
         return None
-    current = read_json(folder / "weights.json", "weights record")
-    same = result.provenance.get("code_digest") == code_digest("runs") and result.weights == current
+    same = result.provenance.get("code_digest") == code_digest("runs") and result.weights == weights
     return result if same else None
 
 

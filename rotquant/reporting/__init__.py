@@ -1,1 +1,1 @@
-"""From result files to tables, claims, figures and pages. Nothing here computes a number of a method, or imports torch."""
+"""From result files to tables, claims, figures and pages. Nothing here computes a method's number or imports torch."""

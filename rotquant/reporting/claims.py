@@ -1,9 +1,10 @@
 """Claims: statements of a paper about a table, decided by the table's numbers, ours and the paper's own.
 
-Lower is better for every metric so far. A number that is nan (the network broke down) ranks as worst, like inf. Where the
-paper prints no number the pair is left out and said so.
+Lower is better for every metric so far. A number that is nan (the network broke down) ranks as worst, like inf. Where
+the paper prints no number the pair is left out and said so.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def _decreasing(numbers: Numbers, columns: Iterable[str], row: str, over: str) -
             losses.append((column, numbers[row, column][0] - numbers[over, column][0]))
         else:
             missing.append(column)
-    for (_, larger), (column, smaller) in zip(losses, losses[1:], strict=False):
+    for (_, larger), (column, smaller) in itertools.pairwise(losses):
         findings.append(Finding(column, f"{smaller:.2f} < {larger:.2f}", _rank(smaller) < _rank(larger)))
     return findings, missing
 

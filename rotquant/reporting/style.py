@@ -1,4 +1,4 @@
-"""One look for all figures: size, font, grid, and colours that colour-blind readers can tell apart (Okabe and Ito 2008).
+"""One look for all figures: size, font, grid, and colours that colour-blind readers tell apart (Okabe and Ito 2008).
 
 Ours is filled and dark, published is hollow: the marks of every report. SVG output is the same for the same data.
 """

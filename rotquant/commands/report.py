@@ -1,0 +1,98 @@
+"""`rotquant report`: from run files to tables, figures, pages, scoreboard; the commands of the rendering rules."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rotquant.commands.runs import Configs
+from rotquant.errors import ResultError
+from rotquant.files import atomic_path, write_text
+from rotquant.results import FIGURES, REPORTS
+from rotquant.tables import load_project
+
+report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
+
+TableName = Annotated[str, typer.Argument(help="A table's id, e.g. quarot_table1.")]
+
+
+@report_app.command()
+def table(name: TableName, config: Configs = None) -> None:
+    """Collect a table's numbers from the run files into results/tables/<name>.csv."""
+    from rotquant.reporting import tables
+
+    project = load_project(config or [])
+    values, _ = tables.collect(project, project.table(name))
+    path = tables.table_path(name)
+    tables.write_csv(project.root / path, project.table(name), values)
+    typer.echo(str(path))
+
+
+@report_app.command()
+def figure(name: TableName, config: Configs = None) -> None:
+    """Draw a table's figure into reports/figures/<name>.svg."""
+    from rotquant.reporting import figures, tables
+
+    project = load_project(config or [])
+    if project.table(name).figure is None:
+        raise ResultError(f"table {name} has no figure.")
+    values = tables.read_csv(project.root / tables.table_path(name))
+    figures.draw(project, project.table(name), values, project.root / figures.figure_path(name))
+    typer.echo(str(figures.figure_path(name)))
+
+
+@report_app.command()
+def page(name: TableName, config: Configs = None) -> None:
+    """Render a table's page into reports/<name>.md, and show its runs in MLflow (unless `tracking: false`)."""
+    from rotquant import tracking
+    from rotquant.reporting import figures, markdown, tables
+
+    project = load_project(config or [])
+    chosen = project.table(name)
+    values, results = tables.collect(project, chosen)
+    logged = tracking.log_table(project, chosen) if project.config.tracking else None
+    path = markdown.page_path(name)
+    write_text(project.root / path, markdown.page(project, chosen, values, results, logged))
+    if logged:
+        shown = [path, tables.table_path(name), *([figures.figure_path(name)] if chosen.figure else [])]
+        tracking.log_artifacts(
+            project, logged, [project.root / file for file in shown if (project.root / file).exists()]
+        )
+    typer.echo(str(path))
+
+
+@report_app.command()
+def index(config: Configs = None) -> None:
+    """Render the scoreboard over all targets of the papers into reports/index.md."""
+    from rotquant.reporting import scoreboard
+
+    project = load_project(config or [])
+    write_text(project.root / REPORTS / "index.md", scoreboard.index(project))
+    typer.echo(str(REPORTS / "index.md"))
+
+
+@report_app.command()
+def gallery(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the copies.")] = Path("docs/gallery"),
+    config: Configs = None,
+) -> None:
+    """Copy the rendered reports and figures to docs/gallery/, which is committed for readers.
+
+    Links to files that are not committed (results/) become plain text there.
+    """
+    project = load_project(config or [])
+    reports = project.root / REPORTS
+    pages = sorted(reports.glob("*.md"))
+    if not pages:
+        raise ResultError(f"{reports} holds no rendered report; run `snakemake --cores all` first.")
+    target = project.root / output
+    depth = "../" * len(output.parts)
+    for file in pages:
+        text = re.sub(r"\[([^\]]*)\]\(\.\./results/[^)]*\)", r"\1", file.read_text(encoding="utf-8"))
+        write_text(target / file.name, text.replace("](../", f"]({depth}"))
+    for file in sorted((project.root / FIGURES).glob("*.svg")):
+        with atomic_path(target / "figures" / file.name) as temporary:
+            shutil.copyfile(file, temporary)
+    typer.echo(f"{len(pages)} reports copied to {output}")

@@ -1,0 +1,40 @@
+"""Device and dtype names as users write them, and the torch objects they mean. Nothing here touches torch's defaults."""
+
+from typing import TYPE_CHECKING
+
+from rotquant.errors import RecipeError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def torch_device(name: str) -> "torch.device":
+    """The torch device of a `--device` option.
+
+    Raises:
+        RecipeError: for an unknown device or a GPU that is not there.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RecipeError(f"unknown device {name!r}; use cpu, cuda, cuda:N or auto.") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RecipeError(f"device {name!r} is not available: torch sees {torch.cuda.device_count()} GPUs.")
+    return device
+
+
+def torch_dtype(name: str) -> "torch.dtype":
+    """The torch dtype of a `--dtype` option.
+
+    Raises:
+        RecipeError: for a type other than float32, bfloat16, float16 and float64.
+    """
+    import torch
+
+    if name not in ("float32", "bfloat16", "float16", "float64"):
+        raise RecipeError(f"unknown dtype {name!r}; use float32, bfloat16, float16 or float64.")
+    return getattr(torch, name)

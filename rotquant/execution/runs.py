@@ -1,0 +1,51 @@
+"""The runs stage: one measurement of a checkpoint, or of stored weights, under a recipe's runtime part."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rotquant.corpora import corpus_identity, load_text, tokenize
+from rotquant.execution.weights import gpu_name
+from rotquant.provenance import code_digest, environment
+from rotquant.recipes import Run
+
+
+def compute_run(
+    run: Run, checkpoint: str, folder: Path | None, device: str, batch_size: int
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Measure a run; return its metrics (nan and inf are results) and its provenance.
+
+    Args:
+        checkpoint: where the run's checkpoint lies, used when the run needs no stored weights.
+        folder: the stored weights, or None.
+        batch_size: windows per forward pass.
+
+    Raises:
+        CheckpointError, CorpusError, ResultError: bad input or damaged weights.
+    """
+    from rotquant.devices import torch_device, torch_dtype
+    from rotquant.evaluation import perplexity
+    from rotquant.weights import load_checkpoint, load_quantized, quantized_forward
+
+    started = time.perf_counter()
+    accelerator = torch_device(device)
+    if folder is None:
+        model, tokenizer = load_checkpoint(checkpoint, torch_dtype(run.dtype), accelerator)
+        manifest = None
+    else:
+        model, tokenizer, manifest = load_quantized(folder, accelerator, torch_dtype(run.dtype))
+    spec = run.corpora[run.metric.corpus]
+    ids = tokenize(load_text(spec, run.metric.split), tokenizer)
+    with quantized_forward(model, run.recipe, manifest):
+        result = perplexity(
+            model, ids, run.metric.sequence_length, batch_size=batch_size, max_windows=run.metric.max_windows
+        )
+    provenance = {
+        **environment(),
+        "code_digest": code_digest("runs"),
+        "gpu": gpu_name(accelerator),
+        "seconds": time.perf_counter() - started,
+        "checkpoint": checkpoint,
+        "corpora": {"evaluation": corpus_identity(spec, (run.metric.split,))},
+    }
+    return result.as_metrics(), provenance

@@ -1,0 +1,56 @@
+"""The weights stage: a checkpoint becomes rotated and quantized weights in a folder that many runs share.
+
+It connects loading, calibration text and `rotquant.weights`; what happens to the weights is decided by the recipe
+alone.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rotquant.corpora import CALIBRATION_CHARACTERS, calibration_samples, corpus_identity, load_text, tokenize
+from rotquant.provenance import code_digest, environment
+from rotquant.recipes import Run
+
+
+def compute_weights(run: Run, checkpoint: str, folder: Path, device: str) -> dict[str, Any]:
+    """Build the stored weights of a run into `folder` and return their provenance.
+
+    Args:
+        checkpoint: where the run's checkpoint lies: a local folder or a hub id.
+        folder: replaced as a whole once the new weights are complete.
+        device: cpu, cuda, cuda:N or auto.
+
+    Raises:
+        CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
+    """
+    from rotquant.devices import torch_device, torch_dtype
+    from rotquant.weights import build_weights, load_checkpoint, save_quantized
+
+    started = time.perf_counter()
+    accelerator = torch_device(device)
+    model, tokenizer = load_checkpoint(checkpoint, torch_dtype(run.dtype), "cpu")
+    samples, corpora = None, {}
+    calibration = run.recipe.calibration
+    if run.recipe.needs_calibration and calibration is not None:
+        spec = run.corpora[calibration.corpus]
+        text = load_text(spec, "train", max_characters=CALIBRATION_CHARACTERS)
+        ids = tokenize(text, tokenizer)
+        samples = calibration_samples(ids, calibration.samples, calibration.sequence_length, calibration.seed)
+        corpora["calibration"] = corpus_identity(spec, ("train",), max_characters=CALIBRATION_CHARACTERS)
+    stored = build_weights(model, tokenizer, run.recipe, run.seed, samples, device=accelerator)
+    save_quantized(folder, stored)
+    return {
+        **environment(),
+        "code_digest": code_digest("weights"),
+        "gpu": gpu_name(accelerator),
+        "seconds": time.perf_counter() - started,
+        "corpora": corpora,
+    }
+
+
+def gpu_name(device: Any) -> str | None:
+    """The name of a CUDA device, None for the CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
