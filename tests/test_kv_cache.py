@@ -1,0 +1,220 @@
+"""The quantized KV cache: every token quantized once, by itself, at prefill and at decode, in any batch."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from rotquant import hadamard
+from rotquant.architectures import decoder_layers, rotary
+from rotquant.errors import RecipeError, RotquantError
+from rotquant.kv_cache import KVQuantizer, QuantizedCache
+from rotquant.quantization import fake_quantize
+from rotquant.rotation import rotate
+from rotquant.schemes import QuantizationScheme, RotationScheme
+from rotquant.wrapping import Wrapping, wrap
+from tests.models import FAMILIES, tiny_model, tiny_tokens
+
+PER_HEAD = QuantizationScheme(bits=4, symmetric=False, granularity="head", clip_ratio=0.95)
+GROUPED = QuantizationScheme(bits=3, granularity="group", group_size=8)
+SCHEMES = [(PER_HEAD, PER_HEAD), (GROUPED, PER_HEAD), (None, PER_HEAD), (GROUPED, None)]
+
+
+def states(tokens: int, seed: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Keys and values [2, 2 heads, tokens, 16]."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(2, 2, tokens, 16, generator=generator).to(dtype) for _ in range(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("keys", "values"), SCHEMES)
+def test_a_token_is_the_same_however_it_entered(
+    keys: QuantizationScheme | None, values: QuantizationScheme | None, dtype: torch.dtype
+) -> None:
+    quantizer = KVQuantizer(keys, values, RotationScheme())
+    k, v = states(7, 0, dtype)
+    at_once = QuantizedCache(quantizer).update(k, v, 0)
+    piecewise = QuantizedCache(quantizer)
+    for piece in (slice(0, 3), slice(3, 4), slice(4, 7)):
+        out = piecewise.update(k[:, :, piece], v[:, :, piece], 0)
+    # The Hadamard product's rounding may depend on how many rows it has: an error of one unit in the last place.
+    unit = torch.finfo(dtype).eps * 8
+    for one, other, without_storing in zip(at_once, out, quantizer.fake(k, v), strict=True):
+        assert one.dtype == dtype
+        assert torch.allclose(one, other, atol=unit)
+        assert torch.allclose(one, without_storing, atol=unit)
+
+
+def test_the_cache_stores_integers() -> None:
+    cache = QuantizedCache(KVQuantizer(GROUPED, PER_HEAD))
+    cache.update(*states(5, 0), 0)
+    layer = cache.layers[0]
+    assert (layer.keys.dtype, layer.values.dtype) == (torch.int8, torch.uint8)
+    assert (layer.keys.unique().numel(), layer.values.max().item()) <= (8, 15)
+    assert [part.shape for part in layer.key_qparams] == [(2, 2, 5, 2, 1)]
+    assert [part.shape for part in layer.value_qparams] == [(2, 2, 5, 1, 1)] * 2
+
+
+def test_scores_are_those_of_rotated_queries_and_rotated_quantized_keys() -> None:
+    """QuaRot's stage 1d: softmax sees (q H)(Q(k H))^T, which this cache reaches without touching queries."""
+    k, v = states(9, 0, torch.float64)
+    q, _ = states(4, 1, torch.float64)
+    cached, _ = QuantizedCache(KVQuantizer(PER_HEAD, PER_HEAD, RotationScheme())).update(k, v, 0)
+    rotated_q, rotated_k = hadamard.hadamard_transform(q), hadamard.hadamard_transform(k)
+    expected = rotated_q @ fake_quantize(rotated_k, PER_HEAD).mT
+    assert torch.allclose(q @ cached.mT, expected, atol=1e-12)
+    # and R3 matters: without it the quantized keys are others
+    plain, _ = QuantizedCache(KVQuantizer(PER_HEAD, PER_HEAD, RotationScheme(keys=False))).update(k, v, 0)
+    assert torch.equal(plain, fake_quantize(k, PER_HEAD))
+    assert not torch.allclose(plain, cached, atol=1e-2)
+
+
+def test_rotating_keys_there_and_back_is_the_identity() -> None:
+    for head_dim in (12, 16, 64, 96, 128):
+        quantizer = KVQuantizer(PER_HEAD, None, RotationScheme())
+        k = torch.randn(3, head_dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        back = quantizer.rotate_keys(quantizer.rotate_keys(k), inverse=True)
+        assert torch.allclose(back, k, atol=1e-12)
+
+
+def greedy_by_recomputation(model: torch.nn.Module, tokens: Tensor, steps: int) -> Tensor:
+    """Greedy continuation that keeps no cache: the whole sequence through the model for every token."""
+    for _ in range(steps):
+        logits = model(tokens, use_cache=False).logits[:, -1]
+        tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], dim=1)
+    return tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generating_with_the_cache_is_recomputing_without(family: str) -> None:
+    model, tokens = tiny_model(family, eos_token_id=None), tiny_tokens(batch=2, tokens=9)
+    rotate(model, RotationScheme(), seed=0)
+    inputs = QuantizationScheme(bits=8)
+    with wrap(model, Wrapping(RotationScheme(), inputs, PER_HEAD, GROUPED)):
+        generated = model.generate(tokens, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
+        assert torch.equal(generated.sequences, greedy_by_recomputation(model, tokens, 8))
+    assert isinstance(generated.past_key_values, QuantizedCache)
+    assert generated.past_key_values.get_seq_length() == 9 + 8 - 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_decoding_step_by_step_are_those_of_one_pass(family: str) -> None:
+    model, tokens = tiny_model(family, dtype=torch.float64), tiny_tokens(batch=2, tokens=10)
+    with torch.no_grad(), wrap(model, Wrapping(RotationScheme(heads=False, mlp=False), None, PER_HEAD, PER_HEAD)):
+        expected = model(tokens, use_cache=False).logits
+        cache, logits = None, []
+        for piece in tokens.split([4, 1, 1, 3, 1], dim=1):
+            out = model(piece, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            logits.append(out.logits)
+    # float64: what remains is the rounding of transformers' float32 norms and rotary tables.
+    assert (torch.cat(logits, dim=1) - expected).abs().max() < 1e-5
+
+
+def test_left_padding_changes_nothing() -> None:
+    model = tiny_model(eos_token_id=None)
+    short, long = tiny_tokens(1, 5, seed=1), tiny_tokens(1, 9, seed=2)
+    batch = torch.cat([torch.cat([torch.zeros(1, 4, dtype=torch.long), short], dim=1), long])
+    mask = torch.ones_like(batch)
+    mask[0, :4] = 0
+    with wrap(model, Wrapping(None, None, PER_HEAD, PER_HEAD)):
+        alone = [model.generate(tokens, max_new_tokens=6, do_sample=False)[0, -6:] for tokens in (short, long)]
+        together = model.generate(batch, attention_mask=mask, max_new_tokens=6, do_sample=False)[:, -6:]
+    assert torch.equal(together, torch.stack(alone))
+
+
+def test_beam_search_reorders_codes_and_scales() -> None:
+    model, tokens = tiny_model(eos_token_id=None), tiny_tokens(2, 6)
+    with wrap(model, Wrapping(None, None, PER_HEAD, GROUPED)):
+        with_cache = model.generate(tokens, max_new_tokens=5, num_beams=3, do_sample=False)
+        without = model.generate(tokens, max_new_tokens=5, num_beams=3, do_sample=False, use_cache=False)
+    assert torch.equal(with_cache, without)
+
+
+def test_a_sliding_window_is_respected() -> None:
+    model, tokens = tiny_model("mistral", sliding_window=6), tiny_tokens(1, 20)
+    with torch.no_grad(), wrap(model, Wrapping(None, None, PER_HEAD, PER_HEAD)):
+        expected = model(tokens, use_cache=False).logits[:, -1]
+        cache = model(tokens[:, :19], use_cache=True).past_key_values
+        out = model(tokens[:, 19:], past_key_values=cache, use_cache=True).logits[:, -1]
+        other = tokens.clone()
+        other[:, :2] = 5  # beyond the reach of two layers of 6 tokens
+        far = model(other, use_cache=False).logits[:, -1]
+    assert (out - expected).abs().max() < 1e-4
+    assert (far - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_prefill_attends_to_quantized_keys_and_values(use_cache: bool) -> None:
+    """transformers' own quantized cache returns exact states at prefill, which would hide the loss."""
+    model, tokens = tiny_model(), tiny_tokens()
+    expected = model(tokens).logits
+    with wrap(model, Wrapping(None, None, PER_HEAD, PER_HEAD)):
+        assert (model(tokens, use_cache=use_cache).logits - expected).abs().max() > 0.01
+
+
+def test_a_decoder_layer_called_by_itself_sees_quantized_states_too() -> None:
+    """Layer-by-layer calibration calls decoder layers, not the model."""
+    model = tiny_model()
+    x = torch.randn(1, 6, 64, generator=torch.Generator().manual_seed(0))
+    positions = rotary(model)(x, torch.arange(6)[None])
+    layer = decoder_layers(model)[0]
+    expected = layer(x, position_embeddings=positions)
+    with wrap(model, Wrapping(None, None, PER_HEAD, PER_HEAD)):
+        assert not torch.allclose(layer(x, position_embeddings=positions), expected, atol=1e-3)
+    assert torch.equal(layer(x, position_embeddings=positions), expected)
+
+
+def test_gradient_checkpointing_does_not_lose_the_quantization() -> None:
+    model, tokens = tiny_model(), tiny_tokens()
+    with wrap(model, Wrapping(None, None, PER_HEAD, PER_HEAD)):
+        expected = model(tokens, labels=tokens, use_cache=False).loss
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+        loss = model(tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+    assert torch.equal(loss, expected)
+
+
+def test_an_empty_foreign_cache_is_replaced_and_a_filled_one_refused() -> None:
+    model, tokens = tiny_model(), tiny_tokens()
+    filled = model(tokens, use_cache=True).past_key_values
+    with wrap(model, Wrapping(None, None, PER_HEAD, PER_HEAD)):
+        out = model(tokens, past_key_values=DynamicCache(config=model.config), use_cache=True)
+        assert isinstance(out.past_key_values, QuantizedCache)
+        with pytest.raises(RotquantError, match="given a DynamicCache filled by something else"):
+            model(tokens, past_key_values=filled, use_cache=True)
+
+
+def test_cropping_and_selecting_act_on_every_stored_tensor() -> None:
+    quantizer = KVQuantizer(PER_HEAD, GROUPED)
+    (k, v), (next_k, next_v) = states(6, 0), states(1, 1)
+    cache = QuantizedCache(quantizer)
+    cache.update(k, v, 0)
+    cache.crop(-2)
+    cache.batch_select_indices(torch.tensor([1]))
+    cache.batch_repeat_interleave(2)
+    assert cache.get_seq_length() == 4
+    rows = torch.tensor([1, 1])
+    expected = quantizer.fake(torch.cat([k[rows, :, :4], next_k], dim=2), torch.cat([v[rows, :, :4], next_v], dim=2))
+    assert all(map(torch.equal, cache.update(next_k, next_v, 0), expected))
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    assert all(map(torch.equal, cache.update(next_k, next_v, 0), quantizer.fake(next_k, next_v)))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        (QuantizationScheme(bits=4, granularity="tensor"), r"keys: granularity 'tensor' has no meaning"),
+        (QuantizationScheme(bits=4, granularity="token"), r"keys: granularity 'token' has no meaning"),
+        (
+            QuantizationScheme(bits=4, granularity="group", group_size=12),
+            r"group size 12 does not divide the 16 features",
+        ),
+        (QuantizationScheme(bits=4, granularity="head", dynamic=False), r"keys: static scales are not available"),
+    ],
+)
+def test_schemes_without_meaning_in_a_cache_are_refused(scheme: QuantizationScheme, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        wrap(tiny_model(), Wrapping(keys=scheme))
