@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rotquant.commands.options import Changes, Device, Dtype, changed, torch_device, torch_dtype
+from rotquant.commands.options import Changes, Device, Dtype, changed
+from rotquant.devices import torch_device, torch_dtype
 
 bench_app = typer.Typer(help="Measure time and memory at the papers' shapes.", no_args_is_help=True)
 

@@ -1,4 +1,4 @@
-"""Command-line options that several commands share, and their translation into recipes, corpora, devices and dtypes."""
+"""Command-line options that several commands share, and their translation into recipes and corpora."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,8 +7,6 @@ import typer
 import yaml
 
 from rotquant.corpora import CorpusSpec
-from rotquant.devices import torch_device as torch_device
-from rotquant.devices import torch_dtype as torch_dtype
 from rotquant.errors import RecipeError
 from rotquant.recipes import Recipe, override
 
