@@ -1,0 +1,384 @@
+"""OmniQuant (Shao et al. 2023): learnable weight clipping (LWC, Eq. 2) and equivalent transformation (LET, Eqs. 3-5).
+
+Block by block, the clipping of every weight and the channel scales between layers are trained so that the quantized
+block gives the outputs of the full-precision block (Eq. 1); then the scales are fused and the weights rounded.
+As in the authors' code for Llama there is no shift, and no transformation before down_proj. Weights are never trained.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rotquant.architectures import Architecture, Projection, architecture_of, decoder_layers
+from rotquant.errors import RecipeError
+from rotquant.methods.smoothquant import smoothing_scale
+from rotquant.methods.statistics import observe
+from rotquant.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
+from rotquant.recipes import Recipe
+from rotquant.rtn import QuantizedWeight
+from rotquant.schemes import OmniQuant, QuantizationScheme
+from rotquant.wrapping import Wrapping, wrap
+
+#: Logit at which clipping starts: sigmoid(4) = 0.982 of the range (authors' code).
+INITIAL_CLIPPING = 4.0
+#: Learned scales stay above this (authors' code).
+SMALLEST_SCALE = 1e-2
+
+Parameters = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What is trained in one block; every tensor is a leaf with gradient.
+
+    scales: the s of LET by place. `attention_input` and `mlp_input` [hidden] divide a norm's output; `value`
+        [kv heads, head_dim] divides v_proj's output; `query_key` [kv heads, pairs] divides queries and multiplies keys.
+    clipping: for each linear layer the logits of gamma and beta, LWC's shares of the largest and the smallest weight,
+        of the shape of the weight's scales.
+    """
+
+    scales: dict[str, Tensor]
+    clipping: dict[str, tuple[Tensor, Tensor]]
+
+    def clamp(self) -> None:
+        """Keep the scales positive after an optimizer step."""
+        with torch.no_grad():
+            for scale in self.scales.values():
+                scale.clamp_(min=SMALLEST_SCALE)
+
+
+def check_omniquant(recipe: Recipe) -> None:
+    """Refuse combinations that have no meaning, before any work.
+
+    Raises:
+        RecipeError: omniquant beside GPTQ, clip search, outlier features or static activations.
+    """
+    if recipe.omniquant is None:
+        return
+    problems = {
+        "weights.gptq (its weights are rounded to nearest: leave gptq out)": recipe.weights.gptq is not None,
+        "weights.clip_search (it learns the clipping: set clip_search to false)": recipe.weights.clip_search,
+        "outliers (leave them out)": recipe.outliers is not None,
+        "static activations (set dynamic to true)": recipe.activations is not None and not recipe.activations.dynamic,
+    }
+    for problem, present in problems.items():
+        if present:
+            raise RecipeError(f"omniquant cannot be combined with {problem}.")
+
+
+def clipped_qparams(weight: Tensor, scheme: QuantizationScheme, upper: Tensor, lower: Tensor) -> QParams:
+    """LWC's scales (Eq. 2): h = (gamma max W - beta min W) / (2^N - 1), z = -round(beta min W / h).
+
+    gamma = sigmoid(upper), beta = sigmoid(lower). Symmetric schemes take the larger end of the clipped range,
+    h = max(gamma max W, -beta min W) / (2^(N-1) - 1). Differentiable in all tensors; ignores the scheme's clip ratio.
+
+    Args:
+        weight: [out, in].
+        scheme: of granularity tensor, channel or group.
+        upper, lower: logits of the shape of the scales that `choose_qparams(weight, scheme)` gives.
+    """
+    view = grouped(weight, scheme)
+    if scheme.granularity == "tensor":
+        view = view.flatten()
+    high = view.amax(-1, keepdim=True).clamp(min=0) * torch.sigmoid(upper)
+    low = view.amin(-1, keepdim=True).clamp(max=0) * torch.sigmoid(lower)
+    ends = torch.stack([low.flatten(), high.flatten()], dim=-1)  # one row per scale
+    rows = scheme.model_copy(update={"granularity": "channel", "group_size": None})
+    qparams = choose_qparams(ends, rows, clip_ratio=1.0)
+    zero_point = None if qparams.zero_point is None else qparams.zero_point.reshape(upper.shape)
+    return QParams(qparams.scale.reshape(upper.shape), zero_point)
+
+
+def transformed(
+    parameters: Parameters, architecture: Architecture, scales: Parameters, rotary_dim: int
+) -> dict[str, Tensor]:
+    """A block's parameters after LET: another set of numbers for the same function (Eqs. 3-5 without shifts).
+
+    Args:
+        parameters: of one decoder layer, by name.
+        architecture: of the model.
+        scales: as in `Learned.scales`; a place left out is not transformed.
+        rotary_dim: how many dimensions of a head RoPE turns, always the first ones.
+    """
+    result = dict(parameters)
+    for site in architecture.sites:
+        if site.norm is not None and site.name in scales:
+            result[f"{site.norm}.weight"] = result[f"{site.norm}.weight"] / scales[site.name]
+            for name in site.linears:
+                result[f"{name}.weight"] = result[f"{name}.weight"] * scales[site.name]
+    if "value" in scales:
+        scale_outputs(result, architecture.value, 1 / scales["value"].flatten())
+        readers = per_query_head(scales["value"], architecture)
+        result[f"{architecture.attention_output}.weight"] = result[f"{architecture.attention_output}.weight"] * readers
+    if "query_key" in scales:
+        channels = scales["query_key"][:, rotary_pairs(architecture.head_dim, rotary_dim, scales["query_key"].device)]
+        scale_outputs(result, architecture.query, 1 / per_query_head(channels, architecture))
+        scale_outputs(result, architecture.key, channels.flatten())
+    return result
+
+
+def scale_outputs(parameters: dict[str, Tensor], projection: Projection, factor: Tensor) -> None:
+    """Multiply the outputs of a projection (rows of its weight and bias) by `factor` [rows]; replaces dict entries."""
+    for name in (f"{projection.name}.weight", f"{projection.name}.bias"):
+        if name not in parameters:
+            continue
+        value = parameters[name]
+        column = factor if value.ndim == 1 else factor.unsqueeze(-1)
+        if projection.rows is None:
+            parameters[name] = value * column
+        else:
+            start, stop = projection.rows
+            parameters[name] = torch.cat([value[:start], value[start:stop] * column, value[stop:]])
+
+
+def per_query_head(scale: Tensor, architecture: Architecture) -> Tensor:
+    """[kv heads, head_dim] repeated for the query heads that share a kv head: [heads * head_dim]."""
+    return scale.repeat_interleave(architecture.num_heads // architecture.num_kv_heads, dim=0).flatten()
+
+
+def rotary_pairs(head_dim: int, rotary_dim: int, device: torch.device | str = "cpu") -> Tensor:
+    """Which scale each dimension of a head takes: one for the two that RoPE turns into each other, int64 [head_dim].
+
+    RoPE mixes dimensions i and i + rotary_dim / 2, so only a scale that both share commutes with it.
+    """
+    channels = torch.arange(head_dim, device=device)
+    half = rotary_dim // 2
+    return torch.where(channels < rotary_dim, channels % half, channels - half)
+
+
+def initial(
+    parameters: Parameters, architecture: Architecture, maxima: Parameters, recipe: Recipe, rotary_dim: int
+) -> Learned:
+    """Where training starts: LET at SmoothQuant's scales (ones between queries and keys), LWC at 0.98 of the range.
+
+    Between v_proj and o_proj a scale is shared by the query heads of one kv head; it is left out where an online
+    transform across heads stands between the two (QuaRot stage 1c), which does not commute with it.
+
+    Args:
+        parameters: of one decoder layer, by name.
+        maxima: max |x| per feature by site name, of the full-precision block.
+        recipe: its `omniquant`, `weights` and `rotation`.
+    """
+    scales = {}
+    for site in architecture.sites:
+        weights = torch.stack([parameters[f"{name}.weight"].abs().amax(dim=0) for name in site.linears]).amax(dim=0)
+        activations = maxima[site.name].to(weights)
+        if site.name == "attention_output":
+            if recipe.rotation is not None and recipe.rotation.heads:
+                continue
+            weights, activations = _per_kv_head(weights, architecture), _per_kv_head(activations, architecture)
+        elif site.norm is None:
+            continue
+        name = "value" if site.name == "attention_output" else site.name
+        scales[name] = smoothing_scale(activations, weights, recipe.omniquant.smoothing_alpha)
+    like = next(iter(scales.values()))
+    pairs = architecture.head_dim - rotary_dim // 2
+    scales["query_key"] = like.new_ones(architecture.num_kv_heads, pairs)
+    clipping = {}
+    for name in architecture.linears:
+        shape = choose_qparams(parameters[f"{name}.weight"], recipe.weights.scheme).scale.shape
+        clipping[name] = tuple(like.new_full(shape, INITIAL_CLIPPING).requires_grad_() for _ in range(2))
+    scales = {name: scale.clamp(min=SMALLEST_SCALE).requires_grad_() for name, scale in scales.items()}
+    return Learned(scales, clipping)
+
+
+def _per_kv_head(features: Tensor, architecture: Architecture) -> Tensor:
+    """Largest over the query heads that share a kv head: [heads * head_dim] -> [kv heads, head_dim]."""
+    return features.view(architecture.num_kv_heads, -1, architecture.head_dim).amax(dim=1)
+
+
+def quantized_parameters(
+    parameters: Parameters, architecture: Architecture, scheme: QuantizationScheme, learned: Learned, rotary_dim: int
+) -> dict[str, Tensor]:
+    """The parameters that the quantized block uses: transformed, clipped, rounded; differentiable in `learned`."""
+    result = transformed(parameters, architecture, learned.scales, rotary_dim)
+    for name, (upper, lower) in learned.clipping.items():
+        weight = result[f"{name}.weight"]
+        qparams = clipped_qparams(weight, scheme, upper, lower)
+        result[f"{name}.weight"] = fake_quantize(weight, scheme, qparams)
+    return result
+
+
+@dataclass(frozen=True)
+class Block:
+    """One decoder layer and what its forward pass takes beside hidden states and parameters.
+
+    kwargs: keyword arguments of the layer for one sample (position embeddings, mask), on the layer's device.
+    """
+
+    layer: nn.Module
+    architecture: Architecture
+    kwargs: Mapping[str, Any]
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many dimensions of a head RoPE turns."""
+        return self.kwargs["position_embeddings"][0].shape[-1]
+
+    def __call__(self, parameters: Parameters, hidden: Tensor) -> Tensor:
+        """The layer's output [batch, tokens, hidden] with `parameters` in place of its own."""
+        output = functional_call(self.layer, dict(parameters), (hidden,), dict(self.kwargs))
+        return output[0] if isinstance(output, tuple) else output
+
+    def map(self, parameters: Parameters, inputs: Tensor, batch_size: int) -> Tensor:
+        """Outputs for all samples [n, tokens, hidden], batch by batch, where the inputs lie."""
+        like = next(iter(parameters.values()))
+        with torch.no_grad():
+            batches = [self(parameters, batch.to(like)).to(inputs) for batch in inputs.split(batch_size)]
+        return torch.cat(batches)
+
+
+def train(
+    block: Block, parameters: Parameters, learned: Learned, inputs: Tensor, targets: Tensor, recipe: Recipe, seed: int
+) -> None:
+    """Train `learned` in place: AdamW without weight decay on the mean squared error of the block's output (Eq. 1).
+
+    The block must be wrapped by its quantizers. Samples are drawn in random order, every one before any comes again.
+
+    Args:
+        block, parameters: the decoder layer and its untransformed parameters.
+        inputs: what the quantized model so far feeds the block, [n, tokens, hidden].
+        targets: what the full-precision model's block gives, [n, tokens, hidden].
+        recipe: its `omniquant` and `weights`.
+        seed: decides the order of the samples.
+    """
+    settings, like = recipe.omniquant, next(iter(parameters.values()))
+    logits = [logit for pair in learned.clipping.values() for logit in pair]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": list(learned.scales.values()), "lr": settings.transformation_lr},
+            {"params": logits, "lr": settings.clipping_lr},
+        ],
+        weight_decay=0.0,
+    )
+    batches = _batches(len(inputs), settings, seed)
+    with torch.enable_grad():
+        for batch in batches:
+            quantized = quantized_parameters(
+                parameters, block.architecture, recipe.weights.scheme, learned, block.rotary_dim
+            )
+            output = block(quantized, inputs[batch].to(like))
+            loss = nn.functional.mse_loss(output, targets[batch].to(like))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            learned.clamp()
+
+
+def _batches(samples: int, settings: OmniQuant, seed: int) -> Iterator[Tensor]:
+    """Indices of the samples of each step, epoch after epoch of shuffled samples."""
+    generator = torch.Generator().manual_seed(seed)
+    size, order = min(settings.batch_size, samples), torch.empty(0, dtype=torch.long)
+    for _ in range(settings.steps):
+        if len(order) < size:
+            order = torch.cat([order, torch.randperm(samples, generator=generator)])
+        yield order[:size]
+        order = order[size:]
+
+
+@torch.no_grad()
+def fuse(block: Block, learned: Learned, scheme: QuantizationScheme) -> dict[str, QuantizedWeight]:
+    """Write the transformed and rounded parameters into the decoder layer and return its integer weights by name.
+
+    For a float32 model they are exactly what training saw last; a half-precision model stores transformed parameters
+    rounded to its type, and scales and codes are taken from those.
+    """
+    stored = dict(block.layer.named_parameters())
+    parameters = {name: _exact(parameter) for name, parameter in stored.items()}
+    for name, value in transformed(parameters, block.architecture, learned.scales, block.rotary_dim).items():
+        stored[name].copy_(value)
+    weights = {}
+    for name, (upper, lower) in learned.clipping.items():
+        weight = stored[f"{name}.weight"]
+        qparams = clipped_qparams(_exact(weight), scheme, upper, lower)
+        weights[name] = QuantizedWeight(quantize(_exact(weight), qparams, scheme), qparams, scheme)
+        weight.copy_(weights[name].dequantize(weight.dtype))
+    return weights
+
+
+def _exact(parameter: Tensor) -> Tensor:
+    """The parameter in at least float32, outside the graph."""
+    return parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
+
+
+def quantize_block(
+    model: nn.Module, block: Block, clean: Tensor, noisy: Tensor, recipe: Recipe, seed: int, batch_size: int
+) -> tuple[dict[str, QuantizedWeight], Tensor, Tensor]:
+    """Train, fuse and round one block, in place.
+
+    Args:
+        model: the model that the block belongs to, not wrapped.
+        block: a decoder layer on its device.
+        clean: what the full-precision model feeds it, [n, tokens, hidden].
+        noisy: what the quantized model so far feeds it, of the same shape.
+        recipe: with `omniquant`; activations, keys and values are quantized while training.
+        seed: decides the order of the samples.
+        batch_size: samples at once where nothing is trained.
+
+    Returns:
+        The integer weights by name, and what the next block is fed by the full-precision and by the quantized model.
+    """
+    parameters = {name: _exact(parameter) for name, parameter in block.layer.named_parameters()}
+    with (
+        wrap(model, Wrapping(rotation=recipe.rotation)),
+        observe(block.layer, block.architecture, "max") as maxima,
+    ):
+        targets = block.map(parameters, clean, batch_size)
+    learned = initial(parameters, block.architecture, maxima, recipe, block.rotary_dim)
+    with wrap(model, Wrapping(recipe.rotation, recipe.activations, recipe.keys, recipe.values)):
+        train(block, parameters, learned, noisy, targets, recipe, seed)
+        weights = fuse(block, learned, recipe.weights.scheme)
+        quantized = {name: _exact(parameter) for name, parameter in block.layer.named_parameters()}
+        return weights, targets, block.map(quantized, noisy, batch_size)
+
+
+def quantize_model(
+    model: nn.Module,
+    hidden: Tensor,
+    kwargs: Mapping[str, Any],
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    batch_size: int = 8,
+) -> Iterator[dict[str, QuantizedWeight]]:
+    """Quantize a model in place, one decoder layer at a time on `device`; each layer returns to where it was.
+
+    Args:
+        model: rotated before, if the recipe rotates, and not wrapped.
+        hidden: inputs of the first decoder layer, [samples, tokens, hidden].
+        kwargs: keyword arguments of the decoder layers for one sample (position embeddings, mask).
+        recipe: with `omniquant`.
+        seed: decides the order of the samples.
+        batch_size: samples at once where nothing is trained.
+
+    Yields:
+        For each layer its integer weights by name; the layer holds their values, its norms absorbed the scales.
+
+    Raises:
+        RecipeError: see `check_omniquant`.
+    """
+    check_omniquant(recipe)
+    architecture = architecture_of(model)
+    clean = noisy = hidden
+    for index, layer in enumerate(decoder_layers(model)):
+        home, dtype = next((p.device, p.dtype) for p in layer.parameters())
+        layer.to(device)
+        exact = torch.promote_types(dtype, torch.float32)
+        block = Block(layer, architecture, {name: _to(value, device, exact) for name, value in kwargs.items()})
+        weights, clean, noisy = quantize_block(model, block, clean, noisy, recipe, seed + index, batch_size)
+        layer.to(home)
+        yield {name: weight.to(home) for name, weight in weights.items()}
+
+
+def _to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
+    """Tensors, also inside tuples, on `device`; floating-point ones as `dtype`."""
+    if isinstance(value, tuple):
+        return tuple(_to(item, device, dtype) for item in value)
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device, dtype) if value.is_floating_point() else value.to(device)

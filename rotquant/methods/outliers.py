@@ -1,0 +1,66 @@
+"""Which input features stay in higher precision: QUIK (Ashkboos et al. 2023) and Atom (Zhao et al. 2023, Sec. 4.1).
+
+Both rank the features of every linear layer's input over calibration text and move the largest to the end; Atom also
+sorts the others, so that a group of neighbours shares a scale that suits all of them. Nothing is moved here.
+"""
+
+import torch
+from torch import Tensor
+
+from rotquant.architectures import Architecture
+from rotquant.errors import RecipeError
+from rotquant.quantization import ColumnSplit
+from rotquant.recipes import Recipe
+from rotquant.schemes import OutlierFeatures
+
+
+def check_outliers(architecture: Architecture, recipe: Recipe) -> None:
+    """Refuse, before any work, outlier counts that leave no normal features or no whole number of groups.
+
+    Raises:
+        RecipeError: naming the site, its features and what would fit.
+    """
+    if recipe.outliers is None:
+        return
+    outliers = recipe.outliers.features
+    schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}
+    for site in architecture.sites:
+        if outliers >= site.features:
+            raise RecipeError(
+                f"outliers.features is {outliers}, but {site.name} has only {site.features} features: "
+                f"choose fewer than {site.features}."
+            )
+        for name, scheme in schemes.items():
+            if scheme and scheme.group_size and (site.features - outliers) % scheme.group_size:
+                raise RecipeError(
+                    f"the group size {scheme.group_size} of {name} does not divide the {site.features - outliers} "
+                    f"features of {site.name} that remain beside {outliers} outliers: choose a divisor."
+                )
+
+
+def select_outliers(statistic: Tensor, outliers: OutlierFeatures) -> ColumnSplit:
+    """Split the features of one site into normal ones and the `outliers.features` largest.
+
+    The outliers lie last, in ascending order of the statistic. The normal features keep their natural order, or with
+    `order="ascending"` are sorted by the statistic too. Equal statistics keep their natural order.
+
+    Args:
+        statistic: one number per feature, larger is more of an outlier, [features].
+        outliers: how many to keep and how to arrange the others.
+
+    Returns:
+        A split whose permutation lies on the host.
+
+    Raises:
+        RecipeError: when no normal feature would remain.
+    """
+    features = statistic.numel()
+    if outliers.features >= features:
+        raise RecipeError(
+            f"outliers.features is {outliers.features}, but the input has only {features} features: choose fewer."
+        )
+    ascending = torch.argsort(statistic.cpu(), stable=True)
+    normal, largest = ascending[: -outliers.features], ascending[-outliers.features :]
+    if outliers.order == "natural":
+        normal = normal.sort().values
+    return ColumnSplit(torch.cat([normal, largest]), outliers.features, outliers.bits)
