@@ -30,12 +30,12 @@ test: $(READY)
 lint: $(READY)
 	ruff check .
 	ruff format --check .
-	snakefmt --check Snakefile workflow
+	snakefmt --check workflow
 
 format: $(READY)
 	ruff check --fix .
 	ruff format .
-	snakefmt Snakefile workflow
+	snakefmt workflow
 
 # torch is locked by its public version, so that the same lock takes the CPU or the CUDA build of the machine.
 lock: $(READY)

@@ -147,14 +147,14 @@ class Project:
         return sharing
 
     @cached_property
-    def slots_of_runs(self) -> dict[str, str]:
-        """The slot that each run's checkpoint stands for; the first one where several slots share a checkpoint."""
-        slots: dict[str, str] = {}
+    def cells_of_runs(self) -> dict[str, tuple[str, str]]:
+        """The first (row, column) that each run belongs to."""
+        places: dict[str, tuple[str, str]] = {}
         for name in self.tables:
             for cell in self.cells(name):
                 for run in cell.runs:
-                    slots.setdefault(run.key, cell.column)
-        return slots
+                    places.setdefault(run.key, (cell.row, cell.column))
+        return places
 
     def run(self, key: str) -> Run:
         """The run with that key.

@@ -141,7 +141,7 @@ def _measure(project: Project, run: Run) -> RunResult:
 
     folder = project.root / weights_path(run.weights_key) if run.weights_key else None
     weights = read_json(folder / "weights.json", "weights record") if folder else None
-    slot = project.config.slot(project.slots_of_runs[run.key])
+    slot = project.config.slot(project.cells_of_runs[run.key][1])
     checkpoint = project.checkpoint_path(run.checkpoint)
     metrics, provenance = compute_run(run, checkpoint, folder, project.config.device, slot.batch_size)
     return RunResult(run, metrics, provenance, weights)

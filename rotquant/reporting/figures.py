@@ -38,7 +38,9 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
         for axis, column in zip(axes[0], columns, strict=True):
             for place, row in enumerate(rows):
                 _dots(axis, place, rises[row, column], values[row, column].deviation, values, table, column, right)
-            axis.set(xscale="log", xlim=(FLOOR * 0.8, right), ylim=(len(rows) - 0.5, -0.5), title=column)
+            axis.set(
+                xscale="log", xlim=(FLOOR * 0.8, right), ylim=(len(rows) - 0.5, -0.5), title=_title(project, column)
+            )
             axis.xaxis.set_major_formatter(lambda x, _: f"{x:g} %" if x < 1e4 else f"{x:.0e} %")
             axis.tick_params(axis="y", length=0)
         axes[0][0].set_yticks(range(len(rows)), rows)
@@ -79,6 +81,12 @@ def _dots(
             axis.annotate(
                 str(rises[0]), (ours, place), textcoords="offset points", xytext=(-8, -2.5), ha="right", color=OURS
             )
+
+
+def _title(project: Project, column: str) -> str:
+    """A column's name, and below it the checkpoint that stands for it."""
+    checkpoint = project.config.slot(column).checkpoint.rstrip("/").split("/")[-1]
+    return f"{column}\n(here: {checkpoint})"
 
 
 def _clamped(rise: float, right: float) -> float:

@@ -135,12 +135,12 @@ def _claims(table: Table, values: Values) -> str:
     for number, claim in enumerate(table.claims, 1):
         ours = claims.judge(claim, table, claims.ours(values))
         papers = claims.judge(claim, table, claims.papers(values))
-        rows.append([number, claim.text, claim.section, _verdict(ours.holds), _verdict(papers.holds)])
-        note = f" {claim.note}" if claim.note else ""
-        details.append(f"{number}. {claim.text}{note}\n")
+        note = f"<br><sub>{claim.note}</sub>" if claim.note else ""
+        rows.append([number, claim.text + note, claim.section, _verdict(ours.holds), _verdict(papers.holds)])
+        details.append(f"{number}. {claim.text}\n")
         details.append(f"   - ours: {_findings(ours)}\n   - *published*: {_findings(papers)}\n")
-    text = markdown_table(["", "Claim", "Section", "here", "*paper's numbers*"], rows, "rlrll")
-    return f"{text}\nThe numbers behind each verdict:\n\n{''.join(details)}"
+    text = markdown_table(["", "Claim", "Section", "here", "*paper's numbers*"], rows, "rllll")
+    return f"{text}\n<details><summary>The numbers behind each verdict</summary>\n\n{''.join(details)}\n</details>\n"
 
 
 def _verdict(holds: bool | None) -> str:
@@ -217,7 +217,7 @@ def _provenance(project: Project, table: Table, results: dict[str, RunResult], l
     lines = [
         f"Computed {dates[0]} to {dates[-1]} (UTC)",
         f"Hardware: {_list(_hardware(record) for record in [*records, *stages])}",
-        f"Wall time of all jobs: {sum(result.seconds for result in results.values()):.0f} s",
+        f"Wall time, summed over all jobs: {sum(result.seconds for result in results.values()):.0f} s",
         f"Commit: {_list(_commit(record) for record in records)}",
         f"Code digest: weights {_digests(stages)}, runs {_digests(records)}",
         f"Versions: {_list(_versions(record) for record in records)}",

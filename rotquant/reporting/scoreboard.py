@@ -30,7 +30,8 @@ def index(project: Project) -> str:
     head = (
         "# Scoreboard\n\n"
         f"{done} of {total} tables and figures are computed or recorded. *Computed*: rendered from runs of this "
-        "machine. *Recorded*: measured on the GPU that is named. Build one with `snakemake --cores all reports/<target>.md`.\n"
+        "machine. *Recorded*: measured on the GPU that is named. "
+        "Build one with `snakemake --cores all reports/<target>.md`.\n"
     )
     return "\n".join([head, *parts])
 

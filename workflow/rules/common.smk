@@ -86,3 +86,18 @@ def definition(name):
     published = sorted((*cell, str(value)) for cell, value in PROJECT.published(table).items())
     slots = {column: CONFIG.slot(column).model_dump(mode="json") for column in PROJECT.columns(table)}
     return short_hash(canonical_json([table.model_dump(mode="json"), published, slots]))
+
+
+class CellNames:
+    """For messages: `{CELL:<key>}` is the first cell that a run, or the runs of some weights, belong to.
+
+    A parameter would do as well, but then a renamed row would be computed anew.
+    """
+
+    def __format__(self, key):
+        run = PROJECT.runs.get(key) or PROJECT.weights[key][0]
+        row, column = PROJECT.cells_of_runs[run.key]
+        return f"{row} on {column}" + (f", seed {run.seed}" if run.recipe.is_random else "")
+
+
+CELL = CellNames()

@@ -14,5 +14,7 @@ rule figure:
         code=code("figures"),
         definition=lambda wildcards: definition(wildcards.table),
         attempt=lambda wildcards: attempt(f"reports/figures/{wildcards.table}.svg"),
+    message:
+        "figure {wildcards.table}"
     shell:
         command("report figure {wildcards.table} --config {CONFIG_FILE}", "reports/figures/{table}.svg")

@@ -17,6 +17,8 @@ rule tracking:
         "logs/tracking.log",
     params:
         uri=os.environ.get("MLFLOW_TRACKING_URI", ""),
+    message:
+        "MLflow database"
     shell:
         "rotquant runs init-tracking --output {output} > {log} 2>&1 || {{ tail -n 1 {log} >&2; exit 1; }}"
 
@@ -37,6 +39,8 @@ rule report:
         code=code("reports"),
         definition=lambda wildcards: definition(wildcards.table),
         attempt=lambda wildcards: attempt(f"reports/{wildcards.table}.md"),
+    message:
+        "report {wildcards.table}"
     shell:
         command("report page {wildcards.table} --config {CONFIG_FILE}", "reports/{table}.md")
 
@@ -52,5 +56,7 @@ rule index:
     params:
         code=code("index"),
         attempt=attempt("reports/index.md"),
+    message:
+        "scoreboard"
     shell:
         command("report index --config {CONFIG_FILE}", "reports/index.md")

@@ -18,5 +18,7 @@ rule run:
     params:
         code=code("runs"),
         attempt=lambda wildcards: attempt(f"results/runs/{wildcards.key}.json"),
+    message:
+        "measure {CELL:{wildcards.key}}"
     shell:
         command("runs compute {wildcards.key} --config {CONFIG_FILE}", "results/runs/{key}.json")

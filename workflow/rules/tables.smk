@@ -14,5 +14,7 @@ rule table:
         code=code("tables"),
         definition=lambda wildcards: definition(wildcards.table),
         attempt=lambda wildcards: attempt(f"results/tables/{wildcards.table}.csv"),
+    message:
+        "table {wildcards.table}"
     shell:
         command("report table {wildcards.table} --config {CONFIG_FILE}", "results/tables/{table}.csv")

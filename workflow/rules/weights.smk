@@ -11,6 +11,8 @@ rule weights:
     params:
         code=code("weights"),
         attempt=lambda wildcards: attempt(f"results/weights/{wildcards.weights_key}/weights.json"),
+    message:
+        "weights of {CELL:{wildcards.weights_key}}"
     shell:
         command(
             "runs weights {wildcards.weights_key} --config {CONFIG_FILE}", "results/weights/{weights_key}/weights.json"
