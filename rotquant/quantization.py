@@ -145,8 +145,7 @@ def fake_quantize(x: Tensor, scheme: QuantizationScheme, qparams: QParams | None
     if qparams is None:
         with torch.no_grad():
             qparams = choose_qparams(x, scheme)
-    learned = x.requires_grad or qparams.scale.requires_grad
-    if torch.is_grad_enabled() and learned:
+    if torch.is_grad_enabled() and (x.requires_grad or _is_learned(qparams)):
         return _fake_quantize_with_gradient(x, scheme, qparams)
     with torch.no_grad():
         values = _round_and_clamp(grouped(x, scheme), qparams, scheme)
@@ -170,13 +169,19 @@ def fake_quantize_split(
     return result
 
 
+def _is_learned(qparams: QParams) -> bool:
+    return qparams.scale.requires_grad or (qparams.zero_point is not None and qparams.zero_point.requires_grad)
+
+
 def _arithmetic_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def _round_and_clamp(view: Tensor, qparams: QParams, scheme: QuantizationScheme) -> Tensor:
-    """Codes of a grouped view as floating-point numbers, in new memory. A division, not a product with the reciprocal:
-    codes of values on the grid are then exact."""
+    """Codes of a grouped view as floating-point numbers, in new memory.
+
+    A division, not a product with the reciprocal: codes of values that lie on the grid are then exact.
+    """
     smallest, largest = scheme.code_range
     codes = torch.div(view.to(qparams.scale.dtype), qparams.scale).round_()
     if qparams.zero_point is not None:
@@ -186,7 +191,7 @@ def _round_and_clamp(view: Tensor, qparams: QParams, scheme: QuantizationScheme)
 
 def _fake_quantize_with_gradient(x: Tensor, scheme: QuantizationScheme, qparams: QParams) -> Tensor:
     view = grouped(x, scheme)
-    if not qparams.scale.requires_grad:
+    if not _is_learned(qparams):
         return _StraightThrough.apply(view, qparams, scheme).reshape(x.shape)
     smallest, largest = scheme.code_range
     codes = _StraightThroughRound.apply(view.to(qparams.scale.dtype) / qparams.scale)

@@ -216,5 +216,5 @@ def _untie_embeddings(model: nn.Module) -> None:
     if head.weight is tokens.weight or head.weight.data_ptr() == tokens.weight.data_ptr():
         head.weight = nn.Parameter(tokens.weight.detach().clone(), requires_grad=tokens.weight.requires_grad)
     model.config.tie_word_embeddings = False
-    # transformers remembers tied names when a model is built, and would drop lm_head from a saved checkpoint.
+    # transformers lists tied names when a model is built, for its own re-tying, device maps and saving.
     model.all_tied_weights_keys = {}

@@ -20,10 +20,10 @@ GROUPED = QuantizationScheme(bits=3, granularity="group", group_size=8)
 SCHEMES = [(PER_HEAD, PER_HEAD), (GROUPED, PER_HEAD), (None, PER_HEAD), (GROUPED, None)]
 
 
-def states(tokens: int, seed: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Keys and values [2, 2 heads, tokens, 16]."""
+def states(tokens: int, seed: int, dtype: torch.dtype = torch.float32, head_dim: int = 16) -> tuple[Tensor, Tensor]:
+    """Keys and values [2, 2 heads, tokens, head_dim]."""
     generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(2, 2, tokens, 16, generator=generator).to(dtype) for _ in range(2))
+    return tuple(torch.randn(2, 2, tokens, head_dim, generator=generator).to(dtype) for _ in range(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -55,10 +55,11 @@ def test_the_cache_stores_integers() -> None:
     assert [part.shape for part in layer.value_qparams] == [(2, 2, 5, 1, 1)] * 2
 
 
-def test_scores_are_those_of_rotated_queries_and_rotated_quantized_keys() -> None:
+@pytest.mark.parametrize("head_dim", [12, 16])  # H_12 is not symmetric: its inverse is another matrix
+def test_scores_are_those_of_rotated_queries_and_rotated_quantized_keys(head_dim: int) -> None:
     """QuaRot's stage 1d: softmax sees (q H)(Q(k H))^T, which this cache reaches without touching queries."""
-    k, v = states(9, 0, torch.float64)
-    q, _ = states(4, 1, torch.float64)
+    k, v = states(9, 0, torch.float64, head_dim)
+    q, _ = states(4, 1, torch.float64, head_dim)
     cached, _ = QuantizedCache(KVQuantizer(PER_HEAD, PER_HEAD, RotationScheme())).update(k, v, 0)
     rotated_q, rotated_k = hadamard.hadamard_transform(q), hadamard.hadamard_transform(k)
     expected = rotated_q @ fake_quantize(rotated_k, PER_HEAD).mT
@@ -184,6 +185,11 @@ def test_an_empty_foreign_cache_is_replaced_and_a_filled_one_refused() -> None:
         assert isinstance(out.past_key_values, QuantizedCache)
         with pytest.raises(RotquantError, match="given a DynamicCache filled by something else"):
             model(tokens, past_key_values=filled, use_cache=True)
+    with (
+        wrap(model, Wrapping(None, None, PER_HEAD, GROUPED)),
+        pytest.raises(RotquantError, match="given a QuantizedCache filled by something else"),
+    ):
+        model(tokens, past_key_values=out.past_key_values, use_cache=True)
 
 
 def test_cropping_and_selecting_act_on_every_stored_tensor() -> None:

@@ -24,6 +24,7 @@ FLOAT64_BOUND = 1e-9
 
 #: Shapes as awkward as real ones: (name, arguments, whether the number of heads has a Hadamard matrix).
 SHAPES = {
+    "head_dim 12, 8 heads": ({"hidden_size": 96, "num_heads": 8, "num_kv_heads": 2}, True),
     "head_dim 16, 20 heads": ({"hidden_size": 320, "num_heads": 20, "num_kv_heads": 4, "intermediate_size": 172}, True),
     "head_dim 32, 12 heads": ({"hidden_size": 384, "num_heads": 12, "num_kv_heads": 12}, True),
     "head_dim 64, 5 heads": ({"hidden_size": 320, "num_heads": 5, "num_kv_heads": 1, "intermediate_size": 108}, False),
@@ -114,6 +115,8 @@ def test_tied_embeddings_become_two_weights_that_survive_saving(family: str, tmp
     rotate(model, RotationScheme(heads=False, mlp=False), seed=0)
     assert lm_head(model).weight.data_ptr() != embedding(model).weight.data_ptr()
     assert model.config.tie_word_embeddings is False
+    model.tie_weights()
+    assert lm_head(model).weight is not embedding(model).weight
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
