@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rotquant.architectures import architecture_of, decoder_layers
+from rotquant.calibration import capture_layer_inputs
 from rotquant.errors import RecipeError
 from rotquant.methods import omniquant
 from rotquant.methods.omniquant import Block, clipped_qparams, rotary_pairs, transformed
@@ -27,19 +28,9 @@ def logit(p):
 
 
 def layer_inputs(model, tokens):
-    """Hidden states before the first decoder layer and the keyword arguments of a layer for one sample."""
-    seen = {}
-
-    def keep(_module, args, kwargs):
-        seen.update(hidden=args[0], kwargs=kwargs)
-
-    hook = decoder_layers(model)[0].register_forward_pre_hook(keep, with_kwargs=True)
-    with torch.no_grad():
-        model(tokens[:1], use_cache=False)
-        kwargs = seen["kwargs"]
-        model(tokens, use_cache=False)
-    hook.remove()
-    return seen["hidden"], kwargs
+    """Hidden states before the first decoder layer and its keyword arguments."""
+    stream = capture_layer_inputs(model, tokens)
+    return stream.hidden, stream.kwargs[0]
 
 
 def outlier_model(**arguments):
@@ -66,8 +57,8 @@ def recipe(steps, rotation=None, **weights):
 
 def run(settings, model, tokens, seed=0):
     """Apply OmniQuant to a model in place and return the integer weights of all layers."""
-    hidden, kwargs = layer_inputs(model, tokens)
-    return list(omniquant.quantize_model(model, hidden, kwargs, settings, seed=seed, batch_size=4))
+    stream = capture_layer_inputs(model, tokens, batch_size=4)
+    return list(omniquant.quantize_model(model, stream, settings, seed=seed, progress=False))
 
 
 def block_error(model, reference, settings, tokens):
@@ -149,7 +140,7 @@ def transformation_change(model, settings, wrapping=None):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_transformation_does_not_change_the_function(family):
-    # Grouped-query attention, biases (Qwen2) and fused projections (Phi-3) included; float64 leaves rounding near 1e-15.
+    # Grouped-query attention, biases (Qwen2), fused projections (Phi-3); float64 leaves rounding near 1e-15.
     places, change = transformation_change(tiny_model(family, dtype=torch.float64), recipe(1))
     assert places == {"attention_input", "value", "query_key", "mlp_input"}
     assert change < 1e-11
@@ -165,7 +156,7 @@ def test_the_transformation_leaves_out_the_place_where_an_online_transform_stand
 
 
 def test_training_lowers_the_block_error():
-    assert trained_error(60) < 0.9 * trained_error(1)
+    assert trained_error(60) < 0.95 * trained_error(1)  # 0.87 here
 
 
 def test_omniquant_beats_round_to_nearest_on_outlier_channels():

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rotquant.architectures import architecture_of, decoder_layers
+from rotquant.calibration import capture_layer_inputs
 from rotquant.errors import RecipeError
 from rotquant.methods.outliers import check_outliers, select_outliers
-from rotquant.methods.statistics import measure, observe
+from rotquant.methods.statistics import collect_statistics, measure, observe
 from rotquant.presets import preset
 from rotquant.quantization import fake_quantize, fake_quantize_split
 from rotquant.recipes import Recipe
@@ -38,6 +39,16 @@ def test_statistics_over_batches_equal_those_over_everything(statistic):
     for name, expected in whole.items():
         torch.testing.assert_close(pieces[name], expected)  # float32 sums in another order
     assert not layer.self_attn.q_proj._forward_pre_hooks
+
+
+def test_streamed_statistics_equal_those_of_an_ordinary_forward_pass():
+    model, tokens = tiny_model(), tiny_tokens(batch=4)
+    streamed = collect_statistics(capture_layer_inputs(model, tokens, batch_size=2), "max", progress=False)
+    for layer, statistics in zip(decoder_layers(model), streamed, strict=True):
+        with torch.no_grad(), observe(layer, architecture_of(model), "max") as expected:
+            model(tokens)
+        for name, value in expected.items():
+            torch.testing.assert_close(statistics[name], value, rtol=1e-4, atol=1e-4)  # float32, other batches
 
 
 @pytest.mark.parametrize("statistic", ["max", "square"])

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from rotquant.architectures import architecture_of, decoder_layers
+from rotquant.calibration import capture_layer_inputs
 from rotquant.methods.smoothquant import SMALLEST, smooth, smooth_site, smoothing_scale, weight_maxima
-from rotquant.methods.statistics import observe
+from rotquant.methods.statistics import collect_statistics
 from rotquant.quantization import fake_quantize
 from rotquant.rotation import rotate
 from rotquant.schemes import QuantizationScheme, RotationScheme, Smoothing
@@ -13,13 +14,8 @@ from tests.models import FAMILIES, tiny_model, tiny_tokens
 
 
 def site_maxima(model, tokens):
-    """max |x| of every site of every layer, from one ordinary forward pass."""
-    result = []
-    for layer in decoder_layers(model):
-        with torch.no_grad(), observe(layer, architecture_of(model), "max") as maxima:
-            model(tokens)
-        result.append(maxima)
-    return result
+    """max |x| of every site of every layer."""
+    return collect_statistics(capture_layer_inputs(model, tokens), "max", progress=False)
 
 
 def plant_outliers(model, channels=(3, 17), factor=40.0):

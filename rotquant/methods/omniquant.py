@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rotquant.architectures import Architecture, Projection, architecture_of, decoder_layers
+from rotquant.architectures import Architecture, Projection
+from rotquant.calibration import LayerStream
 from rotquant.errors import RecipeError
 from rotquant.methods.smoothquant import smoothing_scale
 from rotquant.methods.statistics import observe
@@ -337,24 +338,16 @@ def quantize_block(
 
 
 def quantize_model(
-    model: nn.Module,
-    hidden: Tensor,
-    kwargs: Mapping[str, Any],
-    recipe: Recipe,
-    *,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    batch_size: int = 8,
+    model: nn.Module, stream: LayerStream, recipe: Recipe, *, seed: int = 0, progress: bool = True
 ) -> Iterator[dict[str, QuantizedWeight]]:
-    """Quantize a model in place, one decoder layer at a time on `device`; each layer returns to where it was.
+    """Quantize a model in place, one decoder layer at a time on the stream's device.
 
     Args:
         model: rotated before, if the recipe rotates, and not wrapped.
-        hidden: inputs of the first decoder layer, [samples, tokens, hidden].
-        kwargs: keyword arguments of the decoder layers for one sample (position embeddings, mask).
+        stream: the model's calibration samples before its first layer; its hidden states stay as they are.
         recipe: with `omniquant`.
         seed: decides the order of the samples.
-        batch_size: samples at once where nothing is trained.
+        progress: show a bar.
 
     Yields:
         For each layer its integer weights by name; the layer holds their values, its norms absorbed the scales.
@@ -363,16 +356,13 @@ def quantize_model(
         RecipeError: see `check_omniquant`.
     """
     check_omniquant(recipe)
-    architecture = architecture_of(model)
-    clean = noisy = hidden
-    for index, layer in enumerate(decoder_layers(model)):
-        home, dtype = next((p.device, p.dtype) for p in layer.parameters())
-        layer.to(device)
-        exact = torch.promote_types(dtype, torch.float32)
-        block = Block(layer, architecture, {name: _to(value, device, exact) for name, value in kwargs.items()})
-        weights, clean, noisy = quantize_block(model, block, clean, noisy, recipe, seed + index, batch_size)
-        layer.to(home)
-        yield {name: weight.to(home) for name, weight in weights.items()}
+    clean = noisy = stream.hidden
+    for index, layer in stream.layers("OmniQuant", progress):
+        exact = torch.promote_types(stream.hidden.dtype, torch.float32)
+        kwargs = {name: _to(value, stream.device, exact) for name, value in stream.kwargs[index].items()}
+        block = Block(layer, stream.architecture, kwargs)
+        weights, clean, noisy = quantize_block(model, block, clean, noisy, recipe, seed + index, stream.batch_size)
+        yield weights
 
 
 def _to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.architectures import Architecture
+from rotquant.calibration import LayerStream
 
 Statistic = Literal["max", "square"]
 
@@ -46,6 +47,25 @@ def observe(layer: nn.Module, architecture: Architecture, statistic: Statistic) 
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def collect_statistics(stream: LayerStream, statistic: Statistic, progress: bool = True) -> list[dict[str, Tensor]]:
+    """Run the stream through the whole model, one layer at a time on its device, and measure every site.
+
+    Args:
+        stream: calibration samples before the first layer; their hidden states are used up.
+        statistic: `max` |x| or `square`, the sum of squares.
+        progress: show a bar.
+
+    Returns:
+        For each decoder layer one tensor [features] by site name, on the host.
+    """
+    result = []
+    for index, layer in stream.layers("statistics", progress):
+        with observe(layer, stream.architecture, statistic) as statistics:
+            stream.advance(index)
+        result.append({name: value.cpu() for name, value in statistics.items()})
+    return result
 
 
 def measure(x: Tensor, statistic: Statistic) -> Tensor:
