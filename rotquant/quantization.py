@@ -162,11 +162,20 @@ def fake_quantize_split(
     Groups are formed among the normal columns in the order of the split. No column moves: the result lines up with `x`.
     """
     split = split.to(x.device)
-    normal, outliers = split.normal_columns, split.outlier_columns
-    result = x.index_copy(-1, normal, fake_quantize(x.index_select(-1, normal), scheme, qparams))
+    kept = x.index_select(-1, split.outlier_columns)
     if split.outlier_bits == 8:
-        result = result.index_copy(-1, outliers, fake_quantize(x.index_select(-1, outliers), OUTLIER_SCHEME))
-    return result
+        kept = fake_quantize(kept, OUTLIER_SCHEME)
+    if scheme.granularity not in ("group", "head"):
+        # Zeros never widen a range, so without groups the columns need not be gathered (half the time on a CPU).
+        quantized = fake_quantize(x.index_fill(-1, split.outlier_columns, 0.0), scheme, qparams)
+        return quantized.index_copy_(-1, split.outlier_columns, kept)
+    normal = fake_quantize(_take_columns(x, split.normal_columns), scheme, qparams)
+    return _take_columns(torch.cat([normal, kept], dim=-1), torch.argsort(split.permutation))
+
+
+def _take_columns(x: Tensor, columns: Tensor) -> Tensor:
+    """x[..., columns]; gather is the fastest of torch's ways to say so on a CPU."""
+    return x.gather(-1, columns.expand(*x.shape[:-1], -1))
 
 
 def _is_learned(qparams: QParams) -> bool:

@@ -73,10 +73,12 @@ def tiny_tokens(batch: int = 2, tokens: int = 24, seed: int = 0) -> torch.Tensor
 
 @torch.no_grad()
 def _randomise(model: nn.Module, generator: torch.Generator) -> None:
+    # A tied embedding is also lm_head: of the size of other linear layers, lest logits grow with the hidden size.
+    tied = model.config.tie_word_embeddings
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.ndim == 2:
-            parameter.copy_(noise if "embed" in name else noise / parameter.shape[1] ** 0.5)
+            parameter.copy_(noise if "embed" in name and not tied else noise / parameter.shape[1] ** 0.5)
         elif "norm" in name:
             parameter.copy_(1.0 + 0.3 * noise)
         else:

@@ -20,6 +20,12 @@ from rotquant.quantization import (
 )
 from rotquant.schemes import QuantizationScheme
 
+#: Ways to quantize the normal columns of a split.
+SPLIT_SCHEMES = [
+    QuantizationScheme(bits=4),
+    QuantizationScheme(bits=4, symmetric=False, granularity="tensor"),
+    QuantizationScheme(bits=4, granularity="group", group_size=4),
+]
 GRANULARITIES = ("tensor", "token", "channel", "group", "head")
 
 
@@ -255,26 +261,31 @@ def test_a_group_size_that_does_not_divide_is_one_clear_error() -> None:
         fake_quantize(torch.ones(2, 8), scheme)
 
 
+@pytest.mark.parametrize("scheme", SPLIT_SCHEMES, ids=lambda scheme: scheme.granularity)
 @pytest.mark.parametrize("outlier_bits", [8, 16])
-def test_a_column_split_quantizes_two_sets_and_moves_no_column(outlier_bits: int) -> None:
+def test_a_column_split_quantizes_two_sets_and_moves_no_column(outlier_bits: int, scheme: QuantizationScheme) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 12, generator=generator) * (1 + 50 * (torch.arange(12) % 3 == 0))
     permutation = torch.cat([torch.tensor([i for i in range(12) if i % 3]), torch.tensor([9, 0, 6, 3])])
     split = ColumnSplit(permutation, outliers=4, outlier_bits=outlier_bits)
-    scheme = QuantizationScheme(bits=4, granularity="group", group_size=4)
     result = fake_quantize_split(x, scheme, split)
     normal, outliers = split.normal_columns, split.outlier_columns
     assert torch.equal(result[:, normal], fake_quantize(x[:, normal], scheme))
     eight = fake_quantize(x[:, outliers], QuantizationScheme(bits=8))
     assert torch.equal(result[:, outliers], eight if outlier_bits == 8 else x[:, outliers])
     # The point of it: normal columns no longer share a scale with ones 50 times as large.
+    assert not torch.equal(x, result)
     assert (result - x).norm() < 0.2 * (fake_quantize(x, scheme) - x).norm()
 
 
-def test_a_split_is_differentiable() -> None:
+@pytest.mark.parametrize("scheme", SPLIT_SCHEMES, ids=lambda scheme: scheme.granularity)
+def test_a_split_is_differentiable_and_leaves_its_input_alone(scheme: QuantizationScheme) -> None:
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    fake_quantize_split(x, QuantizationScheme(bits=4), ColumnSplit(torch.arange(8), 2)).sum().backward()
+    before = x.detach().clone()
+    split = ColumnSplit(torch.tensor([7, 1, 5, 3, 2, 6, 0, 4]), 4, 8)
+    fake_quantize_split(x, scheme, split).sum().backward()
     assert torch.equal(x.grad, torch.ones(3, 8))
+    assert torch.equal(x, before)
 
 
 def test_static_parameters_are_used_as_given() -> None:

@@ -18,7 +18,7 @@ from tests.models import FAMILIES, tiny_model, tiny_tokens
 
 NO_ROTATION = RotationScheme(residual="none", values=False, heads=False, keys=False, mlp=False)
 
-# The logits are of order 1 to 30 (measured maxima: 2e-5 in float32, 6e-14 in float64); the bounds are the project's.
+# The bounds are the project's; these logits lie between -6 and 6. Measured maxima over families and shapes: 9e-6, 4e-14.
 FLOAT32_BOUND = 1e-4
 FLOAT64_BOUND = 1e-9
 
