@@ -1,0 +1,225 @@
+"""Checkpoints: identity that follows content and not place, and one clear sentence for everything that can be wrong."""
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rotquant import checkpoints
+from rotquant.checkpoints import checkpoint_digest, load_checkpoint
+from rotquant.errors import CheckpointError, UnsupportedArchitectureError
+from tests.models import VOCABULARY, tiny_model
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<unk>"
+    )
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    tiny_model(dtype=torch.bfloat16).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "copy"))
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_header(folder: Path, change: object) -> None:
+    """Rewrite the safetensors header, keeping the data."""
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+def test_a_checkpoint_loads_in_the_type_asked_for(folder: Path) -> None:
+    model, tokenizer = load_checkpoint(str(folder), torch.float32)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert not model.training
+    assert tokenizer.bos_token_id == 1
+    expected = tiny_model(dtype=torch.bfloat16).state_dict()
+    assert all(torch.equal(tensor, expected[name].float()) for name, tensor in model.state_dict().items())
+
+
+def test_tied_embeddings_are_not_a_missing_tensor(tmp_path: Path) -> None:
+    tiny_model(tied=True).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model, _ = load_checkpoint(tmp_path, torch.float32)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_sharded_checkpoints_load_and_a_missing_shard_is_named(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path, max_shard_size="100KB")
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    load_checkpoint(tmp_path, torch.float32)
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=f"incomplete: {shard.name}"):
+        load_checkpoint(tmp_path, torch.float32)
+
+
+def test_the_digest_follows_the_content_and_not_the_place(original: Path, folder: Path) -> None:
+    digest = checkpoint_digest(original)
+    assert digest == checkpoint_digest(str(folder))
+    assert len(digest) == 16
+    (folder / "README.md").write_text("not part of the model")
+    assert checkpoint_digest(folder) == digest
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    assert checkpoint_digest(folder) != digest
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_the_digest_covers_configuration_and_tokenizer(original: Path, folder: Path, name: str) -> None:
+    (folder / name).write_text((folder / name).read_text() + "\n")
+    assert checkpoint_digest(folder) != checkpoint_digest(original)
+
+
+def test_large_checkpoints_are_identified_by_their_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "CONTENT_BYTES", 10)
+    digest = checkpoint_digest(folder)
+    edit_header(folder, lambda header: header.setdefault("__metadata__", {}).update(note="changed"))
+    assert checkpoint_digest(folder) != digest
+
+
+def test_a_hub_id_is_its_own_digest_with_its_revision() -> None:
+    assert checkpoint_digest("meta-llama/Llama-2-7b-hf") == "meta-llama/Llama-2-7b-hf@main"
+    assert checkpoint_digest("meta-llama/Llama-2-7b-hf", "abc123") == "meta-llama/Llama-2-7b-hf@abc123"
+    assert checkpoint_digest("meta-llama/Llama-2-7b-hf@v1.0") == "meta-llama/Llama-2-7b-hf@v1.0"
+
+
+def test_digests_need_neither_torch_nor_transformers(folder: Path) -> None:
+    code = (
+        "import sys; from rotquant.checkpoints import checkpoint_digest; checkpoint_digest(sys.argv[1]); "
+        "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def damage_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+
+
+def empty(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def only_pickles(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def drop_tensor(folder: Path) -> None:
+    edit_header(folder, lambda header: header.update(extra=header.pop("model.layers.1.mlp.up_proj.weight")))
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def damage_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def damage_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": ')
+
+
+def quantized(folder: Path) -> None:
+    (folder / "rotquant.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (truncate, r"model\.safetensors is truncated or damaged: \d+ bytes where its header promises \d+"),
+        (damage_header, "its header cannot be read"),
+        (empty, "its header cannot be read"),
+        (only_pickles, "holds only pickled weights"),
+        (no_weights, "model.safetensors is missing"),
+        (drop_tensor, "it lacks model.layers.1.mlp.up_proj.weight"),
+        (lambda f: edit_config(f, hidden_size=32, head_dim=16), "has shape .* expected"),
+        (lambda f: edit_config(f, num_hidden_layers=3), "it lacks model.layers.2"),
+        (lambda f: edit_config(f, num_hidden_layers=1), "it has an unknown tensor model.layers.1"),
+        (lambda f: edit_config(f, hidden_size="wide"), r"config\.json is damaged"),
+        (no_tokenizer, "has no tokenizer"),
+        (damage_tokenizer, "the tokenizer in .* cannot be loaded"),
+        (no_config, "it has no config.json"),
+        (damage_config, r"config\.json is damaged"),
+        (quantized, "holds quantized weights already"),
+    ],
+)
+def test_every_defect_is_one_sentence(folder: Path, damage: object, sentence: str) -> None:
+    damage(folder)
+    with pytest.raises(CheckpointError, match=sentence) as caught:
+        load_checkpoint(folder, torch.float32)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+def test_an_unknown_family_is_named_with_the_known_ones(folder: Path) -> None:
+    edit_config(folder, model_type="gpt2")
+    with pytest.raises(UnsupportedArchitectureError, match=r"'gpt2'.*llama"):
+        load_checkpoint(folder, torch.float32)
+
+
+def test_code_of_a_checkpoint_is_never_run(folder: Path) -> None:
+    edit_config(folder, auto_map={"AutoModelForCausalLM": "evil.Model", "AutoConfig": "evil.Config"})
+    (folder / "evil.py").write_text("raise SystemExit('was run')")
+    load_checkpoint(folder, torch.float32)  # the built-in class of the family is used
+
+
+def test_a_missing_folder_and_a_file_are_told_apart(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_checkpoint(folder / "nowhere" / "deep", torch.float32)
+    with pytest.raises(CheckpointError, match="is a file; give the folder"):
+        checkpoint_digest(folder / "model.safetensors")
+
+
+def test_an_unreachable_hub_says_how_to_give_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unreachable(*_: object, **__: object) -> str:
+        raise ConnectionError("Name or service not known\nmore")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(CheckpointError, match="set `checkpoint:` to its folder") as caught:
+        load_checkpoint("owner/model", torch.float32)
+    assert "\n" not in str(caught.value)
