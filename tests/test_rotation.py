@@ -18,7 +18,7 @@ from tests.models import FAMILIES, tiny_model, tiny_tokens
 
 NO_ROTATION = RotationScheme(residual="none", values=False, heads=False, keys=False, mlp=False)
 
-# The bounds are the project's; these logits lie between -6 and 6. Measured maxima over families and shapes: 9e-6, 4e-14.
+# The bounds are the project's. Logits lie between -6 and 6; measured maxima over families and shapes: 9e-6 and 4e-14.
 FLOAT32_BOUND = 1e-4
 FLOAT64_BOUND = 1e-9
 
