@@ -169,7 +169,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' progress bars and its tables of missing tensors, which become errors here, off the terminal."""
+    """Keep transformers' progress bars and its tables of missing tensors, errors here, off the terminal."""
     from transformers.utils import logging
 
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
