@@ -1,0 +1,191 @@
+"""A copy of the project in a temporary folder, with tiny tables, so that the workflow runs as a user runs it.
+
+The copy has its own rotquant package, which its processes import: a test may edit it as a developer would. With `fake`,
+the two computing stages are replaced by arithmetic on the recipe, so that tests of the workflow's mechanics load no
+torch.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REPOSITORY = Path(__file__).parents[1]
+
+FAKE_WEIGHTS = '''"""Weights stage of the tests: waits while the file `slow` exists, fails when `fail` does."""
+
+import time
+from pathlib import Path
+
+from rotquant.errors import CheckpointError
+from rotquant.provenance import code_digest, environment
+
+
+def compute_weights(run, checkpoint, folder, device):
+    if Path("fail").exists():
+        raise CheckpointError("the weights cannot be read.")
+    while Path("slow").exists():
+        Path("started").touch()
+        time.sleep(0.05)
+    folder.mkdir(parents=True, exist_ok=True)
+    return {**environment(), "code_digest": code_digest("weights"), "seconds": 0.5, "corpora": {}}
+'''
+
+FAKE_RUNS = '''"""Runs stage of the tests: a perplexity that depends on the recipe, the slot and the seed alone."""
+
+import math
+
+from rotquant.provenance import code_digest, environment
+
+FACTOR = 1.0
+
+
+def compute_run(run, checkpoint, folder, device, batch_size):
+    bits = run.recipe.weights.scheme.bits if run.recipe.weights else 16
+    value = FACTOR * (10 + len(checkpoint) % 7) * (1 + 2.0**-bits + 0.001 * run.seed)
+    metrics = {"perplexity": value, "nll": math.log(value), "tokens": 1, "windows": 1}
+    return metrics, {**environment(), "code_digest": code_digest("runs"), "seconds": 0.25, "corpora": {}}
+'''
+
+FAKE_CHECKPOINTS = '''"""Checkpoint digests of the tests: of the name alone."""
+
+from rotquant.files import short_hash
+
+
+def checkpoint_digest(path):
+    return short_hash(str(path))
+'''
+
+TABLES: dict[str, Any] = {
+    "paper": "quarot",
+    "title": "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs",
+    "tables": [
+        {
+            "id": "quarot_table1",
+            "title": "small",
+            "section": "5.1",
+            "caption": "A small table.",
+            "metric": {"kind": "perplexity", "corpus": "wikitext2"},
+            "columns": ["Llama-2-7B", "Llama-2-13B"],
+            "baseline": "Baseline",
+            "rows": [
+                {"name": "Baseline", "method": "baseline"},
+                {"name": "QuaRot", "method": "quarot-rtn"},
+            ],
+            "published": "published/small.csv",
+            "claims": [
+                {
+                    "text": "The baseline is better than QuaRot.",
+                    "section": "5.1",
+                    "check": {"less": {"row": "Baseline", "than": ["QuaRot"]}},
+                }
+            ],
+            "figure": {"kind": "relative_increase", "caption": "Increase."},
+        }
+    ],
+}
+PUBLISHED = """row,column,metric,value,unit
+Baseline,Llama-2-7B,perplexity,5.47,ppl
+Baseline,Llama-2-13B,perplexity,4.88,ppl
+QuaRot,Llama-2-7B,perplexity,8.37,ppl
+QuaRot,Llama-2-13B,perplexity,-,ppl
+"""
+CONFIG: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "seeds": [0, 1],
+    "tracking": False,
+    "corpora": {"wikitext2": {"name": "text", "source": "local", "path": "text"}},
+    "calibration": {"samples": 2, "sequence_length": 16},
+    "evaluation": {"sequence_length": 16, "max_windows": 2},
+    "slots": {"Llama-2-7B": {"checkpoint": "models/small"}, "Llama-2-13B": {"checkpoint": "models/larger"}},
+}
+
+
+class Copy:
+    """The copied project; `fake` replaces the computing stages, `small` the tables and the configuration."""
+
+    def __init__(self, root: Path, *, fake: bool = True, small: bool = True) -> None:
+        self.root = root
+        ignore = shutil.ignore_patterns("__pycache__", "resources")
+        shutil.copytree(REPOSITORY / "workflow", root / "workflow", ignore=ignore)
+        shutil.copytree(REPOSITORY / "config", root / "config")
+        shutil.copytree(REPOSITORY / "rotquant", root / "rotquant", ignore=ignore)
+        if fake:
+            self.write("rotquant/execution/weights.py", FAKE_WEIGHTS)
+            self.write("rotquant/execution/runs.py", FAKE_RUNS)
+            self.write("rotquant/checkpoints.py", FAKE_CHECKPOINTS)
+        if small:
+            self.set_tables(TABLES)
+            self.set_config(CONFIG)
+            self.write("workflow/papers/quarot/published/small.csv", PUBLISHED)
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file of the copy."""
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text, encoding="utf-8")
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        """Replace text in a file of the copy, which must hold it."""
+        text = (self.root / path).read_text(encoding="utf-8")
+        assert old in text
+        self.write(path, text.replace(old, new))
+
+    def set_config(self, config: dict[str, Any]) -> None:
+        """Replace the configuration."""
+        self.write("config/config.yaml", yaml.safe_dump(config))
+
+    def set_tables(self, tables: dict[str, Any]) -> None:
+        """Replace QuaRot's tables."""
+        self.write("workflow/papers/quarot/tables.yaml", yaml.safe_dump(tables, sort_keys=False))
+
+    def environment(self) -> dict[str, str]:
+        """Environment of the copy's processes: its own package, one thread, no tracking server of the user's."""
+        kept = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+        path = f"{Path(sys.executable).parent}:{kept['PATH']}"
+        return {
+            **kept,
+            "PATH": path,
+            "PYTHONPATH": str(self.root),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def start(self, *command: str, **options: Any) -> subprocess.Popen:
+        """Start a command in the copy, as a process group of its own."""
+        return subprocess.Popen(
+            command,
+            cwd=self.root,
+            env=self.environment(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **options,
+        )
+
+    def run(self, *command: str, timeout: float = 120) -> tuple[int, str]:
+        """Run a command in the copy; return its exit status and its output, both streams together."""
+        process = self.start(*command)
+        output, _ = process.communicate(timeout=timeout)
+        return process.returncode, output
+
+    def snakemake(self, *arguments: str, timeout: float = 120) -> tuple[int, str]:
+        """Run Snakemake on two cores in the copy."""
+        return self.run("snakemake", "--cores", "2", *arguments, timeout=timeout)
+
+    def planned(self, *arguments: str) -> dict[str, int]:
+        """How many jobs of each rule a dry run would execute."""
+        status, output = self.snakemake("--dry-run", *arguments)
+        assert status == 0, output
+        lines = output.partition("Job stats:")[2].partition("total")[0].splitlines()
+        pairs = [line.split() for line in lines if len(line.split()) == 2]
+        return {rule: int(count) for rule, count in pairs if count.isdigit()}
+
+    def read(self, pattern: str) -> dict[str, bytes]:
+        """The content of all files that match, by path."""
+        return {str(path.relative_to(self.root)): path.read_bytes() for path in sorted(self.root.glob(pattern))}

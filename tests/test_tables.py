@@ -1,0 +1,201 @@
+"""Tables as data: equal cells are one run, slots scale the papers' numbers, and a wrong name is one clear sentence."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rotquant import tables
+from rotquant.configuration import load_config, merge, without_nulls
+from rotquant.errors import ConfigError, RecipeError, RotquantError
+from rotquant.files import short_hash
+from rotquant.provenance import STAGES, code_digest, stage_modules
+from tests.project import CONFIG, REPOSITORY, TABLES, Copy
+
+
+@pytest.fixture(autouse=True)
+def digests_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are told apart by name, so that tables expand without any."""
+    monkeypatch.setattr(tables, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Copy(tmp_path_factory.mktemp("shipped"), small=False).root
+
+
+def changed(data: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
+    """A copy of nested data with one place changed."""
+    data = copy.deepcopy(data)
+    place = data
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = to
+    return data
+
+
+def load(root: Path, tables_data: dict[str, Any] = TABLES, config: dict[str, Any] = CONFIG) -> tables.Project:
+    project = Copy(root)
+    project.set_tables(tables_data)
+    project.set_config(config)
+    return tables.load_project(root=root)
+
+
+def test_table_1_is_seven_rows_by_three_models_with_three_seeds_for_rotated_rows(shipped: Path) -> None:
+    project = tables.load_project(root=shipped)
+    cells = project.cells("quarot_table1")
+    assert len(cells) == 7 * 3
+    assert {(cell.row, len(cell.runs)) for cell in cells} == {
+        *((row, 1) for row in ("Baseline", "SmoothQuant", "OmniQuant", "QUIK-4B", "Atom-128G")),
+        *((row, 3) for row in ("QuaRot", "QuaRot-128G")),
+    }
+    assert len(project.runs) == 33
+    assert all(project.weights[key][0].weights_key == key for key in project.weights)
+
+
+def test_published_values_belong_to_their_cells(shipped: Path) -> None:
+    project = tables.load_project(root=shipped)
+    published = project.published(project.table("quarot_table1"))
+    assert published["QuaRot", "Llama-2-70B"] == 3.79
+    assert published["SmoothQuant", "Llama-2-70B"] is None
+    assert len(published) == 21
+
+
+def test_group_sizes_and_outliers_are_the_slots(shipped: Path) -> None:
+    project = tables.load_project(root=shipped)
+    slot = project.config.slot("Llama-2-7B")
+    cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in project.cells("quarot_table1")}
+    grouped = cells["QuaRot-128G", "Llama-2-7B"]
+    assert grouped.weights.scheme.group_size == grouped.activations.group_size == slot.group_sizes[128]
+    assert cells["QUIK-4B", "Llama-2-7B"].outliers.features == slot.outlier_features[256]
+    assert cells["QuaRot", "Llama-2-7B"].calibration.samples == slot.calibration["samples"]
+    paper = tables.load_project([REPOSITORY / "config/paper.yaml"], root=shipped)
+    cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in paper.cells("quarot_table1")}
+    assert cells["QuaRot-128G", "Llama-2-70B"].weights.scheme.group_size == 128
+    assert cells["QUIK-4B", "Llama-2-70B"].outliers.features == 256
+    assert cells["QuaRot", "Llama-2-7B"].calibration.sequence_length == 2048
+
+
+def test_equal_cells_of_two_tables_are_one_run(tmp_path: Path) -> None:
+    second = {**TABLES["tables"][0], "id": "quarot_table3"}
+    second["rows"] = [{"name": "Baseline", "method": "baseline"}, {"name": "Renamed", "method": "quarot-rtn"}]
+    second |= {"published": "published/other.csv", "claims": []}
+    project = Copy(tmp_path)
+    project.write("workflow/papers/quarot/published/other.csv", "row,column,metric,value,unit\n")
+    project.set_tables({**TABLES, "tables": [*TABLES["tables"], second]})
+    loaded = tables.load_project(root=tmp_path)
+    keys = [[run.key for cell in loaded.cells(name) for run in cell.runs] for name in loaded.tables]
+    assert keys[0] == keys[1]
+    assert len(loaded.runs) == 6
+
+
+def test_runs_that_differ_at_run_time_only_share_their_weights(tmp_path: Path) -> None:
+    rows = [
+        {"name": "Baseline", "method": "baseline"},
+        {"name": "QuaRot", "method": "quarot-rtn"},
+        {"name": "A8", "method": "quarot-rtn", "recipe": {"activations": {"bits": 8}}},
+    ]
+    project = load(tmp_path, changed(TABLES, "tables", 0, "rows", to=rows))
+    assert len(project.runs) == 2 * (1 + 2 + 2)
+    assert len(project.weights) == 2 * 2
+    assert all(len(sharing) == 2 for sharing in project.weights.values())
+
+
+def test_a_slot_that_is_not_computed_drops_its_column(tmp_path: Path) -> None:
+    project = load(tmp_path, config=changed(CONFIG, "slots", "Llama-2-13B", "compute", to=False))
+    assert {cell.column for cell in project.cells("quarot_table1")} == {"Llama-2-7B"}
+
+
+ROW = ("tables", 0, "rows", 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ((*ROW, "method"), "quorat", "unknown method 'quorat'; nearest: quarot"),
+        ((*ROW, "recipe"), {"weights": {"scheme": {"bits": 9}}}, "weights.scheme.bits"),
+        ((*ROW, "recipe"), {"activations": {"clip_ratio": 1.5}}, "activations.clip_ratio"),
+        ((*ROW, "recipe"), {"wieghts": None}, "wieghts"),
+        ((*ROW, "method"), "quarot-128g", "slots.Llama-2-7B.group_sizes has nothing for the paper's 128"),
+        (("tables", 0, "columns"), ["Llama-2-7b", "Llama-2-13B"], "unknown slot 'Llama-2-7b'; nearest: Llama-2-7B"),
+        (("tables", 0, "metric", "kind"), "perplexty", "'perplexty' is none of perplexity; nearest: perplexity"),
+        (("tables", 0, "metric", "corpus"), "c4", "corpus 'c4' is not defined under corpora"),
+        (("tables", 0, "caption_"), "x", "tables.0: unknown key 'caption_'; nearest: caption"),
+        (("tables", 0, "baseline"), "FP16", "unknown row 'FP16'"),
+        (("tables", 0, "claims", 0, "check", "less", "row"), "Quarot", "unknown row 'Quarot'; nearest: QuaRot"),
+        (("tables", 0, "published"), "published/none.csv", "published/none.csv do not exist"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named(tmp_path: Path, path: tuple, value: Any, sentence: str) -> None:
+    project = Copy(tmp_path)
+    project.set_tables(changed(TABLES, *path, to=value))
+    if path[-1] == "columns":  # the published values would name the columns too
+        project.write("workflow/papers/quarot/published/small.csv", "row,column,metric,value,unit\n")
+    with pytest.raises((ConfigError, RecipeError)) as caught:
+        tables.load_project(root=tmp_path).cells("quarot_table1")
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (("device",), "gpu", "device: 'gpu' is none of cpu, cuda, auto"),
+        (("seeds",), [], "seeds:"),
+        (("seeds",), None, "key 'seeds' is missing"),
+        (("slots", "Llama-2-7B", "chekpoint"), "x", "slots.Llama-2-7B: unknown key 'chekpoint'; nearest: checkpoint"),
+        (("slots", "Llama-2-7B", "group_sizes"), {"a": 8}, "slots.Llama-2-7B.group_sizes"),
+        (("evaluation", "sequence_length"), 1, "evaluation.sequence_length"),
+        (("corpora", "wikitext2", "source"), "web", "corpora.wikitext2.source: 'web' is none of"),
+        (("corpora", "wikitext2", "path"), None, "corpora.corpus 'text'"),
+    ],
+)
+def test_what_is_wrong_in_the_configuration_is_named(tmp_path: Path, path: tuple, value: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, config=changed(CONFIG, *path, to=value)).cells("quarot_table1")
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_bring_the_nearest_ones(shipped: Path) -> None:
+    project = tables.load_project(root=shipped)
+    with pytest.raises(ConfigError, match="unknown table 'quarot_tabel1'; nearest: quarot_table1"):
+        project.table("quarot_tabel1")
+    with pytest.raises(ConfigError, match="no table asks for a run '0000000000000000'"):
+        project.run("0" * 16)
+
+
+def test_later_files_change_keys_and_null_removes_them() -> None:
+    merged = merge({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": None, "e": 3}, "d": [2]})
+    assert without_nulls(merged) == {"a": {"b": 1, "e": 3}, "d": [2]}
+
+
+def test_default_and_paper_configurations_satisfy_the_schema() -> None:
+    assert load_config(root=REPOSITORY).device == "cpu"
+    paper = load_config([REPOSITORY / "config/paper.yaml"], root=REPOSITORY)
+    assert paper.slot("Llama-2-70B").checkpoint == "meta-llama/Llama-2-70b-hf"
+    assert "max_windows" not in paper.slot("Llama-2-70B").evaluation
+
+
+def test_outside_of_a_project_the_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RotquantError, match="not inside a rotquant project"):
+        tables.load_project()
+
+
+def test_expanding_tables_imports_no_torch() -> None:
+    code = "import rotquant.tables, rotquant.provenance, rotquant.commands.runs, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
+
+
+def test_stages_hold_the_modules_that_they_import_and_not_those_that_import_them() -> None:
+    assert {"rotquant.gptq", "rotquant.rotation", "rotquant.quantization"} <= set(stage_modules("weights"))
+    assert "rotquant.evaluation" in stage_modules("runs")
+    for stage in ("weights", "runs"):
+        assert not {name for name in stage_modules(stage) if "reporting" in name or "commands" in name}
+        assert "rotquant.tables" not in stage_modules(stage)
+    assert not {"rotquant.gptq", "rotquant.execution.runs"} & set(stage_modules("reports"))
+    assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)

@@ -1,0 +1,175 @@
+"""The workflow as a user meets it: what runs, what does not run again, and what an interruption or a failure leaves.
+
+Each test runs Snakemake itself in a copy of the project. The mechanics are tested with stand-ins for the two computing
+stages; one test runs everything for real on tiny random models.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.project import CONFIG, Copy
+
+REPORT = "reports/quarot_table1.md"
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """A project whose report is rendered. Tests leave it as they found it."""
+    project = Copy(tmp_path_factory.mktemp("computed"))
+    status, output = project.snakemake(REPORT, "reports/index.md")
+    assert status == 0, output
+    return project
+
+
+def test_main_job_has_one_run_per_cell_and_seed_and_one_build_per_weights(tmp_path: Path) -> None:
+    project = Copy(tmp_path, small=False)
+    planned = project.planned(REPORT)
+    # 5 rows without a rotation and 2 rotated ones with 3 seeds, in 3 columns; the baseline needs no weights
+    assert planned == {"run": 33, "weights": 30, "tracking": 1, "table": 1, "figure": 1, "report": 1}
+    assert not (tmp_path / "results" / "runs").exists()
+
+
+def test_paper_configuration_expands_to_the_same_cells_with_other_keys(tmp_path: Path) -> None:
+    project = Copy(tmp_path, small=False)
+    assert project.planned(REPORT, "--configfile", "config/paper.yaml")["run"] == 33
+    status, output = project.run("rotquant", "runs", "list", "quarot_table1", "--config", "config/paper.yaml")
+    assert status == 0, output
+
+
+def test_report_is_complete_and_nothing_is_left_to_do(computed: Copy) -> None:
+    text = (computed.root / REPORT).read_text()
+    assert "*5.47*" in text
+    assert "1 of 1 hold here" in text
+    assert all(path.split("/")[-1] in text for path in computed.read("results/runs/*.json"))
+    assert "<svg" in (computed.root / "reports/figures/quarot_table1.svg").read_text()
+    assert f"[quarot_table1]({Path(REPORT).name})" in (computed.root / "reports/index.md").read_text()
+    started = time.perf_counter()
+    status, output = computed.snakemake(REPORT, "reports/index.md")
+    assert (status, "Nothing to be done" in output) == (0, True)
+    assert time.perf_counter() - started < 15
+
+
+def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
+    def planned_after(path: str, old: str, new: str) -> set[str]:
+        computed.edit(path, old, new)
+        try:
+            return set(computed.planned(REPORT))
+        finally:
+            computed.edit(path, new, old)
+
+    rendering = {"report"}
+    assert planned_after("rotquant/reporting/markdown.py", "## Claims of the paper", "## Claims") == rendering
+    assert planned_after("rotquant/reporting/figures.py", "FLOOR = 0.3", "FLOOR = 0.2") >= {"figure", "report"}
+    assert planned_after("rotquant/reporting/figures.py", "drawn at it", "put at it") == set()  # a comment
+    measuring = {"run", "table", "figure", "report"}
+    assert planned_after("rotquant/execution/runs.py", "FACTOR = 1.0", "FACTOR = 2.0") == measuring
+    assert planned_after("rotquant/execution/weights.py", "sleep(0.05)", "sleep(0.04)") == {"weights", *measuring}
+    assert planned_after("workflow/papers/quarot/published/small.csv", "8.37", "8.38") == {"table", "figure", "report"}
+    assert planned_after("config/config.yaml", "max_windows: 2", "max_windows: 1") >= {"run"}
+
+
+def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed: Copy) -> None:
+    kept = {**computed.read("results/runs/*.json"), **computed.read("reports/**/*.*")}
+    assert len(kept) > 6
+    computed.edit("rotquant/execution/weights.py", "sleep(0.05)", "sleep(0.04)")
+    (computed.root / "fail").touch()
+    status, output = computed.snakemake(REPORT)
+    assert status != 0
+    assert "the weights cannot be read." in output
+    assert all(b"the weights cannot be read." in log for log in computed.read("logs/weights/*.log").values())
+    assert {**computed.read("results/runs/*.json"), **computed.read("reports/**/*.*")} == kept
+    assert computed.planned(REPORT)["weights"] == 4
+
+    (computed.root / "fail").unlink()
+    status, output = computed.snakemake(REPORT, "reports/index.md")
+    assert status == 0, output
+    assert "Nothing to be done" in computed.snakemake(REPORT)[1]
+    computed.edit("rotquant/execution/weights.py", "sleep(0.04)", "sleep(0.05)")
+    assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
+
+
+def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(computed: Copy) -> None:
+    earlier = computed.read(REPORT)
+    computed.edit("rotquant/reporting/markdown.py", "def page(", "broken syntax\ndef page(")
+    status, output = computed.snakemake(REPORT)
+    assert status != 0
+    assert "markdown.py is not valid Python" in output  # found before anything is run
+    computed.edit("rotquant/reporting/markdown.py", "broken syntax\ndef page(", "def page(")
+    computed.edit("rotquant/reporting/markdown.py", "# {table.paper_title", "# {table.no_such_field}{table.paper_title")
+    assert computed.snakemake(REPORT)[0] != 0
+    assert computed.read(REPORT) == earlier
+    computed.edit("rotquant/reporting/markdown.py", "# {table.no_such_field}{table.paper_title", "# {table.paper_title")
+    assert set(computed.planned(REPORT)) == {"report"}
+    assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_run_completes_without_repair(tmp_path: Path, how: signal.Signals) -> None:
+    project = Copy(tmp_path)
+    (tmp_path / "slow").touch()
+    process = project.start("snakemake", "--cores", "2", REPORT)
+    wait_for(tmp_path / "started")
+    os.killpg(process.pid, how)
+    process.communicate(timeout=60)
+    assert not (tmp_path / REPORT).exists()
+    (tmp_path / "slow").unlink()
+    assert project.snakemake("--unlock")[0] == 0
+    status, output = project.snakemake(REPORT)
+    assert status == 0, output
+    assert not list(tmp_path.glob("results/**/.tmp-*"))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_rerun_keeps_the_earlier_result_and_is_done_later(computed: Copy, how: signal.Signals) -> None:
+    earlier = computed.read("results/runs/*.json")
+    computed.edit("rotquant/execution/weights.py", "sleep(0.05)", "sleep(0.04)")
+    (computed.root / "started").unlink(missing_ok=True)
+    (computed.root / "slow").touch()
+    process = computed.start("snakemake", "--cores", "2", REPORT)
+    wait_for(computed.root / "started")
+    os.killpg(process.pid, how)
+    process.communicate(timeout=60)
+    (computed.root / "slow").unlink()
+    assert computed.snakemake("--unlock")[0] == 0
+    assert computed.read("results/runs/*.json") == earlier
+    assert computed.planned(REPORT)["weights"] == 4
+    computed.edit("rotquant/execution/weights.py", "sleep(0.04)", "sleep(0.05)")
+    status, output = computed.snakemake(REPORT, "reports/index.md")
+    assert status == 0, output
+
+
+def test_bad_requests_are_one_sentence_before_anything_is_computed(tmp_path: Path) -> None:
+    project = Copy(tmp_path)
+    status, output = project.snakemake("reports/quarot_tabel1.md")
+    assert status != 0
+    assert "unknown table 'quarot_tabel1'; nearest: quarot_table1" in output
+    assert "Traceback (most recent call last)" not in output
+    project.set_config({**CONFIG, "evaluation": {"sequence_lenght": 16}})
+    status, output = project.snakemake(REPORT)
+    assert status != 0
+    assert "evaluation: unknown key 'sequence_lenght'; nearest: sequence_length" in output
+    assert "Traceback (most recent call last)" not in output
+    assert not (tmp_path / "results" / "runs").exists()
+
+
+def test_damaged_run_file_is_one_sentence_and_recomputed_when_deleted(computed: Copy) -> None:
+    path = sorted(computed.root.glob("results/runs/*.json"))[0]
+    good = path.read_bytes()
+    path.write_bytes(good[: len(good) // 2])
+    status, output = computed.snakemake(REPORT)
+    assert status != 0
+    assert f"{path.name} is damaged" in output
+    path.unlink()
+    assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
+    assert path.exists()
+
+
+def wait_for(path: Path, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.05)
