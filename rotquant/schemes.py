@@ -132,7 +132,9 @@ class OutlierFeatures(Frozen):
 class OmniQuant(Frozen):
     """OmniQuant (Shao et al. 2023): learnable weight clipping and learnable equivalent transformation, block by block.
 
-    steps: optimizer steps per block (the paper: 20 epochs over 128 samples at batch 1). Learning rates as in the paper.
+    steps: optimizer steps per block (the paper: 20 epochs over 128 samples at batch 1).
+    clipping_lr, transformation_lr: as in the paper; the authors' code has the two numbers the other way round.
+    smoothing_alpha: of the SmoothQuant scales from which the transformation starts.
     """
 
     steps: Annotated[int, Field(gt=0)] = 2560
