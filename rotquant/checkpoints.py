@@ -59,15 +59,15 @@ def checkpoint_digest(checkpoint: str | Path, revision: str | None = None) -> st
     return digest.hexdigest()[:16]
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder, in order.
+def weight_files(folder: Path, stem: str = "model") -> list[Path]:
+    """The safetensors files of a folder, in order: `stem`.safetensors or the shards that its index names.
 
     Raises:
         CheckpointError: no config.json, an index that names missing files, pickled weights only, or no weights at all.
     """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} is no model folder: it has no config.json.")
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -84,7 +84,7 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} holds only pickled weights, which are not read because unpickling runs code; "
             "convert them to model.safetensors."
         )
-    raise CheckpointError(f"{folder} holds no weights: model.safetensors is missing.")
+    raise CheckpointError(f"{folder} holds no weights: {single.name} is missing.")
 
 
 def read_safetensors_header(path: Path) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def load_checkpoint(
         raise CheckpointError(f"{folder} holds quantized weights already: load it with load_quantized.")
     for path in weight_files(folder):
         read_safetensors_header(path)
-    config = _load_config(folder)
+    config = load_config(folder)
     tokenizer = load_tokenizer(folder)
     from transformers import AutoModelForCausalLM
 
@@ -196,7 +196,7 @@ def check_loading(folder: Path, info: dict[str, Any]) -> None:
             raise CheckpointError(f"{folder} does not fit its config.json: it {problem} {names[0]}{more}.")
 
 
-def _load_config(folder: Path) -> Any:
+def load_config(folder: Path) -> Any:
     """The configuration, refused before anything is loaded when no adapter knows its family."""
     path = folder / "config.json"
     from rotquant.architectures import architecture_of

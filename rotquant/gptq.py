@@ -81,8 +81,9 @@ def quantize_gptq_site(
 
     rank = _processing_rank(hessian, base[:normal], settings.gptq.act_order)
     order = torch.cat([base[:normal][rank], base[normal:]])
-    factor = inverse_factor(hessian[order][:, order], settings.gptq.damping).to(dtype)
-    columns = torch.cat([weight.to(dtype).T for weight in weights], dim=1)[order]  # [in, all rows], will be overwritten
+    natural = split is None and not settings.gptq.act_order
+    factor = inverse_factor(hessian if natural else hessian[order[:, None], order], settings.gptq.damping).to(dtype)
+    columns = torch.cat([weight.to(dtype).T for weight in weights], dim=1)[order]  # [in, all rows], to be overwritten
     if grouped:
         codes, qparams = _quantize_grouped(columns, factor, normal, weights, settings)
         columns_of_codes = order
@@ -93,14 +94,14 @@ def quantize_gptq_site(
     values, scale = _finish_outliers(columns, factor, normal, settings.gptq.block_size, split)
     if values is not None and scale is None:
         values = values.to(weights[0].dtype)
-    natural = split is None and not (grouped and settings.gptq.act_order)
+    in_place = natural or (split is None and not grouped)
     sizes = [len(weight) for weight in weights]
     return [
         QuantizedWeight(
             codes[:, rows].T.contiguous(),
             weight_qparams,
             settings.scheme,
-            None if natural else columns_of_codes,
+            None if in_place else columns_of_codes,
             None if values is None else values[:, rows].T.contiguous(),
             None if scale is None else scale[rows].clone(),
         )
@@ -165,17 +166,17 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
         )
     mean = diagonal.mean()
     mean = torch.where(mean > 0, mean, torch.ones_like(mean))
-    # H = R R^T with R *upper* triangular is the Cholesky factorization of H in reverse order; then U = R^-1.
-    reverse = hessian.double().flip(0, 1)
+    # With rows and columns in reverse order, H = L L^T; U is then L^-1 in reverse order: one factorization.
+    backwards = torch.arange(len(hessian) - 1, -1, -1, device=hessian.device)
+    reverse = hessian[backwards[:, None], backwards].double()
     reverse.diagonal().add_(torch.where(diagonal > 0, damping * mean, mean).flip(0))
     lower, failed = torch.linalg.cholesky_ex(reverse)
-    del reverse
     if failed.item():
         raise RotquantError(f"the GPTQ Hessian is not positive definite at damping {damping}: raise the damping.")
-    upper = lower.flip(0, 1)
-    del lower
-    identity = torch.eye(len(hessian), dtype=upper.dtype, device=upper.device)
-    return torch.linalg.solve_triangular(upper, identity, upper=True)
+    identity = reverse.zero_()
+    identity.fill_diagonal_(1.0)
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
+    return inverse[backwards[:, None], backwards]
 
 
 def _processing_rank(hessian: Tensor, normal: Tensor, act_order: bool) -> Tensor:
@@ -274,6 +275,11 @@ def _captured_column_loop(
 def _constant_scales(rows: QParams) -> ColumnScales:
     """The same scales [rows, 1] for every column."""
     return lambda start, stop: _each(lambda parts: parts[0].T.expand(stop - start, -1), [rows])
+
+
+def release_graphs() -> None:
+    """Free the memory of captured graphs; the next call captures anew."""
+    _captured_column_loop.cache_clear()
 
 
 class _GroupScales:

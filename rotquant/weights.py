@@ -1,0 +1,318 @@
+"""The weights stage: what a recipe does to a model before it runs, in the order in which the papers do it.
+
+Rotation (QuaRot stage 1), SmoothQuant or OmniQuant, choice of outlier features, then round-to-nearest or GPTQ layer by
+layer, then static activation scales. One decoder layer at a time lies on the accelerator. Methods live in their own
+modules; this one only calls them.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from rotquant.architectures import Architecture, Site, architecture_of, decoder_layers
+from rotquant.calibration import LayerStream, capture_layer_inputs, on_device
+from rotquant.checkpoints import load_checkpoint
+from rotquant.errors import RecipeError, RotquantError
+from rotquant.gptq import Hessian, quantize_gptq_site, release_graphs
+from rotquant.methods.omniquant import check_omniquant, quantize_model
+from rotquant.methods.outliers import check_outliers, select_outliers
+from rotquant.methods.smoothquant import smooth
+from rotquant.methods.statistics import Statistic, collect_statistics
+from rotquant.provenance import versions
+from rotquant.quantization import ColumnSplit, QParams, check_groups, choose_qparams
+from rotquant.recipes import Recipe
+from rotquant.rotation import check_rotation, rotate
+from rotquant.rtn import QuantizedWeight, quantize_rtn
+from rotquant.storage import Manifest, StoredModel, is_quantized_folder, load_quantized, save_quantized
+from rotquant.wrapping import Handle, SiteKey, Wrapping, wrap
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = [
+    "StoredModel",
+    "build_weights",
+    "check_recipe",
+    "is_quantized_folder",
+    "load_checkpoint",
+    "load_quantized",
+    "quantized_forward",
+    "save_quantized",
+]
+
+Splits = dict[SiteKey, ColumnSplit]
+Weights = dict[str, QuantizedWeight]
+
+
+def build_weights(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase | None",
+    recipe: Recipe,
+    seed: int,
+    samples: Tensor | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> StoredModel:
+    """Apply the stored part of a recipe to `model`, in place.
+
+    Args:
+        model: a causal language model of a supported family; it may lie on the host and stays where it is.
+        tokenizer: only passed on to the result.
+        recipe: what to do.
+        seed: of the random rotation, and of the order of OmniQuant's samples.
+        samples: calibration token ids, int64 [samples, tokens]; needed where `recipe.needs_calibration`.
+        device: where the work is done.
+        batch_size: calibration samples at once; default by their length.
+        progress: show a progress bar where there is a terminal.
+
+    Raises:
+        RecipeError: the recipe does not fit the model, or samples are missing; before anything is changed.
+        RotquantError: calibration activations are not finite.
+    """
+    check_recipe(model, recipe, samples)
+    stage = _Stage(model, recipe, samples, torch.device(device), batch_size, progress)
+    seconds: dict[str, float] = {}
+    weights: Weights = {}
+    splits: Splits = {}
+    static: dict[SiteKey, QParams] = {}
+    if recipe.rotation is not None:
+        with _timed(seconds, "rotation"):
+            rotate(model, recipe.rotation, seed, device)
+    if recipe.smoothing is not None:
+        with _timed(seconds, "smoothing"):
+            smooth(model, recipe.smoothing, stage.statistics("max"))
+    if recipe.outliers is not None:
+        with _timed(seconds, "outliers"):
+            for index, measured in enumerate(stage.statistics(recipe.outliers.statistic)):
+                splits |= {(index, site): select_outliers(x, recipe.outliers) for site, x in measured.items()}
+    if recipe.weights is not None:
+        with _timed(seconds, "weights"):
+            if recipe.omniquant is not None:
+                weights = stage.omniquant(seed)
+            elif recipe.weights.gptq is not None:
+                weights = stage.gptq(splits)
+            else:
+                weights = stage.round_to_nearest(splits)
+    if recipe.activations is not None and not recipe.activations.dynamic:
+        with _timed(seconds, "static scales"):
+            static = stage.static_scales(splits)
+    manifest = Manifest(
+        recipe=recipe,
+        seed=seed,
+        dtype=str(model.dtype).removeprefix("torch."),
+        quantized={name: weight.shape for name, weight in weights.items()},
+        seconds=seconds,
+        versions=versions(),
+        splits=splits,
+        static=static,
+    )
+    return StoredModel(model, tokenizer, weights, manifest)
+
+
+def quantized_forward(model: nn.Module, recipe: Recipe, manifest: Manifest | None = None) -> Handle:
+    """Install the running half of a recipe (online transforms, activation and KV quantizers) for evaluation.
+
+    Args:
+        model: from `load_quantized` or `build_weights`, or a plain checkpoint where the recipe stores nothing.
+        recipe: may differ from the manifest's in what acts at run time.
+        manifest: of the stored weights; None for a plain checkpoint.
+
+    Raises:
+        RecipeError: the weights were made by another recipe, or the recipe needs weights that were not made.
+    """
+    if manifest is None:
+        made = [name for name, value in recipe.stored().items() if value is not None]
+        if made:
+            raise RecipeError(f"the recipe changes weights ({', '.join(made)}): build and load its weights first.")
+        return wrap(model, Wrapping(activations=recipe.activations, keys=recipe.keys, values=recipe.values))
+    if recipe.stored() != manifest.recipe.stored():
+        raise RecipeError("the weights were made by another recipe: build those of this one, or evaluate that one.")
+    return wrap(
+        model,
+        Wrapping(
+            rotation=recipe.rotation,
+            activations=recipe.activations,
+            keys=recipe.keys,
+            values=recipe.values,
+            outliers=manifest.splits,
+            static=manifest.static,
+        ),
+    )
+
+
+def check_recipe(model: nn.Module, recipe: Recipe, samples: Tensor | None) -> None:
+    """Raise `RecipeError` for whatever in the recipe does not fit the model, before expensive work."""
+    architecture = architecture_of(model)
+    if recipe.rotation is not None:
+        check_rotation(architecture, recipe.rotation)
+    check_omniquant(recipe)
+    check_outliers(architecture, recipe)
+    if recipe.needs_calibration and samples is None:
+        raise RecipeError("the recipe needs calibration text, but no samples were given.")
+    outliers = recipe.outliers.features if recipe.outliers else 0
+    for site in architecture.sites:
+        for scheme in (recipe.weights and recipe.weights.scheme, recipe.activations):
+            if scheme is not None:
+                check_groups(site.features - outliers, scheme, f"{' and '.join(site.linears)}")
+    activations = recipe.activations
+    if activations is not None and not activations.dynamic and activations.granularity != "tensor":
+        raise RecipeError(
+            f"static activation scales are per tensor, not per {activations.granularity}: "
+            "set activations.granularity to tensor or activations.dynamic to true."
+        )
+
+
+class _Stage:
+    """One call of `build_weights`: the model, and how calibration text passes through it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        samples: Tensor | None,
+        device: torch.device,
+        batch_size: int | None,
+        progress: bool,
+    ) -> None:
+        self.model = model
+        self.architecture: Architecture = architecture_of(model)
+        self.recipe = recipe
+        self.samples = samples
+        self.device = device
+        self.batch_size = batch_size
+        self.progress = progress
+        self.online = Wrapping(rotation=recipe.rotation)
+
+    def capture(self) -> LayerStream:
+        """Calibration samples at the entrance of the first layer."""
+        return capture_layer_inputs(self.model, self.samples, self.device, self.batch_size)
+
+    def statistics(self, statistic: Statistic) -> list[dict[str, Tensor]]:
+        """A statistic of every site's features by layer, of the model as it is now, on the host."""
+        with wrap(self.model, self.online):
+            return collect_statistics(self.capture(), statistic, self.progress)
+
+    def round_to_nearest(self, splits: Splits) -> Weights:
+        """Round every weight; no calibration, no forward pass."""
+        weights: Weights = {}
+        layers = tqdm(decoder_layers(self.model), desc="RTN", unit="layer", leave=False, disable=self._quiet())
+        for index, layer in enumerate(layers):
+            with on_device(layer, self.device):
+                for site in self.architecture.sites:
+                    split = splits.get((index, site.name))
+                    rounded = [
+                        quantize_rtn(layer.get_submodule(name).weight.detach(), self.recipe.weights, split)
+                        for name in site.linears
+                    ]
+                    weights |= self._store(index, layer, site, rounded)
+        return weights
+
+    def gptq(self, splits: Splits) -> Weights:
+        """GPTQ site by site: inputs come from layers and sites that are quantized already, and are not quantized."""
+        weights: Weights = {}
+        with wrap(self.model, self.online):
+            stream = self.capture()
+            for index, layer in stream.layers("GPTQ", self.progress):
+                for site in self.architecture.sites:
+                    weights |= self._gptq_site(stream, index, layer, site, splits.get((index, site.name)))
+                if index + 1 < self.architecture.num_layers:
+                    stream.advance(index)
+        release_graphs()
+        return weights
+
+    def omniquant(self, seed: int) -> Weights:
+        """OmniQuant block by block, along a full-precision and a quantized stream of hidden states."""
+        weights: Weights = {}
+        blocks = quantize_model(self.model, self.capture(), self.recipe, seed=seed, progress=self.progress)
+        for index, quantized in enumerate(blocks):
+            weights |= {self._name(index, name): weight.to("cpu") for name, weight in quantized.items()}
+        return weights
+
+    def static_scales(self, splits: Splits) -> dict[SiteKey, QParams]:
+        """Per-tensor scales of every site from the smallest and largest normal feature over the calibration text."""
+        static: dict[SiteKey, QParams] = {}
+        with wrap(self.model, self.online):
+            stream = self.capture()
+            for index, layer in stream.layers("static scales", self.progress):
+                with _ranges(layer, self.architecture, index, splits) as ranges:
+                    stream.advance(index)
+                for site, extremes in ranges.items():
+                    static[index, site] = choose_qparams(extremes, self.recipe.activations).to("cpu")
+        return static
+
+    @torch.no_grad()
+    def _gptq_site(
+        self, stream: LayerStream, index: int, layer: nn.Module, site: Site, split: ColumnSplit | None
+    ) -> Weights:
+        linears = [layer.get_submodule(name).weight for name in site.linears]
+        dtype = torch.promote_types(linears[0].dtype, torch.float32)
+        hessian = Hessian(site.features, self.device, dtype)
+        stream.feed(index, site, hessian.add)
+        try:
+            quantized = quantize_gptq_site(linears, hessian.matrix, self.recipe.weights, split)
+        except RecipeError:
+            raise
+        except RotquantError as error:
+            raise RotquantError(f"layer {index}, {site.name}: {error}") from None
+        return self._store(index, layer, site, quantized)
+
+    @torch.no_grad()
+    def _store(self, index: int, layer: nn.Module, site: Site, quantized: list[QuantizedWeight]) -> Weights:
+        """Put the dequantized weights into the layer; the integers, by full name, go to the host."""
+        for name, weight in zip(site.linears, quantized, strict=True):
+            parameter = layer.get_submodule(name).weight
+            parameter.copy_(weight.dequantize(parameter.dtype))
+        names = [self._name(index, name) for name in site.linears]
+        return {name: weight.to("cpu") for name, weight in zip(names, quantized, strict=True)}
+
+    def _name(self, index: int, linear: str) -> str:
+        return f"{self.model.base_model_prefix}.layers.{index}.{linear}.weight"
+
+    def _quiet(self) -> bool | None:
+        return None if self.progress else True
+
+
+@contextmanager
+def _ranges(
+    layer: nn.Module, architecture: Architecture, index: int, splits: Mapping[SiteKey, ColumnSplit]
+) -> Iterator[dict[str, Tensor]]:
+    """While open, track each site's smallest and largest input, without outlier features: by site name, [2]."""
+    ranges: dict[str, Tensor] = {}
+
+    def update(site: str, x: Tensor) -> None:
+        split = splits.get((index, site))
+        if split is not None:
+            x = x[..., split.normal_columns.to(x.device)]
+        low, high = x.aminmax()
+        if site in ranges:
+            low, high = torch.minimum(low, ranges[site][0]), torch.maximum(high, ranges[site][1])
+        ranges[site] = torch.stack([low, high])
+
+    hooks = [
+        layer.get_submodule(site.linears[0]).register_forward_pre_hook(
+            lambda _module, inputs, site=site.name: update(site, inputs[0])
+        )
+        for site in architecture.sites
+    ]
+    try:
+        yield ranges
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the wall time of the block to `seconds`."""
+    start = time.perf_counter()
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    seconds[name] = time.perf_counter() - start

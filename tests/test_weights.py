@@ -1,0 +1,412 @@
+"""The weights stage and its folder: what is quantized, from what, and that a loaded model is the one stored."""
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from rotquant.architectures import architecture_of, decoder_layers
+from rotquant.errors import CheckpointError, RecipeError, ResultError, RotquantError
+from rotquant.gptq import Hessian, quantize_gptq
+from rotquant.quantization import choose_qparams
+from rotquant.recipes import Recipe
+from rotquant.rotation import rotate
+from rotquant.rtn import quantize_rtn
+from rotquant.schemes import (
+    GPTQ,
+    Calibration,
+    OmniQuant,
+    OutlierFeatures,
+    QuantizationScheme,
+    RotationScheme,
+    Smoothing,
+    WeightQuantization,
+)
+from rotquant.storage import is_quantized_folder, pack_codes, read_manifest, unpack_codes
+from rotquant.weights import build_weights, load_checkpoint, load_quantized, quantized_forward, save_quantized
+from rotquant.wrapping import Wrapping, wrap
+from tests.models import FAMILIES, tiny_model, tiny_tokens
+from tests.test_checkpoints import tiny_tokenizer
+
+CHANNEL = QuantizationScheme(bits=4, granularity="channel")
+GROUPS = QuantizationScheme(bits=4, granularity="group", group_size=8)
+INPUTS = QuantizationScheme(bits=4, clip_ratio=0.9)
+CACHE = QuantizationScheme(bits=4, symmetric=False, granularity="head")
+CALIBRATION = Calibration(samples=6, sequence_length=24)
+SAMPLES = tiny_tokens(batch=6, tokens=24, seed=5)
+
+
+def weights(scheme: QuantizationScheme = CHANNEL, gptq: bool = True, **options: object) -> WeightQuantization:
+    return WeightQuantization(scheme=scheme, gptq=GPTQ() if gptq else None, **options)
+
+
+ROTATED_GPTQ = Recipe(
+    rotation=RotationScheme(), weights=weights(), activations=INPUTS, keys=CACHE, values=CACHE, calibration=CALIBRATION
+)
+RECIPES = {
+    "rotation": Recipe(rotation=RotationScheme()),
+    "rtn": Recipe(weights=weights(gptq=False), activations=INPUTS, keys=CACHE, values=CACHE),
+    "rtn-8-bit": Recipe(weights=weights(QuantizationScheme(bits=8, granularity="channel"), gptq=False)),
+    "asymmetric-3-bit": Recipe(
+        rotation=RotationScheme(),
+        weights=weights(QuantizationScheme(bits=3, granularity="group", group_size=16, symmetric=False)),
+        calibration=CALIBRATION,
+    ),
+    "per-tensor": Recipe(weights=weights(QuantizationScheme(bits=4, granularity="tensor"), gptq=False)),
+    "quarot": ROTATED_GPTQ,
+    "act-order": Recipe(weights=WeightQuantization(scheme=GROUPS, gptq=GPTQ(act_order=True)), calibration=CALIBRATION),
+    "smoothquant": Recipe(
+        smoothing=Smoothing(), weights=weights(gptq=False), activations=INPUTS, calibration=CALIBRATION
+    ),
+    "omniquant": Recipe(
+        omniquant=OmniQuant(steps=3),
+        weights=weights(gptq=False, clip_search=False),
+        activations=INPUTS,
+        calibration=CALIBRATION,
+    ),
+    "quik": Recipe(
+        outliers=OutlierFeatures(features=5), weights=weights(), activations=INPUTS, calibration=CALIBRATION
+    ),
+    "atom": Recipe(
+        outliers=OutlierFeatures(features=8, bits=8, statistic="square"),
+        weights=weights(GROUPS),
+        activations=QuantizationScheme(bits=4, granularity="group", group_size=8),
+        keys=CACHE,
+        values=CACHE,
+        calibration=CALIBRATION,
+    ),
+    "static": Recipe(
+        rotation=RotationScheme(),
+        weights=weights(gptq=False),
+        activations=QuantizationScheme(bits=8, granularity="tensor", dynamic=False, clip_ratio=0.9),
+        calibration=CALIBRATION,
+    ),
+}
+
+
+def build(recipe: Recipe, family: str = "llama", seed: int = 3, **model: object):
+    return build_weights(tiny_model(family, **model), tiny_tokenizer(), recipe, seed, SAMPLES, progress=False)
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module, recipe: Recipe, manifest: object) -> torch.Tensor:
+    with quantized_forward(model, recipe, manifest):
+        return model(tiny_tokens(), use_cache=False).logits
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_stored_model_gives_the_same_logits_bit_for_bit(name: str, tmp_path: Path) -> None:
+    recipe = RECIPES[name]
+    stored = build(recipe)
+    save_quantized(tmp_path / "model", stored)
+    shutil.move(tmp_path / "model", tmp_path / "elsewhere")
+    model, tokenizer, manifest = load_quantized(tmp_path / "elsewhere")
+    assert torch.equal(logits(model, recipe, manifest), logits(stored.model, recipe, stored.manifest))
+    assert manifest.recipe == recipe
+    assert tokenizer.bos_token_id == 1
+    for key, value in stored.model.state_dict().items():
+        assert torch.equal(model.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_every_family_is_quantized_stored_and_loaded(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    stored = build(ROTATED_GPTQ, family, dtype=dtype)
+    save_quantized(tmp_path / "model", stored)
+    model, _, manifest = load_quantized(tmp_path / "model")
+    architecture = architecture_of(model)
+    assert len(manifest.quantized) == architecture.num_layers * len(architecture.linears)
+    for key, value in stored.model.state_dict().items():
+        assert torch.equal(model.state_dict()[key], value), key
+    for index, layer in enumerate(decoder_layers(model)):
+        for name in architecture.linears:
+            row = layer.get_submodule(name).weight[0]
+            assert len(row.unique()) <= 16, (index, name)
+
+
+def test_another_process_gives_the_same_logits(tmp_path: Path) -> None:
+    stored = build(ROTATED_GPTQ)
+    save_quantized(tmp_path / "model", stored)
+    code = (
+        "import sys, torch; from rotquant.weights import load_quantized, quantized_forward\n"
+        "model, _, manifest = load_quantized(sys.argv[1])\n"
+        "with torch.no_grad(), quantized_forward(model, manifest.recipe, manifest):\n"
+        "    torch.save(model(torch.tensor([[1, 9, 30, 7]]), use_cache=False).logits, sys.argv[2])\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "model"), str(tmp_path / "logits")], check=True)
+    with torch.no_grad(), quantized_forward(stored.model, ROTATED_GPTQ, stored.manifest):
+        expected = stored.model(torch.tensor([[1, 9, 30, 7]]), use_cache=False).logits
+    assert torch.equal(torch.load(tmp_path / "logits", weights_only=True), expected)
+
+
+def test_tied_embeddings_stay_tied_without_rotation(tmp_path: Path) -> None:
+    stored = build(RECIPES["rtn"], tied=True)
+    save_quantized(tmp_path / "model", stored)
+    model, _, _ = load_quantized(tmp_path / "model")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    rotated = build(ROTATED_GPTQ, tied=True)
+    save_quantized(tmp_path / "rotated", rotated)
+    model, _, manifest = load_quantized(tmp_path / "rotated")
+    assert torch.equal(logits(model, ROTATED_GPTQ, manifest), logits(rotated.model, ROTATED_GPTQ, rotated.manifest))
+
+
+def test_gptq_sees_rotated_unquantized_inputs_of_the_layers_quantized_so_far() -> None:
+    """The whole stage, done by hand: ordinary forward passes, one linear layer at a time, no stream."""
+    stored = build(ROTATED_GPTQ, dtype=torch.float64)
+    model = tiny_model(dtype=torch.float64)
+    rotate(model, ROTATED_GPTQ.rotation, seed=3)
+    architecture = architecture_of(model)
+    with wrap(model, Wrapping(rotation=ROTATED_GPTQ.rotation)), torch.no_grad():
+        for index, layer in enumerate(decoder_layers(model)):
+            for site in architecture.sites:
+                linears = [layer.get_submodule(name) for name in site.linears]
+                hessian = Hessian(site.features, dtype=torch.float64)
+                hook = linears[0].register_forward_pre_hook(lambda _, x, hessian=hessian: hessian.add(x[0]))
+                model(SAMPLES, use_cache=False)
+                hook.remove()
+                for name, linear in zip(site.linears, linears, strict=True):
+                    quantized = quantize_gptq(linear.weight, hessian.matrix, ROTATED_GPTQ.weights)
+                    linear.weight.copy_(quantized.dequantize(torch.float64))
+                    # float64: sums in another order differ by 1e-15, no weight lies that close to a tie
+                    assert torch.equal(stored.weights[f"model.layers.{index}.{name}.weight"].codes, quantized.codes)
+
+
+def test_calibration_may_be_batched_in_any_way() -> None:
+    codes = []
+    for batch_size in (1, 4, 6):
+        model = tiny_model(dtype=torch.float64)
+        stored = build_weights(model, None, ROTATED_GPTQ, 0, SAMPLES, batch_size=batch_size, progress=False)
+        codes.append(torch.cat([weight.codes.flatten() for weight in stored.weights.values()]))
+    assert torch.equal(codes[0], codes[1])
+    assert torch.equal(codes[0], codes[2])
+
+
+def test_gptq_keeps_the_hidden_states_closer_than_rounding_to_nearest() -> None:
+    rtn = Recipe(rotation=RotationScheme(), weights=weights(gptq=False), calibration=CALIBRATION)
+    gptq = Recipe(rotation=RotationScheme(), weights=weights(), calibration=CALIBRATION)
+    with torch.no_grad():
+        expected = tiny_model()(SAMPLES).logits
+    errors = {}
+    for name, recipe in {"rtn": rtn, "gptq": gptq}.items():
+        stored = build(recipe)
+        with torch.no_grad(), quantized_forward(stored.model, recipe, stored.manifest):
+            errors[name] = (stored.model(SAMPLES, use_cache=False).logits - expected).square().mean().item()
+    # random weights and random tokens: inputs are hardly correlated, so the gain is small, but it is there
+    assert errors["gptq"] < 0.9 * errors["rtn"]
+
+
+def test_rounding_to_nearest_needs_no_calibration_and_runs_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    original = tiny_model()
+    monkeypatch.setattr(type(decoder_layers(model)[0]), "forward", None)
+    stored = build_weights(model, None, RECIPES["rtn"], 0, progress=False)
+    for name, weight in stored.weights.items():
+        expected = quantize_rtn(original.get_parameter(name).detach(), RECIPES["rtn"].weights)
+        assert torch.equal(weight.codes, expected.codes)
+
+
+def test_static_scales_cover_the_calibration_text() -> None:
+    stored = build(RECIPES["static"])
+    seen: dict[tuple[int, str], list[torch.Tensor]] = {}
+    architecture = architecture_of(stored.model)
+    with wrap(stored.model, Wrapping(rotation=RotationScheme())), torch.no_grad():
+        for index, layer in enumerate(decoder_layers(stored.model)):
+            for site in architecture.sites:
+                values = seen.setdefault((index, site.name), [])
+                layer.get_submodule(site.linears[0]).register_forward_pre_hook(
+                    lambda _, x, values=values: values.append(x[0])
+                )
+        stored.model(SAMPLES, use_cache=False)
+    assert stored.manifest.static.keys() == seen.keys()
+    for key, values in seen.items():
+        expected = choose_qparams(torch.cat(values), RECIPES["static"].activations).scale
+        torch.testing.assert_close(stored.manifest.static[key].scale, expected, rtol=1e-4, atol=0)  # float32, batches
+
+
+def test_outlier_columns_stay_in_higher_precision() -> None:
+    original, stored = tiny_model(), build(RECIPES["quik"])
+    for (index, site), split in stored.manifest.splits.items():
+        assert split.outliers == 5
+        name = architecture_of(original).site(site).linears[0]
+        weight = stored.weights[f"model.layers.{index}.{name}.weight"]
+        assert torch.equal(weight.columns, split.permutation)
+        normal = stored.model.get_submodule(f"model.layers.{index}.{name}").weight[0, split.normal_columns]
+        assert len(normal.unique()) <= 16
+
+
+def test_the_runtime_part_of_the_recipe_may_change_but_not_the_stored_part() -> None:
+    stored = build(ROTATED_GPTQ)
+    eight_bit = ROTATED_GPTQ.model_copy(update={"activations": QuantizationScheme(bits=8), "keys": None})
+    quantized_forward(stored.model, eight_bit, stored.manifest).remove()
+    with pytest.raises(RecipeError, match="made by another recipe"):
+        quantized_forward(stored.model, RECIPES["rtn"], stored.manifest)
+    with pytest.raises(RecipeError, match="build and load its weights first"):
+        quantized_forward(tiny_model(), ROTATED_GPTQ)
+    with quantized_forward(tiny_model(), Recipe(activations=INPUTS)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        (ROTATED_GPTQ, "needs calibration text"),
+        (
+            Recipe(weights=weights(QuantizationScheme(bits=4, granularity="group", group_size=24), gptq=False)),
+            "group size 24",
+        ),
+        (Recipe(activations=QuantizationScheme(bits=4, granularity="group", group_size=24)), "group size 24"),
+        (
+            RECIPES["static"].model_copy(update={"activations": QuantizationScheme(bits=4, dynamic=False)}),
+            "static activation scales are per tensor",
+        ),
+    ],
+)
+def test_a_recipe_that_does_not_fit_is_refused_before_anything_changes(recipe: Recipe, sentence: str) -> None:
+    model = tiny_model()
+    samples = None if recipe is ROTATED_GPTQ else SAMPLES
+    with pytest.raises(RecipeError, match=sentence):
+        build_weights(model, None, recipe, 0, samples, progress=False)
+    original = tiny_model().state_dict()
+    assert all(torch.equal(tensor, original[name]) for name, tensor in model.state_dict().items())
+
+
+def test_activations_that_overflow_are_reported_with_their_place() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight.fill_(float("inf"))
+    with pytest.raises(RotquantError, match=r"layer 1, attention_output: calibration activations are not finite"):
+        build_weights(model, None, Recipe(weights=weights(), calibration=CALIBRATION), 0, SAMPLES, progress=False)
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(bits=st.integers(2, 8), symmetric=st.booleans(), length=st.integers(1, 33), seed=st.integers(0, 99))
+def test_packing_is_lossless(bits: int, symmetric: bool, length: int, seed: int) -> None:
+    low, high = QuantizationScheme(bits=bits, symmetric=symmetric, granularity="channel").code_range
+    codes = torch.randint(low, high + 1, (3, length), generator=torch.Generator().manual_seed(seed))
+    codes = codes.to(torch.int8 if symmetric else torch.uint8)
+    packed = pack_codes(codes, bits)
+    assert packed.shape[-1] == ((length + 1) // 2 if bits <= 4 else length)
+    assert torch.equal(unpack_codes(packed, bits, symmetric, length), codes)
+
+
+@pytest.fixture(scope="module")
+def good_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored") / "model"
+    save_quantized(folder, build(RECIPES["atom"]), source={"checkpoint": "tiny"})
+    return folder
+
+
+@pytest.fixture
+def folder(good_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(good_folder, tmp_path / "model"))
+
+
+def edit_manifest(folder: Path, **changes: object) -> None:
+    path = folder / "rotquant.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(folder: Path, change: object) -> None:
+    tensors = load_file(folder / "quantized.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "quantized.safetensors")
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "quantized.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "sentence"),
+    [
+        (lambda f: (f / "rotquant.json").unlink(), ResultError, "manifest .* does not exist"),
+        (lambda f: (f / "rotquant.json").write_text('{"format'), ResultError, "manifest .* is damaged"),
+        (lambda f: edit_manifest(f, format_version=7), ResultError, "has format version 7, this rotquant reads 1"),
+        (lambda f: edit_manifest(f, seed="red"), ResultError, r"manifest .* is damaged \(seed"),
+        (lambda f: edit_manifest(f, quantized={}), CheckpointError, "it lacks"),
+        (truncate, CheckpointError, "is truncated or damaged"),
+        (lambda f: edit_tensors(f, lambda t: t.pop(f"{UP}.codes")), CheckpointError, "up_proj.weight.codes is missing"),
+        (lambda f: edit_tensors(f, lambda t: t.pop(f"{UP}.scale")), CheckpointError, "up_proj.weight.scale is missing"),
+        (
+            lambda f: edit_tensors(f, lambda t: t.update({f"{UP}.codes": t[f"{UP}.codes"][:-1].clone()})),
+            CheckpointError,
+            r"up_proj.weight.codes has shape \[95, 28\], expected",
+        ),
+        (
+            lambda f: edit_tensors(f, lambda t: t.pop("rotquant.sites.1.mlp_output.permutation")),
+            CheckpointError,
+            "rotquant.sites.1.mlp_output.permutation is missing",
+        ),
+        (
+            lambda f: edit_tensors(f, lambda t: t.pop("model.norm.weight")),
+            CheckpointError,
+            "it lacks model.norm.weight",
+        ),
+        (
+            lambda f: edit_tensors(f, lambda t: t.update({"model.norm.weight": torch.ones(3)})),
+            CheckpointError,
+            r"model.norm.weight has shape \[3\], expected \[64\]",
+        ),
+        (lambda f: (f / "quantized.safetensors").unlink(), CheckpointError, "quantized.safetensors is missing"),
+        (lambda f: (f / "tokenizer.json").unlink(), CheckpointError, "has no tokenizer"),
+        (lambda f: (f / "config.json").write_text("{"), CheckpointError, "config.json is damaged"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(folder: Path, damage: object, error: type[Exception], sentence: str) -> None:
+    damage(folder)
+    with pytest.raises(error, match=sentence) as caught:
+        load_quantized(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_manifest_says_how_the_weights_were_made(good_folder: Path) -> None:
+    manifest = read_manifest(good_folder)
+    assert manifest.source == {"checkpoint": "tiny"}
+    assert manifest.seconds.keys() == {"outliers", "weights"}
+    assert manifest.quantized[UP] == (96, 64)
+    assert manifest.versions["torch"] == metadata.version("torch")
+    assert is_quantized_folder(good_folder)
+
+
+def test_transformers_refuses_the_folder_instead_of_inventing_weights(good_folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        AutoModelForCausalLM.from_pretrained(good_folder)
+    with pytest.raises(CheckpointError, match="load it with load_quantized"):
+        load_checkpoint(good_folder, torch.float32)
+
+
+def test_large_models_are_stored_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rotquant.storage._LARGEST_SHARD", "30KB")
+    stored = build(ROTATED_GPTQ)
+    save_quantized(tmp_path / "model", stored)
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
+    model, _, _ = load_quantized(tmp_path / "model")
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in stored.model.state_dict().items())
+
+
+def test_an_interrupted_save_leaves_the_earlier_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = build(ROTATED_GPTQ)
+
+    def disk_full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        save_quantized(folder, stored)
+    assert load_quantized(folder)[2].recipe == RECIPES["atom"]
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
