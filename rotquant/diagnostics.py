@@ -6,19 +6,18 @@ largest |down_proj input| exceeds 64 times the median over tokens, taken before 
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from rotquant.architectures import architecture_of, decoder_layers
+from rotquant.calibration import capture_layer_inputs
 from rotquant.evaluation import perplexity
-from rotquant.quantization import QParams, choose_qparams
-from rotquant.rotation import rotate
-from rotquant.schemes import QuantizationScheme, RotationScheme
-from rotquant.wrapping import SiteKey, Wrapping, wrap
+from rotquant.recipes import Recipe
+from rotquant.schemes import Calibration, QuantizationScheme, RotationScheme
+from rotquant.storage import Manifest
+from rotquant.weights import build_weights, quantized_forward
 
 #: PrefixQuant Sec. 5.1: a token whose maximum is this many times the median is an outlier token.
 OUTLIER_TOKEN_RATIO = 64.0
@@ -85,58 +84,42 @@ def diagnose_activations(
     """
     dynamic = QuantizationScheme(bits=bits, clip_ratio=clip_ratio)
     static = QuantizationScheme(bits=bits, clip_ratio=clip_ratio, granularity="tensor", dynamic=False)
-    rotation = RotationScheme()
+    some = Calibration(samples=len(calibration), sequence_length=calibration.shape[1])
 
-    def measure(wrapping: Wrapping) -> float:
-        with wrap(model, wrapping):
+    def measure(recipe: Recipe, manifest: Manifest | None = None) -> float:
+        with quantized_forward(model, recipe, manifest):
             return perplexity(model, tokens, sequence_length, max_windows=max_windows).perplexity
 
-    unquantized = measure(Wrapping())
-    per_token = measure(Wrapping(activations=dynamic))
-    rotate(model, rotation, seed)
-    rotated = measure(Wrapping(rotation=rotation, activations=dynamic))
-    with wrap(model, Wrapping(rotation=rotation)):
-        scales = static_scales(model, calibration, static)
-    rotated_static = measure(Wrapping(rotation=rotation, activations=static, static=scales))
+    unquantized = measure(Recipe())
+    per_token = measure(Recipe(activations=dynamic))
+    recipe = Recipe(rotation=RotationScheme(), activations=static, calibration=some)
+    manifest = build_weights(model, None, recipe, seed, calibration).manifest
+    rotated_static = measure(recipe, manifest)
+    recipe = Recipe(rotation=RotationScheme(), activations=dynamic)
+    rotated = measure(recipe, manifest.model_copy(update={"recipe": recipe, "static": {}}))
     return ActivationDiagnosis(unquantized, per_token, rotated, rotated_static)
 
 
 @torch.no_grad()
-def static_scales(model: nn.Module, samples: Tensor, scheme: QuantizationScheme) -> dict[SiteKey, QParams]:
-    """Per-tensor scales of every site: clip ratio times the largest |x| over `samples` [n, tokens]."""
-    largest: dict[SiteKey, Tensor] = {}
-
-    def record(key: SiteKey, x: Tensor) -> None:
-        peak = x.abs().amax()
-        largest[key] = torch.maximum(largest[key], peak) if key in largest else peak
-
-    with _observed(model, record):
-        for batch in samples.split(8):
-            model(input_ids=batch, use_cache=False)
-    return {key: choose_qparams(peak, scheme) for key, peak in largest.items()}
-
-
-@torch.no_grad()
-def outlier_tokens(model: nn.Module, windows: Tensor, decode) -> list[OutlierTokens]:
+def outlier_tokens(model: nn.Module, windows: Tensor, decode: Callable[[int], str]) -> list[OutlierTokens]:
     """Where the outlier tokens are, layer by layer.
 
     Args:
         windows: int64 [n, tokens].
-        decode: maps one token id to text (a tokenizer's `decode`).
+        decode: maps one token id to text.
     """
-    maxima: list[list[Tensor]] = [[] for _ in decoder_layers(model)]
+    stream = capture_layer_inputs(model, windows)
+    site = stream.architecture.site("mlp_output")
+    summaries = []
+    for index, _ in stream.layers("outlier tokens"):
+        maxima: list[Tensor] = []
+        stream.feed(index, site, lambda x, into=maxima: into.append(x.abs().amax(dim=-1).float()))
+        stream.advance(index)
+        summaries.append(_summary(torch.cat(maxima), windows, decode))
+    return summaries
 
-    def record(key: SiteKey, x: Tensor) -> None:
-        if key[1] == "mlp_output":
-            maxima[key[0]].append(x.abs().amax(dim=-1).float())
 
-    with _observed(model, record):
-        for batch in windows.split(8):
-            model(input_ids=batch, use_cache=False)
-    return [_summary(torch.cat(layer), windows, decode) for layer in maxima]
-
-
-def _summary(maxima: Tensor, windows: Tensor, decode) -> OutlierTokens:
+def _summary(maxima: Tensor, windows: Tensor, decode: Callable[[int], str]) -> OutlierTokens:
     """Summarise one layer's token maxima [n, tokens]."""
     ratios = maxima / maxima.median(dim=1, keepdim=True).values
     outliers = ratios > OUTLIER_TOKEN_RATIO
@@ -149,22 +132,3 @@ def _summary(maxima: Tensor, windows: Tensor, decode) -> OutlierTokens:
         per_window=outliers.sum(dim=1).float().mean().item(),
         most_common=tuple((decode(token), count) for token, count in counts.most_common(5)),
     )
-
-
-@contextmanager
-def _observed(model: nn.Module, record) -> Iterator[None]:
-    """Call `record((layer, site), input)` with every input of a site's first linear layer while the block runs."""
-    hooks = []
-    sites = architecture_of(model).sites
-    for index, layer in enumerate(decoder_layers(model)):
-        for site in sites:
-
-            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], key: SiteKey = (index, site.name)) -> None:
-                record(key, inputs[0])
-
-            hooks.append(layer.get_submodule(site.linears[0]).register_forward_pre_hook(hook))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

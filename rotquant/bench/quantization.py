@@ -43,7 +43,7 @@ def benchmark_quantization(
         samples = torch.randint(model.config.vocab_size, size, generator=generator)
     reset_memory_peak(device)
     start = time.perf_counter()
-    stored = build_weights(model, recipe, seed=seed, samples=samples, device=device)
+    stored = build_weights(model, None, recipe, seed, samples, device=device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     total = time.perf_counter() - start

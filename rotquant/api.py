@@ -1,0 +1,125 @@
+"""The library in three verbs: `quantize` a checkpoint, `load` what was quantized, measure its `perplexity`.
+
+The command line and the workflow call the same functions. A `Model` is ready to run: its forward contains the online
+transforms and quantizers of its recipe.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rotquant import evaluation
+from rotquant.checkpoints import checkpoint_digest, load_checkpoint
+from rotquant.corpora import CALIBRATION_CHARACTERS, DOCSTRINGS, CorpusSpec, calibration_samples, load_text, tokenize
+from rotquant.presets import preset
+from rotquant.recipes import Recipe
+from rotquant.schemes import Calibration, Perplexity
+from rotquant.storage import Manifest, is_quantized_folder, load_quantized, save_quantized
+from rotquant.weights import build_weights, quantized_forward
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rotquant.storage import StoredModel
+    from rotquant.wrapping import Handle
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with its recipe at work.
+
+    network: the transformers model; `handle.remove()` takes the online transforms and quantizers out again.
+    stored: integers and manifest, where weights were quantized in this process; `save` writes them.
+    """
+
+    network: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    recipe: Recipe
+    handle: "Handle"
+    stored: "StoredModel | None" = None
+
+    def save(self, folder: str | Path, source: dict[str, Any] | None = None) -> None:
+        """Write packed weights, tokenizer and manifest to `folder`, which `load` reads back bit for bit."""
+        assert self.stored is not None, "only a model from quantize() has integers to save"
+        save_quantized(folder, self.stored, source)
+
+
+def quantize(
+    checkpoint: str | Path,
+    recipe: Recipe | str,
+    *,
+    corpus: CorpusSpec = DOCSTRINGS,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Model:
+    """Apply a recipe to a checkpoint.
+
+    Args:
+        checkpoint: a local folder or hub id.
+        recipe: a recipe, or a method's name (`rotquant.presets`).
+        corpus: text whose train split calibrates, where the recipe needs it.
+        seed: of the random rotation.
+
+    Raises:
+        RotquantError: bad input, in one sentence, before the expensive part.
+    """
+    recipe = preset(recipe) if isinstance(recipe, str) else recipe
+    network, tokenizer = load_checkpoint(checkpoint, dtype, "cpu")
+    samples = calibration_tokens(corpus, recipe.calibration, tokenizer) if recipe.needs_calibration else None
+    stored = build_weights(network, tokenizer, recipe, seed, samples, device=device)
+    source = {"checkpoint": str(checkpoint), "checkpoint_digest": checkpoint_digest(checkpoint)}
+    manifest = stored.manifest.model_copy(update={"source": source})
+    network.to(device)
+    handle = quantized_forward(network, recipe, manifest)
+    return Model(network, tokenizer, recipe, handle, type(stored)(network, tokenizer, stored.weights, manifest))
+
+
+def load(
+    path: str | Path,
+    recipe: Recipe | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Model:
+    """Load a folder written by `quantize`, or a plain checkpoint.
+
+    Args:
+        recipe: what acts at run time, where it differs from what the folder was made for; a plain checkpoint has none.
+        dtype: default: the folder's own, which alone reproduces its numbers; float32 for a plain checkpoint.
+
+    Raises:
+        RotquantError: bad input, in one sentence.
+    """
+    manifest: Manifest | None = None
+    if is_quantized_folder(path):
+        network, tokenizer, manifest = load_quantized(path, device, dtype)
+        recipe = recipe or manifest.recipe
+    else:
+        network, tokenizer = load_checkpoint(path, dtype or torch.float32, device)
+        recipe = recipe or Recipe()
+    return Model(network, tokenizer, recipe, quantized_forward(network, recipe, manifest))
+
+
+def perplexity(
+    model: Model, corpus: CorpusSpec = DOCSTRINGS, metric: Perplexity | None = None, *, batch_size: int = 8
+) -> evaluation.PerplexityResult:
+    """Perplexity of a model by the papers' protocol (see `rotquant.evaluation`).
+
+    Raises:
+        CorpusError: the text cannot be read or is shorter than one window, or the tokenizer has no BOS.
+    """
+    metric = metric or Perplexity(sequence_length=512)
+    ids = tokenize(load_text(corpus, metric.split), model.tokenizer)
+    return evaluation.perplexity(
+        model.network, ids, metric.sequence_length, batch_size=batch_size, max_windows=metric.max_windows
+    )
+
+
+def calibration_tokens(corpus: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase") -> Tensor:
+    """Calibration samples of a corpus, int64 [samples, sequence_length]: random windows of its train split's head."""
+    ids = tokenize(load_text(corpus, "train", max_characters=CALIBRATION_CHARACTERS), tokenizer)
+    return calibration_samples(ids, calibration.samples, calibration.sequence_length, calibration.seed)

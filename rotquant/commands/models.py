@@ -1,0 +1,172 @@
+"""`rotquant quantize`, `evaluate` and `diagnose`: one model from the command line."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rotquant.commands.options import Changes, Corpus, Device, Dtype, Model, changed, corpus_spec
+from rotquant.devices import torch_device, torch_dtype
+from rotquant.errors import RecipeError, ResultError
+from rotquant.files import write_json, write_text
+from rotquant.presets import preset
+from rotquant.recipes import override
+from rotquant.schemes import Perplexity
+
+CARD_START, CARD_END = "<!-- diagnose:start -->", "<!-- diagnose:end -->"
+
+
+def quantize(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    method: Annotated[
+        str,
+        typer.Option(help="baseline, rtn, smoothquant, omniquant, quik, quarot, quarot-rtn, quarot-128g or atom-128g."),
+    ] = "quarot",
+    changes: Changes = None,
+    corpus: Corpus = "docstrings",
+    samples: Annotated[int, typer.Option(help="Calibration samples.")] = 128,
+    sequence_length: Annotated[int, typer.Option(help="Tokens per calibration sample.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Seed of the random rotation.")] = 0,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+) -> None:
+    """Rotate and quantize MODEL into a folder that `rotquant evaluate` and `rotquant.api.load` read.
+
+    Example: `rotquant quantize workflow/resources/models/rq-7b -o quantized/ --samples 64 --sequence-length 512`
+    """
+    recipe = preset(method)
+    if recipe.calibration:
+        calibration = {"samples": samples, "sequence_length": sequence_length}
+        recipe = override(recipe, {"calibration": calibration}, "calibration options")
+    recipe = changed(recipe, changes)
+    if recipe.is_baseline:
+        raise RecipeError(
+            "the baseline changes nothing, so there is nothing to write; evaluate the model itself."
+        )
+    if output.exists() and any(output.iterdir()) and not (output / "rotquant.json").exists():
+        raise ResultError(f"{output} exists and is not a quantized model; name another folder.")
+    spec = corpus_spec(corpus)
+    from rotquant import api
+
+    quantized = api.quantize(
+        model, recipe, corpus=spec, seed=seed, device=torch_device(device), dtype=torch_dtype(dtype)
+    )
+    quantized.save(output)
+    size = sum(file.stat().st_size for file in output.iterdir()) / 2**20
+    stages = ", ".join(f"{name} {value:.1f} s" for name, value in quantized.stored.seconds.items())
+    Console().print(f"{method}: {len(quantized.stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB")
+
+
+def evaluate(
+    model: Model,
+    metric: Annotated[str, typer.Option(help="perplexity.")] = "perplexity",
+    corpus: Corpus = "docstrings",
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    sequence_length: Annotated[int, typer.Option(help="Tokens per window.")] = 2048,
+    max_windows: Annotated[int | None, typer.Option(help="Only the first windows. Default: all.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Windows per forward pass.")] = 8,
+    device: Device = "auto",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")] = None,
+) -> None:
+    """Measure MODEL: a plain checkpoint as it is, a quantized folder with its online transforms and quantizers.
+
+    Example: `rotquant evaluate quantized/ --sequence-length 512`
+    """
+    if metric != "perplexity":
+        raise RecipeError(f"unknown metric {metric!r}; known: perplexity.")
+    if split not in ("train", "validation", "test"):
+        raise RecipeError(f"unknown split {split!r}; use train, validation or test.")
+    spec = corpus_spec(corpus)
+    settings = Perplexity(corpus=spec.name, split=split, sequence_length=sequence_length, max_windows=max_windows)
+    from rotquant import api
+
+    result = api.perplexity(api.load(model, device=torch_device(device)), spec, settings, batch_size=batch_size)
+    if output:
+        write_json(output, {"model": model, "metric": settings.model_dump(mode="json"), **result.as_metrics()})
+    Console().print(
+        f"{model}: perplexity {result.perplexity:.4f} on {spec.name} {split} "
+        f"({result.windows} windows of {sequence_length} tokens)",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def diagnose(
+    model: Model,
+    corpus: Corpus = "docstrings",
+    sequence_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
+    max_windows: Annotated[int | None, typer.Option(help="Only the first windows of the test split.")] = 64,
+    card: Annotated[
+        Path | None, typer.Option(help="Write the result into this model card, between its diagnose markers.")
+    ] = None,
+) -> None:
+    """Show what outliers do to MODEL: perplexity with 4-bit activations before and after rotation, and outlier tokens.
+
+    Weights and KV cache stay in floating point. Outlier *channels* show in the second row (rotation mends them),
+    outlier *tokens* in the last (rotation does not).
+
+    Example: `rotquant diagnose workflow/resources/models/rq-7b`
+    """
+    if card and CARD_START not in card.read_text(encoding="utf-8"):
+        raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis behind.")
+    spec = corpus_spec(corpus)
+    import torch
+
+    from rotquant import api
+    from rotquant.corpora import evaluation_windows, load_text, tokenize
+    from rotquant.diagnostics import diagnose_activations, outlier_tokens
+    from rotquant.schemes import Calibration
+
+    network, tokenizer = api.load_checkpoint(model, torch.float32)
+    ids = tokenize(load_text(spec, "test"), tokenizer)
+    windows = evaluation_windows(ids, sequence_length)[:32].clone()
+    windows[:, 0] = tokenizer.bos_token_id
+    layers = outlier_tokens(network, windows, tokenizer.decode)
+    samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=sequence_length), tokenizer)
+    found = diagnose_activations(network, ids, samples, sequence_length, max_windows=max_windows)
+    rows = [
+        ("unquantized", f"{found.unquantized:.2f}", ""),
+        ("4-bit activations, per token", f"{found.per_token:.2f}", f"{found.damage:.2f} times the unquantized"),
+        ("the same, rotated", f"{found.rotated:.2f}", f"rotation takes back {found.recovered:.0%} of the rise"),
+        (
+            "static per tensor, rotated",
+            f"{found.rotated_static:.2f}",
+            f"{found.static_penalty:.2f} times the dynamic",
+        ),
+    ]
+    _print("perplexity with 16-bit weights", ("activations", "perplexity", "effect"), rows)
+    token_rows = [
+        (
+            str(index),
+            f"{layer.first_ratio:.1f}",
+            f"{layer.later_ratio:.1f}",
+            f"{layer.per_window:.2f}",
+            ", ".join(f"{text!r} ({count})" for text, count in layer.most_common) or "-",
+        )
+        for index, layer in enumerate(layers)
+    ]
+    head = ("layer", "BOS max/median", "next largest/median", "outlier tokens a window", "which, other than BOS")
+    _print("down_proj input, token maxima (outlier token: above 64 times the median)", head, token_rows)
+    if card:
+        _write_card(card, model, [(("activations", "perplexity", "effect"), rows), (head, token_rows)])
+
+
+def _print(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    table = Table(*head, title=title)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _write_card(card: Path, model: str, tables: list[tuple[tuple[str, ...], list[tuple[str, ...]]]]) -> None:
+    """Replace what stands between the markers of a model card by the tables, in Markdown."""
+    before, _, rest = card.read_text(encoding="utf-8").partition(CARD_START)
+    _, _, after = rest.partition(CARD_END)
+    parts = [f"Printed by `rotquant diagnose {model}`."]
+    for head, rows in tables:
+        lines = [head, tuple("---" for _ in head), *rows]
+        parts.append("\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines))
+    write_text(card, before + CARD_START + "\n" + "\n\n".join(parts) + "\n" + CARD_END + after)
