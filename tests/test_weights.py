@@ -200,8 +200,8 @@ def test_gptq_keeps_the_hidden_states_closer_than_rounding_to_nearest() -> None:
         stored = build(recipe)
         with torch.no_grad(), quantized_forward(stored.model, recipe, stored.manifest):
             errors[name] = (stored.model(SAMPLES, use_cache=False).logits - expected).square().mean().item()
-    # random weights and random tokens: inputs are hardly correlated, so the gain is small, but it is there
-    assert errors["gptq"] < 0.9 * errors["rtn"]
+    # measured 0.0148 against 0.0262 on the calibration tokens themselves
+    assert errors["gptq"] < 0.8 * errors["rtn"]
 
 
 def test_rounding_to_nearest_needs_no_calibration_and_runs_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
