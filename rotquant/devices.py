@@ -1,4 +1,4 @@
-"""Device and dtype names as users write them, and the torch objects they mean. Nothing here touches torch's defaults."""
+"""Device and dtype names as users write them, and the torch objects they mean. It changes no default of torch."""
 
 from typing import TYPE_CHECKING
 
@@ -38,3 +38,10 @@ def torch_dtype(name: str) -> "torch.dtype":
     if name not in ("float32", "bfloat16", "float16", "float64"):
         raise RecipeError(f"unknown dtype {name!r}; use float32, bfloat16, float16 or float64.")
     return getattr(torch, name)
+
+
+def gpu_name(device: "torch.device") -> str | None:
+    """The name of a CUDA device, None for the CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None

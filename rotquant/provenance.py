@@ -11,11 +11,13 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rotquant.errors import ConfigError, nearest
+from rotquant.recipes import Recipe
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -32,33 +34,38 @@ STAGES: dict[str, tuple[str, ...]] = {
 #: Modules whose edits cannot change a result: how a sentence is worded, how a file is put in place.
 NEUTRAL = frozenset({"rotquant", "rotquant.errors", "rotquant.files", "rotquant.provenance"})
 
+#: Modules that act only where a recipe has the section, so that an edit of one method leaves the others' results alone.
+OPTIONAL: dict[str, Callable[[Recipe], object]] = {
+    "rotquant.gptq": lambda recipe: recipe.weights and recipe.weights.gptq,
+    "rotquant.methods.smoothquant": lambda recipe: recipe.smoothing,
+    "rotquant.methods.omniquant": lambda recipe: recipe.omniquant,
+    "rotquant.methods.outliers": lambda recipe: recipe.outliers,
+}
+
 #: Distributions whose version can change a computed number, or whose version a reader wants to know.
 VERSIONS = ("rotquant", "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets")
 
 
-@functools.cache
-def code_digest(stage: str) -> str:
-    """Digest of the sources of one stage: 16 hexadecimal digits.
+def code_digest(stage: str, recipe: Recipe | None = None) -> str:
+    """Digest of the sources of one stage: 16 hexadecimal digits; with a recipe, of those that act for it.
 
     Raises:
         ConfigError: for an unknown stage.
     """
     if stage not in STAGES:
         raise ConfigError(f"unknown stage {stage!r}{nearest(stage, list(STAGES))}.")
-    digest = hashlib.sha256()
-    for module in stage_modules(stage):
-        digest.update(f"{module}\n{_module_digest(module)}\n".encode())
-    return digest.hexdigest()[:16]
+    idle = [] if recipe is None else [module for module, acts in OPTIONAL.items() if not acts(recipe)]
+    return _modules_digest(stage_modules(stage, frozenset(idle)))
 
 
 @functools.cache
-def stage_modules(stage: str) -> tuple[str, ...]:
+def stage_modules(stage: str, without: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """Names of the rotquant modules that a stage's entry modules import, directly or not, entries included, sorted."""
     found: set[str] = set()
     waiting = list(STAGES[stage])
     while waiting:
         module = waiting.pop()
-        if module in found or module in NEUTRAL or _source(module) is None:
+        if module in found or module in NEUTRAL or module in without or _source(module) is None:
             continue
         found.add(module)
         waiting.extend(_imported(module))
@@ -144,6 +151,7 @@ def _tree(module: str) -> ast.Module:
         raise ConfigError(f"{path} is not valid Python (line {error.lineno}: {error.msg}).") from None
 
 
+@functools.cache
 def _imported(module: str) -> set[str]:
     """Every rotquant module named by an import statement anywhere in a module, with the packages that contain it."""
     names: set[str] = set()
@@ -161,6 +169,11 @@ def _imported(module: str) -> set[str]:
             names.update(f"{origin}.{alias.name}" for alias in node.names)
     ours = {name for name in names if name == "rotquant" or name.startswith("rotquant.")}
     return ours | {name.rpartition(".")[0] for name in ours if name.count(".") > 1}
+
+
+@functools.cache
+def _modules_digest(modules: tuple[str, ...]) -> str:
+    return hashlib.sha256("\n".join(f"{name} {_module_digest(name)}" for name in modules).encode()).hexdigest()[:16]
 
 
 @functools.cache

@@ -32,7 +32,7 @@ def compute_weights(run, checkpoint, folder, device):
         Path("started").touch()
         time.sleep(0.05)
     folder.mkdir(parents=True, exist_ok=True)
-    return {**environment(), "code_digest": code_digest("weights"), "seconds": 0.5, "corpora": {}}
+    return {**environment(), "code_digest": code_digest("weights", run.recipe), "seconds": 0.5, "corpora": {}}
 '''
 
 FAKE_RUNS = '''"""Runs stage of the tests: a perplexity that depends on the recipe, the slot and the seed alone."""
@@ -48,7 +48,7 @@ def compute_run(run, checkpoint, folder, device, batch_size):
     bits = run.recipe.weights.scheme.bits if run.recipe.weights else 16
     value = FACTOR * (10 + len(checkpoint) % 7) * (1 + 2.0**-bits + 0.001 * run.seed)
     metrics = {"perplexity": value, "nll": math.log(value), "tokens": 1, "windows": 1}
-    return metrics, {**environment(), "code_digest": code_digest("runs"), "seconds": 0.25, "corpora": {}}
+    return metrics, {**environment(), "code_digest": code_digest("runs", run.recipe), "seconds": 0.25, "corpora": {}}
 '''
 
 FAKE_CHECKPOINTS = '''"""Checkpoint digests of the tests: of the name alone."""

@@ -12,6 +12,7 @@ from rotquant import tables
 from rotquant.configuration import load_config, merge, without_nulls
 from rotquant.errors import ConfigError, RecipeError, RotquantError
 from rotquant.files import short_hash
+from rotquant.presets import preset
 from rotquant.provenance import STAGES, code_digest, stage_modules
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
 
@@ -198,4 +199,7 @@ def test_stages_hold_the_modules_that_they_import_and_not_those_that_import_them
         assert not {name for name in stage_modules(stage) if "reporting" in name or "commands" in name}
         assert "rotquant.tables" not in stage_modules(stage)
     assert not {"rotquant.gptq", "rotquant.execution.runs"} & set(stage_modules("reports"))
+    plain, full = preset("quarot-rtn"), preset("quarot")
+    assert code_digest("weights", full) != code_digest("weights", plain)  # only the one needs rotquant.gptq
+    assert code_digest("weights", plain) == code_digest("weights", preset("rtn"))
     assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from rotquant.commands.runs import Configs
+from rotquant.commands.runs import Configs, open_project
 from rotquant.errors import ResultError
 from rotquant.files import atomic_path, write_text
 from rotquant.results import FIGURES, REPORTS
-from rotquant.tables import load_project
 
 report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
 
@@ -23,7 +22,7 @@ def table(name: TableName, config: Configs = None) -> None:
     """Collect a table's numbers from the run files into results/tables/<name>.csv."""
     from rotquant.reporting import tables
 
-    project = load_project(config or [])
+    project = open_project(config)
     values, _ = tables.collect(project, project.table(name))
     path = tables.table_path(name)
     tables.write_csv(project.root / path, project.table(name), values)
@@ -35,7 +34,7 @@ def figure(name: TableName, config: Configs = None) -> None:
     """Draw a table's figure into reports/figures/<name>.svg."""
     from rotquant.reporting import figures, tables
 
-    project = load_project(config or [])
+    project = open_project(config)
     if project.table(name).figure is None:
         raise ResultError(f"table {name} has no figure.")
     values = tables.read_csv(project.root / tables.table_path(name))
@@ -49,7 +48,7 @@ def page(name: TableName, config: Configs = None) -> None:
     from rotquant import tracking
     from rotquant.reporting import figures, markdown, tables
 
-    project = load_project(config or [])
+    project = open_project(config)
     chosen = project.table(name)
     values, results = tables.collect(project, chosen)
     logged = tracking.log_table(project, chosen) if project.config.tracking else None
@@ -68,7 +67,7 @@ def index(config: Configs = None) -> None:
     """Render the scoreboard over all targets of the papers into reports/index.md."""
     from rotquant.reporting import scoreboard
 
-    project = load_project(config or [])
+    project = open_project(config)
     write_text(project.root / REPORTS / "index.md", scoreboard.index(project))
     typer.echo(str(REPORTS / "index.md"))
 
@@ -82,7 +81,7 @@ def gallery(
 
     Links to files that are not committed (results/) become plain text there.
     """
-    project = load_project(config or [])
+    project = open_project(config)
     reports = project.root / REPORTS
     pages = sorted(reports.glob("*.md"))
     if not pages:

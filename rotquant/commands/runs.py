@@ -4,6 +4,7 @@ These are the commands of the Snakemake rules. Run by hand inside the project fo
 config/config.yaml as the configuration or with the files given by --config on top of it.
 """
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,13 @@ Configs = Annotated[
 Key = Annotated[str, typer.Argument(help="A run's key, as `rotquant runs list` prints it.")]
 
 
+def open_project(config: list[Path] | None) -> Project:
+    """The project around the working folder; its folder becomes the working folder, to which corpora are relative."""
+    overrides = [path.resolve() for path in config or []]
+    os.chdir(find_root())
+    return load_project(overrides)
+
+
 @runs_app.command("list")
 def list_runs(
     table: Annotated[str | None, typer.Argument(help="Only the runs of this table, e.g. quarot_table1.")] = None,
@@ -40,7 +48,7 @@ def list_runs(
 
     Example: `rotquant runs list quarot_table1`
     """
-    project = load_project(config or [])
+    project = open_project(config)
     shown = RichTable("key", "weights", "table", "row", "column", "seed", "value")
     for name in [table] if table else project.tables:
         for cell in project.cells(name):
@@ -54,7 +62,7 @@ def list_runs(
 @runs_app.command()
 def show(key: Key, config: Configs = None) -> None:
     """Print a run as JSON: its recipe and, once it is computed, its metrics and where they come from."""
-    project = load_project(config or [])
+    project = open_project(config)
     path = project.root / run_path(key)
     console = Console()
     if path.exists():
@@ -78,7 +86,7 @@ def weights(
     """
     from rotquant.execution.weights import compute_weights
 
-    project = load_project(config or [])
+    project = open_project(config)
     run = project.runs_of_weights(weights_key)[0]
     folder = project.root / weights_path(weights_key)
     checkpoint = project.checkpoint_path(run.checkpoint)
@@ -98,7 +106,7 @@ def weights(
 @runs_app.command()
 def compute(key: Key, config: Configs = None) -> None:
     """Measure one run into results/runs/<key>.json; its weights must be there (`rotquant runs weights`)."""
-    project = load_project(config or [])
+    project = open_project(config)
     run = project.run(key)
     result = _measured_ahead(project, run) or _measure(project, run)
     write_result(project.root / run_path(key), result)
@@ -129,7 +137,7 @@ def sync_tracking(
     """Make MLflow show exactly the result files: one run per computed run, older ones of the same key deleted."""
     from rotquant import tracking
 
-    project = load_project(config or [])
+    project = open_project(config)
     for name in table or project.tables:
         logged = tracking.log_table(project, project.table(name))
         typer.echo(f"{name}: {len(logged.runs)} runs in experiment {project.table(name).paper}")
@@ -160,7 +168,7 @@ def _measured_ahead(project: Project, run: Run) -> RunResult | None:
         weights = read_json(folder / "weights.json", "weights record")
     except RotquantError:
         return None
-    same = result.provenance.get("code_digest") == code_digest("runs") and result.weights == weights
+    same = result.provenance.get("code_digest") == code_digest("runs", run.recipe) and result.weights == weights
     return result if same else None
 
 

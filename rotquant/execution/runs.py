@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.corpora import corpus_identity, load_text, tokenize
-from rotquant.execution.weights import gpu_name
 from rotquant.provenance import code_digest, environment
 from rotquant.recipes import Run
 
@@ -23,9 +22,11 @@ def compute_run(
     Raises:
         CheckpointError, CorpusError, ResultError: bad input or damaged weights.
     """
-    from rotquant.devices import torch_device, torch_dtype
+    from rotquant.checkpoints import load_checkpoint
+    from rotquant.devices import gpu_name, torch_device, torch_dtype
     from rotquant.evaluation import perplexity
-    from rotquant.weights import load_checkpoint, load_quantized, quantized_forward
+    from rotquant.storage import load_quantized
+    from rotquant.weights import quantized_forward
 
     started = time.perf_counter()
     accelerator = torch_device(device)
@@ -42,10 +43,11 @@ def compute_run(
         )
     provenance = {
         **environment(),
-        "code_digest": code_digest("runs"),
+        "code_digest": code_digest("runs", run.recipe),
         "gpu": gpu_name(accelerator),
-        "seconds": time.perf_counter() - started,
-        "checkpoint": checkpoint,
+        "checkpoint": run.checkpoint,
+        "checkpoint_digest": run.checkpoint_digest,
         "corpora": {"evaluation": corpus_identity(spec, (run.metric.split,))},
+        "seconds": time.perf_counter() - started,
     }
     return result.as_metrics(), provenance

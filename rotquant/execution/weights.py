@@ -24,8 +24,10 @@ def compute_weights(run: Run, checkpoint: str, folder: Path, device: str) -> dic
     Raises:
         CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
     """
-    from rotquant.devices import torch_device, torch_dtype
-    from rotquant.weights import build_weights, load_checkpoint, save_quantized
+    from rotquant.checkpoints import load_checkpoint
+    from rotquant.devices import gpu_name, torch_device, torch_dtype
+    from rotquant.storage import save_quantized
+    from rotquant.weights import build_weights
 
     started = time.perf_counter()
     accelerator = torch_device(device)
@@ -39,18 +41,15 @@ def compute_weights(run: Run, checkpoint: str, folder: Path, device: str) -> dic
         samples = calibration_samples(ids, calibration.samples, calibration.sequence_length, calibration.seed)
         corpora["calibration"] = corpus_identity(spec, ("train",), max_characters=CALIBRATION_CHARACTERS)
     stored = build_weights(model, tokenizer, run.recipe, run.seed, samples, device=accelerator)
-    save_quantized(folder, stored)
-    return {
+    provenance = {
         **environment(),
-        "code_digest": code_digest("weights"),
+        "code_digest": code_digest("weights", run.recipe),
         "gpu": gpu_name(accelerator),
-        "seconds": time.perf_counter() - started,
+        "checkpoint": run.checkpoint,
+        "checkpoint_digest": run.checkpoint_digest,
         "corpora": corpora,
+        "stages": stored.seconds,
+        "seconds": time.perf_counter() - started,
     }
-
-
-def gpu_name(device: Any) -> str | None:
-    """The name of a CUDA device, None for the CPU."""
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    save_quantized(folder, stored, provenance)
+    return provenance

@@ -41,34 +41,20 @@ wildcard_constraints:
     table="(?!index$)[a-z0-9_]+",
 
 
-def code(stage):
-    """Digest of the code of a stage: as a parameter of its rule it re-runs what an edit affects."""
-    return sentence(provenance.code_digest, stage)
+def code(stage, recipe=None):
+    """Digest of the code of a stage, for a recipe: as a parameter of its rule it re-runs what an edit affects."""
+    return sentence(provenance.code_digest, stage, recipe)
 
 
-# Snakemake deletes a job's old outputs before it starts, and a failing re-run would cost an earlier good result; outputs
-# marked `update` are kept. Then, however, Snakemake takes the kept file of a failed job for that job's result. So each output
-# has an attempt file: a job writes something new into it at its start and puts the old content back at its very end.
-# The content is a parameter of the rule, hence a job that failed or was interrupted is tried again.
-ATTEMPTS = Path(".snakemake/attempts")
+# What a rule's command is given to: messages to the log, and earlier results kept when it fails (see there).
+JOB = "OMP_NUM_THREADS={threads} workflow/scripts/job.sh {output[0]} {log} "
 
 
 @functools.cache
 def attempt(output):
-    """What the attempt file of an output says: the empty string unless a job once failed."""
-    path = ATTEMPTS / output
+    """What the attempt file of an output says: nothing unless a job for it once failed (scripts/job.sh)."""
+    path = Path(".snakemake/attempts") / output
     return path.read_text().strip() if path.exists() else ""
-
-
-def command(line, output):
-    """The shell command of a job whose first output has the pattern `output`: its messages go to the log, the last one also to the screen."""
-    file = str(ATTEMPTS / output.replace("{", "{wildcards."))
-    return (
-        f"mkdir -p $(dirname {file}); if [ -e {file} ]; then cp {file} {file}.before; else : > {file}.before; fi; "
-        f"date +%s%N > {file}; "
-        f"OMP_NUM_THREADS={{threads}} rotquant {line} > {{log}} 2>&1 || {{{{ tail -n 1 {{log}} >&2; exit 1; }}}}; "
-        f"mv {file}.before {file}"
-    )
 
 
 def run_file(run):

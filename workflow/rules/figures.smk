@@ -17,4 +17,4 @@ rule figure:
     message:
         "figure {wildcards.table}"
     shell:
-        command("report figure {wildcards.table} --config {CONFIG_FILE}", "reports/figures/{table}.svg")
+        JOB + "rotquant report figure {wildcards.table} --config {CONFIG_FILE}"

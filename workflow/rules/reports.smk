@@ -20,7 +20,7 @@ rule tracking:
     message:
         "MLflow database"
     shell:
-        "rotquant runs init-tracking --output {output} > {log} 2>&1 || {{ tail -n 1 {log} >&2; exit 1; }}"
+        JOB + "rotquant runs init-tracking --output {output}"
 
 
 rule report:
@@ -42,7 +42,7 @@ rule report:
     message:
         "report {wildcards.table}"
     shell:
-        command("report page {wildcards.table} --config {CONFIG_FILE}", "reports/{table}.md")
+        JOB + "rotquant report page {wildcards.table} --config {CONFIG_FILE}"
 
 
 rule index:
@@ -59,4 +59,4 @@ rule index:
     message:
         "scoreboard"
     shell:
-        command("report index --config {CONFIG_FILE}", "reports/index.md")
+        JOB + "rotquant report index --config {CONFIG_FILE}"

@@ -16,9 +16,9 @@ rule run:
     resources:
         gpu=GPU,
     params:
-        code=code("runs"),
+        code=lambda wildcards: code("runs", sentence(PROJECT.run, wildcards.key).recipe),
         attempt=lambda wildcards: attempt(f"results/runs/{wildcards.key}.json"),
     message:
         "measure {CELL:{wildcards.key}}"
     shell:
-        command("runs compute {wildcards.key} --config {CONFIG_FILE}", "results/runs/{key}.json")
+        JOB + "rotquant runs compute {wildcards.key} --config {CONFIG_FILE}"

@@ -17,4 +17,4 @@ rule table:
     message:
         "table {wildcards.table}"
     shell:
-        command("report table {wildcards.table} --config {CONFIG_FILE}", "results/tables/{table}.csv")
+        JOB + "rotquant report table {wildcards.table} --config {CONFIG_FILE}"
