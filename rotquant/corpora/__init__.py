@@ -1,0 +1,34 @@
+"""Text corpora: where calibration and evaluation text comes from, and the papers' protocol for windows of it.
+
+The default corpus is the documentation strings of the pinned Python packages, which every installation has; WikiText-2,
+C4, Pile and RedPajama go through the same functions from a hub id, a local folder or a text file. Nothing here runs
+foreign code, and importing this package loads neither torch nor datasets.
+"""
+
+from rotquant.corpora.loading import corpus_identity, load_rows, load_text
+from rotquant.corpora.spec import (
+    CALIBRATION_CHARACTERS,
+    DOCSTRINGS,
+    WIKITEXT2,
+    CorpusSpec,
+    Split,
+    content_hash,
+    expected_hashes,
+)
+from rotquant.corpora.windows import calibration_samples, evaluation_windows, tokenize
+
+__all__ = [
+    "CALIBRATION_CHARACTERS",
+    "DOCSTRINGS",
+    "WIKITEXT2",
+    "CorpusSpec",
+    "Split",
+    "calibration_samples",
+    "content_hash",
+    "corpus_identity",
+    "evaluation_windows",
+    "expected_hashes",
+    "load_rows",
+    "load_text",
+    "tokenize",
+]

@@ -1,0 +1,158 @@
+"""Reading a corpus: documentation strings, a hub dataset, a local folder of its files, or one text file.
+
+The papers' protocol joins the rows with a blank line (GPTQ's `datautils.py`, used by every paper here). Only data files
+are read, through the builders of the `datasets` library: no dataset script runs.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from rotquant.corpora.docstrings import docstring_rows, versions
+from rotquant.corpora.spec import SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
+from rotquant.errors import CorpusError
+
+CACHE = Path("results") / "corpora"
+
+_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
+_SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+
+def load_rows(
+    spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path = CACHE
+) -> list[str]:
+    """Return the rows (texts) of one split, or as many first rows as reach `max_characters`.
+
+    A plain text file has one row per line with its line end kept and blank lines empty, as the hub's WikiText has them.
+
+    Raises:
+        CorpusError: unknown split, hub unreachable, missing folder, file, split or text field, or no text.
+    """
+    if split not in SPLITS:
+        raise CorpusError(f"Corpus {spec.name}: no split {split!r}; the splits are {', '.join(SPLITS)}.")
+    if spec.source == "docstrings":
+        return docstring_rows(split, cache, max_characters)
+    rows = _hub_rows(spec, split, max_characters) if spec.source == "hub" else _local_rows(spec, split)
+    selected = _head(rows, max_characters)
+    if not any(selected):
+        raise CorpusError(f"Corpus {spec.name}: split {split!r} of {spec.path} holds no text.")
+    return selected
+
+
+def load_text(spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path = CACHE) -> str:
+    """Return one split as one text: its rows joined by `spec.separator`. Raises as `load_rows` does."""
+    return spec.separator.join(load_rows(spec, split, max_characters=max_characters, cache=cache))
+
+
+def corpus_identity(
+    spec: CorpusSpec,
+    splits: Iterable[Split] = ("test",),
+    *,
+    max_characters: int | None = None,
+    cache: str | Path = CACHE,
+) -> dict:
+    """What a run's provenance says of its text: the specification and, per split, length and content hash.
+
+    For the docstring corpus each split also has the recorded hash under "expected_sha256" (None when this portion was
+    never recorded) and the package versions it was read from.
+    """
+    identity: dict = {**spec.model_dump(), "splits": {}}
+    for split in splits:
+        text = load_text(spec, split, max_characters=max_characters, cache=cache)
+        entry: dict = {"characters": len(text), "sha256": content_hash(text)}
+        if spec.source == "docstrings":
+            entry["expected_sha256"] = expected_hashes().get(portion(split, max_characters))
+            entry["packages"] = versions(split)
+        identity["splits"][portion(split, max_characters)] = entry
+    return identity
+
+
+def _head(rows: Iterable[str], max_characters: int | None) -> list[str]:
+    selected: list[str] = []
+    characters = 0
+    for row in rows:
+        selected.append(row)
+        characters += len(row)
+        if max_characters is not None and characters >= max_characters:
+            break
+    return selected
+
+
+def _hub_rows(spec: CorpusSpec, split: Split, max_characters: int | None) -> Iterable[str]:
+    """Rows of a hub dataset; streamed when only its head is wanted, as C4 and Pile are too large to download."""
+    from datasets import load_dataset
+
+    try:
+        data = load_dataset(spec.path, spec.subset, split=split, streaming=max_characters is not None)
+    except Exception as error:  # The hub client has many failure types, some from libraries below it.
+        reason = str(error).strip().split("\n")[0][:200]
+        raise CorpusError(
+            f"Corpus {spec.name}: split {split!r} of hub dataset {spec.path} could not be read "
+            f"({type(error).__name__}: {reason}); without access to the hub, give a local copy: source 'local' and the "
+            "path of a folder with its parquet, json, jsonl or txt files."
+        ) from error
+    return _column(spec, data, str(spec.path))
+
+
+def _column(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[str]:
+    columns = getattr(data, "column_names", None)
+    if columns is not None and spec.text_field not in columns:
+        raise CorpusError(
+            f"Corpus {spec.name}: {where} has no field {spec.text_field!r}; its fields: {', '.join(columns)}."
+        )
+    for row in data:
+        if not isinstance(row.get(spec.text_field), str):
+            raise CorpusError(f"Corpus {spec.name}: a row of {where} has no text in its field {spec.text_field!r}.")
+        yield row[spec.text_field]
+
+
+def _local_rows(spec: CorpusSpec, split: Split) -> Iterable[str]:
+    for file in _split_files(spec, split):
+        if file.suffix == ".txt":
+            yield from _text_lines(spec, file)
+        else:
+            yield from _column(spec, _data_file(spec, file), str(file))
+
+
+def _text_lines(spec: CorpusSpec, file: Path) -> Iterable[str]:
+    try:
+        with file.open(encoding="utf-8", newline="\n") as lines:
+            for line in lines:
+                yield line if line.strip() else ""
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"Corpus {spec.name}: {file} is not UTF-8 text ({error}).") from None
+
+
+def _data_file(spec: CorpusSpec, file: Path) -> Iterable[dict]:
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(_BUILDERS[file.suffix], data_files=str(file), split="train", streaming=True)
+    except Exception as error:
+        raise CorpusError(f"Corpus {spec.name}: {file} could not be read ({type(error).__name__}).") from error
+
+
+def _split_files(spec: CorpusSpec, split: Split) -> list[Path]:
+    """The files of one split in name order: those with the split's name as a word of their path inside the folder.
+
+    A path that is a single file serves every split.
+    """
+    root = Path(str(spec.path)).expanduser()
+    if spec.subset is not None and (root / spec.subset).is_dir():
+        root = root / spec.subset
+    if root.is_file():
+        if root.suffix not in (*_BUILDERS, ".txt"):
+            raise CorpusError(f"Corpus {spec.name}: {root} is not a parquet, json, jsonl or txt file.")
+        return [root]
+    if not root.is_dir():
+        raise CorpusError(f"Corpus {spec.name}: there is no folder or file {root}.")
+    known = sorted(file for file in root.rglob("*") if file.suffix in (*_BUILDERS, ".txt") and file.is_file())
+    words = {file: set(re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower())) for file in known}
+    chosen = [file for file in known if words[file] & set(_SPLIT_NAMES[split])]
+    if not chosen:
+        found = ", ".join(file.relative_to(root).as_posix() for file in known[:5]) or "none"
+        raise CorpusError(
+            f"Corpus {spec.name}: folder {root} has no parquet, json, jsonl or txt file named for the {split} split; "
+            f"data files there: {found}."
+        )
+    return chosen

@@ -1,0 +1,71 @@
+"""What a corpus is, as frozen data, and the content hash that identifies the text which a number was computed on.
+
+A report compares the hash it measured with the recorded one (workflow/resources/models/corpus.json), since the
+docstring corpus follows the installed package versions.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+CALIBRATION_CHARACTERS = 2_000_000
+"""How much of the train split calibration reads: 128 samples of 2048 tokens are about 0.9 million characters."""
+
+EXPECTED_HASHES = Path(__file__).resolve().parents[2] / "workflow" / "resources" / "models" / "corpus.json"
+
+
+class CorpusSpec(BaseModel):
+    """A text corpus.
+
+    Attributes:
+        name: label used in reports and keys, such as "docstrings" or "wikitext2".
+        source: "docstrings" (the installed pinned packages), "hub" (a Hugging Face dataset id), or "local" (a folder of
+            parquet, json, jsonl or txt files, or one such file).
+        path: the hub id or the local path; none for "docstrings".
+        subset: a dataset's configuration name on the hub, or a subfolder of a local folder.
+        text_field: the column that holds the text.
+        separator: what stands between two rows; the papers join WikiText-2 with a blank line.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = "docstrings"
+    source: Literal["docstrings", "hub", "local"] = "docstrings"
+    path: str | None = None
+    subset: str | None = None
+    text_field: str = "text"
+    separator: str = "\n\n"
+
+    @model_validator(mode="after")
+    def _path_fits_source(self) -> "CorpusSpec":
+        if (self.path is None) != (self.source == "docstrings"):
+            need = "takes no path" if self.source == "docstrings" else "needs a path (hub id, folder or file)"
+            raise ValueError(f"corpus {self.name!r}: source {self.source!r} {need}")
+        return self
+
+
+DOCSTRINGS = CorpusSpec()
+WIKITEXT2 = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext", subset="wikitext-2-raw-v1")
+
+
+def content_hash(text: str) -> str:
+    """SHA-256 of the text's UTF-8 bytes, in hexadecimal."""
+    return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
+
+
+def portion(split: Split, max_characters: int | None) -> str:
+    """The name of a split or of its head, as recorded: "test", "train[:2000000]"."""
+    return split if max_characters is None else f"{split}[:{max_characters}]"
+
+
+def expected_hashes() -> dict[str, str]:
+    """The recorded content hashes of the docstring corpus by portion; empty when the record is not installed."""
+    if not EXPECTED_HASHES.is_file():
+        return {}
+    return json.loads(EXPECTED_HASHES.read_text(encoding="utf-8"))["sha256"]

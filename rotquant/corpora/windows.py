@@ -1,0 +1,65 @@
+"""From text to token windows by the protocol that the papers share (GPTQ's, used by QuaRot, SpinQuant and PrefixQuant).
+
+The whole text is tokenized at once with one BOS at its head; evaluation windows do not overlap and the tail is dropped;
+calibration samples are windows at random places. Nothing here touches global random state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rotquant.errors import CorpusError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+
+def tokenize(text: str, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    """Return the token ids of `text`, LongTensor [n], with exactly one BOS at the head whatever the tokenizer's habit.
+
+    Raises:
+        CorpusError: the tokenizer has no BOS token.
+    """
+    import torch
+
+    if tokenizer.bos_token_id is None:
+        raise CorpusError(
+            f"The tokenizer of {tokenizer.name_or_path or 'this model'} has no BOS token; "
+            "the perplexity protocol puts one at the head of the text."
+        )
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return torch.tensor([tokenizer.bos_token_id, *ids], dtype=torch.long)
+
+
+def evaluation_windows(token_ids: torch.Tensor, sequence_length: int) -> torch.Tensor:
+    """Cut ids [n] into windows without overlap, LongTensor [n // sequence_length, sequence_length], dropping the tail.
+
+    Raises:
+        CorpusError: the text is shorter than one window.
+    """
+    n_windows = token_ids.numel() // sequence_length
+    if n_windows == 0:
+        raise CorpusError(
+            f"The text has {token_ids.numel()} tokens, fewer than one window of {sequence_length}; "
+            "use a longer text or a shorter sequence length."
+        )
+    return token_ids[: n_windows * sequence_length].view(n_windows, sequence_length)
+
+
+def calibration_samples(token_ids: torch.Tensor, n_samples: int, sequence_length: int, seed: int) -> torch.Tensor:
+    """Draw windows at uniformly random starts, LongTensor [n_samples, sequence_length]; equal seeds draw equal windows.
+
+    Raises:
+        CorpusError: the text is shorter than one window.
+    """
+    import torch
+
+    last_start = token_ids.numel() - sequence_length
+    if last_start < 0:
+        raise CorpusError(
+            f"The calibration text has {token_ids.numel()} tokens, fewer than one sample of {sequence_length}."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(last_start + 1, (n_samples, 1), generator=generator)
+    return token_ids[starts + torch.arange(sequence_length)]

@@ -1,0 +1,81 @@
+"""The shipped models' tokenizer: byte-level BPE with a BOS token, trained on the train split and on nothing else.
+
+Training is deterministic, so the same text gives the same `tokenizer.json`. The BOS is added by the tokenizer itself,
+as Llama's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from transformers import PreTrainedTokenizerFast
+
+BOS = "<s>"
+EOS = "</s>"
+CHUNK_CHARACTERS = 1_000_000
+
+
+def train_tokenizer(rows: Sequence[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE of `vocab_size` entries (BOS has id 0, EOS id 1); any text survives encode and decode.
+
+    Args:
+        rows: the training texts.
+        vocab_size: entries with the two special tokens and the 256 bytes, so more than 258.
+        max_length: the model's longest sequence, recorded in the tokenizer's configuration.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(rows, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS}:1 $B:1", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+        add_bos_token=True,
+    )
+
+
+def encode_rows(rows: Iterable[str], separator: str, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """Return the ids of the rows joined by `separator`, uint16 [n], without BOS.
+
+    Encoded in pieces of about a million characters, which bounds memory; only a merge across two pieces can differ from
+    encoding the whole text at once.
+    """
+    import numpy as np
+
+    pieces: list[np.ndarray] = []
+    pending: list[str] = []
+    characters = 0
+    for row in rows:
+        pending.append(row)
+        characters += len(row)
+        if characters >= CHUNK_CHARACTERS:
+            pieces.append(_encode(separator.join(pending) + separator, tokenizer))
+            pending, characters = [], 0
+    if pending:
+        pieces.append(_encode(separator.join(pending), tokenizer))
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.uint16)
+
+
+def _encode(text: str, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    import numpy as np
+
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return np.asarray(ids, dtype=np.uint16)

@@ -1,0 +1,57 @@
+"""What a training reads: the tokenizer and the encoded corpus, made once and shared by all recipes of one corpus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rotquant.corpora import content_hash, load_rows, load_text
+from rotquant.files import atomic_directory, canonical_json, short_hash, write_json
+from rotquant.training.recipe import TrainingConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+DATA = Path("results") / "training-data"
+"""Where the tokenizer and the encoded corpus are kept between trainings."""
+
+
+class TrainingData:
+    """The encoded corpus: the tokenizer and the ids of the train and validation splits (uint16 arrays, no BOS)."""
+
+    def __init__(self, folder: Path) -> None:
+        import numpy as np
+        from transformers import PreTrainedTokenizerFast
+
+        self.tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+        self.train = np.load(folder / "train.npy", allow_pickle=False)
+        self.validation = np.load(folder / "validation.npy", allow_pickle=False)
+        self.provenance: dict[str, Any] = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+
+
+def prepare_data(config: TrainingConfig, data_dir: str | Path = DATA) -> TrainingData:
+    """Train the tokenizer and encode the corpus, or read what an earlier call left under `data_dir`.
+
+    All recipes of one corpus and vocabulary share one folder, hence one tokenizer.
+    """
+    import numpy as np
+
+    from rotquant.tokenizer_training import encode_rows, train_tokenizer
+
+    identity = {"corpus": config.corpus.model_dump(), "vocab_size": config.vocab_size}
+    folder = Path(data_dir) / f"{config.corpus.name}-{short_hash(canonical_json(identity), 8)}"
+    if not (folder / "provenance.json").is_file():
+        with atomic_directory(folder) as temporary:
+            rows = load_rows(config.corpus, "train")
+            tokenizer = train_tokenizer(rows, config.vocab_size, config.model.max_position_embeddings)
+            tokenizer.save_pretrained(temporary)
+            hashes = {}
+            for split in ("train", "validation"):
+                np.save(
+                    temporary / f"{split}.npy",
+                    encode_rows(load_rows(config.corpus, split), config.corpus.separator, tokenizer),
+                )
+                hashes[split] = content_hash(load_text(config.corpus, split))
+            write_json(temporary / "provenance.json", {**identity, "sha256": hashes})
+    return TrainingData(folder)
