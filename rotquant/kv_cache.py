@@ -26,11 +26,13 @@ class KVQuantizer:
     """How keys and values [batch, kv heads, tokens, head_dim] are quantized; a None scheme leaves them as floats.
 
     rotation: its `keys` says whether keys pass R3 before they are quantized, its `online_dtype` in which arithmetic.
+    scale_gradients: as in `Wrapping`.
     """
 
     keys: QuantizationScheme | None
     values: QuantizationScheme | None
     rotation: RotationScheme | None = None
+    scale_gradients: bool = False
 
     @property
     def rotates_keys(self) -> bool:
@@ -45,9 +47,13 @@ class KVQuantizer:
 
     def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values as attention will see them, differentiable (straight-through); equal to encode and decode."""
+        learn = self.scale_gradients
         if self.keys is not None:
-            keys = self.rotate_keys(fake_quantize(self.rotate_keys(keys), self.keys), inverse=True)
-        return keys, values if self.values is None else fake_quantize(values, self.values)
+            rotated = fake_quantize(self.rotate_keys(keys), self.keys, scale_gradients=learn)
+            keys = self.rotate_keys(rotated, inverse=True)
+        if self.values is not None:
+            values = fake_quantize(values, self.values, scale_gradients=learn)
+        return keys, values
 
 
 def check_cache_scheme(scheme: QuantizationScheme | None, head_dim: int, what: str) -> None:

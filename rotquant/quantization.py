@@ -131,22 +131,25 @@ def dequantize(codes: Tensor, qparams: QParams, scheme: QuantizationScheme, dtyp
     return (values * qparams.scale).to(dtype).reshape(codes.shape)
 
 
-def fake_quantize(x: Tensor, scheme: QuantizationScheme, qparams: QParams | None = None) -> Tensor:
+def fake_quantize(
+    x: Tensor, scheme: QuantizationScheme, qparams: QParams | None = None, scale_gradients: bool = False
+) -> Tensor:
     """`x` rounded to its codes and back: equal to `dequantize(quantize(x))` bit for bit, in one pass and of x's type.
 
     With gradients enabled, rounding is straight-through: the gradient reaches `x` unchanged inside the clip range, and
-    is zero outside. It reaches scales only through `qparams` that the caller computed; those chosen here are constants.
+    is zero outside. It reaches scales through `qparams` that the caller computed, and with `scale_gradients`.
 
     Args:
         x: [..., features].
         scheme: bits, symmetry and granularity; its clip ratio counts only when `qparams` is None.
         qparams: parameters to use (static quantization); None chooses them from `x` (dynamic).
+        scale_gradients: let the gradient reach `x` through scales chosen here too; otherwise they are constants.
     """
     if qparams is None:
-        with torch.no_grad():
+        with torch.set_grad_enabled(scale_gradients and torch.is_grad_enabled()):
             qparams = choose_qparams(x, scheme)
     if torch.is_grad_enabled() and (x.requires_grad or _is_learned(qparams)):
-        return _fake_quantize_with_gradient(x, scheme, qparams)
+        return _StraightThrough.apply(grouped(x, scheme), qparams.scale, qparams.zero_point, scheme).reshape(x.shape)
     with torch.no_grad():
         values = _round_and_clamp(grouped(x, scheme), qparams, scheme)
         if qparams.zero_point is not None:
@@ -198,48 +201,44 @@ def _round_and_clamp(view: Tensor, qparams: QParams, scheme: QuantizationScheme)
     return codes.clamp_(smallest, largest)
 
 
-def _fake_quantize_with_gradient(x: Tensor, scheme: QuantizationScheme, qparams: QParams) -> Tensor:
-    view = grouped(x, scheme)
-    if not _is_learned(qparams):
-        return _StraightThrough.apply(view, qparams, scheme).reshape(x.shape)
-    smallest, largest = scheme.code_range
-    codes = _StraightThroughRound.apply(view.to(qparams.scale.dtype) / qparams.scale)
-    if qparams.zero_point is None:
-        values = codes.clamp(smallest, largest)
-    else:
-        values = (codes + qparams.zero_point).clamp(smallest, largest) - qparams.zero_point
-    return (values * qparams.scale).to(x.dtype).reshape(x.shape)
-
-
 class _StraightThrough(torch.autograd.Function):
-    """Fake quantization with constant scales: training spends most of its time here, so in one node and in place."""
+    """Fake quantization of a grouped view, rounding taken to have derivative one.
+
+    A single node, because training spends most of its time here. With v = codes - zero_point and out = v * scale,
+    d out/dx is 1 inside the range and 0 outside; d out/d scale = v - x/scale inside and v outside (LSQ, OmniQuant);
+    d out/d zero_point = 0 inside and -scale outside.
+    """
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, view: Tensor, qparams: QParams, scheme: QuantizationScheme
+        ctx: torch.autograd.function.FunctionCtx,
+        view: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None,
+        scheme: QuantizationScheme,
     ) -> Tensor:
-        values = torch.div(view.to(qparams.scale.dtype), qparams.scale).round_()
-        if qparams.zero_point is not None:
-            values.add_(qparams.zero_point)
-        clamped = values.clamp(*scheme.code_range)
-        ctx.save_for_backward(values != clamped)
-        if qparams.zero_point is not None:
-            clamped.sub_(qparams.zero_point)
-        return clamped.mul_(qparams.scale).to(view.dtype)
+        codes = torch.div(view.to(scale.dtype), scale).round_()
+        if zero_point is not None:
+            codes.add_(zero_point)
+        values = codes.clamp(*scheme.code_range)
+        outside = values != codes
+        if zero_point is not None:
+            values.sub_(zero_point)
+        if not any(ctx.needs_input_grad[1:3]):
+            ctx.save_for_backward(outside)
+            return values.mul_(scale).to(view.dtype)
+        ctx.save_for_backward(outside, view, values, scale)
+        return (values * scale).to(view.dtype)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (outside,) = ctx.saved_tensors
-        return gradient.masked_fill(outside, 0.0), None, None
-
-
-class _StraightThroughRound(torch.autograd.Function):
-    """round() whose derivative is taken to be one."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
-        return torch.round(x)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:
-        return gradient
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        outside, *learned = ctx.saved_tensors
+        to_input = gradient.masked_fill(outside, 0.0)
+        if not learned:
+            return to_input, None, None, None
+        view, values, scale = learned
+        to_scale = (gradient * values - to_input * view / scale).sum_to_size(scale.shape)
+        to_zero_point = ((to_input - gradient) * scale).sum_to_size(scale.shape) if ctx.needs_input_grad[2] else None
+        return to_input, to_scale, to_zero_point, None

@@ -35,6 +35,7 @@ class Wrapping:
     keys, values: quantizers of the KV cache.
     outliers: sites whose features are split into normal ones and outliers.
     static: scales of sites by (layer, site), read when `activations.dynamic` is False.
+    scale_gradients: whether training differentiates dynamic scales too (OmniQuant's code) or takes them as constants.
     """
 
     rotation: RotationScheme | None = None
@@ -43,6 +44,7 @@ class Wrapping:
     values: QuantizationScheme | None = None
     outliers: Mapping[SiteKey, ColumnSplit] = field(default_factory=dict)
     static: Mapping[SiteKey, QParams] | None = None
+    scale_gradients: bool = False
 
 
 class Handle:
@@ -85,7 +87,8 @@ def wrap(model: nn.Module, wrapping: Wrapping) -> Handle:
             _wrap_site(handle, layer, site, _online_transform(architecture, site, wrapping.rotation))
             _wrap_site(handle, layer, site, _quantizer(index, site, wrapping))
     if wrapping.keys is not None or wrapping.values is not None:
-        _wrap_cache(handle, model, architecture, KVQuantizer(wrapping.keys, wrapping.values, wrapping.rotation))
+        quantizer = KVQuantizer(wrapping.keys, wrapping.values, wrapping.rotation, wrapping.scale_gradients)
+        _wrap_cache(handle, model, architecture, quantizer)
     return handle
 
 
@@ -142,7 +145,7 @@ def _quantizer(index: int, site: Site, wrapping: Wrapping) -> Callable[[Tensor],
     static = None if scheme.dynamic else (wrapping.static or {})[index, site.name]
     split = wrapping.outliers.get((index, site.name))
     if split is None and static is None:
-        return partial(fake_quantize, scheme=scheme)
+        return partial(fake_quantize, scheme=scheme, scale_gradients=wrapping.scale_gradients)
     return _StoredQuantizer(scheme, split, static)
 
 

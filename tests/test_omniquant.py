@@ -113,6 +113,29 @@ def test_the_loss_reaches_both_clipping_logits():
     assert (lower.grad != 0).all()
 
 
+def test_training_sees_how_activation_scales_follow_the_transformation():
+    # One large feature decides the scale of its token. To first order only the gradient through that scale can tell
+    # that dividing the feature by s lets the others have smaller steps: compare with a finite difference of the sum
+    # over many tokens, where rounding averages out.
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20000, 16, generator=generator, dtype=torch.float64)
+    x[:, 0] = 30.0
+    scheme = QuantizationScheme(bits=4)
+
+    def loss(s, scale_gradients=False):
+        smooth = torch.cat([x[:, :1] / s, x[:, 1:]], dim=1)
+        return (fake_quantize(smooth, scheme, scale_gradients=scale_gradients) - smooth)[:, 1:].square().mean()
+
+    s = torch.tensor(4.0, dtype=torch.float64, requires_grad=True)
+    (through_scale,) = torch.autograd.grad(loss(s, scale_gradients=True), s)
+    with torch.no_grad():
+        expected = (loss(s + 0.2) - loss(s - 0.2)) / 0.4
+    assert expected < 0
+    torch.testing.assert_close(through_scale, expected, rtol=0.2, atol=0.0)
+    (constant,) = torch.autograd.grad(loss(s), s, allow_unused=True)
+    assert not constant
+
+
 def test_pairs_that_rope_mixes_share_a_scale():
     assert rotary_pairs(8, 8).tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     # Partial rotary: the last two dimensions are not turned and have scales of their own.

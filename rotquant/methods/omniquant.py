@@ -330,7 +330,9 @@ def quantize_block(
     ):
         targets = block.map(parameters, clean, batch_size)
     learned = initial(parameters, block.architecture, maxima, recipe, block.rotary_dim)
-    with wrap(model, Wrapping(recipe.rotation, recipe.activations, recipe.keys, recipe.values)):
+    # The transformation works by changing the ranges of activations: training must see how their scales follow.
+    wrapping = Wrapping(recipe.rotation, recipe.activations, recipe.keys, recipe.values, scale_gradients=True)
+    with wrap(model, wrapping):
         train(block, parameters, learned, noisy, targets, recipe, seed)
         weights = fuse(block, learned, recipe.weights.scheme)
         quantized = {name: _exact(parameter) for name, parameter in block.layer.named_parameters()}
