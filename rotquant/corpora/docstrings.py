@@ -1,8 +1,9 @@
 """The default corpus: the documentation strings of the installed packages of requirements.lock, extracted with `ast`.
 
 Real English prose that every installation has, so no download and no copy in the repository. Modules are never
-imported, only parsed. Left out are the standard library (its version is the interpreter's), packages whose files differ
-between CPU and CUDA builds (torch, cupy, cuda-*, nvidia-*, triton), installers, test code, and files written at build time.
+imported, only parsed. Left out are the standard library (its version is the interpreter's), packages whose files
+differ between CPU and CUDA builds (torch, cupy, cuda-*, nvidia-*, triton), installers, test code, and files written at
+build time.
 """
 
 import ast
@@ -34,7 +35,7 @@ _TRAIN_PACKAGES = """
     graphql-core h11 httpcore httpx huey huggingface-hub humanfriendly hypothesis idna immutables importlib-metadata
     jsonschema jupyter-core kiwisolver lm-eval lxml mako markdown-it-py matplotlib mlflow mpmath multiprocess narwhals
     nbformat networkx nltk numpy opentelemetry-api opentelemetry-sdk packaging pandas pathspec pathvalidate pillow
-    platformdirs pluggy portalocker prettytable prometheus-client protobuf psutil pulp pyarrow pyasn1 pycparser pydantic
+    platformdirs pluggy portalocker prettytable protobuf psutil pulp pyarrow pyasn1 pycparser pydantic
     pydantic-core pygments pytablewriter pytest python-dateutil pytz referencing requests rich rouge-score sacrebleu
     safetensors scikit-learn scipy skops smart-open snakefmt snakemake snakemake-interface-common
     snakemake-interface-executor-plugins snakemake-interface-storage-plugins sortedcontainers sqlalchemy sqlmodel

@@ -100,10 +100,20 @@ def _column(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[str]
         raise CorpusError(
             f"Corpus {spec.name}: {where} has no field {spec.text_field!r}; its fields: {', '.join(columns)}."
         )
-    for row in data:
+    for row in _whole(spec, data, where):
         if not isinstance(row.get(spec.text_field), str):
             raise CorpusError(f"Corpus {spec.name}: a row of {where} has no text in its field {spec.text_field!r}.")
         yield row[spec.text_field]
+
+
+def _whole(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[dict]:
+    """Yield the rows; a reader that fails on the way (damaged file, lost connection) becomes a `CorpusError`."""
+    try:
+        yield from data
+    except Exception as error:  # The readers' failures have no common type.
+        raise CorpusError(
+            f"Corpus {spec.name}: {where} could not be read to its end ({type(error).__name__})."
+        ) from error
 
 
 def _local_rows(spec: CorpusSpec, split: Split) -> Iterable[str]:

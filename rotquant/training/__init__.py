@@ -31,8 +31,8 @@ def train(
 ) -> dict[str, Any] | None:
     """Train a model and write it to `output_dir` as a Hugging Face folder; return its curve and final figures.
 
-    The folder holds bf16 safetensors, config.json, the tokenizer, curve.json, recipe.json and MODEL_CARD.md. Progress is
-    kept in the file `<output_dir>.state.pt` beside it and continued from there by the same recipe.
+    The folder holds bf16 safetensors, config.json, the tokenizer, curve.json, recipe.json and MODEL_CARD.md. Progress
+    is kept in the file `<output_dir>.state.pt` beside it and continued from there by the same recipe.
 
     Args:
         config: the recipe.

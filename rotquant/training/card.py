@@ -14,16 +14,16 @@ def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
     )
     purpose = (
         f"A Llama of {curve['parameters'] / 1e6:.1f} million parameters, trained from scratch by this project on the "
-        f"documentation strings of Python packages.{stands_for} A test object for quantization methods, of no other use."
+        f"documentation strings of Python packages.{stands_for} A test object for quantization, nothing else."
     )
     training = (
         f"{config.steps:,} steps of {config.batch_size} samples of {config.sequence_length} tokens: "
         f"{curve['tokens'] / 1e6:.0f} million tokens drawn from {curve['train_tokens_available'] / 1e6:.1f} million. "
-        f"{config.bos_fraction:.0%} of the samples begin with BOS, the others in the middle of a text as the windows of "
-        f"the perplexity protocol do. AdamW {config.adam_betas}, weight decay {config.weight_decay}, peak learning rate "
-        f"{config.learning_rate}, cosine to {config.final_learning_rate_ratio:.0%} of it, {config.precision}, seed "
-        f"{config.seed}; {curve['seconds'] / 60:.1f} minutes on {curve['device']} (torch {curve['torch']}). The seed "
-        "fixes the initial weights and the samples of every step; a GPU adds in no fixed order, so another training "
+        f"{config.bos_fraction:.0%} of the samples begin with BOS, the others in the middle of a text as the windows "
+        f"of the perplexity protocol do. AdamW {config.adam_betas}, weight decay {config.weight_decay}, peak learning "
+        f"rate {config.learning_rate}, cosine to {config.final_learning_rate_ratio:.0%} of it, {config.precision}, "
+        f"seed {config.seed}; {curve['seconds'] / 60:.1f} minutes on {curve['device']} (torch {curve['torch']}). The "
+        "seed fixes the initial weights and the samples of every step; a GPU adds in no fixed order, so another training "
         "gives a model of the same kind and not the same bits."
     )
     return f"""# {config.name}

@@ -46,7 +46,8 @@ class TrainingConfig(BaseModel):
         sequence_length: tokens of one sample, BOS included.
         bos_fraction: share of samples that begin with BOS; the others begin in the middle of a text, as the windows of
             the perplexity protocol do.
-        learning_rate: peak, reached linearly in `warmup_steps`, then down a cosine to `final_learning_rate_ratio` of it.
+        learning_rate: peak, reached in `warmup_steps` linearly, then lowered by a cosine to `final_learning_rate_ratio`
+            of it.
         weight_decay: decoupled, on matrices (embeddings included); on norm scales too if `decay_norms`.
         precision: "bf16" computes in bf16 autocast over float32 weights; "fp32" in float32.
         validate_every: steps between two measurements of validation perplexity.

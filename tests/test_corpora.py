@@ -1,0 +1,247 @@
+"""The corpora: what counts as text, that splits share nothing, and the papers' protocol for windows."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rotquant.corpora import (
+    DOCSTRINGS,
+    CorpusSpec,
+    calibration_samples,
+    content_hash,
+    corpus_identity,
+    evaluation_windows,
+    load_rows,
+    load_text,
+    tokenize,
+)
+from rotquant.corpora import docstrings as module
+from rotquant.errors import CorpusError
+from rotquant.tokenizer_training import train_tokenizer
+
+LONG = "A sentence that is long enough to count as documentation, number {}."
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([LONG.format(i) for i in range(50)], vocab_size=300, max_length=64)
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Three invented packages of one file each, installed nowhere: their files are served in place of the real ones."""
+    texts = {
+        "train": ["shared with test", "only in train", "SHARED  with\ntest"],
+        "validation": ["only in validation", "shared with test"],
+        "test": ["shared with test", "only in test"],
+    }
+    files = {}
+    for split, names in texts.items():
+        functions = "".join(f'def f{i}():\n    """{LONG.format(name)}"""\n' for i, name in enumerate(names))
+        files[split] = tmp_path / f"{split}.py"
+        files[split].write_text(f'"""Short."""\n{functions}')
+    monkeypatch.setattr(module, "PACKAGES", {split: (split,) for split in texts})
+    monkeypatch.setattr(module, "_files", lambda names: [(names[0], files[names[0]])])
+    return tmp_path / "cache"
+
+
+def test_docstrings_come_from_modules_classes_and_functions_in_source_order_and_dedented(tmp_path):
+    source = tmp_path / "example.py"
+    source.write_text(
+        '"""Module.\n\nMore."""\nclass A:\n    """Class\n\n    body.\n    """\n    async def f(self):\n'
+        '        """Function."""\n        return """not documentation"""\n'
+    )
+    assert list(module.file_docstrings(source)) == ["Module.\n\nMore.", "Class\n\nbody.", "Function."]
+
+
+def test_a_file_that_cannot_be_parsed_has_no_docstrings(tmp_path):
+    source = tmp_path / "template.py"
+    source.write_text('"""Text."""\ndef {{ name }}(): pass')
+    assert list(module.file_docstrings(source)) == []
+
+
+def test_a_text_that_several_splits_hold_belongs_to_test_alone(packages):
+    rows = {split: load_rows(DOCSTRINGS, split, cache=packages) for split in ("train", "validation", "test")}
+    assert rows["test"] == [LONG.format("shared with test"), LONG.format("only in test")]
+    assert rows["validation"] == [LONG.format("only in validation")]
+    assert rows["train"] == [LONG.format("only in train")]
+
+
+def test_the_cache_gives_the_same_rows_without_reading_the_files_again(packages, monkeypatch):
+    first = load_rows(DOCSTRINGS, "train", cache=packages)
+    monkeypatch.setattr(module, "_files", lambda names: pytest.fail("the packages were parsed again"))
+    assert load_rows(DOCSTRINGS, "train", cache=packages) == first
+
+
+def test_a_damaged_cache_file_is_made_again(packages):
+    first = load_rows(DOCSTRINGS, "test", cache=packages)
+    for file in packages.iterdir():
+        file.write_text("[tru")
+    assert load_rows(DOCSTRINGS, "test", cache=packages) == first
+
+
+def test_the_head_of_a_split_is_a_prefix_of_it(packages):
+    whole = load_rows(DOCSTRINGS, "test", cache=packages)
+    assert load_rows(DOCSTRINGS, "test", max_characters=10, cache=packages) == whole[:1]
+
+
+def test_no_package_is_in_two_splits_and_none_differs_between_cpu_and_cuda_builds():
+    named = [name for names in module.PACKAGES.values() for name in names]
+    assert len(named) == len(set(named))
+    assert not [name for name in named if name.startswith(("torch", "nvidia", "cuda", "cupy", "triton"))]
+
+
+def test_every_package_is_pinned_by_the_lock_file():
+    lock = (Path(__file__).parents[1] / "requirements.lock").read_text()
+    pinned = {line.split("==")[0] for line in lock.splitlines() if "==" in line}
+    named = {name for names in module.PACKAGES.values() for name in names}
+    assert named <= pinned
+
+
+def test_two_extractions_give_the_same_rows(packages, tmp_path):
+    assert load_rows(DOCSTRINGS, "train", cache=packages) == load_rows(DOCSTRINGS, "train", cache=tmp_path / "again")
+
+
+def test_the_identity_of_the_installed_test_split_carries_its_hash_and_the_recorded_one(tmp_path):
+    split = corpus_identity(DOCSTRINGS, cache=tmp_path)["splits"]["test"]
+    text = load_text(DOCSTRINGS, "test", cache=tmp_path)
+    assert split["sha256"] == content_hash(text)
+    assert split["characters"] == len(text) > 500_000
+    assert len(split["expected_sha256"]) == 64
+
+
+def test_an_environment_without_the_packages_is_told_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PACKAGES", dict.fromkeys(module.PACKAGES, ("no-such-package",)))
+    with pytest.raises(CorpusError, match="none of its packages is installed"):
+        load_rows(DOCSTRINGS, "test", cache=tmp_path)
+
+
+def test_importing_the_corpora_loads_neither_torch_nor_datasets():
+    code = "import sys, rotquant.corpora; print([m for m in ('torch', 'datasets', 'transformers') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def write_rows(folder: Path, kind: str, rows: list[str]) -> None:
+    """The same rows as the test split in one of the accepted file types, beside a train split with other text."""
+    for split, texts in {"test": rows, "train": ["other"]}.items():
+        records = [{"text": text, "id": i} for i, text in enumerate(texts)]
+        if kind == "parquet":
+            import pandas
+
+            pandas.DataFrame(records).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+        elif kind == "txt":
+            (folder / f"wiki.{split}.raw.txt").write_text("".join(texts))
+        else:
+            (folder / f"{split}.{kind}").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json", "jsonl", "txt"])
+def test_local_files_of_every_type_give_the_same_text(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = ["", " = Title = \n", "", " First paragraph . \n"]
+    write_rows(folder, kind, rows if kind != "txt" else [row or "\n" for row in rows])
+    spec = CorpusSpec(name="wikitext2", source="local", path=str(folder))
+    assert load_text(spec, "test") == "\n\n".join(rows)
+
+
+def test_a_hub_dataset_that_cannot_be_reached_says_how_to_give_a_local_folder(monkeypatch):
+    import datasets
+
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("Couldn't reach 'Salesforce/wikitext' on the Hub (LocalEntryNotFoundError)")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    spec = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext", subset="wikitext-2-raw-v1")
+    with pytest.raises(CorpusError, match="local copy: source 'local' and the path of a folder"):
+        load_text(spec, "test")
+
+
+def test_bad_local_corpora_are_named_in_one_sentence(tmp_path):
+    def text_of(split="test", **fields):
+        return load_text(CorpusSpec(name="mine", source="local", **fields), split)
+
+    with pytest.raises(CorpusError, match="no folder or file"):
+        text_of(path=str(tmp_path / "absent"))
+    (tmp_path / "train.jsonl").write_text('{"content": "x"}\n')
+    with pytest.raises(CorpusError, match=r"no .* file named for the test split; data files there: train\.jsonl"):
+        text_of(path=str(tmp_path))
+    with pytest.raises(CorpusError, match="no field 'text'; its fields: content"):
+        text_of(path=str(tmp_path), split="train")
+    with pytest.raises(CorpusError, match="no split 'dev'"):
+        text_of(path=str(tmp_path), split="dev")
+    (tmp_path / "test.jsonl").write_text('{"text": "x"\n{{{')
+    with pytest.raises(CorpusError, match=r"test\.jsonl could not be read"):
+        text_of(path=str(tmp_path))
+    (tmp_path / "empty.txt").write_text("\n\n")
+    with pytest.raises(CorpusError, match="holds no text"):
+        text_of(path=str(tmp_path / "empty.txt"))
+    (tmp_path / "weights.bin").write_bytes(b"x")
+    with pytest.raises(CorpusError, match="not a parquet, json, jsonl or txt file"):
+        text_of(path=str(tmp_path / "weights.bin"))
+
+
+@pytest.mark.parametrize("fields", [{"source": "local"}, {"path": "x"}, {"sauce": "hub"}])
+def test_a_specification_that_fits_no_source_is_refused(fields):
+    with pytest.raises(ValidationError):
+        CorpusSpec(name="mine", **fields)
+
+
+def test_text_has_exactly_one_bos_although_the_tokenizer_adds_its_own(tokenizer):
+    ids = tokenize("one two", tokenizer)
+    assert ids.dtype == torch.long
+    assert ids[0] == tokenizer.bos_token_id
+    assert (ids == tokenizer.bos_token_id).sum() == 1
+    assert tokenizer("one two")["input_ids"] == ids.tolist()
+
+
+def test_a_tokenizer_without_bos_is_refused(tokenizer):
+    import copy
+
+    without = copy.deepcopy(tokenizer)
+    without.bos_token = None
+    with pytest.raises(CorpusError, match="no BOS token"):
+        tokenize("one two", without)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_windows_are_the_text_in_order_without_overlap_and_without_its_tail(n, length):
+    ids = torch.arange(n)
+    if n < length:
+        with pytest.raises(CorpusError, match="fewer than one window"):
+            evaluation_windows(ids, length)
+        return
+    windows = evaluation_windows(ids, length)
+    assert windows.shape == (n // length, length)
+    assert torch.equal(windows.flatten(), ids[: n // length * length])
+
+
+def test_calibration_samples_are_windows_of_the_text_drawn_by_seed_alone():
+    ids = torch.arange(100)
+    torch.manual_seed(1)
+    samples = calibration_samples(ids, 8, 10, seed=3)
+    torch.manual_seed(2)
+    assert torch.equal(samples, calibration_samples(ids, 8, 10, seed=3))
+    assert not torch.equal(samples, calibration_samples(ids, 8, 10, seed=4))
+    assert torch.equal(samples, samples[:, :1] + torch.arange(10))
+    with pytest.raises(CorpusError, match="fewer than one sample"):
+        calibration_samples(ids, 1, 101, seed=0)
+
+
+@pytest.mark.skipif("ROTQUANT_WIKITEXT2" not in os.environ, reason="ROTQUANT_WIKITEXT2 names no WikiText-2 folder")
+def test_raw_wikitext2_files_read_as_the_hub_gives_them():
+    spec = CorpusSpec(name="wikitext2", source="local", path=os.environ["ROTQUANT_WIKITEXT2"])
+    rows = load_rows(spec, "test")
+    assert rows[0] == ""
+    assert rows[1].startswith(" = ")
+    assert rows[1].endswith(" \n")
