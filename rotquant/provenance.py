@@ -102,8 +102,8 @@ def versions() -> dict[str, str]:
 
 
 def git_commit(root: Path = Path()) -> str | None:
-    """The commit of the checkout, or None outside of one."""
-    return _git(root, "rev-parse", "HEAD")
+    """The commit of the checkout; outside of one what GIT_COMMIT says (a copy of the files on another machine), or None."""
+    return _git(root, "rev-parse", "HEAD") or os.environ.get("GIT_COMMIT")
 
 
 def git_dirty(root: Path = Path()) -> bool | None:
