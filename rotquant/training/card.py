@@ -23,8 +23,8 @@ def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
         f"of the perplexity protocol do. AdamW {config.adam_betas}, weight decay {config.weight_decay}, peak learning "
         f"rate {config.learning_rate}, cosine to {config.final_learning_rate_ratio:.0%} of it, {config.precision}, "
         f"seed {config.seed}; {curve['seconds'] / 60:.1f} minutes on {curve['device']}, torch {curve['torch']}. "
-        "The seed fixes the initial weights and the samples of every step; a GPU adds in no fixed order, so another training "
-        "gives a model of the same kind and not the same bits."
+        "The seed fixes the initial weights and the samples of every step; a GPU adds in no fixed order, so another "
+        "training gives a model of the same kind and not the same bits."
     )
     return f"""# {config.name}
 
