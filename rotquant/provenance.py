@@ -102,7 +102,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit(root: Path = Path()) -> str | None:
-    """The commit of the checkout; outside of one what GIT_COMMIT says (a copy of the files on another machine), or None."""
+    """The commit of the checkout; outside of one (a copy of the files) what GIT_COMMIT says, or None."""
     return _git(root, "rev-parse", "HEAD") or os.environ.get("GIT_COMMIT")
 
 
