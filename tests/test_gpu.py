@@ -40,7 +40,7 @@ def test_fake_quantization_agrees_with_the_cpu(granularity, symmetric):
     scheme = QuantizationScheme(bits=4, symmetric=symmetric, granularity=granularity, group_size=group_size)
     x = random(33, 64)
     cpu, gpu = fake_quantize(x, scheme), fake_quantize(x.cuda(), scheme).cpu()
-    # CUDA divides a tensor by a constant by multiplying with its reciprocal, so a scale may differ in its last bit (6e-8);
+    # CUDA divides a tensor by a constant by multiplying with its reciprocal, so scales may differ in the last bit;
     # a value within that of a rounding boundary then gets the neighbouring code: at most 1 of these 2112 values.
     assert (~torch.isclose(cpu, gpu, rtol=1e-6, atol=1e-6)).sum() <= 1
 
