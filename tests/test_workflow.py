@@ -5,6 +5,8 @@ stages; one test runs everything for real on tiny random models.
 """
 
 import os
+import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from rotquant.configuration import merge
+from rotquant.results import read_result
+from tests.models import VOCABULARY, tiny_model
 from tests.project import CONFIG, TABLES, Copy
+from tests.test_checkpoints import tiny_tokenizer
 
 REPORT = "reports/quarot_table1.md"
 
@@ -175,3 +180,48 @@ def test_damaged_run_file_is_one_sentence_and_recomputed_when_deleted(computed: 
     path.unlink()
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
     assert path.exists()
+
+
+def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Path) -> None:
+    project = Copy(tmp_path, fake=False)
+    make_checkpoints(project)
+    rows = [
+        {"name": "Baseline", "method": "baseline"},
+        {"name": "QuaRot-128G", "method": "quarot-128g"},
+    ]
+    (table,) = TABLES["tables"]
+    published = "row,column,metric,value,unit\nBaseline,Llama-2-7B,perplexity,5.47,ppl\n"
+    project.write("workflow/papers/quarot/published/small.csv", published)
+    project.set_tables({**TABLES, "tables": [{**table, "rows": rows, "claims": []}]})
+    slots = {name: {**CONFIG["slots"][name], "group_sizes": {128: 16}} for name in CONFIG["slots"]}
+    project.set_config({**CONFIG, "slots": slots, "seeds": [1], "tracking": True})
+
+    status, output = project.snakemake(REPORT, "reports/index.md", timeout=300)
+    assert status == 0, output + "".join(log.decode() for log in project.read("logs/**/*.log").values())
+    results = {path: read_result(tmp_path / path) for path in project.read("results/runs/*.json")}
+    assert len(results) == 4
+    assert all(1 < result.value < 1000 for result in results.values())  # 96 words, untrained: about 96
+    assert all(result.provenance["corpora"]["evaluation"]["splits"] for result in results.values())
+    assert "Nothing to be done" in project.snakemake(REPORT)[1]
+    text = (tmp_path / REPORT).read_text()
+    assert "MLflow: experiment `quarot`" in text
+    assert all(f"{result.value:.2f}" in text for result in results.values())
+
+    path, result = next((path, result) for path, result in results.items() if result.weights)
+    (tmp_path / path).unlink()
+    shutil.rmtree(tmp_path / "results/weights" / result.run.weights_key / "runs")
+    status, output = project.run("rotquant", "runs", "compute", result.key)
+    assert status == 0, output
+    assert read_result(tmp_path / path).value == result.value  # measured in another process than the weights were made
+
+
+def make_checkpoints(project: Copy) -> None:
+    """Two random Llama models with a tokenizer of 96 words, and text of these words."""
+    generator = random.Random(0)
+    for split in ("train", "test"):
+        words = [f"w{generator.randrange(3, VOCABULARY)}" for _ in range(2000)]
+        project.write(f"text/{split}.txt", " ".join(words))
+    for name, width in (("small", 32), ("larger", 64)):
+        folder = project.root / "models" / name
+        tiny_model(hidden_size=width, num_layers=1, num_heads=2, num_kv_heads=1).save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rotquant.corpora import corpus_identity, load_text, tokenize
+from rotquant.execution.text import token_ids
 from rotquant.provenance import code_digest, environment
 from rotquant.recipes import Run
 
@@ -35,8 +35,7 @@ def compute_run(
         manifest = None
     else:
         model, tokenizer, manifest = load_quantized(folder, accelerator, torch_dtype(run.dtype))
-    spec = run.corpora[run.metric.corpus]
-    ids = tokenize(load_text(spec, run.metric.split), tokenizer)
+    ids, text = token_ids(run.corpora[run.metric.corpus], run.metric.split, tokenizer)
     with quantized_forward(model, run.recipe, manifest):
         result = perplexity(
             model, ids, run.metric.sequence_length, batch_size=batch_size, max_windows=run.metric.max_windows
@@ -47,7 +46,7 @@ def compute_run(
         "gpu": gpu_name(accelerator),
         "checkpoint": run.checkpoint,
         "checkpoint_digest": run.checkpoint_digest,
-        "corpora": {"evaluation": corpus_identity(spec, (run.metric.split,))},
+        "corpora": {"evaluation": text},
         "seconds": time.perf_counter() - started,
     }
     return result.as_metrics(), provenance

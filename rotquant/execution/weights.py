@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rotquant.corpora import CALIBRATION_CHARACTERS, calibration_samples, corpus_identity, load_text, tokenize
+from rotquant.corpora import CALIBRATION_CHARACTERS, calibration_samples
+from rotquant.execution.text import token_ids
 from rotquant.provenance import code_digest, environment
 from rotquant.recipes import Run
 
@@ -36,10 +37,8 @@ def compute_weights(run: Run, checkpoint: str, folder: Path, device: str) -> dic
     calibration = run.recipe.calibration
     if run.recipe.needs_calibration and calibration is not None:
         spec = run.corpora[calibration.corpus]
-        text = load_text(spec, "train", max_characters=CALIBRATION_CHARACTERS)
-        ids = tokenize(text, tokenizer)
+        ids, corpora["calibration"] = token_ids(spec, "train", tokenizer, CALIBRATION_CHARACTERS)
         samples = calibration_samples(ids, calibration.samples, calibration.sequence_length, calibration.seed)
-        corpora["calibration"] = corpus_identity(spec, ("train",), max_characters=CALIBRATION_CHARACTERS)
     stored = build_weights(model, tokenizer, run.recipe, run.seed, samples, device=accelerator)
     provenance = {
         **environment(),

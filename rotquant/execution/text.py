@@ -1,0 +1,43 @@
+"""Text as token ids for the two stages, tokenized once per text and tokenizer and kept beside the corpora.
+
+Tokenizing takes seconds, about as long as evaluating a small model, and all jobs of a table need the same two texts.
+"""
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rotquant.corpora import CorpusSpec, Split, content_hash, corpus_identity, load_text, tokenize
+from rotquant.corpora.loading import CACHE
+from rotquant.files import atomic_path
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+
+def token_ids(
+    spec: CorpusSpec, split: Split, tokenizer: "PreTrainedTokenizerBase", max_characters: int | None = None
+) -> tuple["torch.Tensor", dict[str, Any]]:
+    """The tokens of one split (or of its head), int64 [n] with one BOS, and what provenance says of the text.
+
+    Raises:
+        CorpusError: the text cannot be read, or the tokenizer has no BOS.
+    """
+    import torch
+
+    text = load_text(spec, split, max_characters=max_characters)
+    identity = corpus_identity(spec, (split,), max_characters=max_characters)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer in Python has no complete description to tell it from others
+        return tokenize(text, tokenizer), identity
+    description = f"{content_hash(text)} {tokenizer.bos_token_id} {backend.to_str()}"
+    path = CACHE / "tokens" / f"{hashlib.sha256(description.encode()).hexdigest()[:32]}.npy"
+    try:
+        return torch.from_numpy(np.load(path, allow_pickle=False)), identity
+    except (OSError, ValueError, EOFError):  # not there yet, or damaged: make it
+        ids = tokenize(text, tokenizer)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.save(file, ids.numpy(), allow_pickle=False)
+    return ids, identity
