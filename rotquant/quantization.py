@@ -217,18 +217,21 @@ class _StraightThrough(torch.autograd.Function):
         zero_point: Tensor | None,
         scheme: QuantizationScheme,
     ) -> Tensor:
-        codes = torch.div(view.to(scale.dtype), scale).round_()
+        ratio = torch.div(view.to(scale.dtype), scale)
+        learned = any(ctx.needs_input_grad[1:3])
+        codes = torch.round(ratio) if learned else ratio.round_()
         if zero_point is not None:
             codes.add_(zero_point)
         values = codes.clamp(*scheme.code_range)
         outside = values != codes
         if zero_point is not None:
             values.sub_(zero_point)
-        if not any(ctx.needs_input_grad[1:3]):
+        if learned:
+            slope = torch.sub(values, ratio.masked_fill_(outside, 0.0), out=ratio)
+            ctx.save_for_backward(outside, slope, scale)
+        else:
             ctx.save_for_backward(outside)
-            return values.mul_(scale).to(view.dtype)
-        ctx.save_for_backward(outside, view, values, scale)
-        return (values * scale).to(view.dtype)
+        return values.mul_(scale).to(view.dtype)
 
     @staticmethod
     def backward(
@@ -238,7 +241,7 @@ class _StraightThrough(torch.autograd.Function):
         to_input = gradient.masked_fill(outside, 0.0)
         if not learned:
             return to_input, None, None, None
-        view, values, scale = learned
-        to_scale = (gradient * values - to_input * view / scale).sum_to_size(scale.shape)
+        slope, scale = learned
+        to_scale = (gradient * slope).sum_to_size(scale.shape)
         to_zero_point = ((to_input - gradient) * scale).sum_to_size(scale.shape) if ctx.needs_input_grad[2] else None
         return to_input, to_scale, to_zero_point, None
