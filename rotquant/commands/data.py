@@ -20,7 +20,8 @@ def corpus(
 
     Example: `rotquant corpus docstrings --split test -o corpus/`
     """
-    from rotquant.corpora import SPLITS, content_hash, expected_hashes, load_rows
+    from rotquant.corpora import content_hash, expected_hashes, load_rows
+    from rotquant.corpora.spec import SPLITS
     from rotquant.files import write_text
 
     spec = corpus_spec(corpus)
