@@ -5,6 +5,7 @@ config/config.yaml as the configuration or with the files given by --config on t
 """
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -50,13 +51,15 @@ def list_runs(
     """
     project = open_project(config)
     shown = RichTable("key", "weights", "table", "row", "column", "seed", "value")
+    for column in shown.columns:
+        column.no_wrap = True
     for name in [table] if table else project.tables:
         for cell in project.cells(name):
             for run in cell.runs:
                 path = project.root / run_path(run.key)
                 value = f"{read_result(path).value:.4f}" if path.exists() else "-"
                 shown.add_row(run.key, run.weights_key or "-", name, cell.row, cell.column, str(run.seed), value)
-    Console().print(shown)
+    Console(width=None if sys.stdout.isatty() else 200).print(shown)  # keys must be whole where they are piped
 
 
 @runs_app.command()

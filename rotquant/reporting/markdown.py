@@ -168,11 +168,12 @@ def _columns(project: Project, table: Table, results: dict[str, RunResult]) -> s
 
 def _card(project: Project, checkpoint: str) -> str:
     """The checkpoint with a link to its model card."""
-    if (project.root / checkpoint / "README.md").is_file():
-        return f"[{checkpoint}]({os.path.relpath(Path(checkpoint) / 'README.md', REPORTS)})"
+    for card in ("MODEL_CARD.md", "README.md"):
+        if (project.root / checkpoint / card).is_file():
+            return f"[{checkpoint}]({os.path.relpath(Path(checkpoint) / card, REPORTS)})"
     if (project.root / checkpoint).exists() or checkpoint.count("/") != 1:
         return f"`{checkpoint}`"
-    return f"[{checkpoint}](https://huggingface.co/{checkpoint})"
+    return f"[{checkpoint}](https://huggingface.co/{checkpoint.partition('@')[0]})"
 
 
 def _shape(project: Project, checkpoint: str) -> str:
