@@ -20,16 +20,27 @@ from rotquant.schemes import (
 )
 
 
-def _inputs(bits: int = 4, clip_ratio: float = 1.0, group_size: int | None = None) -> QuantizationScheme:
-    granularity = "token" if group_size is None else "group"
-    return QuantizationScheme(bits=bits, granularity=granularity, group_size=group_size, clip_ratio=clip_ratio)
+def _inputs(
+    bits: int = 4, clip_ratio: float = 1.0, group_size: int | None = None, symmetric: bool = True
+) -> QuantizationScheme:
+    return QuantizationScheme(
+        bits=bits,
+        symmetric=symmetric,
+        granularity="token" if group_size is None else "group",
+        group_size=group_size,
+        clip_ratio=clip_ratio,
+    )
 
 
 def _weights(
-    bits: int = 4, gptq: bool = True, group_size: int | None = None, clip_search: bool = True
+    bits: int = 4,
+    gptq: bool = True,
+    group_size: int | None = None,
+    clip_search: bool = True,
+    symmetric: bool = True,
 ) -> WeightQuantization:
     granularity = "channel" if group_size is None else "group"
-    scheme = QuantizationScheme(bits=bits, granularity=granularity, group_size=group_size)
+    scheme = QuantizationScheme(bits=bits, symmetric=symmetric, granularity=granularity, group_size=group_size)
     return WeightQuantization(scheme=scheme, gptq=GPTQ() if gptq else None, clip_search=clip_search)
 
 
@@ -85,11 +96,14 @@ def smoothquant() -> Recipe:
 
 
 def omniquant() -> Recipe:
-    """OmniQuant W4A4KV4: learnable weight clipping and equivalent transformation, then round-to-nearest."""
+    """OmniQuant W4A4KV4: learnable weight clipping and equivalent transformation, then round-to-nearest.
+
+    Weights and inputs are asymmetric, as in OmniQuant's own paper (Eq. 2 and Sec. 4.1), which QuaRot's numbers come from.
+    """
     return Recipe(
         omniquant=OmniQuant(),
-        weights=_weights(gptq=False, clip_search=False),
-        activations=_inputs(),
+        weights=_weights(gptq=False, clip_search=False, symmetric=False),
+        activations=_inputs(symmetric=False),
         keys=_cache(),
         values=_cache(),
         calibration=Calibration(),
@@ -97,11 +111,11 @@ def omniquant() -> Recipe:
 
 
 def quik() -> Recipe:
-    """QUIK-4B: 256 outlier features in floating point, GPTQ, all layers (down_proj too) in 4 bits."""
+    """QUIK-4B: 256 outlier features in floating point, GPTQ, all layers (down_proj too) in 4 bits, asymmetric inputs."""
     return Recipe(
         outliers=OutlierFeatures(features=256),
         weights=_weights(),
-        activations=_inputs(),
+        activations=_inputs(symmetric=False),
         keys=_cache(),
         values=_cache(),
         calibration=Calibration(),
