@@ -98,7 +98,7 @@ def smoothquant() -> Recipe:
 def omniquant() -> Recipe:
     """OmniQuant W4A4KV4: learnable weight clipping and equivalent transformation, then round-to-nearest.
 
-    Weights and inputs are asymmetric, as in OmniQuant's own paper (Eq. 2 and Sec. 4.1), which QuaRot's numbers come from.
+    Weights and inputs are asymmetric as in OmniQuant's own paper (Eq. 2), where QuaRot's numbers come from.
     """
     return Recipe(
         omniquant=OmniQuant(),
@@ -111,7 +111,7 @@ def omniquant() -> Recipe:
 
 
 def quik() -> Recipe:
-    """QUIK-4B: 256 outlier features in floating point, GPTQ, all layers (down_proj too) in 4 bits, asymmetric inputs."""
+    """QUIK-4B: 256 outlier features in floating point, GPTQ, every layer in 4 bits, asymmetric inputs."""
     return Recipe(
         outliers=OutlierFeatures(features=256),
         weights=_weights(),
