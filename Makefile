@@ -30,12 +30,12 @@ test: $(READY)
 lint: $(READY)
 	ruff check .
 	ruff format --check .
-	snakefmt --check workflow
+	snakefmt --check Snakefile workflow
 
 format: $(READY)
 	ruff check --fix .
 	ruff format .
-	snakefmt workflow
+	snakefmt Snakefile workflow
 
 # torch is locked by its public version, so that the same lock takes the CPU or the CUDA build of the machine.
 lock: $(READY)

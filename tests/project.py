@@ -113,7 +113,9 @@ class Copy:
         self.root = root
         ignore = shutil.ignore_patterns("__pycache__", "resources")
         shutil.copytree(REPOSITORY / "workflow", root / "workflow", ignore=ignore)
+        shutil.copytree(REPOSITORY / "profiles", root / "profiles")
         shutil.copytree(REPOSITORY / "config", root / "config")
+        shutil.copy(REPOSITORY / "Snakefile", root / "Snakefile")
         shutil.copytree(REPOSITORY / "rotquant", root / "rotquant", ignore=ignore)
         if fake:
             self.write("rotquant/execution/weights.py", FAKE_WEIGHTS)

@@ -7,13 +7,13 @@ min_version("9.0")
 configfile: "config/config.yaml"
 
 
-include: "rules/common.smk"
-include: "rules/models.smk"
-include: "rules/weights.smk"
-include: "rules/runs.smk"
-include: "rules/tables.smk"
-include: "rules/figures.smk"
-include: "rules/reports.smk"
+include: "workflow/rules/common.smk"
+include: "workflow/rules/models.smk"
+include: "workflow/rules/weights.smk"
+include: "workflow/rules/runs.smk"
+include: "workflow/rules/tables.smk"
+include: "workflow/rules/figures.smk"
+include: "workflow/rules/reports.smk"
 
 
 rule all:
