@@ -51,6 +51,11 @@ def run_path(key: str) -> Path:
     return RUNS / f"{key}.json"
 
 
+def batch_path(batch: str) -> Path:
+    """The record of a batch of stored weights: written when all of them are there."""
+    return WEIGHTS / f"{batch}.json"
+
+
 def weights_path(weights_key: str) -> Path:
     """The folder of stored weights. Its weights.json says how they were made; its runs/ holds runs measured ahead."""
     return WEIGHTS / weights_key

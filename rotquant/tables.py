@@ -138,13 +138,23 @@ class Project:
         return {run.key: run for name in self.tables for cell in self.cells(name) for run in cell.runs}
 
     @cached_property
-    def weights(self) -> dict[str, tuple[Run, ...]]:
-        """The runs that share stored weights, by weights key, in the order of the tables."""
-        sharing: dict[str, tuple[Run, ...]] = {}
+    def batches(self) -> dict[str, dict[str, tuple[Run, ...]]]:
+        """The runs that need stored weights, as {batch: {weights key: runs}}, in the order of the tables.
+
+        A batch holds the weights that differ by their seed alone. One job makes them, since starting a process costs
+        several seconds; its key is the weights key that seed 0 has.
+        """
+        batches: dict[str, dict[str, tuple[Run, ...]]] = {}
         for run in self.runs.values():
-            if run.weights_key is not None:
-                sharing[run.weights_key] = (*sharing.get(run.weights_key, ()), run)
-        return sharing
+            batch = self.batch_of(run)
+            if batch is not None:
+                members = batches.setdefault(batch, {})
+                members[run.weights_key] = (*members.get(run.weights_key, ()), run)
+        return batches
+
+    def batch_of(self, run: Run) -> str | None:
+        """The batch of a run's weights, None for a run that needs none."""
+        return None if run.weights_key is None else Run.model_validate({**run.model_dump(), "seed": 0}).weights_key
 
     @cached_property
     def cells_of_runs(self) -> dict[str, tuple[str, str]]:
@@ -168,17 +178,17 @@ class Project:
             )
         return self.runs[key]
 
-    def runs_of_weights(self, weights_key: str) -> tuple[Run, ...]:
-        """The runs that use those stored weights.
+    def batch(self, key: str) -> dict[str, tuple[Run, ...]]:
+        """The weights of a batch: their keys and the runs that use each.
 
         Raises:
-            ConfigError: when no run does under this configuration.
+            ConfigError: when no run uses them under this configuration.
         """
-        if weights_key not in self.weights:
+        if key not in self.batches:
             raise ConfigError(
-                f"no run uses weights {weights_key!r} under this configuration; `rotquant runs list` prints all keys."
+                f"no run uses weights {key!r} under this configuration; `rotquant runs list` prints all keys."
             )
-        return self.weights[weights_key]
+        return self.batches[key]
 
     def published(self, table: Table) -> dict[tuple[str, str], float | None]:
         """The paper's numbers by (row, column); None where the paper prints a dash."""

@@ -54,7 +54,10 @@ def test_table_1_is_seven_rows_by_three_models_with_three_seeds_for_rotated_rows
         *((row, 3) for row in ("QuaRot", "QuaRot-128G")),
     }
     assert len(project.runs) == 33
-    assert all(project.weights[key][0].weights_key == key for key in project.weights)
+    assert len(project.batches) == 6 * 3  # all rows but the baseline; the seeds of a row are one batch
+    weights = {key: runs for batch in project.batches.values() for key, runs in batch.items()}
+    assert len(weights) == 30
+    assert all(run.weights_key == key for key, runs in weights.items() for run in runs)
 
 
 def test_published_values_belong_to_their_cells(shipped: Path) -> None:
@@ -101,8 +104,9 @@ def test_runs_that_differ_at_run_time_only_share_their_weights(tmp_path: Path) -
     ]
     project = load(tmp_path, changed(TABLES, "tables", 0, "rows", to=rows))
     assert len(project.runs) == 2 * (1 + 2 + 2)
-    assert len(project.weights) == 2 * 2
-    assert all(len(sharing) == 2 for sharing in project.weights.values())
+    assert len(project.batches) == 2
+    sharing = [len(runs) for batch in project.batches.values() for runs in batch.values()]
+    assert sharing == [2] * (2 * 2)  # columns x seeds
 
 
 def test_a_slot_that_is_not_computed_drops_its_column(tmp_path: Path) -> None:

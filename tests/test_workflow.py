@@ -23,7 +23,7 @@ REPORT = "reports/quarot_table1.md"
 
 
 def one_column(folder: Path, figure: bool = True) -> Copy:
-    """A project whose table has one column: three runs, two of them on stored weights."""
+    """A project whose table has one column: three runs, two of them on the stored weights of one batch."""
     project = Copy(folder)
     if not figure:
         (table,) = TABLES["tables"]
@@ -41,11 +41,11 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return project
 
 
-def test_main_job_has_one_run_per_cell_and_seed_and_one_build_per_weights(tmp_path: Path) -> None:
+def test_main_job_has_one_run_per_cell_and_seed_and_one_weights_job_per_recipe(tmp_path: Path) -> None:
     project = Copy(tmp_path, small=False)
     planned = project.planned(REPORT)
     # 5 rows without a rotation and 2 rotated ones with 3 seeds, in 3 columns; the baseline needs no weights
-    assert planned == {"run": 33, "weights": 30, "tracking": 1, "table": 1, "figure": 1, "report": 1}
+    assert planned == {"run": 33, "weights": 18, "tracking": 1, "table": 1, "figure": 1, "report": 1}
     assert not (tmp_path / "results" / "runs").exists()
 
 
@@ -98,7 +98,7 @@ def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed:
     assert "the weights cannot be read." in output
     assert all(b"the weights cannot be read." in log for log in computed.read("logs/weights/*.log").values())
     assert {**computed.read("results/runs/*.json"), **computed.read("reports/**/*.*")} == kept
-    assert computed.planned(REPORT)["weights"] == 2
+    assert computed.planned(REPORT)["weights"] == 1
 
     (computed.root / "fail").unlink()
     status, output = computed.snakemake(REPORT, "reports/index.md")
@@ -138,7 +138,7 @@ def test_an_interrupted_run_completes_and_an_interrupted_rerun_keeps_the_earlier
     project.edit("rotquant/execution/weights.py", "sleep(0.05)", "sleep(0.04)")
     interrupt(project, how)
     assert project.read("results/runs/*.json") == earlier
-    assert project.planned(REPORT)["weights"] == 2
+    assert project.planned(REPORT)["weights"] == 1
 
 
 def interrupt(project: Copy, how: signal.Signals) -> None:

@@ -8,18 +8,18 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from rotquant.configuration import find_root
-from rotquant.errors import RotquantError
+from rotquant.errors import ResultError, RotquantError
 from rotquant.files import read_json, write_json
 from rotquant.provenance import code_digest
 from rotquant.recipes import Run
-from rotquant.results import RunResult, read_result, run_path, weights_path, write_result
+from rotquant.results import RunResult, batch_path, read_result, run_path, weights_path, write_result
 from rotquant.tables import Project, load_project
 
 runs_app = typer.Typer(
@@ -58,7 +58,7 @@ def list_runs(
             for run in cell.runs:
                 path = project.root / run_path(run.key)
                 value = f"{read_result(path).value:.4f}" if path.exists() else "-"
-                shown.add_row(run.key, run.weights_key or "-", name, cell.row, cell.column, str(run.seed), value)
+                shown.add_row(run.key, project.batch_of(run) or "-", name, cell.row, cell.column, str(run.seed), value)
     Console(width=None if sys.stdout.isatty() else 200).print(shown)  # keys must be whole where they are piped
 
 
@@ -78,32 +78,24 @@ def show(key: Key, config: Configs = None) -> None:
 
 @runs_app.command()
 def weights(
-    weights_key: Annotated[str, typer.Argument(help="A weights key, as `rotquant runs list` prints it.")],
+    batch: Annotated[str, typer.Argument(help="A key of the weights column of `rotquant runs list`.")],
     config: Configs = None,
-    measure: Annotated[bool, typer.Option(help="Also measure the first run that uses these weights.")] = True,
+    measure: Annotated[bool, typer.Option(help="Also measure the first run that uses each of these weights.")] = True,
+    again: Annotated[bool, typer.Option(help="Make them again where they are there already.")] = False,
 ) -> None:
-    """Rotate and quantize the weights that one or more runs share, into results/weights/<key>/.
+    """Rotate and quantize the weights of all seeds of a recipe, each into its folder below results/weights/.
 
-    The first of these runs is measured in the same process and kept beside the weights, where `rotquant runs compute`
-    finds it: starting a process costs as much as evaluating a small model.
+    Weights that the current code has made already are kept, so an interrupted call continues. The first run of each is
+    measured in the same process and kept beside the weights, where `rotquant runs compute` finds it: starting a process
+    costs as much as evaluating a small model.
     """
-    from rotquant.execution.weights import compute_weights
-
     project = open_project(config)
-    run = project.runs_of_weights(weights_key)[0]
-    folder = project.root / weights_path(weights_key)
-    checkpoint = project.checkpoint_path(run.checkpoint)
-    provenance = compute_weights(run, checkpoint, folder, project.config.device)
-    write_json(folder / "weights.json", provenance)
-    typer.echo(f"weights {weights_key}: {provenance['seconds']:.1f} s")
+    members = project.batch(batch)
+    records = {key: _make_weights(project, runs[0], again) for key, runs in members.items()}
     if measure:
-        try:
-            result = _measure(project, run)
-        except RotquantError as error:  # The run's own job will meet it again and fail with it.
-            typer.echo(f"run {run.key} not measured ahead: {error}")
-            return
-        write_result(folder / "runs" / f"{run.key}.json", result)
-        typer.echo(_summary(result))
+        for runs in members.values():
+            _measure_ahead(project, runs[0])
+    write_json(project.root / batch_path(batch), {"batch": batch, "weights": records})
 
 
 @runs_app.command()
@@ -146,12 +138,42 @@ def sync_tracking(
         typer.echo(f"{name}: {len(logged.runs)} runs in experiment {project.table(name).paper}")
 
 
+def _make_weights(project: Project, run: Run, again: bool) -> dict[str, Any]:
+    """Make a run's stored weights, unless the current code has done so; return their provenance."""
+    folder = project.root / weights_path(run.weights_key)
+    record = folder / "weights.json"
+    if record.exists() and not again:
+        provenance = read_json(record, "weights record")
+        if provenance.get("code_digest") == code_digest("weights", run.recipe):
+            typer.echo(f"weights {run.weights_key}: there already")
+            return provenance
+    from rotquant.execution.weights import compute_weights
+
+    provenance = compute_weights(run, project.checkpoint_path(run.checkpoint), folder, project.config.device)
+    write_json(record, provenance)
+    typer.echo(f"weights {run.weights_key}: {provenance['seconds']:.1f} s")
+    return provenance
+
+
+def _measure_ahead(project: Project, run: Run) -> None:
+    """Measure a run into its weights' folder. A failure is left to the run's own job, which will meet it again."""
+    if _measured_ahead(project, run) is not None:
+        return
+    try:
+        result = _measure(project, run)
+    except RotquantError as error:
+        typer.echo(f"run {run.key} not measured ahead: {error}")
+        return
+    write_result(project.root / weights_path(run.weights_key) / "runs" / f"{run.key}.json", result)
+    typer.echo(_summary(result))
+
+
 def _measure(project: Project, run: Run) -> RunResult:
     """Measure a run on its checkpoint or its stored weights."""
     from rotquant.execution.runs import compute_run
 
     folder = project.root / weights_path(run.weights_key) if run.weights_key else None
-    weights = read_json(folder / "weights.json", "weights record") if folder else None
+    weights = _weights_record(project, run) if folder else None
     slot = project.config.slot(project.cells_of_runs[run.key][1])
     checkpoint = project.checkpoint_path(run.checkpoint)
     metrics, provenance = compute_run(run, checkpoint, folder, project.config.device, slot.batch_size)
@@ -162,17 +184,31 @@ def _measured_ahead(project: Project, run: Run) -> RunResult | None:
     """The run as the weights job measured it, unless weights or code have changed since."""
     if run.weights_key is None:
         return None
-    folder = project.root / weights_path(run.weights_key)
-    path = folder / "runs" / f"{run.key}.json"
+    path = project.root / weights_path(run.weights_key) / "runs" / f"{run.key}.json"
     if not path.exists():
         return None
     try:
         result = read_result(path)
-        weights = read_json(folder / "weights.json", "weights record")
     except RotquantError:
         return None
-    same = result.provenance.get("code_digest") == code_digest("runs", run.recipe) and result.weights == weights
-    return result if same else None
+    same = result.provenance.get("code_digest") == code_digest("runs", run.recipe)
+    return result if same and result.weights == _weights_record(project, run) else None
+
+
+def _weights_record(project: Project, run: Run) -> dict[str, Any]:
+    """The provenance of a run's stored weights.
+
+    Raises:
+        ResultError: they are not there; the sentence says how to make them.
+    """
+    path = project.root / weights_path(run.weights_key) / "weights.json"
+    if not path.exists():
+        batch = project.batch_of(run)
+        raise ResultError(
+            f"run {run.key} needs the weights {path.parent}, which are not there: `rotquant runs weights {batch}` "
+            f"makes them (or delete {batch_path(batch)} and start Snakemake again)."
+        )
+    return read_json(path, "weights record")
 
 
 def _summary(result: RunResult) -> str:

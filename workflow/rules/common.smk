@@ -37,7 +37,7 @@ GPU = int(CONFIG.device == "cuda" or (CONFIG.device == "auto" and shutil.which("
 
 wildcard_constraints:
     key="[0-9a-f]{16}",
-    weights_key="[0-9a-f]{16}",
+    batch="[0-9a-f]{16}",
     table="(?!index$)[a-z0-9_]+",
 
 
@@ -75,15 +75,21 @@ def definition(name):
 
 
 class CellNames:
-    """For messages: `{CELL:<key>}` is the first cell that a run, or the runs of some weights, belong to.
+    """For messages: `{CELL:<key>}` is the first cell that a run, or a batch of weights, belongs to.
 
     A parameter would do as well, but then a renamed row would be computed anew.
     """
 
     def __format__(self, key):
-        run = PROJECT.runs.get(key) or PROJECT.weights[key][0]
+        if key in PROJECT.runs:
+            run = PROJECT.runs[key]
+            seeds = f", seed {run.seed}" if run.recipe.is_random else ""
+        else:
+            members = list(PROJECT.batches[key].values())
+            run = members[0][0]
+            seeds = f", {len(members)} seeds" if len(members) > 1 else ""
         row, column = PROJECT.cells_of_runs[run.key]
-        return f"{row} on {column}" + (f", seed {run.seed}" if run.recipe.is_random else "")
+        return f"{row} on {column}{seeds}"
 
 
 CELL = CellNames()

@@ -2,7 +2,7 @@
 def weights_of_run(wildcards):
     """The stored weights a run needs; the baseline needs none."""
     run = sentence(PROJECT.run, wildcards.key)
-    return f"results/weights/{run.weights_key}/weights.json" if run.weights_key else []
+    return f"results/weights/{PROJECT.batch_of(run)}.json" if run.weights_key else []
 
 
 rule run:

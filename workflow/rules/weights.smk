@@ -1,22 +1,24 @@
-# Rotated and quantized weights, once for all runs that share them. The job also measures the first of these runs while the
-# process is warm: loading torch and transformers costs several seconds, as much as a small model's evaluation.
-def run_of_weights(weights_key):
-    """The first run that uses these weights."""
-    return sentence(PROJECT.runs_of_weights, weights_key)[0]
+# Rotated and quantized weights, once for all runs that share them, for all seeds of a recipe in one job. The job also measures
+# the first run of each while the process is warm: loading torch and transformers takes 6 s of processor time, more than the
+# evaluation of a small model.
+def run_of_batch(batch):
+    """The first run that uses the weights of a batch; its recipe is that of all."""
+    return next(iter(sentence(PROJECT.batch, batch).values()))[0]
 
 
 rule weights:
     output:
-        update("results/weights/{weights_key}/weights.json"),
+        update("results/weights/{batch}.json"),
     log:
-        "logs/weights/{weights_key}.log",
+        "logs/weights/{batch}.log",
     threads: 1
     resources:
         gpu=GPU,
     params:
-        code=lambda wildcards: code("weights", run_of_weights(wildcards.weights_key).recipe),
-        attempt=lambda wildcards: attempt(f"results/weights/{wildcards.weights_key}/weights.json"),
+        code=lambda wildcards: code("weights", run_of_batch(wildcards.batch).recipe),
+        weights=lambda wildcards: sorted(sentence(PROJECT.batch, wildcards.batch)),
+        attempt=lambda wildcards: attempt(f"results/weights/{wildcards.batch}.json"),
     message:
-        "weights of {CELL:{wildcards.weights_key}}"
+        "weights of {CELL:{wildcards.batch}}"
     shell:
-        JOB + "rotquant runs weights {wildcards.weights_key} --config {CONFIG_FILE}"
+        JOB + "rotquant runs weights {wildcards.batch} --config {CONFIG_FILE}"
