@@ -43,9 +43,7 @@ def quantize(
         recipe = override(recipe, {"calibration": calibration}, "calibration options")
     recipe = changed(recipe, changes)
     if recipe.is_baseline:
-        raise RecipeError(
-            "the baseline changes nothing, so there is nothing to write; evaluate the model itself."
-        )
+        raise RecipeError("the baseline changes nothing, so there is nothing to write; evaluate the model itself.")
     if output.exists() and any(output.iterdir()) and not (output / "rotquant.json").exists():
         raise ResultError(f"{output} exists and is not a quantized model; name another folder.")
     spec = corpus_spec(corpus)
