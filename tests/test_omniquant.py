@@ -43,12 +43,14 @@ def outlier_model(**arguments):
     return model
 
 
-def recipe(steps, rotation=None, **weights):
+def recipe(steps, rotation=None, symmetric=True, **weights):
+    """OmniQuant for tiny models; symmetric, where learned clipping has the most to win in few steps."""
     base = preset("omniquant")
-    scheme = base.weights.scheme.model_copy(update=weights)
+    scheme = base.weights.scheme.model_copy(update={"symmetric": symmetric, **weights})
     return base.model_copy(
         update={
             "rotation": rotation,
+            "activations": base.activations.model_copy(update={"symmetric": symmetric}),
             "omniquant": OmniQuant(steps=steps, batch_size=4),
             "weights": base.weights.model_copy(update={"scheme": scheme}),
         }
