@@ -4,7 +4,7 @@ The command line and the workflow call the same functions. A `Model` is ready to
 transforms and quantizers of its recipe.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from rotquant import evaluation
 from rotquant.checkpoints import checkpoint_digest, load_checkpoint
 from rotquant.corpora import CALIBRATION_CHARACTERS, DOCSTRINGS, CorpusSpec, calibration_samples, load_text, tokenize
+from rotquant.errors import ResultError
 from rotquant.presets import preset
 from rotquant.recipes import Recipe
 from rotquant.schemes import Calibration, Perplexity
@@ -43,7 +44,8 @@ class Model:
 
     def save(self, folder: str | Path, source: dict[str, Any] | None = None) -> None:
         """Write packed weights, tokenizer and manifest to `folder`, which `load` reads back bit for bit."""
-        assert self.stored is not None, "only a model from quantize() has integers to save"
+        if self.stored is None:
+            raise ResultError("only a model from quantize() holds integers to save; copy the loaded folder instead.")
         save_quantized(folder, self.stored, source)
 
 
@@ -75,7 +77,7 @@ def quantize(
     manifest = stored.manifest.model_copy(update={"source": source})
     network.to(device)
     handle = quantized_forward(network, recipe, manifest)
-    return Model(network, tokenizer, recipe, handle, type(stored)(network, tokenizer, stored.weights, manifest))
+    return Model(network, tokenizer, recipe, handle, replace(stored, manifest=manifest))
 
 
 def load(

@@ -18,7 +18,6 @@ WEIGHTS = Path("results/weights")
 TABLES = Path("results/tables")
 REPORTS = Path("reports")
 FIGURES = Path("reports/figures")
-TRACKING = Path("results/tracking.json")
 
 
 @dataclass(frozen=True)

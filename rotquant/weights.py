@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from rotquant.architectures import Architecture, Site, architecture_of, decoder_layers
 from rotquant.calibration import LayerStream, capture_layer_inputs, on_device
-from rotquant.checkpoints import load_checkpoint
 from rotquant.errors import RecipeError, RotquantError
 from rotquant.gptq import Hessian, quantize_gptq_site, release_graphs
 from rotquant.methods.omniquant import check_omniquant, quantize_model
@@ -28,22 +27,11 @@ from rotquant.quantization import ColumnSplit, QParams, check_groups, choose_qpa
 from rotquant.recipes import Recipe
 from rotquant.rotation import check_rotation, rotate
 from rotquant.rtn import QuantizedWeight, quantize_rtn
-from rotquant.storage import Manifest, StoredModel, is_quantized_folder, load_quantized, save_quantized
+from rotquant.storage import Manifest, StoredModel
 from rotquant.wrapping import Handle, SiteKey, Wrapping, wrap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-__all__ = [
-    "StoredModel",
-    "build_weights",
-    "check_recipe",
-    "is_quantized_folder",
-    "load_checkpoint",
-    "load_quantized",
-    "quantized_forward",
-    "save_quantized",
-]
 
 Splits = dict[SiteKey, ColumnSplit]
 Weights = dict[str, QuantizedWeight]

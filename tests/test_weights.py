@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from rotquant.architectures import architecture_of, decoder_layers
+from rotquant.checkpoints import load_checkpoint
 from rotquant.errors import CheckpointError, RecipeError, ResultError, RotquantError
 from rotquant.gptq import Hessian, quantize_gptq
 from rotquant.quantization import choose_qparams
@@ -31,8 +32,15 @@ from rotquant.schemes import (
     Smoothing,
     WeightQuantization,
 )
-from rotquant.storage import is_quantized_folder, pack_codes, read_manifest, unpack_codes
-from rotquant.weights import build_weights, load_checkpoint, load_quantized, quantized_forward, save_quantized
+from rotquant.storage import (
+    is_quantized_folder,
+    load_quantized,
+    pack_codes,
+    read_manifest,
+    save_quantized,
+    unpack_codes,
+)
+from rotquant.weights import build_weights, quantized_forward
 from rotquant.wrapping import Wrapping, wrap
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
@@ -137,7 +145,9 @@ def test_another_process_gives_the_same_logits(tmp_path: Path) -> None:
     stored = build(ROTATED_GPTQ)
     save_quantized(tmp_path / "model", stored)
     code = (
-        "import sys, torch; from rotquant.weights import load_quantized, quantized_forward\n"
+        "import sys, torch\n"
+        "from rotquant.storage import load_quantized\n"
+        "from rotquant.weights import quantized_forward\n"
         "model, _, manifest = load_quantized(sys.argv[1])\n"
         "with torch.no_grad(), quantized_forward(model, manifest.recipe, manifest):\n"
         "    torch.save(model(torch.tensor([[1, 9, 30, 7]]), use_cache=False).logits, sys.argv[2])\n"

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from rotquant.corpora import CorpusSpec
+from rotquant.corpora import DOCSTRINGS, CorpusSpec
 from rotquant.errors import RecipeError
 from rotquant.recipes import Recipe, override
 
@@ -33,7 +33,7 @@ Changes = Annotated[
 def corpus_spec(text: str) -> CorpusSpec:
     """The corpus a user names on the command line: see `Corpus`."""
     if text == "docstrings":
-        return CorpusSpec(name="docstrings", source="docstrings")
+        return DOCSTRINGS
     if Path(text).exists():
         return CorpusSpec(name=Path(text).stem, source="local", path=text)
     path, _, subset = text.partition(":")
