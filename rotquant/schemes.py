@@ -160,6 +160,8 @@ class Perplexity(Frozen):
     """The papers' perplexity: one BOS for the whole text, non-overlapping windows, tail dropped, exp(mean NLL).
 
     max_windows evaluates only the first windows; None, the papers' protocol, evaluates all.
+    bos: `text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
+        the place of its first token; `none` nowhere.
     """
 
     kind: Literal["perplexity"] = "perplexity"
@@ -167,3 +169,50 @@ class Perplexity(Frozen):
     split: Literal["train", "validation", "test"] = "test"
     sequence_length: Annotated[int, Field(gt=1)] = 2048
     max_windows: Annotated[int, Field(gt=0)] | None = None
+    bos: Literal["text", "window", "none"] = "text"
+
+
+class ZeroShot(Frozen):
+    """Zero-shot accuracy through lm-eval, in percent, on every task of a suite (`rotquant.zeroshot`).
+
+    suite: `paper`, the papers' tasks from the hub or from local files; `shipped`, tasks made from a held-out text.
+    tasks: names within the suite; empty takes QuaRot's six, or all of the shipped ones.
+    path: `paper`: a folder with one data file per task; None reads the hub.
+    corpus: `shipped`: the text that the tasks are made from, a key of the configuration's `corpora`.
+    limit: only the first items of each task; None takes all.
+    bos: whether each item begins with BOS. lm-eval's default depends on the tokenizer; here it is always said.
+    """
+
+    kind: Literal["zero_shot"] = "zero_shot"
+    suite: Literal["paper", "shipped"] = "shipped"
+    tasks: tuple[str, ...] = ()
+    path: str | None = None
+    corpus: str | None = None
+    limit: Annotated[int, Field(gt=0)] | None = None
+    bos: bool = True
+
+    @model_validator(mode="after")
+    def _data_fits_suite(self) -> "ZeroShot":
+        if self.suite == "shipped" and (self.corpus is None or self.path is not None):
+            raise ValueError("suite 'shipped' is made from a corpus and takes no path")
+        if self.suite == "paper" and self.corpus is not None:
+            raise ValueError("suite 'paper' has its own data and takes no corpus")
+        return self
+
+
+class Magnitudes(Frozen):
+    """Magnitudes of the activations that one site of one layer reads, token by feature (QuaRot Figure 1).
+
+    site: as `rotquant.architectures` names it; layer: an index, or None for the middle one.
+    tokens: how many tokens of the text (one window, with BOS) are looked at.
+    """
+
+    kind: Literal["magnitudes"] = "magnitudes"
+    corpus: str = "wikitext2"
+    split: Literal["train", "validation", "test"] = "test"
+    site: str = "mlp_input"
+    layer: Annotated[int, Field(ge=0)] | None = None
+    tokens: Annotated[int, Field(gt=1)] = 128
+
+
+Metric = Annotated[Perplexity | ZeroShot | Magnitudes, Field(discriminator="kind")]
