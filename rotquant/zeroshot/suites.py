@@ -1,0 +1,79 @@
+"""The zero-shot tasks as data: what each is called, which accuracy is quoted, and what guessing would score.
+
+Nothing here imports torch or lm-eval, so workflow and reports can ask for names and chance levels at no cost.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rotquant.errors import RecipeError, nearest
+from rotquant.schemes import ZeroShot
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a suite.
+
+    title: the name that tables print.
+    measure: the accuracy that is quoted. `acc` takes the choice with the highest log-likelihood, `acc_norm` the one with
+        the highest log-likelihood per byte of text; the papers quote `acc_norm` where lm-eval's task has it.
+    chance: accuracy of guessing, in percent; 0 where any word could be the answer.
+    """
+
+    title: str
+    measure: Literal["acc", "acc_norm"]
+    chance: float
+    description: str
+
+
+PAPER = {
+    "piqa": Task("PIQA", "acc_norm", 50.0, "Which of two solutions reaches an everyday goal."),
+    "winogrande": Task("WinoGrande", "acc", 50.0, "Which of two nouns a blank stands for."),
+    "hellaswag": Task("HellaSwag", "acc_norm", 25.0, "Which of four endings continues the description of an event."),
+    "arc_easy": Task("ARC-e", "acc_norm", 25.0, "Science questions with (mostly) four answers, the easy part."),
+    "arc_challenge": Task("ARC-c", "acc_norm", 25.0, "Science questions with (mostly) four answers, the hard part."),
+    "lambada_openai": Task("LAMBADA", "acc", 0.0, "The last word of a passage, exactly."),
+    "boolq": Task("BoolQ", "acc", 50.0, "Yes or no to a question about a passage."),
+    "social_iqa": Task("SIQA", "acc", 100 / 3, "Which of three answers fits a social situation."),
+    "openbookqa": Task("OBQA", "acc_norm", 25.0, "Elementary science questions with four answers."),
+}
+
+SHIPPED = {
+    "last_word": Task(
+        "Last word", "acc", 0.0, "The last word of a passage in which it occurred before, exactly (as LAMBADA asks)."
+    ),
+    "next_word": Task("Next word", "acc", 25.0, "Which of four equally frequent words continues a text."),
+    "continuation": Task("Continuation", "acc_norm", 25.0, "Which of four passages continues a documentation string."),
+    "function_name": Task("Function name", "acc_norm", 25.0, "Which of four names belongs to a documentation string."),
+    "parameter": Task(
+        "Parameter", "acc_norm", 25.0, "Which of four parameter names a documentation string goes on with."
+    ),
+    "grammar": Task("Grammar", "acc", 50.0, "Which of two forms of a word fits the text before it."),
+}
+
+TASKS: dict[str, dict[str, Task]] = {"paper": PAPER, "shipped": SHIPPED}
+"""Every task by suite and name; the names of `paper` are lm-eval's."""
+
+DEFAULT_TASKS: dict[str, tuple[str, ...]] = {"paper": tuple(PAPER)[:6], "shipped": tuple(SHIPPED)}
+"""What a metric without tasks stands for: QuaRot's six (Table 2), or all of the shipped ones."""
+
+NOT_BUILT = {"mmlu": "it is a group of 57 tasks with a file each, which no table asks for yet"}
+"""Tasks of later papers, with the reason why they are refused."""
+
+
+def check(metric: ZeroShot) -> None:
+    """Raise `RecipeError` for a task that the metric's suite does not have; cheap enough for the workflow's start."""
+    known = TASKS[metric.suite]
+    for name in metric.tasks:
+        if name in NOT_BUILT:
+            raise RecipeError(f"zero-shot task {name!r} is not built: {NOT_BUILT[name]}.")
+        if name not in known:
+            raise RecipeError(f"suite {metric.suite!r} has no task {name!r}{nearest(name, tuple(known))}.")
+    if len(set(metric.tasks)) < len(metric.tasks):
+        raise RecipeError(f"zero-shot tasks are named twice: {', '.join(metric.tasks)}.")
+
+
+def task_names(metric: ZeroShot) -> tuple[str, ...]:
+    """The metric's tasks in the order asked for, with the suite's default for none. Raises as `check` does."""
+    check(metric)
+    return metric.tasks or DEFAULT_TASKS[metric.suite]
