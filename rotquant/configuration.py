@@ -19,12 +19,16 @@ from rotquant.schemes import Frozen
 DEFAULT = Path("config/config.yaml")
 SCHEMAS = Path("workflow/schemas")
 
+#: Sections that hold for every slot, unless the slot has its own.
+SHARED = ("calibration", "evaluation", "omniquant", "zero_shot")
+
 
 class Slot(Frozen):
     """What stands for one of the papers' models.
 
     group_sizes, outlier_features: the paper's number to this checkpoint's, since both scale with the width.
-    calibration, evaluation, omniquant: amounts of data and work, the configuration's with the slot's own on top.
+    calibration, evaluation, omniquant, zero_shot: amounts of data and work, the configuration's with the slot's own on
+        top.
     compute: False leaves the slot's columns uncomputed.
     """
 
@@ -37,6 +41,7 @@ class Slot(Frozen):
     calibration: dict[str, Any] = Field(default_factory=dict)
     evaluation: dict[str, Any] = Field(default_factory=dict)
     omniquant: dict[str, Any] = Field(default_factory=dict)
+    zero_shot: dict[str, Any] = Field(default_factory=dict)
 
     def scaled(self, kind: str, number: int) -> int:
         """The paper's group size or number of outlier features on this slot's checkpoint.
@@ -90,7 +95,7 @@ def parse_config(data: dict[str, Any], where: str, root: Path = Path()) -> Confi
     """Validate configuration data, as `load_config` does; `where` begins the sentence of an error."""
     data = without_nulls(json.loads(json.dumps(data)))  # YAML allows numbers as keys, JSON and its schemas do not
     validate(data, "config", where, root)
-    shared = {section: data.get(section, {}) for section in ("calibration", "evaluation", "omniquant")}
+    shared = {section: data.get(section, {}) for section in SHARED}
     slots = {}
     for name, fields in data["slots"].items():
         own = {section: {**values, **fields.get(section, {})} for section, values in shared.items()}

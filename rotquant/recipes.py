@@ -8,7 +8,7 @@ it needs: many runs that differ only in activations, KV cache or metric share on
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import ValidationError, model_validator
+from pydantic import TypeAdapter, ValidationError, model_validator
 
 from rotquant.corpora import CorpusSpec
 from rotquant.errors import RecipeError
@@ -16,9 +16,9 @@ from rotquant.files import canonical_json, short_hash
 from rotquant.schemes import (
     Calibration,
     Frozen,
+    Metric,
     OmniQuant,
     OutlierFeatures,
-    Perplexity,
     QuantizationScheme,
     RotationScheme,
     Smoothing,
@@ -27,6 +27,8 @@ from rotquant.schemes import (
 
 #: Fields that act while the model runs; all others decide the stored weights.
 RUNTIME_FIELDS = ("activations", "keys", "values")
+
+_METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
 
 class Recipe(Frozen):
@@ -103,7 +105,7 @@ class Run(Frozen):
     checkpoint: str
     checkpoint_digest: str
     recipe: Recipe
-    metric: Perplexity
+    metric: Metric
     corpora: dict[str, CorpusSpec]
     seed: int = 0
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -115,8 +117,8 @@ class Run(Frozen):
             recipe = Recipe.model_validate(data.get("recipe", {}))
             if not recipe.needs_calibration:
                 recipe = recipe.model_copy(update={"calibration": None})
-            metric = Perplexity.model_validate(data.get("metric", {}))
-            used = {metric.corpus} | ({recipe.calibration.corpus} if recipe.calibration else set())
+            metric = _METRIC.validate_python(data.get("metric", {"kind": "perplexity"}))
+            used = ({metric.corpus} - {None}) | ({recipe.calibration.corpus} if recipe.calibration else set())
             corpora = data.get("corpora", {})
             missing = used - set(corpora)
             if missing:

@@ -3,7 +3,7 @@
 Paths are relative to the project folder. Nothing here imports torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from pydantic import ValidationError
 
 from rotquant.errors import ResultError
 from rotquant.files import read_json, write_json
+from rotquant.quantities import quantities
 from rotquant.recipes import Run, first_problem
 
 RUNS = Path("results/runs")
 WEIGHTS = Path("results/weights")
+MEASURED = Path("results/measured")
 TABLES = Path("results/tables")
 REPORTS = Path("reports")
 FIGURES = Path("reports/figures")
@@ -22,12 +24,18 @@ FIGURES = Path("reports/figures")
 
 @dataclass(frozen=True)
 class RunResult:
-    """A computed run. `provenance` says when, where and by which code; `weights` says it of its weights."""
+    """A computed run.
+
+    metrics: numbers by quantity (`rotquant.quantities`) and whatever else the metric yields; inf and nan are results.
+    provenance: when, where and by which code; `weights`: the same of the stored weights.
+    arrays: what figures are drawn from, as nested lists; empty for metrics that are numbers alone.
+    """
 
     run: Run
     metrics: dict[str, float]
     provenance: dict[str, Any]
     weights: dict[str, Any] | None
+    arrays: dict[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -36,8 +44,8 @@ class RunResult:
 
     @property
     def value(self) -> float:
-        """The value of the run's metric; inf and nan are results."""
-        return self.metrics[self.run.metric.kind]
+        """The metric's main quantity."""
+        return self.metrics[quantities(self.run.metric)[0].name]
 
     @property
     def seconds(self) -> float:
@@ -55,24 +63,27 @@ def batch_path(batch: str) -> Path:
     return WEIGHTS / f"{batch}.json"
 
 
+def group_path(group: str) -> Path:
+    """The record of a group of runs: written when all of them are measured."""
+    return MEASURED / f"{group}.json"
+
+
 def weights_path(weights_key: str) -> Path:
-    """The folder of stored weights. Its weights.json says how they were made; its runs/ holds runs measured ahead."""
+    """The folder of stored weights. Its weights.json says how they were made."""
     return WEIGHTS / weights_key
 
 
 def write_result(path: Path, result: RunResult) -> None:
     """Write a run file atomically."""
-    write_json(
-        path,
-        {
-            "key": result.run.key,
-            "weights_key": result.run.weights_key,
-            "run": result.run.model_dump(mode="json"),
-            "metrics": result.metrics,
-            "provenance": result.provenance,
-            "weights": result.weights,
-        },
-    )
+    data = {
+        "key": result.run.key,
+        "weights_key": result.run.weights_key,
+        "run": result.run.model_dump(mode="json"),
+        "metrics": result.metrics,
+        "provenance": result.provenance,
+        "weights": result.weights,
+    }
+    write_json(path, data | ({"arrays": result.arrays} if result.arrays else {}))
 
 
 def read_result(path: Path) -> RunResult:
@@ -85,8 +96,10 @@ def read_result(path: Path) -> RunResult:
     try:
         run = Run.model_validate(data["run"])
         metrics = {name: float(value) for name, value in data["metrics"].items()}
-        result = RunResult(run, metrics, dict(data["provenance"]), data["weights"])
-        result.value  # noqa: B018 - a run file without its own metric is damaged
+        result = RunResult(run, metrics, dict(data["provenance"]), data["weights"], data.get("arrays", {}))
+        missing = [quantity.name for quantity in quantities(run.metric) if quantity.name not in metrics]
+        if missing:
+            raise _damaged(path, f"it lacks the metric {missing[0]}")
     except ValidationError as error:
         raise _damaged(path, first_problem(error)) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -13,18 +13,20 @@ from pathlib import Path
 
 from rotquant.errors import ResultError
 from rotquant.files import write_text
+from rotquant.project import Project
+from rotquant.quantities import Quantity, quantities
 from rotquant.results import TABLES, RunResult, read_result, run_path
-from rotquant.tables import Project, Table
+from rotquant.tables import Table
 
 FIELDS = (
-    *("row", "column", "metric", "mean", "deviation", "values", "seeds", "published", "difference"),
-    *("increase_percent", "published_increase_percent", "runs"),
+    *("row", "column", "quantity", "mean", "deviation", "values", "seeds", "published", "difference"),
+    *("loss_percent", "published_loss_percent", "runs"),
 )
 
 
 @dataclass(frozen=True)
 class Value:
-    """What one cell shows: ours over the seeds, and the paper's number (None where it prints none)."""
+    """One number of a cell: ours over the seeds, and the paper's (None where it prints none)."""
 
     values: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -44,7 +46,8 @@ class Value:
         return statistics.stdev(self.values) if all(map(math.isfinite, self.values)) else math.nan
 
 
-Values = dict[tuple[str, str], Value]
+Values = dict[tuple[str, str, str], Value]
+"""A table's numbers by (row, column, quantity)."""
 
 
 def table_path(name: str) -> Path:
@@ -53,7 +56,7 @@ def table_path(name: str) -> Path:
 
 
 def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult]]:
-    """A table's numbers by (row, column), and the run results behind them by key.
+    """A table's numbers by (row, column, quantity), and the run results behind them by key.
 
     Raises:
         ResultError: a run is not computed yet, or its file is damaged.
@@ -65,40 +68,45 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
         for run in cell.runs:
             if run.key not in results:
                 results[run.key] = read_result(project.root / run_path(run.key))
-        values[cell.row, cell.column] = Value(
-            tuple(results[run.key].value for run in cell.runs),
-            tuple(run.seed for run in cell.runs),
-            tuple(run.key for run in cell.runs),
-            published.get((cell.row, cell.column)),
-        )
+        seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
+        for quantity in quantities(cell.metric):
+            numbers = tuple(results[key].metrics[quantity.name] for key in keys)
+            place = (cell.row, cell.column, quantity.name)
+            values[place] = Value(numbers, seeds, keys, published.get(place))
     return values, results
 
 
-def increase(value: float | None, baseline: float | None) -> float | None:
-    """(value - baseline) / baseline in percent; None without both."""
+def loss_percent(quantity: Quantity, value: float | None, baseline: float | None) -> float | None:
+    """How much worse a value is than the baseline's, in percent of it; None without both."""
     if value is None or baseline is None:
         return None
-    return 100.0 * (value - baseline) / baseline
+    return 100.0 * quantity.loss(value, baseline) / baseline
 
 
-def increases(values: Values, baseline: str, cell: tuple[str, str]) -> tuple[float | None, float | None]:
-    """A cell's increase over the baseline row of its column in percent: ours, the paper's."""
-    value, reference = values[cell], values[baseline, cell[1]]
-    return increase(value.mean, reference.mean), increase(value.published, reference.published)
+def losses(
+    values: Values, baseline: str, row: str, column: str, quantity: Quantity
+) -> tuple[float | None, float | None]:
+    """A number's loss on the baseline row of its column in percent: ours, the paper's."""
+    value, reference = values[row, column, quantity.name], values[baseline, column, quantity.name]
+    return (
+        loss_percent(quantity, value.mean, reference.mean),
+        loss_percent(quantity, value.published, reference.published),
+    )
 
 
-def write_csv(path: Path, table: Table, values: Values) -> None:
-    """Write a table's numbers, one line per cell."""
+def write_csv(path: Path, project: Project, table: Table, values: Values) -> None:
+    """Write a table's numbers, one line per number."""
+    known = {quantity.name: quantity for quantity in project.quantities(table)}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(FIELDS)
-    for (row, column), value in values.items():
-        ours, papers = increases(values, table.baseline, (row, column))
+    for (row, column, name), value in values.items():
+        ours, papers = losses(values, table.baseline, row, column, known[name])
         difference = None if value.published is None else value.mean - value.published
         numbers = (value.mean, value.deviation, " ".join(map(repr, value.values)), " ".join(map(str, value.seeds)))
         comparison = (value.published, difference, ours, papers)
         cells = ("-" if number is None else number for number in (*numbers, *comparison))
-        writer.writerow((row, column, table.metric["kind"], *cells, " ".join(value.keys)))
+        writer.writerow((row, column, name, *cells, " ".join(value.keys)))
     write_text(path, text.getvalue())
 
 
@@ -110,7 +118,7 @@ def read_csv(path: Path) -> Values:
     """
     try:
         with path.open(newline="", encoding="utf-8") as lines:
-            return {(line["row"], line["column"]): _value(line) for line in csv.DictReader(lines)}
+            return {(line["row"], line["column"], line["quantity"]): _value(line) for line in csv.DictReader(lines)}
     except FileNotFoundError:
         raise ResultError(f"table {path} does not exist.") from None
     except (KeyError, ValueError, AttributeError, TypeError) as error:

@@ -1,6 +1,6 @@
 """Training of the small models that ship with the project, from a recipe in config/training/.
 
-A Llama of an awkward shape is trained on the default corpus and written as a Hugging Face folder; `python -m
+A Llama or Phi-3 of an awkward shape is trained on the default corpus and written as a Hugging Face folder; `python -m
 rotquant.training RECIPE -o DIR` and `rotquant train` do the same. Importing this package loads no torch.
 """
 
@@ -15,7 +15,7 @@ from rotquant.training.data import DATA, TrainingData, prepare_data
 from rotquant.training.recipe import ModelShape, TrainingConfig
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 __all__ = ["DATA", "ModelShape", "TrainingConfig", "TrainingData", "model_card", "prepare_data", "train"]
 
@@ -66,7 +66,7 @@ def train(
     return curve
 
 
-def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write a bf16 copy of the model and its tokenizer as a Hugging Face folder."""
     import torch
 

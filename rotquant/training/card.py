@@ -5,6 +5,8 @@ from typing import Any
 
 from rotquant.training.recipe import TrainingConfig
 
+_FAMILY = {"llama": "A Llama", "phi3": "A Phi-3"}
+
 
 def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
     """What the model is, how it was made, and a marked place that `rotquant diagnose` fills with its figures."""
@@ -13,7 +15,7 @@ def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
         f" It stands for {config.stands_for} where the real weights are not at hand." if config.stands_for else ""
     )
     purpose = (
-        f"A Llama of {curve['parameters'] / 1e6:.1f} million parameters, trained from scratch by this project on the "
+        f"{_FAMILY[shape.model_type]} of {curve['parameters'] / 1e6:.1f} million parameters, trained from scratch by this project on the "
         f"documentation strings of Python packages.{stands_for} A test object for quantization, nothing else."
     )
     training = (
@@ -36,7 +38,7 @@ def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
 | FFN width | {shape.intermediate_size} |
 | layers | {shape.num_hidden_layers} |
 | heads (key-value heads) x head size | {shape.num_attention_heads} ({shape.num_key_value_heads}) x {shape.head_dim} |
-| vocabulary | {config.vocab_size}, byte-level BPE, BOS `<s>` |
+| vocabulary | {config.vocab_size}, byte-level BPE, BOS `<s>`{", embeddings tied" if shape.tie_word_embeddings else ""} |
 
 ## Training
 

@@ -16,10 +16,17 @@ from rotquant.errors import ConfigError
 
 
 class ModelShape(BaseModel):
-    """The Llama configuration to train; names and defaults as in Hugging Face's `LlamaConfig`."""
+    """The model configuration to train; names and defaults as in Hugging Face's `LlamaConfig`.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Attributes:
+        model_type: the architecture. "phi3" keeps q, k, v in one linear layer and gate, up in another; its configuration
+            has no head size of its own, so its heads fill the hidden size.
+        tie_word_embeddings: whether the language-model head is the token embedding.
+    """
 
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_type: Literal["llama", "phi3"] = "llama"
     hidden_size: int = Field(gt=0)
     intermediate_size: int = Field(gt=0)
     num_hidden_layers: int = Field(gt=0)
@@ -30,11 +37,14 @@ class ModelShape(BaseModel):
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     initializer_range: float = 0.02
+    tie_word_embeddings: bool = False
 
     @model_validator(mode="after")
-    def _heads_group(self) -> ModelShape:
+    def _heads_fit(self) -> ModelShape:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
+        if self.model_type == "phi3" and self.num_attention_heads * self.head_dim != self.hidden_size:
+            raise ValueError("num_attention_heads times head_dim must be the hidden_size of a phi3 model")
         return self
 
 

@@ -19,20 +19,23 @@ from rotquant.training.recipe import TrainingConfig
 
 if TYPE_CHECKING:
     import torch
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 
-def build_model(config: TrainingConfig) -> LlamaForCausalLM:
+def build_model(config: TrainingConfig) -> PreTrainedModel:
     """Return the float32 model with its initial weights, which depend on the seed alone; global RNG state is kept."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = config.model.model_dump(exclude={"rope_theta"})
-    llama = LlamaConfig(
+    shape = config.model.model_dump(exclude={"model_type", "rope_theta"})
+    if config.model.model_type == "phi3":  # Its configuration derives the one and defaults the other to 4096.
+        shape["original_max_position_embeddings"] = shape["max_position_embeddings"]
+        del shape["head_dim"]
+    settings = AutoConfig.for_model(
+        config.model.model_type,
         **shape,
         vocab_size=config.vocab_size,
         rope_parameters={"rope_type": "default", "rope_theta": config.model.rope_theta},
-        tie_word_embeddings=False,
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=None,
@@ -40,7 +43,7 @@ def build_model(config: TrainingConfig) -> LlamaForCausalLM:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return LlamaForCausalLM(llama).float()
+        return AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
 
 
 class Trainer:

@@ -15,8 +15,8 @@ class Task:
     """One task of a suite.
 
     title: the name that tables print.
-    measure: the accuracy that is quoted. `acc` takes the choice with the highest log-likelihood, `acc_norm` the one with
-        the highest log-likelihood per byte of text; the papers quote `acc_norm` where lm-eval's task has it.
+    measure: the accuracy that is quoted. `acc` takes the choice with the highest log-likelihood, `acc_norm` the one
+        with the highest log-likelihood per byte of text; the papers quote `acc_norm` where lm-eval's task has it.
     chance: accuracy of guessing, in percent; 0 where any word could be the answer.
     """
 

@@ -1,0 +1,291 @@
+"""The tables expanded into runs: a cell of a table is one run per seed and metric; equal cells are computed once.
+
+A slot of the configuration says which checkpoint a column stands for and scales the papers' group sizes and outlier
+counts to it. Nothing here computes and nothing here imports torch.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rotquant.checkpoints import checkpoint_digest
+from rotquant.configuration import Config, Slot, find_root, load_config
+from rotquant.corpora import CorpusSpec
+from rotquant.errors import ConfigError, RotquantError, nearest
+from rotquant.files import canonical_json, short_hash
+from rotquant.presets import preset
+from rotquant.quantities import Quantity, quantities
+from rotquant.recipes import Recipe, Run, first_problem, override
+from rotquant.schemes import Metric, ZeroShot
+from rotquant.tables import PAPERS, Column, Published, Row, Table, load_tables, published_values
+from rotquant.zeroshot.suites import task_names
+
+_METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement of a table: the runs whose mean it is, one per seed (one alone where nothing is random).
+
+    A cell whose metric yields several quantities (an accuracy per task) prints as many numbers.
+    """
+
+    table: str
+    row: str
+    column: str
+    runs: tuple[Run, ...]
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that its runs share."""
+        return self.runs[0].metric
+
+
+@dataclass(frozen=True, eq=False)
+class Project:
+    """The configuration and all tables, expanded on demand. Paths inside are relative to `root`."""
+
+    root: Path
+    config: Config
+    tables: dict[str, Table]
+
+    def table(self, name: str) -> Table:
+        """The table of that id.
+
+        Raises:
+            ConfigError: for an unknown table; the sentence lists the nearest ones.
+        """
+        if name not in self.tables:
+            raise ConfigError(f"unknown table {name!r}{nearest(name, list(self.tables))}.")
+        return self.tables[name]
+
+    def columns(self, table: Table) -> tuple[str, ...]:
+        """The columns of a table that this configuration computes."""
+        return tuple(column.name for column in table.columns if self.config.slot(column.slot).compute)
+
+    def slot(self, table: Table, column: str) -> Slot:
+        """The slot that a table's column is computed on."""
+        return self.config.slot(table.column(column).slot)
+
+    def quantities(self, table: Table) -> tuple[Quantity, ...]:
+        """What the table's cells measure, in the order of its metrics, each metric's main quantity first."""
+        found = (quantity for cell in self.cells(table.id) for quantity in quantities(cell.metric))
+        return tuple({quantity.name: quantity for quantity in found}.values())
+
+    @functools.cache  # noqa: B019 - a project lives as long as the process
+    def cells(self, name: str) -> tuple[Cell, ...]:
+        """The cells of a table, metric by metric and row by row.
+
+        Raises:
+            ConfigError, RecipeError, CheckpointError: an unknown slot or method, an impossible recipe, a bad
+            checkpoint.
+        """
+        table = self.table(name)
+        return tuple(
+            Cell(table.id, row.name, column, self._runs(table, metric, row, table.column(column)))
+            for metric in table.metrics
+            for row in table.rows
+            for column in self.columns(table)
+        )
+
+    @cached_property
+    def runs(self) -> dict[str, Run]:
+        """Every run of every table by key."""
+        return {run.key: run for name in self.tables for cell in self.cells(name) for run in cell.runs}
+
+    @cached_property
+    def batches(self) -> dict[str, dict[str, tuple[Run, ...]]]:
+        """The runs that need stored weights, as {batch: {weights key: runs}}, in the order of the tables.
+
+        A batch holds the weights that differ by their seed alone. One job makes them, since starting a process costs
+        several seconds; its key is the weights key that seed 0 has.
+        """
+        batches: dict[str, dict[str, tuple[Run, ...]]] = {}
+        for run in self.runs.values():
+            batch = self.batch_of(run)
+            if batch is not None:
+                members = batches.setdefault(batch, {})
+                members[run.weights_key] = (*members.get(run.weights_key, ()), run)
+        return batches
+
+    def batch_of(self, run: Run) -> str | None:
+        """The batch of a run's weights, None for a run that needs none."""
+        return None if run.weights_key is None else Run.model_validate({**run.model_dump(), "seed": 0}).weights_key
+
+    @cached_property
+    def groups(self) -> dict[str, tuple[Run, ...]]:
+        """The runs that one job measures, by the group's key: equal weights but for the seed, asked for by equal tables.
+
+        Loading weights costs as much as measuring a small model, so runs on the same weights go together; no group holds
+        a run that some table asking for the group does not need.
+        """
+        members: dict[tuple[Any, ...], list[Run]] = {}
+        for run in self.runs.values():
+            place = self.batch_of(run) or run.checkpoint_digest
+            members.setdefault((place, self.tables_of_runs[run.key]), []).append(run)
+        return {short_hash(canonical_json(sorted(run.key for run in runs))): tuple(runs) for runs in members.values()}
+
+    @cached_property
+    def group_of(self) -> dict[str, str]:
+        """The group of each run, by the run's key."""
+        return {run.key: group for group, runs in self.groups.items() for run in runs}
+
+    def group(self, key: str) -> tuple[Run, ...]:
+        """The runs of a group.
+
+        Raises:
+            ConfigError: when there is none of that key under this configuration.
+        """
+        if key not in self.groups:
+            raise ConfigError(
+                f"no group of runs {key!r} under this configuration; `rotquant runs list` prints all keys."
+            )
+        return self.groups[key]
+
+    @cached_property
+    def places(self) -> dict[str, Cell]:
+        """The first cell that each run belongs to, by the run's key."""
+        found: dict[str, Cell] = {}
+        for name in self.tables:
+            for cell in self.cells(name):
+                for run in cell.runs:
+                    found.setdefault(run.key, cell)
+        return found
+
+    @cached_property
+    def tables_of_runs(self) -> dict[str, tuple[str, ...]]:
+        """The tables that ask for each run, by the run's key."""
+        found: dict[str, list[str]] = {}
+        for name in self.tables:
+            for key in dict.fromkeys(run.key for cell in self.cells(name) for run in cell.runs):
+                found.setdefault(key, []).append(name)
+        return {key: tuple(names) for key, names in found.items()}
+
+    def run(self, key: str) -> Run:
+        """The run with that key.
+
+        Raises:
+            ConfigError: when no cell of any table has it under this configuration.
+        """
+        if key not in self.runs:
+            raise ConfigError(
+                f"no table asks for a run {key!r} under this configuration; `rotquant runs list` prints all keys."
+            )
+        return self.runs[key]
+
+    def batch(self, key: str) -> dict[str, tuple[Run, ...]]:
+        """The weights of a batch: their keys and the runs that use each.
+
+        Raises:
+            ConfigError: when no run uses them under this configuration.
+        """
+        if key not in self.batches:
+            raise ConfigError(
+                f"no run uses weights {key!r} under this configuration; `rotquant runs list` prints all keys."
+            )
+        return self.batches[key]
+
+    def published(self, table: Table) -> Published:
+        """The paper's numbers by (row, column, quantity); None where the paper prints a dash."""
+        return published_values(table, self.root)
+
+    @functools.cache  # noqa: B019
+    def digest(self, slot: str) -> str:
+        """Digest of the checkpoint that a slot names."""
+        return checkpoint_digest(self.checkpoint_path(self.config.slot(slot).checkpoint))
+
+    def checkpoint_path(self, checkpoint: str) -> str:
+        """A local checkpoint folder as a path that is valid from anywhere; a hub id as it is."""
+        local = self.root / checkpoint
+        looks_local = checkpoint.count("/") != 1 or checkpoint.startswith((".", "/", "~"))
+        return str(local) if local.exists() or looks_local else checkpoint
+
+    def _runs(self, table: Table, metric: dict[str, Any], row: Row, column: Column) -> tuple[Run, ...]:
+        where = f"table {table.id}, row {row.name}, column {column.name}"
+        slot = self.config.slot(column.slot)
+        recipe = override(preset(row.method), row.recipe, where)
+        recipe = resolve(override(recipe, row.columns.get(column.name, {}), where), slot, where)
+        data = {
+            "checkpoint": slot.checkpoint,
+            "checkpoint_digest": self.digest(slot.name),
+            "recipe": recipe,
+            "metric": resolve_metric({**metric, **row.metrics.get(metric["kind"], {})}, slot, where),
+            "corpora": self._corpora(where),
+            "dtype": self.config.dtype,
+        }
+        try:
+            runs = [Run.model_validate({**data, "seed": seed}) for seed in self.config.seeds]
+        except ValidationError as error:
+            raise ConfigError(f"{where}: {first_problem(error)}.") from None
+        return tuple({run.key: run for run in runs}.values())
+
+    def _corpora(self, where: str) -> dict[str, CorpusSpec]:
+        try:
+            return {name: CorpusSpec.model_validate(fields) for name, fields in self.config.corpora.items()}
+        except ValidationError as error:
+            raise ConfigError(f"{where}: corpora.{first_problem(error)}.") from None
+
+
+def load_project(
+    overrides: Sequence[str | Path] = (), root: Path | None = None, config: Config | None = None
+) -> Project:
+    """The project around the working folder: its configuration (unless given) and the tables of all papers.
+
+    Raises:
+        ConfigError: no project here, or a file that does not satisfy its schema.
+    """
+    root = root or find_root()
+    tables: dict[str, Table] = {}
+    for path in sorted((root / PAPERS).glob("*/tables.yaml")):
+        for table in load_tables(path, root):
+            if table.id in tables:
+                raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
+            tables[table.id] = table
+    return Project(root, config or load_config(overrides, root), tables)
+
+
+def resolve(recipe: Recipe, slot: Slot, where: str) -> Recipe:
+    """A paper's recipe for one slot: group sizes and outlier counts scaled, amounts of data and work from the slot.
+
+    Raises:
+        ConfigError, RecipeError: a number that the slot does not map, or a value that the recipe refuses.
+    """
+    changes: dict[str, Any] = {}
+    try:
+        for part in ("activations", "keys", "values"):
+            scheme = getattr(recipe, part)
+            if scheme is not None and scheme.group_size is not None:
+                changes[part] = {"group_size": slot.scaled("group_sizes", scheme.group_size)}
+        if recipe.weights is not None and recipe.weights.scheme.group_size is not None:
+            size = slot.scaled("group_sizes", recipe.weights.scheme.group_size)
+            changes["weights"] = {"scheme": {"group_size": size}}
+        if recipe.outliers is not None:
+            changes["outliers"] = {"features": slot.scaled("outlier_features", recipe.outliers.features)}
+    except RotquantError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if recipe.calibration is not None:
+        changes["calibration"] = slot.calibration
+    if recipe.omniquant is not None:
+        changes["omniquant"] = slot.omniquant
+    return override(recipe, changes, where)
+
+
+def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
+    """A table's metric for one slot: amounts of text from the slot, the tasks of a suite by name.
+
+    Raises:
+        ConfigError: a field that the metric does not have, or an impossible value. RecipeError: an unknown task.
+    """
+    shared = {"perplexity": slot.evaluation, "zero_shot": slot.zero_shot}.get(fields["kind"], {})
+    try:
+        metric = _METRIC.validate_python({**shared, **fields})
+    except ValidationError as error:
+        raise ConfigError(f"{where}: metric {first_problem(error)}.") from None
+    if isinstance(metric, ZeroShot):
+        metric = metric.model_copy(update={"tasks": task_names(metric)})
+    return metric
