@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from rotquant.corpora import evaluation_windows
+from rotquant.corpora import BOS, evaluation_windows
 
 #: Upper bound on the logits held at once, in elements: 2^26 float32 values are 256 MiB.
 _LOGITS_AT_ONCE = 2**26
@@ -66,6 +66,7 @@ def perplexity(
     *,
     batch_size: int = 8,
     max_windows: int | None = None,
+    bos: BOS = "text",
     description: str = "perplexity",
 ) -> PerplexityResult:
     """Perplexity of `model` on one tokenized text.
@@ -75,6 +76,7 @@ def perplexity(
         sequence_length: tokens per window.
         batch_size: windows per forward pass; lowered so that the logits stay within 256 MiB.
         max_windows: evaluate only the first windows; None for all.
+        bos: where a BOS stands; see `rotquant.corpora.evaluation_windows`.
 
     Returns:
         Its perplexity is inf or nan where the network's outputs are: a result, not an error.
@@ -82,7 +84,7 @@ def perplexity(
     Raises:
         CorpusError: the text is shorter than one window.
     """
-    windows = evaluation_windows(token_ids, sequence_length)[:max_windows]
+    windows = evaluation_windows(token_ids, sequence_length, bos)[:max_windows]
     vocabulary = model.config.vocab_size
     batch_size = max(1, min(batch_size, _LOGITS_AT_ONCE // (sequence_length * vocabulary)))
     device = next(model.parameters()).device

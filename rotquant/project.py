@@ -5,6 +5,7 @@ counts to it. Nothing here computes and nothing here imports torch.
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,10 +120,10 @@ class Project:
 
     @cached_property
     def groups(self) -> dict[str, tuple[Run, ...]]:
-        """The runs that one job measures, by the group's key: equal weights but for the seed, asked for by equal tables.
+        """The runs that one job measures, by the group's key: on weights equal but for the seed, for equal tables.
 
-        Loading weights costs as much as measuring a small model, so runs on the same weights go together; no group holds
-        a run that some table asking for the group does not need.
+        Loading weights costs as much as measuring a small model, so runs on the same weights go together; no group
+        holds a run that some table asking for the group does not need.
         """
         members: dict[tuple[Any, ...], list[Run]] = {}
         for run in self.runs.values():
@@ -240,13 +241,19 @@ def load_project(
         ConfigError: no project here, or a file that does not satisfy its schema.
     """
     root = root or find_root()
-    tables: dict[str, Table] = {}
-    for path in sorted((root / PAPERS).glob("*/tables.yaml")):
+    found: dict[str, Table] = {}
+    for path in sorted((root / PAPERS).glob("*/*.yaml")):
         for table in load_tables(path, root):
-            if table.id in tables:
+            if table.id in found:
                 raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
-            tables[table.id] = table
+            found[table.id] = table
+    tables = {name: found[name] for name in sorted(found, key=_natural)}
     return Project(root, config or load_config(overrides, root), tables)
+
+
+def _natural(name: str) -> list[str | int]:
+    """Sorts quarot_table2 before quarot_table10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def resolve(recipe: Recipe, slot: Slot, where: str) -> Recipe:

@@ -18,6 +18,7 @@ from typing import Any
 
 from rotquant.errors import ConfigError, nearest
 from rotquant.recipes import Recipe
+from rotquant.schemes import Metric
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -25,10 +26,11 @@ PACKAGE = Path(__file__).resolve().parent
 STAGES: dict[str, tuple[str, ...]] = {
     "weights": ("rotquant.execution.weights",),
     "runs": ("rotquant.execution.runs",),
+    "tasks": ("rotquant.zeroshot.shipped",),
     "tables": ("rotquant.reporting.tables",),
     "figures": ("rotquant.reporting.figures",),
     "reports": ("rotquant.reporting.markdown", "rotquant.tracking"),
-    "index": ("rotquant.reporting.scoreboard",),
+    "index": ("rotquant.reporting.scoreboard", "rotquant.reporting.html"),
 }
 
 #: Modules whose edits cannot change a result: how a sentence is worded, how a file is put in place.
@@ -43,11 +45,19 @@ OPTIONAL: dict[str, Callable[[Recipe], object]] = {
 }
 
 #: Distributions whose version can change a computed number, or whose version a reader wants to know.
-VERSIONS = ("rotquant", "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets")
+VERSIONS = ("rotquant", "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets", "lm_eval")
 
 
-def code_digest(stage: str, recipe: Recipe | None = None) -> str:
-    """Digest of the sources of one stage: 16 hexadecimal digits; with a recipe, of those that act for it.
+#: Modules that act only for one kind of metric; a package stands for all its modules.
+METRIC_MODULES = {
+    "perplexity": "rotquant.evaluation",
+    "zero_shot": "rotquant.zeroshot",
+    "magnitudes": "rotquant.activations",
+}
+
+
+def code_digest(stage: str, recipe: Recipe | None = None, metric: Metric | None = None) -> str:
+    """Digest of the sources of one stage: 16 hexadecimal digits; with recipe and metric, of those that act for them.
 
     Raises:
         ConfigError: for an unknown stage.
@@ -55,6 +65,8 @@ def code_digest(stage: str, recipe: Recipe | None = None) -> str:
     if stage not in STAGES:
         raise ConfigError(f"unknown stage {stage!r}{nearest(stage, list(STAGES))}.")
     idle = [] if recipe is None else [module for module, acts in OPTIONAL.items() if not acts(recipe)]
+    if metric is not None:
+        idle += [module for kind, module in METRIC_MODULES.items() if kind != metric.kind]
     return _modules_digest(stage_modules(stage, frozenset(idle)))
 
 
@@ -65,7 +77,9 @@ def stage_modules(stage: str, without: frozenset[str] = frozenset()) -> tuple[st
     waiting = list(STAGES[stage])
     while waiting:
         module = waiting.pop()
-        if module in found or module in NEUTRAL or module in without or _source(module) is None:
+        if module in found or module in NEUTRAL or _source(module) is None:
+            continue
+        if any(module == idle or module.startswith(f"{idle}.") for idle in without):
             continue
         found.add(module)
         waiting.extend(_imported(module))

@@ -21,7 +21,8 @@ from rotquant.errors import RotquantError
 from rotquant.files import canonical_json, read_json, short_hash
 from rotquant.reporting.tables import collect
 from rotquant.results import RunResult, run_path
-from rotquant.tables import Project, Table
+from rotquant.project import Project
+from rotquant.tables import Table
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

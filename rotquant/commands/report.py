@@ -25,7 +25,7 @@ def table(name: TableName, config: Configs = None) -> None:
     project = open_project(config)
     values, _ = tables.collect(project, project.table(name))
     path = tables.table_path(name)
-    tables.write_csv(project.root / path, project.table(name), values)
+    tables.write_csv(project.root / path, project, project.table(name), values)
     typer.echo(str(path))
 
 

@@ -7,6 +7,7 @@ config/config.yaml as the configuration or with the files given by --config on t
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +18,11 @@ from rich.table import Table as RichTable
 from rotquant.configuration import find_root
 from rotquant.errors import ResultError, RotquantError
 from rotquant.files import read_json, write_json
+from rotquant.project import Project, load_project
 from rotquant.provenance import code_digest
+from rotquant.quantities import quantities
 from rotquant.recipes import Run
-from rotquant.results import RunResult, batch_path, read_result, run_path, weights_path, write_result
-from rotquant.tables import Project, load_project
+from rotquant.results import RunResult, batch_path, group_path, read_result, run_path, weights_path, write_result
 
 runs_app = typer.Typer(
     help="The runs behind the tables: list, show, compute, and show them in MLflow.", no_args_is_help=True
@@ -45,12 +47,12 @@ def list_runs(
     table: Annotated[str | None, typer.Argument(help="Only the runs of this table, e.g. quarot_table1.")] = None,
     config: Configs = None,
 ) -> None:
-    """List the runs of all tables or of one: key, weights key, cell, seed, and the value where it is computed.
+    """List the runs of all tables or of one: its keys, cell, seed, and the value where it is computed.
 
     Example: `rotquant runs list quarot_table1`
     """
     project = open_project(config)
-    shown = RichTable("key", "weights", "table", "row", "column", "seed", "value")
+    shown = RichTable("key", "group", "weights", "table", "row", "column", "metric", "seed", "value")
     for column in shown.columns:
         column.no_wrap = True
     for name in [table] if table else project.tables:
@@ -58,8 +60,9 @@ def list_runs(
             for run in cell.runs:
                 path = project.root / run_path(run.key)
                 value = f"{read_result(path).value:.4f}" if path.exists() else "-"
-                shown.add_row(run.key, project.batch_of(run) or "-", name, cell.row, cell.column, str(run.seed), value)
-    Console(width=None if sys.stdout.isatty() else 200).print(shown)  # keys must be whole where they are piped
+                keys = (run.key, project.group_of[run.key], project.batch_of(run) or "-")
+                shown.add_row(*keys, name, cell.row, cell.column, run.metric.kind, str(run.seed), value)
+    Console(width=None if sys.stdout.isatty() else 250).print(shown)  # keys must be whole where they are piped
 
 
 @runs_app.command()
@@ -80,32 +83,50 @@ def show(key: Key, config: Configs = None) -> None:
 def weights(
     batch: Annotated[str, typer.Argument(help="A key of the weights column of `rotquant runs list`.")],
     config: Configs = None,
-    measure: Annotated[bool, typer.Option(help="Also measure the first run that uses each of these weights.")] = True,
+    measure: Annotated[bool, typer.Option(help="Also measure the first group of runs on these weights.")] = True,
     again: Annotated[bool, typer.Option(help="Make them again where they are there already.")] = False,
 ) -> None:
     """Rotate and quantize the weights of all seeds of a recipe, each into its folder below results/weights/.
 
-    Weights that the current code has made already are kept, so an interrupted call continues. The first run of each is
-    measured in the same process and kept beside the weights, where `rotquant runs compute` finds it: starting a process
-    costs as much as evaluating a small model.
+    Weights that the current code has made already are kept, so an interrupted call continues. The first group of runs
+    is measured in the same process, where `rotquant runs measure` finds it done: starting a process costs as much as
+    evaluating a small model.
     """
     project = open_project(config)
     members = project.batch(batch)
     records = {key: _make_weights(project, runs[0], again) for key, runs in members.items()}
     if measure:
-        for runs in members.values():
-            _measure_ahead(project, runs[0])
+        first = next(iter(members.values()))[0]
+        try:
+            _measure(project, project.group(project.group_of[first.key]))
+        except RotquantError as error:  # left to the group's own job, which will meet it again
+            typer.echo(f"not measured ahead: {error}")
     write_json(project.root / batch_path(batch), {"batch": batch, "weights": records})
+
+
+@runs_app.command()
+def measure(
+    group: Annotated[str, typer.Argument(help="A key of the group column of `rotquant runs list`.")],
+    config: Configs = None,
+    again: Annotated[bool, typer.Option(help="Measure again what is there already.")] = False,
+) -> None:
+    """Measure a group of runs, each into results/runs/<key>.json; needs their weights (`rotquant runs weights`).
+
+    A group is what one job measures: runs on equal weights, all seeds, that the same tables ask for. Runs that the
+    current code has measured on these weights are kept, so an interrupted call continues.
+    """
+    project = open_project(config)
+    runs = project.group(group)
+    _measure(project, runs, again)
+    values = {run.key: read_result(project.root / run_path(run.key)).value for run in runs}
+    write_json(project.root / group_path(group), {"group": group, "runs": values})
 
 
 @runs_app.command()
 def compute(key: Key, config: Configs = None) -> None:
     """Measure one run into results/runs/<key>.json; its weights must be there (`rotquant runs weights`)."""
     project = open_project(config)
-    run = project.run(key)
-    result = _measured_ahead(project, run) or _measure(project, run)
-    write_result(project.root / run_path(key), result)
-    typer.echo(_summary(result))
+    _measure(project, (project.run(key),), again=True)
 
 
 @runs_app.command("init-tracking")
@@ -155,44 +176,42 @@ def _make_weights(project: Project, run: Run, again: bool) -> dict[str, Any]:
     return provenance
 
 
-def _measure_ahead(project: Project, run: Run) -> None:
-    """Measure a run into its weights' folder. A failure is left to the run's own job, which will meet it again."""
-    if _measured_ahead(project, run) is not None:
-        return
-    try:
-        result = _measure(project, run)
-    except RotquantError as error:
-        typer.echo(f"run {run.key} not measured ahead: {error}")
-        return
-    write_result(project.root / weights_path(run.weights_key) / "runs" / f"{run.key}.json", result)
-    typer.echo(_summary(result))
+def _measure(project: Project, runs: Sequence[Run], again: bool = False) -> None:
+    """Measure runs that are not measured yet, loading each weights folder once, and write each result at once."""
+    waiting: dict[tuple[str, str | None], list[Run]] = {}
+    for run in runs:
+        if again or not _is_measured(project, run):
+            waiting.setdefault((run.checkpoint, run.weights_key), []).append(run)
+        else:
+            typer.echo(f"run {run.key}: there already")
+    for (checkpoint, weights_key), members in waiting.items():
+        record = None if weights_key is None else _weights_record(project, members[0])
+        from rotquant.execution.runs import measure_runs
+
+        folder = None if weights_key is None else project.root / weights_path(weights_key)
+        place = project.places[members[0].key]
+        batch_size = project.slot(project.table(place.table), place.column).batch_size
+        device = project.config.device
+        for run, found, provenance in measure_runs(
+            members, project.checkpoint_path(checkpoint), folder, device, batch_size
+        ):
+            result = RunResult(run, found.metrics, provenance, record, found.arrays)
+            write_result(project.root / run_path(run.key), result)
+            typer.echo(_summary(result))
 
 
-def _measure(project: Project, run: Run) -> RunResult:
-    """Measure a run on its checkpoint or its stored weights."""
-    from rotquant.execution.runs import compute_run
-
-    folder = project.root / weights_path(run.weights_key) if run.weights_key else None
-    weights = _weights_record(project, run) if folder else None
-    slot = project.config.slot(project.cells_of_runs[run.key][1])
-    checkpoint = project.checkpoint_path(run.checkpoint)
-    metrics, provenance = compute_run(run, checkpoint, folder, project.config.device, slot.batch_size)
-    return RunResult(run, metrics, provenance, weights)
-
-
-def _measured_ahead(project: Project, run: Run) -> RunResult | None:
-    """The run as the weights job measured it, unless weights or code have changed since."""
-    if run.weights_key is None:
-        return None
-    path = project.root / weights_path(run.weights_key) / "runs" / f"{run.key}.json"
+def _is_measured(project: Project, run: Run) -> bool:
+    """Whether a run's result is there, by the current code and on the weights that are there."""
+    path = project.root / run_path(run.key)
     if not path.exists():
-        return None
+        return False
     try:
         result = read_result(path)
     except RotquantError:
-        return None
-    same = result.provenance.get("code_digest") == code_digest("runs", run.recipe)
-    return result if same and result.weights == _weights_record(project, run) else None
+        return False
+    record = None if run.weights_key is None else _weights_record(project, run)
+    current = code_digest("runs", run.recipe, run.metric)
+    return result.provenance.get("code_digest") == current and result.weights == record
 
 
 def _weights_record(project: Project, run: Run) -> dict[str, Any]:
@@ -212,5 +231,5 @@ def _weights_record(project: Project, run: Run) -> dict[str, Any]:
 
 
 def _summary(result: RunResult) -> str:
-    kind = result.run.metric.kind
-    return f"run {result.key}: {kind} {result.value:.4f} in {result.provenance['seconds']:.1f} s"
+    name = quantities(result.run.metric)[0].name
+    return f"run {result.key}: {name} {result.value:.4f} in {result.provenance['seconds']:.1f} s"

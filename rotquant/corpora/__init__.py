@@ -15,9 +15,10 @@ from rotquant.corpora.spec import (
     content_hash,
     expected_hashes,
 )
-from rotquant.corpora.windows import calibration_samples, evaluation_windows, tokenize
+from rotquant.corpora.windows import BOS, calibration_samples, evaluation_windows, tokenize
 
 __all__ = [
+    "BOS",
     "CALIBRATION_CHARACTERS",
     "DOCSTRINGS",
     "WIKITEXT2",

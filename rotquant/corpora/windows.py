@@ -6,13 +6,15 @@ calibration samples are windows at random places. Nothing here touches global ra
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rotquant.errors import CorpusError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
+
+BOS = Literal["text", "window", "none"]
 
 
 def tokenize(text: str, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
@@ -32,19 +34,33 @@ def tokenize(text: str, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
     return torch.tensor([tokenizer.bos_token_id, *ids], dtype=torch.long)
 
 
-def evaluation_windows(token_ids: torch.Tensor, sequence_length: int) -> torch.Tensor:
-    """Cut ids [n] into windows without overlap, LongTensor [n // sequence_length, sequence_length], dropping the tail.
+def evaluation_windows(token_ids: torch.Tensor, sequence_length: int, bos: BOS = "text") -> torch.Tensor:
+    """Cut ids [n] into windows without overlap, LongTensor [windows, sequence_length], dropping the tail.
+
+    Args:
+        token_ids: int64 [n], a text with one BOS at its head, as `tokenize` makes it.
+        bos: `text` leaves it there, in the first window alone (the papers' codes); `window` begins every window with
+            it, followed by one token less of text; `none` takes it away.
 
     Raises:
         CorpusError: the text is shorter than one window.
     """
-    n_windows = token_ids.numel() // sequence_length
+    import torch
+
+    first, text = token_ids[:1], token_ids[1:]
+    cut, length = {
+        "text": (token_ids, sequence_length),
+        "window": (text, sequence_length - 1),
+        "none": (text, sequence_length),
+    }[bos]
+    n_windows = cut.numel() // length
     if n_windows == 0:
         raise CorpusError(
             f"The text has {token_ids.numel()} tokens, fewer than one window of {sequence_length}; "
             "use a longer text or a shorter sequence length."
         )
-    return token_ids[: n_windows * sequence_length].view(n_windows, sequence_length)
+    windows = cut[: n_windows * length].view(n_windows, length)
+    return torch.cat([first.expand(n_windows, 1), windows], dim=1) if bos == "window" else windows
 
 
 def calibration_samples(token_ids: torch.Tensor, n_samples: int, sequence_length: int, seed: int) -> torch.Tensor:

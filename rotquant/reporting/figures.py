@@ -8,7 +8,8 @@ from typing import Any
 from rotquant.reporting.style import NEUTRAL, OURS, PUBLISHED, save_svg, styled
 from rotquant.reporting.tables import Values, increases
 from rotquant.results import FIGURES
-from rotquant.tables import Project, Table
+from rotquant.project import Project
+from rotquant.tables import Table
 
 #: Increases below this many percent are drawn at it: a logarithmic axis has no zero.
 FLOOR = 0.3

@@ -16,7 +16,8 @@ from rotquant.reporting.describe import settings
 from rotquant.reporting.figures import figure_path
 from rotquant.reporting.tables import Values, increases, markdown_table, table_path
 from rotquant.results import REPORTS, RunResult, run_path
-from rotquant.tables import Project, Table
+from rotquant.project import Project
+from rotquant.tables import Table
 from rotquant.tracking import Logged
 
 

@@ -12,7 +12,8 @@ from rotquant.errors import ResultError
 from rotquant.reporting import claims
 from rotquant.reporting.tables import markdown_table, read_csv, table_path
 from rotquant.results import REPORTS
-from rotquant.tables import Project, load_targets
+from rotquant.project import Project
+from rotquant.tables import load_targets
 
 BENCH = Path("results/bench")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from rotquant import configuration, provenance, tables
+from rotquant import configuration, project, provenance
 from rotquant.errors import RotquantError
 from rotquant.files import canonical_json, short_hash, write_json
 
@@ -21,7 +21,7 @@ def sentence(function, *arguments):
 
 
 CONFIG = sentence(configuration.parse_config, config, "configuration")
-PROJECT = sentence(tables.load_project, (), Path.cwd(), CONFIG)
+PROJECT = sentence(project.load_project, (), Path.cwd(), CONFIG)
 
 # The commands read the configuration as this workflow sees it, --configfile and --config included. The file's name is its
 # content's, so nothing that is computed depends on when it was written.
@@ -36,14 +36,14 @@ GPU = int(CONFIG.device == "cuda" or (CONFIG.device == "auto" and shutil.which("
 
 
 wildcard_constraints:
-    key="[0-9a-f]{16}",
     batch="[0-9a-f]{16}",
+    group="[0-9a-f]{16}",
     table="(?!index$)[a-z0-9_]+",
 
 
-def code(stage, recipe=None):
-    """Digest of the code of a stage, for a recipe: as a parameter of its rule it re-runs what an edit affects."""
-    return sentence(provenance.code_digest, stage, recipe)
+def code(stage, run=None):
+    """Digest of the code of a stage, for a run: as a parameter of its rule it re-runs what an edit affects."""
+    return sentence(provenance.code_digest, stage, *(() if run is None else (run.recipe, run.metric)))
 
 
 # What a rule's command is given to: messages to the log, and earlier results kept when it fails (see there).
@@ -57,39 +57,37 @@ def attempt(output):
     return path.read_text().strip() if path.exists() else ""
 
 
-def run_file(run):
-    return f"results/runs/{run.key}.json"
+def measured(name):
+    """The records of the groups of runs behind a table."""
+    runs = (run for cell in sentence(PROJECT.cells, name) for run in cell.runs)
+    return sorted({f"results/measured/{PROJECT.group_of[run.key]}.json" for run in runs})
 
 
-def run_files(name):
-    """The run files behind a table."""
-    return sorted({run_file(run) for cell in sentence(PROJECT.cells, name) for run in cell.runs})
+def task_files(runs):
+    """The record of the shipped tasks' data where a run is measured on them."""
+    suites = {run.metric.suite for run in runs if run.metric.kind == "zero_shot"}
+    return ["results/tasks/shipped.json"] if "shipped" in suites else []
 
 
 def definition(name):
     """Digest of everything a table's files say besides the numbers computed: its YAML, the published values, the slots."""
     table = sentence(PROJECT.table, name)
     published = sorted((*cell, str(value)) for cell, value in PROJECT.published(table).items())
-    slots = {column: CONFIG.slot(column).model_dump(mode="json") for column in PROJECT.columns(table)}
+    slots = {column: PROJECT.slot(table, column).model_dump(mode="json") for column in PROJECT.columns(table)}
     return short_hash(canonical_json([table.model_dump(mode="json"), published, slots]))
 
 
 class CellNames:
-    """For messages: `{CELL:<key>}` is the first cell that a run, or a batch of weights, belongs to.
+    """For messages: `{CELL:<key>}` is the first cell that a group of runs, or a batch of weights, belongs to.
 
     A parameter would do as well, but then a renamed row would be computed anew.
     """
 
     def __format__(self, key):
-        if key in PROJECT.runs:
-            run = PROJECT.runs[key]
-            seeds = f", seed {run.seed}" if run.recipe.is_random else ""
-        else:
-            members = list(PROJECT.batches[key].values())
-            run = members[0][0]
-            seeds = f", {len(members)} seeds" if len(members) > 1 else ""
-        row, column = PROJECT.cells_of_runs[run.key]
-        return f"{row} on {column}{seeds}"
+        runs = PROJECT.groups.get(key) or [run for members in PROJECT.batches[key].values() for run in members]
+        cell = PROJECT.places[runs[0].key]
+        more = f" and {len(runs) - 1} more" if len(runs) > 1 and key in PROJECT.groups else ""
+        return f"{cell.row} on {cell.column}{more}"
 
 
 CELL = CellNames()

@@ -6,6 +6,7 @@ localrules:
     tracking,
     report,
     index,
+    quarot_accuracy,
     all,
 
 
@@ -25,7 +26,7 @@ rule tracking:
 
 rule report:
     input:
-        runs=lambda wildcards: run_files(wildcards.table),
+        runs=lambda wildcards: measured(wildcards.table),
         table="results/tables/{table}.csv",
         figure=lambda wildcards: (
             f"reports/figures/{wildcards.table}.svg" if sentence(PROJECT.table, wildcards.table).figure else []
@@ -51,6 +52,7 @@ rule index:
         targets="config/targets.yaml",
     output:
         update("reports/index.md"),
+        update("reports/index.html"),
     log:
         "logs/reports/index.log",
     params:
@@ -60,3 +62,10 @@ rule index:
         "scoreboard"
     shell:
         JOB + "rotquant report index --config {CONFIG_FILE}"
+
+
+# The accuracy half of the paper: Tables 1 to 13, Figure 1 and the switches, with the index over all of them.
+rule quarot_accuracy:
+    input:
+        expand("reports/{table}.md", table=[name for name, table in PROJECT.tables.items() if table.paper == "quarot"]),
+        "reports/index.md",

@@ -1,24 +1,45 @@
-# One measurement: a recipe on a checkpoint with a seed, measured by a metric.
-def weights_of_run(wildcards):
-    """The stored weights a run needs; the baseline needs none."""
-    run = sentence(PROJECT.run, wildcards.key)
-    return f"results/weights/{PROJECT.batch_of(run)}.json" if run.weights_key else []
+# Measurements: one job for the runs that share their weights and are asked for by the same tables, so that nothing is loaded
+# twice and nothing is measured that a requested table does not show.
+localrules:
+    tasks,
 
 
-rule run:
-    input:
-        weights_of_run,
+# The small tasks are made once, before several jobs need them.
+rule tasks:
     output:
-        update("results/runs/{key}.json"),
+        update("results/tasks/shipped.json"),
     log:
-        "logs/runs/{key}.log",
+        "logs/tasks.log",
+    params:
+        code=code("tasks"),
+        attempt=attempt("results/tasks/shipped.json"),
+    message:
+        "zero-shot tasks"
+    shell:
+        JOB + "rotquant tasks build --output {output}"
+
+
+def weights_of_group(group):
+    """The stored weights that a group of runs needs; those of the checkpoint itself need none."""
+    batch = PROJECT.batch_of(sentence(PROJECT.group, group)[0])
+    return [f"results/weights/{batch}.json"] if batch else []
+
+
+rule measure:
+    input:
+        weights=lambda wildcards: weights_of_group(wildcards.group),
+        tasks=lambda wildcards: task_files(sentence(PROJECT.group, wildcards.group)),
+    output:
+        update("results/measured/{group}.json"),
+    log:
+        "logs/measured/{group}.log",
     threads: 1
     resources:
         gpu=GPU,
     params:
-        code=lambda wildcards: code("runs", sentence(PROJECT.run, wildcards.key).recipe),
-        attempt=lambda wildcards: attempt(f"results/runs/{wildcards.key}.json"),
+        code=lambda wildcards: sorted({code("runs", run) for run in sentence(PROJECT.group, wildcards.group)}),
+        attempt=lambda wildcards: attempt(f"results/measured/{wildcards.group}.json"),
     message:
-        "measure {CELL:{wildcards.key}}"
+        "measure {CELL:{wildcards.group}}"
     shell:
-        JOB + "rotquant runs compute {wildcards.key} --config {CONFIG_FILE}"
+        JOB + "rotquant runs measure {wildcards.group} --config {CONFIG_FILE}"

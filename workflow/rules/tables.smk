@@ -5,7 +5,7 @@ localrules:
 
 rule table:
     input:
-        lambda wildcards: run_files(wildcards.table),
+        lambda wildcards: measured(wildcards.table),
     output:
         update("results/tables/{table}.csv"),
     log:

@@ -1,12 +1,19 @@
 # Rotated and quantized weights, once for all runs that share them, for all seeds of a recipe in one job. The job also measures
-# the first run of each while the process is warm: loading torch and transformers takes 6 s of processor time, more than the
-# evaluation of a small model.
+# the first group of runs on them while the process is warm: loading torch and transformers takes 6 s of processor time, more
+# than the evaluation of a small model.
 def run_of_batch(batch):
-    """The first run that uses the weights of a batch; its recipe is that of all."""
+    """The first run that uses the weights of a batch; what is stored is the same for all of them but for the seed."""
     return next(iter(sentence(PROJECT.batch, batch).values()))[0]
 
 
+def tasks_of_batch(batch):
+    """What the group of runs that is measured in the same job needs."""
+    return task_files(PROJECT.group(PROJECT.group_of[run_of_batch(batch).key]))
+
+
 rule weights:
+    input:
+        lambda wildcards: tasks_of_batch(wildcards.batch),
     output:
         update("results/weights/{batch}.json"),
     log:
@@ -15,7 +22,7 @@ rule weights:
     resources:
         gpu=GPU,
     params:
-        code=lambda wildcards: code("weights", run_of_batch(wildcards.batch).recipe),
+        code=lambda wildcards: code("weights", run_of_batch(wildcards.batch)),
         weights=lambda wildcards: sorted(sentence(PROJECT.batch, wildcards.batch)),
         attempt=lambda wildcards: attempt(f"results/weights/{wildcards.batch}.json"),
     message:
