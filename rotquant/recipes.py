@@ -64,6 +64,10 @@ class Recipe(Frozen):
             raise ValueError("weights take granularity tensor, channel or group")
         if self.activations and self.activations.granularity not in ("tensor", "token", "group"):
             raise ValueError("activations take granularity tensor, token or group")
+        if self._calibrates_quantized and not (self.activations or self.keys or self.values):
+            raise ValueError("gptq.hessian_inputs 'quantized' needs an activations, keys or values section")
+        if self._calibrates_quantized and self.activations and not self.activations.dynamic:
+            raise ValueError("gptq.hessian_inputs 'quantized' needs dynamic activations: static scales come after GPTQ")
         return self
 
     @property
@@ -83,13 +87,18 @@ class Recipe(Frozen):
         """Whether the run's seed changes the result (calibration draws from its own seed)."""
         return self.rotation is not None and self.rotation.is_random
 
+    @property
+    def _calibrates_quantized(self) -> bool:
+        gptq = self.weights and self.weights.gptq
+        return bool(gptq and gptq.hessian_inputs == "quantized")
+
     def stored(self) -> dict[str, Any]:
         """The part that decides the stored weights, as plain data.
 
-        OmniQuant trains against the quantized activations and static scales are stored, so they count.
+        OmniQuant trains and GPTQ may calibrate on the quantized activations, and static scales are stored: they count.
         """
         static = self.activations is not None and not self.activations.dynamic
-        exclude = set() if self.omniquant or static else set(RUNTIME_FIELDS)
+        exclude = set() if self.omniquant or static or self._calibrates_quantized else set(RUNTIME_FIELDS)
         return self.model_dump(mode="json", exclude=exclude)
 
 

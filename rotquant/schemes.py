@@ -85,12 +85,16 @@ class GPTQ(Frozen):
 
     group_scales: `updated` takes a group's scale from weights already corrected for all earlier columns (the algorithm
         as published); `block_start` from weights corrected only up to the current block, as QuaRot's code does.
+    hessian_inputs: `float` calibrates on rotated inputs that are not quantized, as QuaRot's code does (the paper is
+        silent); `quantized` on inputs and KV cache quantized as the recipe says, those of the running network.
+        Weights of layers that came before are quantized either way.
     """
 
     block_size: Annotated[int, Field(gt=0)] = 128
     damping: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
     act_order: bool = False
     group_scales: Literal["updated", "block_start"] = "updated"
+    hessian_inputs: Literal["float", "quantized"] = "float"
 
 
 class WeightQuantization(Frozen):

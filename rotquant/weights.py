@@ -8,6 +8,7 @@ modules; this one only calls them.
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -203,9 +204,9 @@ class _Stage:
         return weights
 
     def gptq(self, splits: Splits) -> Weights:
-        """GPTQ site by site: inputs come from layers and sites that are quantized already, and are not quantized."""
+        """GPTQ site by site: inputs come from layers and sites whose weights are quantized already."""
         weights: Weights = {}
-        with wrap(self.model, self.online):
+        with wrap(self.model, self._gptq_inputs(splits)):
             stream = self.capture()
             for index, layer in stream.layers("GPTQ", self.progress):
                 for site in self.architecture.sites:
@@ -214,6 +215,15 @@ class _Stage:
                     stream.advance(index)
         release_graphs()
         return weights
+
+    def _gptq_inputs(self, splits: Splits) -> Wrapping:
+        """What acts on the inputs that GPTQ calibrates on (`GPTQ.hessian_inputs`)."""
+        recipe = self.recipe
+        if recipe.weights.gptq.hessian_inputs == "float":
+            return self.online
+        return replace(
+            self.online, activations=recipe.activations, keys=recipe.keys, values=recipe.values, outliers=splits
+        )
 
     def omniquant(self, seed: int) -> Weights:
         """OmniQuant block by block, along a full-precision and a quantized stream of hidden states."""

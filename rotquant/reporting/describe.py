@@ -50,7 +50,8 @@ def _weights(weights: WeightQuantization) -> str:
     else:
         order = ", activation order" if gptq.act_order else ""
         groups = f", group scales {gptq.group_scales}" if weights.scheme.granularity == "group" else ""
-        method = f"GPTQ (block {gptq.block_size}, damping {gptq.damping:.0%}{order}{groups})"
+        inputs = ", on quantized inputs" if gptq.hessian_inputs == "quantized" else ""
+        method = f"GPTQ (block {gptq.block_size}, damping {gptq.damping:.0%}{order}{groups}{inputs})"
     clip = f", clip search in norm {weights.clip_norm:g}" if weights.clip_search else ""
     return f"{_scheme(weights.scheme)}, {method}{clip}"
 
