@@ -35,20 +35,32 @@ def compute_weights(run, checkpoint, folder, device):
     return {**environment(), "code_digest": code_digest("weights", run.recipe), "seconds": 0.5, "corpora": {}}
 '''
 
-FAKE_RUNS = '''"""Runs stage of the tests: a perplexity that depends on the recipe, the slot and the seed alone."""
+FAKE_RUNS = '''"""Runs stage of the tests: numbers that depend on the recipe, the slot and the seed alone."""
 
-import math
+from dataclasses import dataclass, field
 
 from rotquant.provenance import code_digest, environment
+from rotquant.quantities import quantities
 
 FACTOR = 1.0
 
 
-def compute_run(run, checkpoint, folder, device, batch_size):
-    bits = run.recipe.weights.scheme.bits if run.recipe.weights else 16
-    value = FACTOR * (10 + len(checkpoint) % 7) * (1 + 2.0**-bits + 0.001 * run.seed)
-    metrics = {"perplexity": value, "nll": math.log(value), "tokens": 1, "windows": 1}
-    return metrics, {**environment(), "code_digest": code_digest("runs", run.recipe), "seconds": 0.25, "corpora": {}}
+@dataclass(frozen=True)
+class Measurement:
+    metrics: dict
+    arrays: dict = field(default_factory=dict)
+
+
+def measure_runs(runs, checkpoint, folder, device, batch_size):
+    for run in runs:
+        bits = run.recipe.weights.scheme.bits if run.recipe.weights else 16
+        loss = 1 + 2.0**-bits + 0.001 * run.seed
+        metrics = {}
+        for place, quantity in enumerate(quantities(run.metric)):
+            value = FACTOR * (10 + place + len(checkpoint) % 7)
+            metrics[quantity.name] = value * loss if quantity.better == "lower" else value / loss
+        code = code_digest("runs", run.recipe, run.metric)
+        yield run, Measurement(metrics), {**environment(), "code_digest": code, "seconds": 0.25, "corpora": {}}
 '''
 
 FAKE_CHECKPOINTS = '''"""Checkpoint digests of the tests: of the name alone."""
@@ -69,7 +81,7 @@ TABLES: dict[str, Any] = {
             "title": "small",
             "section": "5.1",
             "caption": "A small table.",
-            "metric": {"kind": "perplexity", "corpus": "wikitext2"},
+            "metrics": [{"kind": "perplexity", "corpus": "wikitext2"}],
             "columns": ["Llama-2-7B", "Llama-2-13B"],
             "baseline": "Baseline",
             "rows": [
@@ -81,7 +93,7 @@ TABLES: dict[str, Any] = {
                 {
                     "text": "The baseline is better than QuaRot.",
                     "section": "5.1",
-                    "check": {"less": {"row": "Baseline", "than": ["QuaRot"]}},
+                    "check": {"better": {"row": "Baseline", "than": ["QuaRot"]}},
                 }
             ],
             "figure": {"kind": "relative_increase", "caption": "Increase."},
@@ -102,6 +114,7 @@ CONFIG: dict[str, Any] = {
     "corpora": {"wikitext2": {"name": "text", "source": "local", "path": "text"}},
     "calibration": {"samples": 2, "sequence_length": 16},
     "evaluation": {"sequence_length": 16, "max_windows": 2},
+    "zero_shot": {"suite": "shipped", "corpus": "wikitext2"},
     "slots": {"Llama-2-7B": {"checkpoint": "models/small"}, "Llama-2-13B": {"checkpoint": "models/larger"}},
 }
 
@@ -143,6 +156,8 @@ class Copy:
 
     def set_tables(self, tables: dict[str, Any]) -> None:
         """Replace QuaRot's tables."""
+        for path in (self.root / "workflow/papers/quarot").glob("*.yaml"):
+            path.unlink()
         self.write("workflow/papers/quarot/tables.yaml", yaml.safe_dump(tables, sort_keys=False))
 
     def environment(self) -> dict[str, str]:

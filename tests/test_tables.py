@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from rotquant import tables
+from rotquant import project as projects
 from rotquant.configuration import load_config, merge, without_nulls
 from rotquant.errors import ConfigError, RecipeError, RotquantError
 from rotquant.files import short_hash
 from rotquant.presets import preset
 from rotquant.provenance import STAGES, code_digest, stage_modules
+from rotquant.schemes import Magnitudes, Perplexity, ZeroShot
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
 
 
 @pytest.fixture(autouse=True)
 def digests_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are told apart by name, so that tables expand without any."""
-    monkeypatch.setattr(tables, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
 
 
 @pytest.fixture(scope="module")
@@ -38,45 +39,47 @@ def changed(data: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
     return data
 
 
-def load(root: Path, tables_data: dict[str, Any] = TABLES, config: dict[str, Any] = CONFIG) -> tables.Project:
+def load(root: Path, tables_data: dict[str, Any] = TABLES, config: dict[str, Any] = CONFIG) -> projects.Project:
     project = Copy(root)
     project.set_tables(tables_data)
     project.set_config(config)
-    return tables.load_project(root=root)
+    return projects.load_project(root=root)
 
 
 def test_table_1_is_seven_rows_by_three_models_with_three_seeds_for_rotated_rows(shipped: Path) -> None:
-    project = tables.load_project(root=shipped)
+    project = projects.load_project(root=shipped)
     cells = project.cells("quarot_table1")
     assert len(cells) == 7 * 3
     assert {(cell.row, len(cell.runs)) for cell in cells} == {
         *((row, 1) for row in ("Baseline", "SmoothQuant", "OmniQuant", "QUIK-4B", "Atom-128G")),
         *((row, 3) for row in ("QuaRot", "QuaRot-128G")),
     }
-    assert len(project.runs) == 33
-    assert len(project.batches) == 6 * 3  # all rows but the baseline; the seeds of a row are one batch
-    weights = {key: runs for batch in project.batches.values() for key, runs in batch.items()}
-    assert len(weights) == 30
-    assert all(run.weights_key == key for key, runs in weights.items() for run in runs)
+    runs = {run.key: run for cell in cells for run in cell.runs}
+    assert len(runs) == 33
+    batches = {project.batch_of(run) for run in runs.values()} - {None}
+    assert len(batches) == 6 * 3  # all rows but the baseline; the seeds of a row are one batch
+    members = {key: runs for batch in batches for key, runs in project.batch(batch).items()}
+    assert len(members) == 30
+    assert all(run.weights_key == key for key, sharing in members.items() for run in sharing)
 
 
 def test_published_values_belong_to_their_cells(shipped: Path) -> None:
-    project = tables.load_project(root=shipped)
+    project = projects.load_project(root=shipped)
     published = project.published(project.table("quarot_table1"))
-    assert published["QuaRot", "Llama-2-70B"] == 3.79
-    assert published["SmoothQuant", "Llama-2-70B"] is None
+    assert published["QuaRot", "Llama-2-70B", "perplexity"] == 3.79
+    assert published["SmoothQuant", "Llama-2-70B", "perplexity"] is None
     assert len(published) == 21
 
 
 def test_group_sizes_and_outliers_are_the_slots(shipped: Path) -> None:
-    project = tables.load_project(root=shipped)
+    project = projects.load_project(root=shipped)
     slot = project.config.slot("Llama-2-7B")
     cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in project.cells("quarot_table1")}
     grouped = cells["QuaRot-128G", "Llama-2-7B"]
     assert grouped.weights.scheme.group_size == grouped.activations.group_size == slot.group_sizes[128]
     assert cells["QUIK-4B", "Llama-2-7B"].outliers.features == slot.outlier_features[256]
     assert cells["QuaRot", "Llama-2-7B"].calibration.samples == slot.calibration["samples"]
-    paper = tables.load_project([REPOSITORY / "config/paper.yaml"], root=shipped)
+    paper = projects.load_project([REPOSITORY / "config/paper.yaml"], root=shipped)
     cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in paper.cells("quarot_table1")}
     assert cells["QuaRot-128G", "Llama-2-70B"].weights.scheme.group_size == 128
     assert cells["QUIK-4B", "Llama-2-70B"].outliers.features == 256
@@ -90,7 +93,7 @@ def test_equal_cells_of_two_tables_are_one_run(tmp_path: Path) -> None:
     project = Copy(tmp_path)
     project.write("workflow/papers/quarot/published/other.csv", "row,column,metric,value,unit\n")
     project.set_tables({**TABLES, "tables": [*TABLES["tables"], second]})
-    loaded = tables.load_project(root=tmp_path)
+    loaded = projects.load_project(root=tmp_path)
     keys = [[run.key for cell in loaded.cells(name) for run in cell.runs] for name in loaded.tables]
     assert keys[0] == keys[1]
     assert len(loaded.runs) == 6
@@ -107,6 +110,48 @@ def test_runs_that_differ_at_run_time_only_share_their_weights(tmp_path: Path) -
     assert len(project.batches) == 2
     sharing = [len(runs) for batch in project.batches.values() for runs in batch.values()]
     assert sharing == [2] * (2 * 2)  # columns x seeds
+
+
+def test_a_group_is_what_the_same_tables_measure_on_the_same_weights(tmp_path: Path) -> None:
+    (table,) = TABLES["tables"]
+    both = [{"kind": "perplexity", "corpus": "wikitext2"}, {"kind": "zero_shot"}]
+    second = {**table, "id": "quarot_table3", "metrics": both}
+    project = load(tmp_path, {**TABLES, "tables": [table, second]})
+    groups = {frozenset((run.metric.kind, run.seed) for run in runs) for runs in project.groups.values()}
+    kinds = ("perplexity", "zero_shot")
+    assert groups == {frozenset((kind, seed) for seed in seeds) for kind in kinds for seeds in ((0,), (0, 1))}
+    assert len(project.groups) == 2 * 2 * 2  # columns, rows, and what one or both tables show
+    for runs in project.groups.values():
+        assert len({(project.batch_of(run), project.tables_of_runs[run.key]) for run in runs}) == 1
+    assert sum(map(len, project.groups.values())) == len(project.runs)
+
+
+def test_quantities_follow_the_suite_of_the_configuration(tmp_path: Path) -> None:
+    data = changed(TABLES, "tables", 0, "metrics", to=[{"kind": "zero_shot"}])
+    project = load(tmp_path, data)
+    shipped = [quantity.name for quantity in project.quantities(project.table("quarot_table1"))]
+    paper = load(tmp_path / "paper", data, {**CONFIG, "zero_shot": {"suite": "paper"}})
+    six = [quantity.name for quantity in paper.quantities(paper.table("quarot_table1"))]
+    assert six == ["average", "piqa", "winogrande", "hellaswag", "arc_easy", "arc_challenge", "lambada_openai"]
+    assert shipped[0] == "average"
+    assert set(shipped) & set(six) == {"average"}
+
+
+def test_a_column_takes_its_numbers_from_another_table_and_its_recipe_from_the_row(tmp_path: Path) -> None:
+    columns = [{"name": "1.0", "slot": "Llama-2-7B"}, {"name": "0.9", "slot": "Llama-2-7B"}]
+    clipped = {"name": "QuaRot", "method": "quarot-rtn", "columns": {"0.9": {"activations": {"clip_ratio": 0.5}}}}
+    data = changed(TABLES, "tables", 0, "columns", to=columns)
+    data = changed(data, "tables", 0, "rows", to=[{"name": "Baseline", "method": "baseline"}, clipped])
+    data["tables"][0]["columns"][0]["published"] = "published/other.csv"
+    other = "row,column,metric,value,unit\nQuaRot,1.0,perplexity,6.1,ppl\nQuaRot,2.0,perplexity,7,ppl\n"
+    project = Copy(tmp_path)
+    project.write("workflow/papers/quarot/published/small.csv", "row,column,metric,value,unit\n")
+    project.write("workflow/papers/quarot/published/other.csv", other)
+    project.set_tables(data)
+    loaded = projects.load_project(root=project.root)
+    clips = {cell.column: cell.runs[0].recipe.activations.clip_ratio for cell in loaded.cells("quarot_table1")[2:]}
+    assert clips == {"1.0": 0.9, "0.9": 0.5}
+    assert loaded.published(loaded.table("quarot_table1")) == {("QuaRot", "1.0", "perplexity"): 6.1}
 
 
 def test_a_slot_that_is_not_computed_drops_its_column(tmp_path: Path) -> None:
@@ -126,12 +171,16 @@ ROW = ("tables", 0, "rows", 1)
         ((*ROW, "recipe"), {"wieghts": None}, "wieghts"),
         ((*ROW, "method"), "quarot-128g", "slots.Llama-2-7B.group_sizes has nothing for the paper's 128"),
         (("tables", 0, "columns"), ["Llama-2-7b", "Llama-2-13B"], "unknown slot 'Llama-2-7b'; nearest: Llama-2-7B"),
-        (("tables", 0, "metric", "kind"), "perplexty", "'perplexty' is none of perplexity; nearest: perplexity"),
-        (("tables", 0, "metric", "corpus"), "c4", "corpus 'c4' is not defined under corpora"),
+        (("tables", 0, "metrics", 0, "kind"), "perplexty", "'perplexty' is none of perplexity, zero_shot, magnitudes"),
+        (("tables", 0, "metrics", 0, "corpus"), "c4", "corpus 'c4' is not defined under corpora"),
+        (("tables", 0, "metrics", 0, "windows"), 4, "metric perplexity.windows: Extra inputs are not permitted"),
+        (("tables", 0, "metrics"), [{"kind": "zero_shot", "tasks": ["pika"]}], "suite 'shipped' has no task 'pika'"),
         (("tables", 0, "caption_"), "x", "tables.0: unknown key 'caption_'; nearest: caption"),
         (("tables", 0, "baseline"), "FP16", "unknown row 'FP16'"),
-        (("tables", 0, "claims", 0, "check", "less", "row"), "Quarot", "unknown row 'Quarot'; nearest: QuaRot"),
+        (("tables", 0, "claims", 0, "check", "better", "row"), "Quarot", "unknown row 'Quarot'; nearest: QuaRot"),
         (("tables", 0, "published"), "published/none.csv", "published/none.csv do not exist"),
+        ((*ROW, "columns"), {"Llama-2-7b": {}}, "unknown column 'Llama-2-7b'; nearest: Llama-2-7B"),
+        ((*ROW, "metrics"), {"zero_shot": {}}, "the table measures no 'zero_shot'"),
     ],
 )
 def test_what_is_wrong_in_a_table_is_named(tmp_path: Path, path: tuple, value: Any, sentence: str) -> None:
@@ -140,7 +189,7 @@ def test_what_is_wrong_in_a_table_is_named(tmp_path: Path, path: tuple, value: A
     if path[-1] == "columns":  # the published values would name the columns too
         project.write("workflow/papers/quarot/published/small.csv", "row,column,metric,value,unit\n")
     with pytest.raises((ConfigError, RecipeError)) as caught:
-        tables.load_project(root=tmp_path).cells("quarot_table1")
+        projects.load_project(root=tmp_path).cells("quarot_table1")
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -166,7 +215,7 @@ def test_what_is_wrong_in_the_configuration_is_named(tmp_path: Path, path: tuple
 
 
 def test_unknown_names_bring_the_nearest_ones(shipped: Path) -> None:
-    project = tables.load_project(root=shipped)
+    project = projects.load_project(root=shipped)
     with pytest.raises(ConfigError, match="unknown table 'quarot_tabel1'; nearest: quarot_table1"):
         project.table("quarot_tabel1")
     with pytest.raises(ConfigError, match="no table asks for a run '0000000000000000'"):
@@ -188,11 +237,11 @@ def test_default_and_paper_configurations_satisfy_the_schema() -> None:
 def test_outside_of_a_project_the_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RotquantError, match="not inside a rotquant project"):
-        tables.load_project()
+        projects.load_project()
 
 
 def test_expanding_tables_imports_no_torch() -> None:
-    code = "import rotquant.tables, rotquant.provenance, rotquant.commands.runs, sys; sys.exit('torch' in sys.modules)"
+    code = "import rotquant.project, rotquant.provenance, rotquant.commands.runs, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
 
 
@@ -206,4 +255,6 @@ def test_stages_hold_the_modules_that_they_import_and_not_those_that_import_them
     plain, full = preset("quarot-rtn"), preset("quarot")
     assert code_digest("weights", full) != code_digest("weights", plain)  # only the one needs rotquant.gptq
     assert code_digest("weights", plain) == code_digest("weights", preset("rtn"))
+    perplexity, accuracy = Perplexity(), ZeroShot(corpus="wikitext2")
+    assert len({code_digest("runs", plain, metric) for metric in (perplexity, accuracy, Magnitudes())}) == 3
     assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)

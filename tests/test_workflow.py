@@ -6,7 +6,6 @@ stages; one test runs everything for real on tiny random models.
 
 import os
 import random
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -41,17 +40,19 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return project
 
 
-def test_main_job_has_one_run_per_cell_and_seed_and_one_weights_job_per_recipe(tmp_path: Path) -> None:
+def test_main_job_has_one_weights_job_and_one_measuring_job_per_cell_for_all_seeds(tmp_path: Path) -> None:
     project = Copy(tmp_path, small=False)
     planned = project.planned(REPORT)
-    # 5 rows without a rotation and 2 rotated ones with 3 seeds, in 3 columns; the baseline needs no weights
-    assert planned == {"run": 33, "weights": 18, "tracking": 1, "table": 1, "figure": 1, "report": 1}
+    # 7 rows in 3 columns; the baseline needs no weights
+    jobs = {"weights": 6 * 3, "measure": 7 * 3}
+    assert {rule: planned[rule] for rule in jobs} == jobs
+    assert all(planned[rule] == 1 for rule in ("tracking", "table", "figure", "report"))
     assert not (tmp_path / "results" / "runs").exists()
 
 
 def test_paper_configuration_expands_to_the_same_cells_with_other_keys(tmp_path: Path) -> None:
     project = Copy(tmp_path, small=False)
-    assert project.planned(REPORT, "--configfile", "config/paper.yaml")["run"] == 33
+    assert project.planned(REPORT, "--configfile", "config/paper.yaml")["measure"] == 21
     status, output = project.run("rotquant", "runs", "list", "quarot_table1", "--config", "config/paper.yaml")
     assert status == 0, output
 
@@ -81,11 +82,11 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
     assert planned_after("rotquant/reporting/markdown.py", "## Claims of the paper", "## Claims") == rendering
     assert planned_after("rotquant/reporting/figures.py", "FLOOR = 0.3", "FLOOR = 0.2") >= {"figure", "report"}
     assert planned_after("rotquant/reporting/figures.py", "drawn at it", "put at it") == set()  # a comment
-    measuring = {"run", "table", "figure", "report"}
+    measuring = {"measure", "table", "figure", "report"}
     assert planned_after("rotquant/execution/runs.py", "FACTOR = 1.0", "FACTOR = 2.0") == measuring
     assert planned_after("rotquant/execution/weights.py", "sleep(0.05)", "sleep(0.04)") == {"weights", *measuring}
     assert planned_after("workflow/papers/quarot/published/small.csv", "8.37", "8.38") == {"table", "figure", "report"}
-    assert planned_after("config/config.yaml", "max_windows: 2", "max_windows: 1") >= {"run"}
+    assert planned_after("config/config.yaml", "max_windows: 2", "max_windows: 1") >= {"measure"}
 
 
 def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed: Copy) -> None:
@@ -209,7 +210,6 @@ def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Pa
 
     path, result = next((path, result) for path, result in results.items() if result.weights)
     (tmp_path / path).unlink()
-    shutil.rmtree(tmp_path / "results/weights" / result.run.weights_key / "runs")
     status, output = project.run("rotquant", "runs", "compute", result.key)
     assert status == 0, output
     assert read_result(tmp_path / path).value == result.value  # measured in another process than the weights were made

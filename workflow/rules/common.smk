@@ -10,6 +10,7 @@ from snakemake.exceptions import WorkflowError
 from rotquant import configuration, project, provenance
 from rotquant.errors import RotquantError
 from rotquant.files import canonical_json, short_hash, write_json
+from rotquant.results import run_path
 
 
 def sentence(function, *arguments):
@@ -61,6 +62,13 @@ def measured(name):
     """The records of the groups of runs behind a table."""
     runs = (run for cell in sentence(PROJECT.cells, name) for run in cell.runs)
     return sorted({f"results/measured/{PROJECT.group_of[run.key]}.json" for run in runs})
+
+
+# A record stands for its runs' files: without one of them it is made again, so deleting a run file recomputes it.
+for group, runs in sentence(lambda: PROJECT.groups).items():
+    record = Path(f"results/measured/{group}.json")
+    if record.exists() and not all(run_path(run.key).exists() for run in runs):
+        record.unlink()
 
 
 def task_files(runs):
