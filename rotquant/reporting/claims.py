@@ -1,34 +1,43 @@
 """Claims: statements of a paper about a table, decided by the table's numbers, ours and the paper's own.
 
-Lower is better for every metric so far. A number that is nan (the network broke down) ranks as worst, like inf. Where
-the paper prints no number the pair is left out and said so.
+Which of two numbers is better follows the quantity: lower for perplexity, higher for accuracy. A number that is not
+finite (the network broke down) ranks worst either way. What lacks a number, because the paper prints none or because a
+column is not computed, is named and left out; a claim without anything to compare has no verdict.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from rotquant.reporting.tables import Values
+from rotquant.errors import ConfigError, nearest
+from rotquant.project import Project
+from rotquant.quantities import Quantity
+from rotquant.reporting.tables import Values, known_quantities, loss_percent
 from rotquant.tables import Claim, Table
 
-Numbers = Mapping[tuple[str, str], tuple[float, float | None]]
-"""(row, column) to (mean, deviation over the seeds)."""
+Number = tuple[float, float | None]
+"""A mean and its deviation over the seeds (None for a single value)."""
+
+Numbers = Mapping[tuple[str, str, str], Number]
+"""Numbers by (row, column, quantity)."""
+
+#: Slack of every bound: printed numbers have two decimals, and 6.10 - 5.47 must not exceed 0.63 by a rounding error.
+EPSILON = 1e-9
 
 
 @dataclass(frozen=True)
 class Finding:
     """One comparison of a claim: where, with which numbers, and whether it holds."""
 
-    column: str
+    place: str
     numbers: str
     holds: bool
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim's outcome. `missing` names what could not be compared for want of a number."""
+    """What one set of numbers says about a claim. `missing` names what could not be compared for want of a number."""
 
     findings: tuple[Finding, ...]
     missing: tuple[str, ...]
@@ -39,113 +48,244 @@ class Verdict:
         return all(finding.holds for finding in self.findings) if self.findings else None
 
 
-def judge(claim: Claim, table: Table, numbers: Numbers) -> Verdict:
-    """Decide a claim by the given numbers."""
+@dataclass(frozen=True)
+class Outcome:
+    """A claim with the verdict by our numbers and the verdict by the paper's own."""
+
+    claim: Claim
+    ours: Verdict
+    papers: Verdict
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many claims hold, fail and cannot be checked by our numbers."""
+
+    holds: int
+    fails: int
+    unchecked: int
+
+    @property
+    def checked(self) -> int:
+        """How many claims could be decided."""
+        return self.holds + self.fails
+
+
+def outcomes(project: Project, table: Table, values: Values) -> tuple[Outcome, ...]:
+    """Every claim of a table, decided by our numbers and by all that the paper prints, column computed here or not.
+
+    Raises:
+        ConfigError: a claim about a quantity that is neither measured nor printed.
+    """
+    known, main = known_quantities(project, table), project.quantities(table)[0]
+    ours = {place: (value.mean, value.deviation) for place, value in values.items()}
+    papers = {place: (value, None) for place, value in project.published(table).items() if value is not None}
+    found = []
+    for claim in table.claims:
+        if claim.quantity is not None and claim.quantity not in known:
+            raise ConfigError(
+                f"table {table.id}: a claim is about the unknown quantity {claim.quantity!r}"
+                f"{nearest(claim.quantity, list(known))}."
+            )
+        quantity = main if claim.quantity is None else known[claim.quantity]
+        found.append(Outcome(claim, judge(claim, table, ours, quantity), judge(claim, table, papers, quantity)))
+    return tuple(found)
+
+
+def score(decided: Sequence[Outcome]) -> Score:
+    """Count the outcomes by our numbers."""
+    verdicts = [outcome.ours.holds for outcome in decided]
+    return Score(verdicts.count(True), verdicts.count(False), verdicts.count(None))
+
+
+def judge(claim: Claim, table: Table, numbers: Numbers, quantity: Quantity) -> Verdict:
+    """Decide a claim by the given numbers of one quantity."""
     ((kind, arguments),) = claim.check.items()
-    columns = [column for column in table.columns if claim.columns is None or column in claim.columns]
-    findings, missing = CHECKS[kind](numbers, columns, **arguments)
-    return Verdict(tuple(findings), tuple(missing))
+    columns = tuple(column.name for column in table.columns if claim.columns is None or column.name in claim.columns)
+    chosen = {(row, column): number for (row, column, name), number in numbers.items() if name == quantity.name}
+    view = View(quantity, columns, chosen)
+    results = list(CHECKS[kind](view, **arguments))
+    findings = tuple(result for result in results if isinstance(result, Finding))
+    return Verdict(findings, tuple(dict.fromkeys(result for result in results if isinstance(result, str))))
 
 
-def ours(values: Values) -> Numbers:
-    """Our numbers of a table, with their deviation over the seeds."""
-    return {cell: (value.mean, value.deviation) for cell, value in values.items()}
+@dataclass(frozen=True)
+class View:
+    """What one claim is decided by: the numbers of one quantity, by (row, column), and the columns it is about."""
+
+    quantity: Quantity
+    columns: tuple[str, ...]
+    numbers: Mapping[tuple[str, str], Number]
+
+    def cost(self, number: Number) -> float:
+        """A mean such that less is better; infinite for a network that broke down."""
+        value = number[0]
+        return math.inf if not math.isfinite(value) else value if self.quantity.better == "lower" else -value
+
+    def loss(self, row: str, over: str, column: str, *, percent: bool) -> float:
+        """How much worse a row is than another in points or percent of it; infinite when the row broke down, else nan."""
+        value, reference = self.numbers[row, column][0], self.numbers[over, column][0]
+        if not math.isfinite(reference):
+            return math.nan
+        if not math.isfinite(value):
+            return math.inf
+        return loss_percent(self.quantity, value, reference) if percent else self.quantity.loss(value, reference)
+
+    def lacking(self, column: str, *rows: str) -> list[str]:
+        """The places among these that have no number."""
+        return [f"{row}, {column}" for row in rows if (row, column) not in self.numbers]
+
+    def compared(self, mine: float, other: float, *, strict: bool, margin: float = 0.0) -> str:
+        """Two numbers and the relation that is asked for, such as "6.10 < 8.87"; margin eases it, or narrows if negative."""
+        lower = self.quantity.better == "lower"
+        sign = ("<" if lower else ">") if strict else ("≤" if lower else "≥")
+        shift = margin if lower else -margin
+        text = f" {'+' if shift > 0 else '-'} {_digits(abs(shift))}" if shift else ""
+        left, right = _apart(mine, other)
+        return f"{left} {sign} {right}{text}"
 
 
-def papers(values: Values) -> Numbers:
-    """The paper's numbers of a table."""
-    return {cell: (value.published, None) for cell, value in values.items() if value.published is not None}
+Results = Iterator[Finding | str]
+"""Findings, and the places that lack a number."""
 
 
-def score(table: Table, values: Values) -> tuple[int, int]:
-    """How many of a table's claims hold by our numbers, of how many that could be checked."""
-    verdicts = [judge(claim, table, ours(values)).holds for claim in table.claims]
-    return sum(verdict is True for verdict in verdicts), sum(verdict is not None for verdict in verdicts)
+def _better(view: View, row: str, than: list[str], points: float = 0.0) -> Results:
+    for column, other in itertools.product(view.columns, than):
+        if lacking := view.lacking(column, row, other):
+            yield from lacking
+            continue
+        mine, theirs = view.numbers[row, column], view.numbers[other, column]
+        text = view.compared(mine[0], theirs[0], strict=True, margin=-points)
+        yield Finding(_place(column, than, other), text, view.cost(theirs) - view.cost(mine) > points + EPSILON)
 
 
-Outcome = tuple[list[Finding], list[str]]
+def _no_worse(view: View, row: str, than: list[str], points: float = 0.0, deviations: float = 0.0) -> Results:
+    for column, other in itertools.product(view.columns, than):
+        if lacking := view.lacking(column, row, other):
+            yield from lacking
+            continue
+        mine, theirs = view.numbers[row, column], view.numbers[other, column]
+        spread = math.hypot(mine[1] or 0.0, theirs[1] or 0.0)
+        margin = points + deviations * (spread if math.isfinite(spread) else 0.0)
+        text = view.compared(mine[0], theirs[0], strict=False, margin=margin)
+        yield Finding(_place(column, than, other), text, view.cost(mine) <= view.cost(theirs) + margin + EPSILON)
 
 
-def _less(numbers: Numbers, columns: Iterable[str], row: str, than: list[str], points: float = 0.0) -> Outcome:
-    def compare(column: str, mine: float, other: float) -> Finding:
-        margin = f" - {points:g}" if points else ""
-        return Finding(column, f"{_show(mine)} < {_show(other)}{margin}", _rank(mine) < _rank(other) - points)
-
-    return _pairs(numbers, columns, row, than, lambda column, mine, other: compare(column, mine[0], other[0]))
-
-
-def _no_worse(
-    numbers: Numbers, columns: Iterable[str], row: str, than: list[str], points: float = 0.0, deviations: float = 0.0
-) -> Outcome:
-    def compare(column: str, mine: tuple[float, float | None], other: tuple[float, float | None]) -> Finding:
-        spread = math.hypot(mine[1] or 0.0, other[1] or 0.0)
-        allowed = points + deviations * (spread if math.isfinite(spread) else 0.0)
-        margin = f" + {allowed:.3f}" if allowed else ""
-        text = f"{_show(mine[0])} <= {_show(other[0])}{margin}"
-        return Finding(column, text, _rank(mine[0]) <= _rank(other[0]) + allowed)
-
-    return _pairs(numbers, columns, row, than, compare)
+def _order(view: View, rows: list[str], points: float = 0.0, deviations: float = 0.0) -> Results:
+    for row, after in itertools.pairwise(rows):
+        for result in _no_worse(view, row, [after], points, deviations):
+            named = isinstance(result, Finding)
+            yield Finding(f"{result.place}, {row}", result.numbers, result.holds) if named else result
 
 
-def _increase_at_most(numbers: Numbers, columns: Iterable[str], row: str, over: str, percent: float) -> Outcome:
-    def compare(column: str, mine: tuple[float, Any], base: tuple[float, Any]) -> Finding:
-        rise = 100.0 * (mine[0] - base[0]) / base[0]
-        return Finding(column, f"{_show(base[0])} to {_show(mine[0])}: {rise:+.1f} % <= {percent:g} %", rise <= percent)
-
-    return _pairs(numbers, columns, row, [over], compare)
+def _loss_at_most(view: View, row: str, over: str, **bound: float) -> Results:
+    return _bounded(view, row, over, both_ways=False, **bound)
 
 
-def _difference_at_most(numbers: Numbers, columns: Iterable[str], row: str, over: str, points: float) -> Outcome:
-    def compare(column: str, mine: tuple[float, Any], base: tuple[float, Any]) -> Finding:
-        rise = mine[0] - base[0]
-        # The paper's numbers have two decimals: 6.10 - 5.47 must not exceed 0.63 by a rounding error.
-        return Finding(column, f"{_show(mine[0])} - {_show(base[0])} = {rise:.2f} <= {points:g}", rise <= points + 1e-9)
-
-    return _pairs(numbers, columns, row, [over], compare)
+def _close(view: View, row: str, over: str, **bound: float) -> Results:
+    return _bounded(view, row, over, both_ways=True, **bound)
 
 
-def _decreasing(numbers: Numbers, columns: Iterable[str], row: str, over: str) -> Outcome:
-    findings, missing = [], []
+def _bounded(
+    view: View, row: str, over: str, *, both_ways: bool, percent: float | None = None, points: float | None = None
+) -> Results:
+    bound, unit = (points, "") if percent is None else (percent, " %")
+    limit = f"{'within ±' if both_ways else '≤ '}{bound:g}{unit}"
+    for column in view.columns:
+        if lacking := view.lacking(column, row, over):
+            yield from lacking
+            continue
+        loss = view.loss(row, over, column, percent=percent is not None)
+        before, after = _apart(view.numbers[over, column][0], view.numbers[row, column][0])
+        text = f"{before} to {after}, a loss of {_show(loss, 2)}{unit} {limit}"
+        yield Finding(column, text, (abs(loss) if both_ways else loss) <= bound + EPSILON)
+
+
+def _loss_decreasing(view: View, row: str, over: str) -> Results:
     losses = []
-    for column in columns:
-        if (row, column) in numbers and (over, column) in numbers:
-            losses.append((column, numbers[row, column][0] - numbers[over, column][0]))
-        else:
-            missing.append(column)
-    for (_, larger), (column, smaller) in itertools.pairwise(losses):
-        findings.append(Finding(column, f"{smaller:.2f} < {larger:.2f}", _rank(smaller) < _rank(larger)))
-    return findings, missing
+    for column in view.columns:
+        lacking = view.lacking(column, row, over)
+        yield from lacking
+        if not lacking:
+            losses.append((column, view.loss(row, over, column, percent=False)))
+    for (before, larger), (column, smaller) in itertools.pairwise(losses):
+        left, right = _apart(smaller, larger)
+        yield Finding(f"{column} after {before}", f"a loss of {left} < {right}", larger - smaller > EPSILON)
 
 
-CHECKS: dict[str, Callable[..., Outcome]] = {
-    "less": _less,
-    "no_worse": _no_worse,
-    "increase_at_most": _increase_at_most,
-    "difference_at_most": _difference_at_most,
-    "decreasing": _decreasing,
-}
+def _loss_larger(view: View, row: str, over: str, pairs: list[list[str]]) -> Results:
+    for first, second in pairs:
+        if lacking := [place for column in (first, second) for place in view.lacking(column, row, over)]:
+            yield from lacking
+            continue
+        larger, smaller = (view.loss(row, over, column, percent=True) for column in (first, second))
+        left, right = _apart(larger, smaller)
+        yield Finding(f"{first}, {second}", f"a loss of {left} % > {right} %", larger - smaller > EPSILON)
 
 
-def _pairs(
-    numbers: Numbers, columns: Iterable[str], row: str, others: list[str], compare: Callable[..., Finding]
-) -> Outcome:
-    """Compare a row with each other row in each column; what lacks a number is named."""
-    findings, missing = [], []
-    for column in columns:
-        for other in others:
-            absent = [name for name in (row, other) if (name, column) not in numbers]
-            if absent:
-                missing.append(f"{absent[0]}, {column}")
+def _gains_increasing(view: View, pairs: list[list[str]]) -> Results:
+    """The gain of a pair is what its second row loses on its first; two broken second rows cannot be told apart."""
+    for column in view.columns:
+        gains: list[tuple[str, float]] = []
+        for better, worse in pairs:
+            lacking = view.lacking(column, better, worse)
+            yield from lacking
+            if not lacking:
+                gains.append((f"{better} over {worse}", view.loss(worse, better, column, percent=True)))
+        for (before, less), (after, more) in itertools.pairwise(gains):
+            if less == more == math.inf:
+                yield f"the larger gain of {before} and {after}, {column} (both broke down)"
                 continue
-            finding = compare(column, numbers[row, column], numbers[other, column])
-            where = column if len(others) == 1 else f"{column}, {other}"
-            findings.append(Finding(where, finding.numbers, finding.holds))
-    return findings, missing
+            left, right = _apart(more, less)
+            numbers = f"{after} gains {left} % > {right} % of {before}"
+            yield Finding(column, numbers, more - less > EPSILON)
 
 
-def _rank(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+def _best_column(view: View, row: str, column: str) -> Results:
+    if (row, column) not in view.numbers:
+        yield f"{row}, {column}"
+        return
+    mine = view.numbers[row, column]
+    for other in view.columns:
+        if other == column:
+            continue
+        if lacking := view.lacking(other, row):
+            yield from lacking
+            continue
+        theirs = view.numbers[row, other]
+        text = view.compared(mine[0], theirs[0], strict=False)
+        yield Finding(f"{column}, {other}", text, view.cost(mine) <= view.cost(theirs) and math.isfinite(mine[0]))
 
 
-def _show(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else str(value)
+CHECKS: dict[str, Callable[..., Results]] = {
+    "better": _better,
+    "no_worse": _no_worse,
+    "order": _order,
+    "loss_at_most": _loss_at_most,
+    "close": _close,
+    "loss_decreasing": _loss_decreasing,
+    "loss_larger": _loss_larger,
+    "gains_increasing": _gains_increasing,
+    "best_column": _best_column,
+}
+"""Every kind of check of workflow/schemas/tables.schema.yaml, which says what each asks."""
+
+
+def _place(column: str, than: list[str], other: str) -> str:
+    return column if len(than) == 1 else f"{column}, {other}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def _apart(one: float, other: float) -> tuple[str, str]:
+    """Two numbers with two decimals, or four where they would look the same and are not."""
+    texts = _show(one, 2), _show(other, 2)
+    return texts if texts[0] != texts[1] or one == other else (_show(one, 4), _show(other, 4))
+
+
+def _show(value: float, decimals: int) -> str:
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Inf"
+    return f"{value:.{decimals}f}" if abs(value) < 1e4 else f"{value:.2e}"

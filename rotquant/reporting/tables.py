@@ -16,7 +16,9 @@ from rotquant.files import write_text
 from rotquant.project import Project
 from rotquant.quantities import Quantity, quantities
 from rotquant.results import TABLES, RunResult, read_result, run_path
+from rotquant.schemes import ZeroShot
 from rotquant.tables import Table
+from rotquant.zeroshot.suites import TASKS
 
 FIELDS = (
     *("row", "column", "quantity", "mean", "deviation", "values", "seeds", "published", "difference"),
@@ -74,6 +76,14 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
             place = (cell.row, cell.column, quantity.name)
             values[place] = Value(numbers, seeds, keys, published.get(place))
     return values, results
+
+
+def known_quantities(project: Project, table: Table) -> dict[str, Quantity]:
+    """Quantities by name: what the table measures, and what the paper prints there if its tasks differ from ours."""
+    printed = {name for _, _, name in project.published(table)}
+    tasks = tuple(name for name in TASKS["paper"] if name in printed)
+    papers = quantities(ZeroShot(suite="paper", tasks=tasks)) if tasks else ()
+    return {quantity.name: quantity for quantity in (*papers, *project.quantities(table))}
 
 
 def loss_percent(quantity: Quantity, value: float | None, baseline: float | None) -> float | None:
