@@ -1,15 +1,17 @@
 """MLflow as a view of the result files: one MLflow run per run, one experiment per paper, one parent run per table.
 
-The store is SQLite in the project folder unless MLFLOW_TRACKING_URI names another. Every MLflow run carries the run's
-key and a hash of its result file, so logging again changes nothing, a changed result replaces the older run, and a
-deleted database is rebuilt from the files. This is the only module that imports MLflow, and it never holds a number of
-its own.
+The store is SQLite in the project folder unless MLFLOW_TRACKING_URI names another. A run that several tables ask for is
+shown once, under the first of them, and tagged by all: the filter ``tags.`rotquant.table.quarot_table9` != ''`` finds
+the runs of a table. Every MLflow run carries the run's key and a hash of its result file, so logging again changes
+nothing, a changed result replaces the older run, and a deleted database is rebuilt from the files. This is the only
+module that imports MLflow, and it never holds a number of its own.
 """
 
 import fcntl
 import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,9 +21,9 @@ from urllib.parse import urlsplit
 
 from rotquant.errors import RotquantError
 from rotquant.files import canonical_json, read_json, short_hash
+from rotquant.project import Project
 from rotquant.reporting.tables import collect
 from rotquant.results import RunResult, run_path
-from rotquant.project import Project
 from rotquant.tables import Table
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun
 
 KEY, RESULT, KIND, TABLE = "rotquant.key", "rotquant.result", "rotquant.kind", "rotquant.table"
+
+#: Most parameters that MLflow takes in one request.
+_PARAMETERS_AT_ONCE = 100
 
 
 class TrackingError(RotquantError):
@@ -69,25 +74,22 @@ def initialise(root: Path) -> str:
 
 
 def log_table(project: Project, table: Table) -> Logged:
-    """Make MLflow show a table's computed runs: each once, those of an older result deleted.
+    """Make MLflow show a table's runs, as `log_tables` does for several."""
+    return log_tables(project, [table])[0]
+
+
+def log_tables(project: Project, tables: Sequence[Table]) -> list[Logged]:
+    """Make MLflow show the runs of computed tables: each once, those of an older result deleted.
 
     Raises:
         ResultError: a run is not computed yet, or its file is damaged.
         TrackingError: the store cannot be reached or written.
     """
-    _, results = collect(project, table)
-    cells = {run.key: (cell.row, cell.column) for cell in project.cells(table.id) for run in cell.runs}
+    results = {table.id: collect(project, table)[1] for table in tables}
     with _locked(project.root):
         client = _client(project.root)
-        experiment = _experiment(client, project.root, table.paper)
-        existing = _existing(client, experiment)
-        parent = _parent(client, experiment, existing, project, table)
-        runs = {}
-        for key, result in results.items():
-            content = short_hash(canonical_json(read_json(project.root / run_path(key), "run file")))
-            tags = _tags(table, key, *cells[key], result, content)
-            runs[key] = _replace(client, experiment, existing.get(key, []), parent, result, tags)
-    return Logged(printable(tracking_uri(project.root)), table.paper, experiment, parent, runs)
+        papers = {name: _Experiment(client, project, name) for name in dict.fromkeys(table.paper for table in tables)}
+        return [papers[table.paper].log(table, results[table.id]) for table in tables]
 
 
 def log_artifacts(project: Project, logged: Logged, paths: list[Path]) -> None:
@@ -143,8 +145,117 @@ def _experiment(client: "MlflowClient", root: Path, name: str) -> str:
     return experiment.experiment_id
 
 
-def _existing(client: "MlflowClient", experiment: str) -> dict[str, list["MlflowRun"]]:
-    """The experiment's live runs by key; a table's parent run has the table's id as key."""
+class _Experiment:
+    """The experiment of one paper: its live MLflow runs, searched once, and what has been brought up to date so far.
+
+    live: MLflow runs found at the start, by key. shown: the MLflow run id of each key (of each table's id) seen to.
+    """
+
+    def __init__(self, client: "MlflowClient", project: Project, paper: str) -> None:
+        self.client, self.project, self.paper = client, project, paper
+        self.id = _experiment(client, project.root, paper)
+        self.live = _live_runs(client, self.id)
+        self.cells = _cells(project, paper)
+        self.shown: dict[str, str] = {}
+
+    def log(self, table: Table, results: dict[str, RunResult]) -> Logged:
+        """Show a table: its parent run and the runs behind it."""
+        for key, result in results.items():
+            if key not in self.shown:
+                self.shown[key] = self._show(key, result)
+        uri = printable(tracking_uri(self.project.root))
+        return Logged(uri, self.paper, self.id, self._parent(table), {key: self.shown[key] for key in results})
+
+    def _parent(self, table: Table) -> str:
+        """The table's own MLflow run, kept over re-renderings."""
+        if table.id not in self.shown:
+            self.shown[table.id] = self._show_parent(table)
+        return self.shown[table.id]
+
+    def _show_parent(self, table: Table) -> str:
+        note = (
+            f"{table.caption}\n\nAll runs of this table, those shown under other tables included: "
+            f"search for ``tags.`{TABLE}.{table.id}` != ''``."
+        )
+        title = {"paper": self.paper, "title": table.title, "mlflow.note.content": note}
+        tags = {KEY: table.id, KIND: "table", **title}
+        if table.id in self.live:
+            run = self.live[table.id][0]
+            self._update_tags(run, tags)
+        else:
+            run = self.client.create_run(self.id, run_name=table.id, tags=tags)
+            self.client.set_terminated(run.info.run_id)
+        return run.info.run_id
+
+    def _show(self, key: str, result: RunResult) -> str:
+        """The MLflow run of a result: the existing one where nothing changed, else a new one in its place."""
+        content = short_hash(canonical_json(read_json(self.project.root / run_path(key), "run file")))
+        tags = self._tags(key, result, content)
+        older = self.live.get(key, [])
+        same = [run for run in older if run.data.tags.get(RESULT) == content and run.info.status == "FINISHED"]
+        if same:
+            kept = same[0]
+            self._update_tags(kept, tags)
+        else:
+            kept = self._create(result, tags)
+        for run in older:
+            if run.info.run_id != kept.info.run_id:
+                self.client.delete_run(run.info.run_id)
+        return kept.info.run_id
+
+    def _tags(self, key: str, result: RunResult, content: str) -> dict[str, str]:
+        first = self.project.table(next(iter(self.cells[key])))
+        row, column = self.cells[key][first.id][0]
+        tags = {
+            KEY: key,
+            RESULT: content,
+            KIND: "run",
+            **{f"{TABLE}.{table}": "; ".join(map(" / ".join, cells)) for table, cells in self.cells[key].items()},
+            "mlflow.parentRunId": self._parent(first),
+            "mlflow.runName": f"{row} / {column} / seed {result.run.seed}",
+            "paper": self.paper,
+            "method": first.row(row).method,
+            "model": first.column(column).slot,
+            "metric": result.run.metric.kind,
+            "seed": str(result.run.seed),
+            "weights_key": result.run.weights_key,
+            "git_commit": result.provenance.get("git_commit"),
+            "mlflow.source.git.commit": result.provenance.get("git_commit"),
+            "code_digest": result.provenance.get("code_digest"),
+            **{f"metric.{name}": str(value) for name, value in _metrics(result).items() if not math.isfinite(value)},
+        }
+        return {name: value for name, value in tags.items() if value}
+
+    def _create(self, result: RunResult, tags: dict[str, str]) -> "MlflowRun":
+        from mlflow.entities import Metric, Param
+
+        end = int(datetime.fromisoformat(result.provenance["date"]).timestamp() * 1000)
+        start = end - int(1000 * float(result.provenance["seconds"]))
+        run = self.client.create_run(self.id, start, tags, tags["mlflow.runName"])
+        # Some stores refuse what is not finite; the tag metric.<name> says it instead.
+        finite = [Metric(name, value, end, 0) for name, value in _metrics(result).items() if math.isfinite(value)]
+        fields = flatten(result.run.model_dump(mode="json"))
+        parameters = [Param(name, str(value)[:5000]) for name, value in fields.items()]
+        self.client.log_batch(run.info.run_id, metrics=finite, params=parameters[:_PARAMETERS_AT_ONCE])
+        for begin in range(_PARAMETERS_AT_ONCE, len(parameters), _PARAMETERS_AT_ONCE):
+            self.client.log_batch(run.info.run_id, params=parameters[begin : begin + _PARAMETERS_AT_ONCE])
+        self.client.set_terminated(run.info.run_id, end_time=end)
+        return run
+
+    def _update_tags(self, run: "MlflowRun", tags: dict[str, str]) -> None:
+        """Give a kept run the tags it should have: tables come and go, and rows are renamed."""
+        from mlflow.entities import RunTag
+
+        changed = [RunTag(name, value) for name, value in tags.items() if run.data.tags.get(name) != value]
+        if changed:
+            self.client.log_batch(run.info.run_id, tags=changed)
+        for name in run.data.tags:
+            if name.startswith(f"{TABLE}.") and name not in tags:
+                self.client.delete_tag(run.info.run_id, name)
+
+
+def _live_runs(client: "MlflowClient", experiment: str) -> dict[str, list["MlflowRun"]]:
+    """The experiment's runs that are not deleted, by key; a table's parent run has the table's id as key."""
     found: dict[str, list[MlflowRun]] = {}
     token = None
     while True:
@@ -157,61 +268,20 @@ def _existing(client: "MlflowClient", experiment: str) -> dict[str, list["Mlflow
             return found
 
 
-def _parent(
-    client: "MlflowClient",
-    experiment: str,
-    existing: dict[str, list["MlflowRun"]],
-    project: Project,
-    table: Table,
-) -> str:
-    """The table's own MLflow run, kept over re-renderings."""
-    if table.id in existing:
-        return existing[table.id][0].info.run_id
-    tags = {KEY: table.id, KIND: "table", TABLE: table.id, "paper": table.paper, "title": table.title}
-    run = client.create_run(experiment, run_name=table.id, tags=tags)
-    client.set_terminated(run.info.run_id)
-    return run.info.run_id
+def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, str]]]]:
+    """Where the paper's tables print each run: {key: {table: [(row, column)]}}."""
+    found: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for name in (name for name, table in project.tables.items() if table.paper == paper):
+        for cell in project.cells(name):
+            for run in cell.runs:
+                found.setdefault(run.key, {}).setdefault(name, []).append((cell.row, cell.column))
+    return found
 
 
-def _replace(
-    client: "MlflowClient",
-    experiment: str,
-    older: list["MlflowRun"],
-    parent: str,
-    result: RunResult,
-    tags: dict[str, str],
-) -> str:
-    """The MLflow run of a result: the existing one where nothing changed, else a new one in its place."""
-    same = [run for run in older if run.data.tags.get(RESULT) == tags[RESULT] and run.info.status == "FINISHED"]
-    if same:
-        kept = same[0].info.run_id
-        for name, value in tags.items():
-            if same[0].data.tags.get(name) != value:
-                client.set_tag(kept, name, value)
-    else:
-        kept = _create(client, experiment, parent, result, tags)
-    for run in older:
-        if run.info.run_id != kept:
-            client.delete_run(run.info.run_id)
-    return kept
-
-
-def _create(client: "MlflowClient", experiment: str, parent: str, result: RunResult, tags: dict[str, str]) -> str:
-    from mlflow.entities import Metric, Param
-
-    end = int(datetime.fromisoformat(result.provenance["date"]).timestamp() * 1000)
-    start = end - int(1000 * float(result.provenance["seconds"]))
-    name = f"{tags['row']} / {tags['column']} / seed {result.run.seed}"
-    run = client.create_run(experiment, start, {**tags, "mlflow.parentRunId": parent}, name)
+def _metrics(result: RunResult) -> dict[str, float]:
+    """A run's metrics under names that MLflow accepts."""
     metrics = {**result.metrics, "seconds": result.seconds}
-    finite = [Metric(key, value, end, 0) for key, value in metrics.items() if math.isfinite(value)]
-    parameters = [Param(key, str(value)[:5000]) for key, value in flatten(result.run.model_dump(mode="json")).items()]
-    client.log_batch(run.info.run_id, metrics=finite, params=parameters[:100])
-    for key, value in metrics.items():
-        if not math.isfinite(value):  # some stores refuse them as metrics; the tag says what the file says
-            client.set_tag(run.info.run_id, f"metric.{key}", str(value))
-    client.set_terminated(run.info.run_id, end_time=end)
-    return run.info.run_id
+    return {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in metrics.items()}
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -223,25 +293,3 @@ def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         elif value is not None:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _tags(table: Table, key: str, row: str, column: str, result: RunResult, content: str) -> dict[str, str]:
-    provenance = result.provenance
-    tags = {
-        KEY: key,
-        RESULT: content,
-        KIND: "run",
-        TABLE: table.id,
-        f"cell.{table.id}": f"{row} / {column}",
-        "paper": table.paper,
-        "table": table.id,
-        "row": row,
-        "column": column,
-        "seed": str(result.run.seed),
-        "key": key,
-        "weights_key": result.run.weights_key or "-",
-        "git_commit": provenance.get("git_commit"),
-        "mlflow.source.git.commit": provenance.get("git_commit"),
-        "code_digest": provenance.get("code_digest"),
-    }
-    return {name: value for name, value in tags.items() if value}
