@@ -1,13 +1,21 @@
 """Claims are decided by numbers: each kind of check can hold and can fail, and what cannot be compared is named."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rotquant.reporting.claims import judge, ours, papers, score
+from rotquant.errors import ConfigError
+from rotquant.project import Project
+from rotquant.quantities import AVERAGE, PERPLEXITY, Quantity
+from rotquant.reporting.claims import CHECKS, Numbers, Score, Verdict, judge, outcomes, score
 from rotquant.reporting.tables import Value
 from rotquant.tables import Table
+from tests.project import REPOSITORY
 
 PAPER = {
     ("Baseline", "7B"): 5.47,
@@ -18,15 +26,21 @@ PAPER = {
     ("QuaRot", "13B"): 5.40,
     ("Atom", "7B"): 6.03,
 }
-NUMBERS = {cell: (value, None) for cell, value in PAPER.items()}
+ACCURACY = {("Baseline", "7B"): 69.79, ("QuaRot", "7B"): 65.64, ("Baseline", "13B"): 72.55, ("QuaRot", "13B"): 69.79}
+
+
+def numbers(values: dict[tuple[str, str], float], quantity: Quantity = PERPLEXITY, **more: float) -> Numbers:
+    """Numbers without deviations; `more` changes a row's number in the column 7B."""
+    changed = {**values, **{(row, "7B"): value for row, value in more.items()}}
+    return {(row, column, quantity.name): (value, None) for (row, column), value in changed.items()}
 
 
 def table(*claims: dict[str, Any]) -> Table:
     return Table.model_validate(
         {
-            **dict.fromkeys(("paper", "paper_title", "title", "section", "caption", "published"), "-"),
+            **dict.fromkeys(("paper", "paper_title", "title", "section", "caption"), "-"),
             "id": "quarot_table1",
-            "metric": {"kind": "perplexity"},
+            "metrics": [{"kind": "perplexity"}],
             "columns": ["7B", "13B"],
             "baseline": "Baseline",
             "rows": [{"name": row, "method": "rtn"} for row in ("Baseline", "QUIK", "QuaRot", "Atom")],
@@ -35,78 +49,231 @@ def table(*claims: dict[str, Any]) -> Table:
     )
 
 
-def verdict(check: dict[str, Any], numbers: dict = NUMBERS, columns: list[str] | None = None) -> Any:
+def verdict(
+    check: dict[str, Any],
+    given: Numbers | None = None,
+    columns: list[str] | None = None,
+    quantity: Quantity = PERPLEXITY,
+) -> Verdict:
     chosen = table({"check": check, "columns": columns})
-    return judge(chosen.claims[0], chosen, numbers)
+    return judge(chosen.claims[0], chosen, numbers(PAPER) if given is None else given, quantity)
 
 
-LESS = {"less": {"row": "QuaRot", "than": ["QUIK"]}}
+BETTER = {"better": {"row": "QuaRot", "than": ["QUIK"]}}
+PAIR = [["QuaRot", "QUIK"], ["Baseline", "Atom"]]
+CASES: dict[str, tuple[dict[str, Any], dict[str, float], dict[str, float]]] = {
+    "better": ({"row": "QuaRot", "than": ["QUIK"]}, {"QuaRot": 6.0, "QUIK": 7.0}, {"QuaRot": 7.0, "QUIK": 6.0}),
+    "no_worse": ({"row": "QuaRot", "than": ["QUIK"]}, {"QuaRot": 6.0, "QUIK": 6.0}, {"QuaRot": 6.1, "QUIK": 6.0}),
+    "order": (
+        {"rows": ["QuaRot", "Atom", "QUIK"]},
+        {"QuaRot": 6.0, "Atom": 6.0, "QUIK": 7.0},
+        {"QuaRot": 6.0, "Atom": 7.0, "QUIK": 6.5},
+    ),
+    "loss_at_most": (
+        {"row": "QuaRot", "over": "Baseline", "percent": 10.0},
+        {"Baseline": 10.0, "QuaRot": 11.0},
+        {"Baseline": 10.0, "QuaRot": 11.1},
+    ),
+    "close": (
+        {"row": "QuaRot", "over": "Baseline", "points": 0.5},
+        {"Baseline": 10.0, "QuaRot": 9.5},
+        {"Baseline": 10.0, "QuaRot": 9.4},
+    ),
+    "loss_decreasing": (
+        {"row": "QuaRot", "over": "Baseline"},
+        {"Baseline": 5.47, "QuaRot": 6.10},
+        {"Baseline": 5.47, "QuaRot": 5.90},
+    ),
+    "loss_larger": (
+        {"row": "QuaRot", "over": "Baseline", "pairs": [["7B", "13B"]]},
+        {"Baseline": 5.47, "QuaRot": 6.10},
+        {"Baseline": 5.47, "QuaRot": 5.90},
+    ),
+    "gains_increasing": (
+        {"pairs": PAIR},
+        {"QuaRot": 6.0, "QUIK": 6.6, "Baseline": 5.0, "Atom": 6.0},
+        {"QuaRot": 6.0, "QUIK": 9.0, "Baseline": 5.0, "Atom": 6.0},
+    ),
+    "best_column": (
+        {"row": "QuaRot", "column": "7B"},
+        {"QuaRot": 5.40},
+        {"QuaRot": 5.41},
+    ),
+}
+"""For each kind of check: arguments, numbers of the column 7B by which it holds, and by which it fails."""
+OF_BOTH_COLUMNS = ("loss_decreasing", "loss_larger", "best_column")
 
 
-def test_less_compares_in_every_column() -> None:
-    assert verdict(LESS).holds is True
-    assert [finding.column for finding in verdict(LESS).findings] == ["7B", "13B"]
-    worse = {**NUMBERS, ("QuaRot", "13B"): (7.79, None)}
-    assert verdict(LESS, worse).holds is False
-    assert [finding.holds for finding in verdict(LESS, worse).findings] == [True, False]
-    assert verdict(LESS, worse, columns=["7B"]).holds is True
+def columns_of(kind: str) -> list[str] | None:
+    return None if kind in OF_BOTH_COLUMNS else ["7B"]
 
 
-def test_equal_is_not_less_and_a_margin_counts() -> None:
-    assert verdict(LESS, {**NUMBERS, ("QuaRot", "7B"): (8.87, None)}).holds is False
-    assert verdict({"less": {"row": "QuaRot", "than": ["QUIK"], "points": 2.0}}).holds is True
-    assert verdict({"less": {"row": "QuaRot", "than": ["QUIK"], "points": 2.5}}).holds is False
+def test_every_kind_of_check_of_the_schema_is_built_and_tested() -> None:
+    schema = yaml.safe_load((REPOSITORY / "workflow/schemas/tables.schema.yaml").read_text())
+    assert set(schema["$defs"]["claim"]["properties"]["check"]["properties"]) == set(CHECKS) == set(CASES)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_every_kind_of_check_can_hold_and_can_fail(kind: str) -> None:
+    arguments, good, bad = CASES[kind]
+    assert verdict({kind: arguments}, numbers(PAPER, **good), columns_of(kind)).holds is True
+    assert verdict({kind: arguments}, numbers(PAPER, **bad), columns_of(kind)).holds is False
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_row_that_broke_down_fails_every_check(kind: str) -> None:
+    """Whichever row or column a claim praises, nan or inf there never passes."""
+    arguments, good, _ = CASES[kind]
+    praised = {"gains_increasing": ("Baseline", "7B"), "loss_larger": ("QuaRot", "13B")}
+    row, column = praised.get(kind, ("QuaRot", "13B" if kind == "loss_decreasing" else "7B"))
+    for broken in (math.nan, math.inf):
+        given = {**numbers(PAPER, **good), (row, column, "perplexity"): (broken, None)}
+        assert verdict({kind: arguments}, given, columns_of(kind)).holds is False
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_without_numbers_there_is_no_verdict(kind: str) -> None:
+    outcome = verdict({kind: CASES[kind][0]}, {})
+    assert outcome.holds is None
+    assert outcome.missing
+
+
+POSITIVE = st.floats(min_value=1.0, max_value=100.0)
+
+
+@given(st.tuples(POSITIVE, POSITIVE, POSITIVE, POSITIVE))
+def test_higher_is_better_for_accuracy(values: tuple[float, ...]) -> None:
+    """What compares rows says about -x by accuracy the same as about x by perplexity."""
+    rows = dict(zip(("Baseline", "QUIK", "QuaRot", "Atom"), values, strict=True))
+    mirrored = {row: -value for row, value in rows.items()}
+    for kind in ("better", "no_worse", "order"):
+        lower = verdict({kind: CASES[kind][0]}, numbers({}, **rows), ["7B"])
+        higher = verdict({kind: CASES[kind][0]}, numbers({}, AVERAGE, **mirrored), ["7B"], AVERAGE)
+        assert lower.holds == higher.holds
+
+
+@given(POSITIVE, POSITIVE)
+def test_of_two_different_rows_exactly_one_is_better(mine: float, other: float) -> None:
+    given = numbers({}, QuaRot=mine, QUIK=other)
+    forward = verdict(BETTER, given, ["7B"]).holds
+    backward = verdict({"better": {"row": "QUIK", "than": ["QuaRot"]}}, given, ["7B"]).holds
+    assert (forward, backward).count(True) == (abs(mine - other) > 1e-9)  # differences below the slack are equality
+
+
+@given(POSITIVE, POSITIVE)
+def test_close_is_a_loss_within_the_bound_either_way(base: float, value: float) -> None:
+    def holds(kind: str, row: str, over: str) -> bool | None:
+        check = {kind: {"row": row, "over": over, "points": 5.0}}
+        return verdict(check, numbers({}, QuaRot=value, Baseline=base), ["7B"]).holds
+
+    both = holds("loss_at_most", "QuaRot", "Baseline") and holds("loss_at_most", "Baseline", "QuaRot")
+    assert holds("close", "QuaRot", "Baseline") == both
+
+
+def test_better_compares_in_every_column() -> None:
+    assert [finding.place for finding in verdict(BETTER).findings] == ["7B", "13B"]
+    worse = {**numbers(PAPER), ("QuaRot", "13B", "perplexity"): (7.79, None)}
+    assert verdict(BETTER, worse).holds is False
+    assert [finding.holds for finding in verdict(BETTER, worse).findings] == [True, False]
+    assert verdict(BETTER, worse, columns=["7B"]).holds is True
+
+
+def test_equal_is_not_better_and_a_margin_counts() -> None:
+    assert verdict(BETTER, numbers(PAPER, QuaRot=8.87)).holds is False
+    assert verdict({"better": {"row": "QuaRot", "than": ["QUIK"], "points": 2.0}}).holds is True
+    assert verdict({"better": {"row": "QuaRot", "than": ["QUIK"], "points": 2.38}}).holds is False  # 7.78 - 5.40
+    assert verdict({"better": {"row": "QuaRot", "than": ["QUIK"], "points": 2.5}}).holds is False
 
 
 def test_what_has_no_number_is_named_and_left_out() -> None:
-    outcome = verdict({"less": {"row": "Atom", "than": ["QuaRot"]}})
+    outcome = verdict({"better": {"row": "Atom", "than": ["QUIK"]}})
     assert outcome.holds is True
     assert outcome.missing == ("Atom, 13B",)
-    assert verdict({"less": {"row": "Atom", "than": ["QuaRot"]}}, columns=["13B"]).holds is None
+    assert verdict({"better": {"row": "Atom", "than": ["QuaRot"]}}, columns=["13B"]).holds is None
 
 
-def test_a_broken_network_is_worse_than_any_number() -> None:
+def test_any_number_is_better_than_a_broken_network() -> None:
     for broken in (math.nan, math.inf):
-        assert verdict(LESS, {**NUMBERS, ("QUIK", "7B"): (broken, None)}).holds is True
-        assert verdict(LESS, {**NUMBERS, ("QuaRot", "7B"): (broken, None)}).holds is False
-        for check in (
-            {"increase_at_most": {"row": "QuaRot", "over": "Baseline", "percent": 1e9}},
-            {"difference_at_most": {"row": "QuaRot", "over": "Baseline", "points": 1e9}},
-            {"decreasing": {"row": "QuaRot", "over": "Baseline"}},
-        ):
-            assert verdict(check, {**NUMBERS, ("QuaRot", "13B"): (broken, None)}).holds is False
+        assert verdict(BETTER, numbers(PAPER, QUIK=broken)).holds is True
+        accuracies = numbers({("QuaRot", "7B"): 30.0, ("QUIK", "7B"): broken}, AVERAGE)
+        assert verdict(BETTER, accuracies, ["7B"], AVERAGE).holds is True
 
 
 def test_no_worse_allows_the_spread_over_seeds() -> None:
     check = {"no_worse": {"row": "QuaRot", "than": ["Atom"], "deviations": 2}}
-    spread = {**NUMBERS, ("QuaRot", "7B"): (6.10, 0.04)}
-    assert verdict(check, spread, columns=["7B"]).holds is True  # 6.10 <= 6.03 + 2 * 0.04
-    assert verdict(check, {**NUMBERS, ("QuaRot", "7B"): (6.12, 0.04)}, columns=["7B"]).holds is False
+    place = ("QuaRot", "7B", "perplexity")
+    assert verdict(check, {**numbers(PAPER), place: (6.10, 0.04)}, ["7B"]).holds is True  # 6.10 <= 6.03 + 2 * 0.04
+    assert verdict(check, {**numbers(PAPER), place: (6.12, 0.04)}, ["7B"]).holds is False
     assert verdict(check, columns=["7B"]).holds is False
-    assert verdict({"no_worse": {"row": "Atom", "than": ["QuaRot"]}}, columns=["7B"]).holds is True
+    assert "6.10 ≤ 6.03 + 0.08" in verdict(check, {**numbers(PAPER), place: (6.10, 0.04)}, ["7B"]).findings[0].numbers
 
 
 def test_bounds_on_the_loss_are_inclusive() -> None:
-    assert verdict({"difference_at_most": {"row": "QuaRot", "over": "Baseline", "points": 0.63}}).holds is True
-    assert verdict({"difference_at_most": {"row": "QuaRot", "over": "Baseline", "points": 0.62}}).holds is False
-    assert verdict({"increase_at_most": {"row": "QuaRot", "over": "Baseline", "percent": 11.6}}).holds is True
-    assert verdict({"increase_at_most": {"row": "QuaRot", "over": "Baseline", "percent": 11.5}}).holds is False
+    for kind in ("loss_at_most", "close"):
+        assert verdict({kind: {"row": "QuaRot", "over": "Baseline", "points": 0.63}}).holds is True  # 6.10 - 5.47
+        assert verdict({kind: {"row": "QuaRot", "over": "Baseline", "points": 0.62}}).holds is False
+        assert verdict({kind: {"row": "QuaRot", "over": "Baseline", "percent": 11.6}}).holds is True
+        assert verdict({kind: {"row": "QuaRot", "over": "Baseline", "percent": 11.5}}).holds is False
 
 
-def test_decreasing_compares_neighbouring_columns() -> None:
-    check = {"decreasing": {"row": "QuaRot", "over": "Baseline"}}
-    assert verdict(check).holds is True  # 0.52 < 0.63
-    assert verdict(check, {**NUMBERS, ("QuaRot", "13B"): (5.60, None)}).holds is False
+def test_losses_of_accuracy_are_losses() -> None:
+    given = numbers(ACCURACY, AVERAGE)
+    check = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 4.15}}  # 69.79 - 65.64
+    assert verdict(check, given, quantity=AVERAGE).holds is True
+    check = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 4.14}}
+    assert verdict(check, given, quantity=AVERAGE).holds is False
+    assert verdict({"loss_decreasing": {"row": "QuaRot", "over": "Baseline"}}, given, quantity=AVERAGE).holds is True
+
+
+def test_gains_over_rows_that_broke_down_are_larger_than_any_and_not_comparable_among_themselves() -> None:
+    check = {"gains_increasing": {"pairs": PAIR}}
+    assert verdict(check, numbers(PAPER, Atom=math.nan), ["7B"]).holds is True
+    assert verdict(check, numbers(PAPER, QUIK=math.inf), ["7B"]).holds is False
+    both = verdict(check, numbers(PAPER, QUIK=math.inf, Atom=math.nan), ["7B"])
+    assert both.holds is None
+    assert "both broke down" in both.missing[0]
+
+
+def test_the_best_column_may_be_shared() -> None:
+    check = {"best_column": {"row": "QuaRot", "column": "7B"}}
+    assert verdict(check, numbers(PAPER, QuaRot=5.40)).holds is True
+    assert verdict(check, numbers(PAPER)).holds is False
+
+
+class Double(Project):
+    """A project of one table, with the paper's numbers in hand."""
+
+    def __init__(self, printed: dict[tuple[str, str, str], float | None], *measured: Quantity) -> None:
+        super().__init__(Path(), None, {})  # type: ignore[arg-type]
+        object.__setattr__(self, "printed", printed)
+        object.__setattr__(self, "measured", measured)
+
+    def quantities(self, _: Table) -> tuple[Quantity, ...]:
+        return self.measured
+
+    def published(self, _: Table) -> dict[tuple[str, str, str], float | None]:
+        return self.printed
 
 
 def test_ours_and_the_papers_numbers_are_judged_apart() -> None:
+    """Also a claim about one of the paper's tasks, which a table of our own tasks cannot check."""
+    printed: dict[tuple[str, str, str], float | None] = {(*cell, "perplexity"): value for cell, value in PAPER.items()}
+    printed |= {("QuaRot", "7B", "piqa"): 76.77, ("Baseline", "7B", "piqa"): 79.11, ("Atom", "13B", "perplexity"): None}
     values = {
-        cell: Value(values=(value + 10, value + 12), seeds=(0, 1), keys=("a", "b"), published=value)
+        (*cell, "perplexity"): Value((20 - value, 22 - value), (0, 1), ("a", "b"), value)
         for cell, value in PAPER.items()
     }
-    values["Atom", "13B"] = Value((1.0,), (0,), ("c",), None)
-    assert ours(values)["QuaRot", "7B"] == (17.10, pytest.approx(math.sqrt(2)))
-    assert papers(values)["QuaRot", "7B"] == (6.10, None)
-    assert ("Atom", "13B") not in papers(values)
-    chosen = table({"check": LESS}, {"check": {"less": {"row": "QUIK", "than": ["QuaRot"]}}})
-    assert score(chosen, values) == (1, 2)
+    on_piqa = {"check": {"better": {"row": "Baseline", "than": ["QuaRot"]}}, "quantity": "piqa"}
+    atom = {"check": {"better": {"row": "Atom", "than": ["QuaRot"]}}, "columns": ["13B"]}
+    chosen = table({"check": BETTER}, on_piqa, atom)
+    decided = outcomes(Double(printed, PERPLEXITY), chosen, values)
+    assert [outcome.ours.holds for outcome in decided] == [False, None, None]
+    assert [outcome.papers.holds for outcome in decided] == [True, True, None]
+    assert score(decided) == Score(holds=0, fails=1, unchecked=2)
+    assert score(decided).checked == 1
+
+
+def test_an_unknown_quantity_of_a_claim_is_named() -> None:
+    chosen = table({"check": BETTER, "quantity": "perplexety"})
+    with pytest.raises(ConfigError, match=r"unknown quantity 'perplexety'.*perplexity"):
+        outcomes(Double({}, PERPLEXITY), chosen, {})

@@ -123,7 +123,7 @@ class View:
         return math.inf if not math.isfinite(value) else value if self.quantity.better == "lower" else -value
 
     def loss(self, row: str, over: str, column: str, *, percent: bool) -> float:
-        """How much worse a row is than another in points or percent of it; infinite when the row broke down, else nan."""
+        """How much worse a row is than another, in points or percent; inf if it broke down, nan if the other did."""
         value, reference = self.numbers[row, column][0], self.numbers[over, column][0]
         if not math.isfinite(reference):
             return math.nan
@@ -136,7 +136,7 @@ class View:
         return [f"{row}, {column}" for row in rows if (row, column) not in self.numbers]
 
     def compared(self, mine: float, other: float, *, strict: bool, margin: float = 0.0) -> str:
-        """Two numbers and the relation that is asked for, such as "6.10 < 8.87"; margin eases it, or narrows if negative."""
+        """Two numbers and the relation that is asked for, such as "6.10 < 8.87 + 1"; a negative margin narrows it."""
         lower = self.quantity.better == "lower"
         sign = ("<" if lower else ">") if strict else ("≤" if lower else "≥")
         shift = margin if lower else -margin
