@@ -1,87 +1,192 @@
 """MLflow shows exactly what the result files say: one per run, replaced and never doubled, also when many start."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from rotquant import tables, tracking
+from rotquant import project as projects
+from rotquant import tracking
+from rotquant.errors import ResultError
 from rotquant.files import short_hash
+from rotquant.project import Project, load_project
+from rotquant.provenance import environment
 from rotquant.results import RunResult, run_path, write_result
 from tests.project import Copy
-from tests.test_reporting import compute, provenance
+
+ROWS = [
+    {"name": "Baseline", "method": "baseline"},
+    {"name": "QuaRot", "method": "quarot-rtn"},
+    {"name": "INT8", "method": "quarot-rtn", "recipe": {"weights": {"scheme": {"bits": 8}}}},
+]
+COMMON = {
+    "section": "5.1",
+    "caption": "A small table.",
+    "columns": ["Llama-2-7B", "Llama-2-13B"],
+    "baseline": "Baseline",
+    "claims": [],
+}
+PERPLEXITY = {"kind": "perplexity", "corpus": "wikitext2"}
+TABLES = {
+    "paper": "quarot",
+    "title": "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs",
+    "tables": [
+        {"id": "quarot_table1", "title": "first", "metrics": [PERPLEXITY], "rows": ROWS[:2], **COMMON},
+        {
+            "id": "quarot_table9",
+            "title": "second, which shares two rows with the first",
+            "metrics": [PERPLEXITY, {"kind": "zero_shot", "suite": "shipped", "corpus": "wikitext2"}],
+            "rows": [ROWS[0], {**ROWS[1], "name": "INT4"}, ROWS[2]],
+            **COMMON,
+        },
+    ],
+}
+SHARED = 6
+"""Runs of Table 1, all of which Table 9 has too: baseline and QuaRot with two seeds, on two models."""
+
+
+def metrics(run: Any, value: float) -> dict[str, float]:
+    if run.metric.kind == "perplexity":
+        return {"perplexity": value, "nll": math.log(value)}
+    accuracies = dict.fromkeys(run.metric.tasks, value)
+    return {"average": value, **accuracies, **{f"{task}.acc_norm,none": value for task in accuracies}}
+
+
+def compute(project: Project, value: float = 11.0, row: str | None = None) -> None:
+    """Write the run files of all tables, or of the runs that Table 1 prints in a row."""
+    for cell in (cell for name in project.tables for cell in project.cells(name)):
+        if row in (None, cell.row):
+            for run in cell.runs:
+                numbers = metrics(run, value + run.seed / 10)
+                record = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.5}
+                write_result(project.root / run_path(run.key), RunResult(run, numbers, record, None))
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tables.Project:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(tables, "checkpoint_digest", lambda path: short_hash(Path(path).name))
-    Copy(tmp_path)
-    loaded = tables.load_project(root=tmp_path)
+    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    Copy(tmp_path).set_tables(TABLES)
+    loaded = load_project(root=tmp_path)
     compute(loaded)
     return loaded
 
 
-def live_runs(project: tables.Project) -> list[Any]:
+def search(project: Project, query: str = "tags.`rotquant.kind` = 'run'") -> list[Any]:
     client = tracking._client(project.root)
     experiment = client.get_experiment_by_name("quarot")
-    return list(client.search_runs([experiment.experiment_id], filter_string="tags.`rotquant.kind` = 'run'"))
+    return list(client.search_runs([experiment.experiment_id], filter_string=query))
 
 
-def test_one_mlflow_run_per_run_with_parameters_metrics_and_tags(project: tables.Project) -> None:
-    table = project.table("quarot_table1")
-    logged = tracking.log_table(project, table)
-    runs = {run.info.run_id: run for run in live_runs(project)}
-    assert sorted(logged.runs) == sorted(project.runs)
+def log(project: Project, *names: str) -> list[tracking.Logged]:
+    return tracking.log_tables(project, [project.table(name) for name in names or project.tables])
+
+
+def test_one_mlflow_run_per_run_with_parameters_metrics_and_tags(project: Project) -> None:
+    (logged,) = log(project, "quarot_table1")
+    runs = {run.info.run_id: run for run in search(project)}
     assert sorted(logged.runs.values()) == sorted(runs)
-    cell = next(cell for cell in project.cells(table.id) if cell.row == "QuaRot")
+    cell = next(cell for cell in project.cells("quarot_table1") if cell.row == "QuaRot")
     run = runs[logged.runs[cell.runs[1].key]]
     assert run.data.metrics["perplexity"] == pytest.approx(11.1)
     assert run.data.params["recipe.weights.scheme.bits"] == "4"
     assert run.data.params["recipe.rotation.residual"] == "hadamard"
-    expected = {"paper": "quarot", "table": table.id, "row": "QuaRot", "column": "Llama-2-7B", "seed": "1"}
-    assert {name: run.data.tags[name] for name in expected} == expected
-    assert run.data.tags["key"] == cell.runs[1].key
-    assert run.data.tags["mlflow.parentRunId"] == logged.parent
+    expected = {
+        "paper": "quarot",
+        "method": "quarot-rtn",
+        "model": "Llama-2-7B",
+        "metric": "perplexity",
+        "seed": "1",
+        "rotquant.key": cell.runs[1].key,
+        "mlflow.parentRunId": logged.parent,
+    }
+    assert {name: run.data.tags.get(name) for name in expected} == expected
+    assert run.info.run_name == "QuaRot / Llama-2-7B / seed 1"
 
 
-def test_logging_again_changes_nothing_and_a_new_result_replaces_the_old(project: tables.Project) -> None:
-    table = project.table("quarot_table1")
-    first = tracking.log_table(project, table)
-    assert tracking.log_table(project, table) == first
-    run = project.cells(table.id)[0].runs[0]
-    write_result(project.root / run_path(run.key), RunResult(run, {"perplexity": 9.0}, provenance(), None))
-    second = tracking.log_table(project, table)
-    assert {key for key in first.runs if first.runs[key] != second.runs[key]} == {run.key}
-    assert len(live_runs(project)) == len(project.runs)
+def test_a_run_of_several_tables_appears_once_and_is_found_by_each(project: Project) -> None:
+    second, first = log(project, "quarot_table9", "quarot_table1")
+    assert len(search(project)) == len(project.runs)
+    assert len(first.runs.keys() & second.runs.keys()) == len(first.runs) == SHARED
+    for logged, name in ((first, "quarot_table1"), (second, "quarot_table9")):
+        found = search(project, f"tags.`rotquant.table.{name}` != ''")
+        assert {run.info.run_id for run in found} == set(logged.runs.values())
+    shared = next(
+        run for run in search(project) if run.data.tags.get("rotquant.table.quarot_table1", "")[:6] == "QuaRot"
+    )
+    assert shared.data.tags["rotquant.table.quarot_table9"][:4] == "INT4"
+    assert shared.data.tags["mlflow.parentRunId"] == first.parent
 
 
-def test_a_deleted_database_is_rebuilt_from_the_files(project: tables.Project) -> None:
-    table = project.table("quarot_table1")
-    tracking.log_table(project, table)
+def test_tasks_are_metrics_under_names_that_mlflow_takes(project: Project) -> None:
+    log(project, "quarot_table9")
+    (run, *_) = search(project, "tags.metric = 'zero_shot'")
+    assert run.data.metrics["last_word"] == run.data.metrics["last_word.acc_norm_none"] == run.data.metrics["average"]
+
+
+def test_logging_again_changes_nothing_and_a_new_result_replaces_the_old(project: Project) -> None:
+    first = log(project)
+    assert log(project) == first
+    run = project.cells("quarot_table1")[0].runs[0]
+    write_result(
+        project.root / run_path(run.key), RunResult(run, {"perplexity": 9.0}, {**environment(), "seconds": 1}, None)
+    )
+    second = log(project)
+    for before, after in zip(first, second, strict=True):
+        assert {key for key in before.runs if before.runs[key] != after.runs[key]} == {run.key}
+    assert len(search(project)) == len(project.runs)
+
+
+def test_tags_follow_the_tables(project: Project) -> None:
+    (before,) = log(project, "quarot_table1")
+    renamed = TABLES["tables"][0] | {"rows": [ROWS[0], {**ROWS[1], "name": "Rotated"}]}
+    path = project.root / "workflow/papers/quarot/tables.yaml"
+    path.write_text(yaml.safe_dump({**TABLES, "tables": [renamed]}))
+    changed = load_project(root=project.root)
+    (after,) = log(changed, "quarot_table1")
+    assert after == before
+    assert not search(changed, "tags.`rotquant.table.quarot_table9` != ''")
+    names = {run.data.tags["rotquant.table.quarot_table1"] for run in search(changed)}
+    assert "Rotated / Llama-2-7B" in names
+    assert "QuaRot / Llama-2-7B" not in names
+
+
+def test_a_missing_run_file_is_named_before_anything_is_logged(project: Project) -> None:
+    key = next(iter(project.runs))
+    (project.root / run_path(key)).unlink()
+    with pytest.raises(ResultError, match=key):
+        log(project)
+    assert not (project.root / "mlflow.db").exists()
+
+
+def test_a_deleted_database_is_rebuilt_from_the_files(project: Project) -> None:
+    log(project)
     (project.root / "mlflow.db").unlink()
     code = (
-        "from pathlib import Path; from rotquant import tables, tracking; from rotquant.files import short_hash\n"
-        "tables.checkpoint_digest = lambda path: short_hash(Path(path).name)\n"
-        "project = tables.load_project()\n"
-        "print(len(tracking.log_table(project, project.table('quarot_table1')).runs))"
+        "from pathlib import Path; from rotquant import project as projects, tracking\n"
+        "from rotquant.files import short_hash\n"
+        "projects.checkpoint_digest = lambda path: short_hash(Path(path).name)\n"
+        "project = projects.load_project()\n"
+        "print(len({key for each in tracking.log_tables(project, list(project.tables.values())) for key in each.runs}))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=project.root, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == str(len(project.runs))
 
 
-def test_an_infinite_perplexity_is_kept(project: tables.Project) -> None:
-    compute(project, QuaRot=float("inf"))
-    tracking.log_table(project, project.table("quarot_table1"))
-    shown = [run for run in live_runs(project) if run.data.tags["row"] == "QuaRot"]
+def test_an_infinite_perplexity_is_kept(project: Project) -> None:
+    compute(project, value=math.inf, row="QuaRot")
+    log(project, "quarot_table1")
+    shown = search(project, "tags.`metric.perplexity` = 'inf'")
     assert len(shown) == 4
-    assert all(run.data.tags["metric.perplexity"] == "inf" for run in shown)
+    assert all("perplexity" not in run.data.metrics for run in shown)
 
 
-def test_artifacts_lie_on_the_tables_run(project: tables.Project) -> None:
-    logged = tracking.log_table(project, project.table("quarot_table1"))
+def test_artifacts_lie_on_the_tables_run(project: Project) -> None:
+    (logged,) = log(project, "quarot_table1")
     report = project.root / "report.md"
     report.write_text("# Report")
     for _ in range(2):
