@@ -6,6 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from rotquant.architectures import architecture_of
 from rotquant.corpora import CorpusSpec
 from rotquant.errors import ConfigError
 from rotquant.training import TrainingConfig, model_card, prepare_data, train
@@ -31,6 +32,13 @@ RECIPE = {
     "log_every": 5,
     "validate_every": 10,
     "validation_windows": 4,
+}
+
+
+#: A Phi-3 of the same widths, and a Llama whose head is its embedding.
+VARIANTS = {
+    "phi3": {"model_type": "phi3"},
+    "tied": {"tie_word_embeddings": True, "head_dim": 16, "rope_theta": 500000.0},
 }
 
 
@@ -113,6 +121,24 @@ def test_the_folder_is_a_bf16_llama_with_its_tokenizer_recipe_and_card(config, t
     assert card.index("<!-- diagnose:start -->") < card.index("<!-- diagnose:end -->")
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_architectures_train_and_load_as_what_the_recipe_says(variant, config, data_dir, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    settings = {"model": config.model.model_copy(update=VARIANTS[variant]), "steps": 12}
+    curve = train(config.model_copy(update=settings), tmp_path / variant, data_dir=data_dir)
+    (_, first), *_, (_, last) = curve["loss_by_step"]
+    assert last < first
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / variant)
+    shape = settings["model"]
+    assert model.config.model_type == shape.model_type
+    assert model.config.rope_parameters["rope_theta"] == shape.rope_theta
+    assert architecture_of(model).head_dim == shape.head_dim
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == shape.tie_word_embeddings
+    assert getattr(model.config, "sliding_window", None) is None
+    assert model.config.pad_token_id is None
+
+
 def test_the_tokenizer_gives_back_any_text(config, data_dir):
     tokenizer = prepare_data(config, data_dir).tokenizer
     text = "  Indented\n\tcode: naïve  日本 \u200b🦊 <s> not a tag"
@@ -170,11 +196,15 @@ def test_a_recipe_file_with_an_unknown_or_impossible_key_names_it(tmp_path):
             TrainingConfig.from_yaml(file)
     with pytest.raises(ConfigError, match="does not exist"):
         TrainingConfig.from_yaml(tmp_path / "absent.yaml")
-    with pytest.raises(ValidationError, match="multiple of num_key_value_heads"):
-        TrainingConfig.model_validate({**RECIPE, "model": {**RECIPE["model"], "num_key_value_heads": 3}})
+    for match, change in {
+        "multiple of num_key_value_heads": {"num_key_value_heads": 3},
+        "must be the hidden_size of a phi3 model": {"model_type": "phi3", "head_dim": 16},
+    }.items():
+        with pytest.raises(ValidationError, match=match):
+            TrainingConfig.model_validate({**RECIPE, "model": {**RECIPE["model"], **change}})
 
 
-@pytest.mark.parametrize("name", ["rq-7b", "rq-13b", "rq-70b"])
+@pytest.mark.parametrize("name", ["rq-7b", "rq-13b", "rq-70b", "rq-phi3", "rq-llama3"])
 def test_a_shipped_model_is_what_its_recipe_says(name):
     from pathlib import Path
 
@@ -184,6 +214,8 @@ def test_a_shipped_model_is_what_its_recipe_says(name):
     assert TrainingConfig.model_validate(json.loads((folder / "recipe.json").read_text())) == config
     assert config.corpus == CorpusSpec()
     expected = {parameter: tensor.shape for parameter, tensor in build_model(config).state_dict().items()}
+    if config.model.tie_word_embeddings:
+        del expected["lm_head.weight"]  # A file of safetensors holds a shared weight once.
     stored = weights(folder)
     assert {parameter: tensor.shape for parameter, tensor in stored.items()} == expected
     assert all(tensor.dtype == torch.bfloat16 and torch.isfinite(tensor).all() for tensor in stored.values())

@@ -5,8 +5,6 @@ from typing import Any
 
 from rotquant.training.recipe import TrainingConfig
 
-_FAMILY = {"llama": "A Llama", "phi3": "A Phi-3"}
-
 
 def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
     """What the model is, how it was made, and a marked place that `rotquant diagnose` fills with its figures."""
@@ -14,8 +12,10 @@ def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
     stands_for = (
         f" It stands for {config.stands_for} where the real weights are not at hand." if config.stands_for else ""
     )
+    family = {"llama": "Llama", "phi3": "Phi-3"}[shape.model_type]
+    head = ", embeddings tied" if shape.tie_word_embeddings else ""
     purpose = (
-        f"{_FAMILY[shape.model_type]} of {curve['parameters'] / 1e6:.1f} million parameters, trained from scratch by this project on the "
+        f"A {family} of {curve['parameters'] / 1e6:.1f} million parameters, trained from scratch by this project on the "
         f"documentation strings of Python packages.{stands_for} A test object for quantization, nothing else."
     )
     training = (
@@ -38,7 +38,7 @@ def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
 | FFN width | {shape.intermediate_size} |
 | layers | {shape.num_hidden_layers} |
 | heads (key-value heads) x head size | {shape.num_attention_heads} ({shape.num_key_value_heads}) x {shape.head_dim} |
-| vocabulary | {config.vocab_size}, byte-level BPE, BOS `<s>`{", embeddings tied" if shape.tie_word_embeddings else ""} |
+| vocabulary | {config.vocab_size}, byte-level BPE, BOS `<s>`{head} |
 
 ## Training
 

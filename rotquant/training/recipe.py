@@ -19,8 +19,8 @@ class ModelShape(BaseModel):
     """The model configuration to train; names and defaults as in Hugging Face's `LlamaConfig`.
 
     Attributes:
-        model_type: the architecture. "phi3" keeps q, k, v in one linear layer and gate, up in another; its configuration
-            has no head size of its own, so its heads fill the hidden size.
+        model_type: the architecture. "phi3" keeps q, k, v in one linear layer and gate, up in another; its
+            configuration has no head size of its own, so its heads fill the hidden size.
         tie_word_embeddings: whether the language-model head is the token embedding.
     """
 

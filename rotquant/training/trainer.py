@@ -196,7 +196,7 @@ class Trainer:
         """Add the mean loss since the last log to the curve; the only place where the step waits for the device."""
         mean = self.loss_sum.item() / self.config.log_every
         self.loss_sum.zero_()
-        self.losses.append((self.step, mean))
+        self.losses.append((self.step, round(mean, 4)))
         progress.set_postfix(loss=f"{mean:.3f}")
 
     def validate(self) -> float:
