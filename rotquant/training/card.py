@@ -15,8 +15,8 @@ def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
     family = {"llama": "Llama", "phi3": "Phi-3"}[shape.model_type]
     head = ", embeddings tied" if shape.tie_word_embeddings else ""
     purpose = (
-        f"A {family} of {curve['parameters'] / 1e6:.1f} million parameters, trained from scratch by this project on the "
-        f"documentation strings of Python packages.{stands_for} A test object for quantization, nothing else."
+        f"A {family} of {curve['parameters'] / 1e6:.1f} million parameters, trained from scratch by this project on "
+        f"the documentation strings of Python packages.{stands_for} A test object for quantization, nothing else."
     )
     training = (
         f"{config.steps:,} steps of {config.batch_size} samples of {config.sequence_length} tokens: "
