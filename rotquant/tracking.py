@@ -24,7 +24,7 @@ from rotquant.files import canonical_json, read_json, short_hash
 from rotquant.project import Project
 from rotquant.reporting.tables import collect
 from rotquant.results import RunResult, run_path
-from rotquant.tables import Table
+from rotquant.tables import Table, load_targets
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -269,9 +269,11 @@ def _live_runs(client: "MlflowClient", experiment: str) -> dict[str, list["Mlflo
 
 
 def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, str]]]]:
-    """Where the paper's tables print each run: {key: {table: [(row, column)]}}."""
+    """Where the paper's tables print each run: {key: {table: [(row, column)]}}, the paper's own tables first."""
+    listed = [target["id"] for target in load_targets(project.root)["targets"]]
+    names = [name for name, table in project.tables.items() if table.paper == paper]
     found: dict[str, dict[str, list[tuple[str, str]]]] = {}
-    for name in (name for name, table in project.tables.items() if table.paper == paper):
+    for name in sorted(names, key=lambda name: listed.index(name) if name in listed else len(listed)):
         for cell in project.cells(name):
             for run in cell.runs:
                 found.setdefault(run.key, {}).setdefault(name, []).append((cell.row, cell.column))
