@@ -24,6 +24,10 @@ class CorpusError(RotquantError):
     """A text corpus cannot be read, is too short, or does not fit the protocol."""
 
 
+class TaskError(RotquantError):
+    """A zero-shot task's data is missing or of another schema, or a model cannot run the task."""
+
+
 class ResultError(RotquantError):
     """A run file or manifest is missing or damaged."""
 

@@ -106,7 +106,8 @@ def _extract(split: Split, cache: str | Path, max_characters: int | None) -> lis
         seen.update(_digest(row) for row in docstring_rows(earlier, cache))
     rows: list[str] = []
     characters = 0
-    for _, path in tqdm(_files(PACKAGES[split]), desc=f"docstrings ({split})", unit="file", disable=None, leave=False):
+    files = package_files(PACKAGES[split])
+    for _, path in tqdm(files, desc=f"docstrings ({split})", unit="file", disable=None, leave=False):
         for row in file_docstrings(path):
             digest = _digest(row)
             if len(row) < MINIMUM_CHARACTERS or digest in seen:
@@ -124,7 +125,7 @@ def _digest(row: str) -> bytes:
     return hashlib.sha256(" ".join(row.split()).lower().encode("utf-8", errors="surrogatepass")).digest()
 
 
-def _files(packages: tuple[str, ...]) -> list[tuple[str, Path]]:
+def package_files(packages: tuple[str, ...]) -> list[tuple[str, Path]]:
     """List the packages' Python files as (name inside site-packages, path), ordered by a hash of the name."""
     files = {}
     for package in packages:

@@ -1,5 +1,10 @@
-"""Zero-shot accuracy through lm-eval: the papers' tasks, and tasks for the shipped models made from held-out text."""
+"""Zero-shot accuracy through lm-eval: the papers' tasks, and tasks for the shipped models made from held-out text.
 
+Importing this package imports neither torch nor lm-eval.
+"""
+
+from rotquant.zeroshot.evaluation import evaluate
+from rotquant.zeroshot.folders import identity, prepare
 from rotquant.zeroshot.suites import DEFAULT_TASKS, TASKS, Task, check, task_names
 
-__all__ = ["DEFAULT_TASKS", "TASKS", "Task", "check", "task_names"]
+__all__ = ["DEFAULT_TASKS", "TASKS", "Task", "check", "evaluate", "identity", "prepare", "task_names"]

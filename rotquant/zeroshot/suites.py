@@ -16,7 +16,7 @@ class Task:
 
     title: the name that tables print.
     measure: the accuracy that is quoted. `acc` takes the choice with the highest log-likelihood, `acc_norm` the one
-        with the highest log-likelihood per byte of text; the papers quote `acc_norm` where lm-eval's task has it.
+        with the highest log-likelihood per character; the papers quote `acc_norm` where lm-eval's task has it.
     chance: accuracy of guessing, in percent; 0 where any word could be the answer.
     """
 
@@ -42,13 +42,15 @@ SHIPPED = {
     "last_word": Task(
         "Last word", "acc", 0.0, "The last word of a passage in which it occurred before, exactly (as LAMBADA asks)."
     ),
-    "next_word": Task("Next word", "acc", 25.0, "Which of four equally frequent words continues a text."),
-    "continuation": Task("Continuation", "acc_norm", 25.0, "Which of four passages continues a documentation string."),
-    "function_name": Task("Function name", "acc_norm", 25.0, "Which of four names belongs to a documentation string."),
-    "parameter": Task(
-        "Parameter", "acc_norm", 25.0, "Which of four parameter names a documentation string goes on with."
+    "next_word": Task("Next word", "acc", 25.0, "Which of four words of similar frequency comes next in a text."),
+    "continuation": Task("Continuation", "acc_norm", 50.0, "Which of two phrases continues the beginning of a text."),
+    "function_name": Task(
+        "Function name", "acc", 25.0, "Which of four words a function's documentation has next, one being of its name."
     ),
-    "grammar": Task("Grammar", "acc", 50.0, "Which of two forms of a word fits the text before it."),
+    "parameter": Task(
+        "Parameter", "acc", 25.0, "Which of four words a parameter's description has next, one being of its name."
+    ),
+    "grammar": Task("Grammar", "acc", 50.0, "Which of two forms of a word (singular, plural) fits the text before it."),
 }
 
 TASKS: dict[str, dict[str, Task]] = {"paper": PAPER, "shipped": SHIPPED}
