@@ -64,10 +64,11 @@ class Claim(Frozen):
 
 
 class Figure(Frozen):
-    """The figure that goes with a table."""
+    """The figure that goes with a table. x: title of the horizontal axis of `lines`, None for the last label column's."""
 
     kind: str
     caption: str
+    x: str | None = None
 
 
 class Table(Frozen):
