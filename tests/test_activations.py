@@ -1,19 +1,46 @@
-"""Activation magnitudes: read where the linear layers read, unchanged by looking, flattened by rotation."""
+"""Activation magnitudes: read where the linear layers read, unchanged by looking, flattened by rotation, drawn."""
 
 import math
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 import torch
 
+from rotquant import project as projects
 from rotquant.activations import magnitudes
-from rotquant.errors import CorpusError, RecipeError
+from rotquant.errors import CorpusError, RecipeError, ResultError
+from rotquant.files import short_hash
+from rotquant.project import Project, load_project
+from rotquant.provenance import environment
+from rotquant.reporting import heatmaps, tables
+from rotquant.results import RunResult, run_path, write_result
 from rotquant.rotation import fuse_norms, rotate
 from rotquant.schemes import Magnitudes, QuantizationScheme, RotationScheme
 from rotquant.wrapping import Wrapping, wrap
 from tests.models import FAMILIES, tiny_model, tiny_tokens
+from tests.project import Copy
 
 METRIC = Magnitudes(tokens=16)
 TOKENS = tiny_tokens(1, 40)[0]
+FIGURE = {
+    "paper": "quarot",
+    "title": "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs",
+    "tables": [
+        {
+            "id": "quarot_figure1",
+            "title": "magnitudes",
+            "section": "1",
+            "caption": "Magnitudes.",
+            "metrics": [{"kind": "magnitudes", "tokens": 4}],
+            "columns": ["Llama-2-7B", "Llama-2-13B"],
+            "baseline": "Before",
+            "rows": [{"name": "Before", "method": "baseline"}, {"name": "After", "method": "quarot-rtn"}],
+            "claims": [],
+            "figure": {"kind": "magnitudes", "caption": "Magnitudes."},
+        }
+    ],
+}
 
 
 def matrix(arrays: dict) -> torch.Tensor:
@@ -91,3 +118,46 @@ def test_bad_requests_are_one_sentence() -> None:
         magnitudes(model, TOKENS, METRIC.model_copy(update={"layer": 2}))
     with pytest.raises(CorpusError, match="40 tokens, fewer than one window of 64"):
         magnitudes(model, TOKENS, METRIC.model_copy(update={"tokens": 64}))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    Copy(tmp_path).set_tables(FIGURE)
+    return load_project(root=tmp_path)
+
+
+def compute(project: Project, arrays: dict) -> None:
+    """Write the figure's run files, all with the same arrays."""
+    numbers = {"peak_ratio": 8.0, "largest": 4.0, "median": 0.5}
+    for run in project.runs.values():
+        record = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.0}
+        write_result(project.root / run_path(run.key), RunResult(run, numbers, record, None, arrays))
+
+
+def draw(project: Project) -> bytes:
+    table, path = project.table("quarot_figure1"), project.root / "figure.svg"
+    heatmaps.magnitudes(project, table, tables.collect(project, table)[0], path)
+    return path.read_bytes()
+
+
+def test_the_figure_has_a_panel_per_cell_and_is_the_same_for_the_same_data(project: Project) -> None:
+    compute(project, {"magnitudes": [[0.5, 4.0, 0.4], [0.1, 3.9, math.nan]], "layer": 1})
+    first = draw(project)
+    assert draw(project) == first
+    images = ElementTree.fromstring(first).iter("{http://www.w3.org/2000/svg}image")
+    assert len(list(images)) == 4 + 1  # and the colour bar
+
+
+def test_wide_maps_keep_their_outlier_channels() -> None:
+    wide = torch.zeros(2, 4096)
+    wide[:, 1234] = 9.0
+    assert heatmaps.narrowed(wide.numpy()).max(axis=1).tolist() == [9.0, 9.0]
+    assert heatmaps.narrowed(wide.numpy()).shape == (2, 512)
+    assert heatmaps.narrowed(wide[:, :700].numpy()).shape == (2, 350)
+
+
+def test_a_run_file_without_magnitudes_is_named(project: Project) -> None:
+    compute(project, {})
+    with pytest.raises(ResultError, match="holds no magnitudes"):
+        draw(project)
