@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from rotquant.architectures import Architecture, Site, architecture_of, base_model, decoder_layers
+from rotquant.onednn import OneDNNLinear
 
 #: Tokens that pass a layer at once when the caller does not say.
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
@@ -93,7 +94,8 @@ class LayerStream:
                 self.hidden[rows] = self._forward(index, rows).to(self.hidden.device)
 
     def _forward(self, index: int, rows: slice) -> Tensor:
-        output = self.modules[index](self.hidden[rows].to(self.device), **self.kwargs[index])
+        with OneDNNLinear():
+            output = self.modules[index](self.hidden[rows].to(self.device), **self.kwargs[index])
         return output[0] if isinstance(output, tuple) else output
 
     def _batches(self) -> Iterator[slice]:

@@ -14,9 +14,11 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from rotquant.corpora import BOS, evaluation_windows
+from rotquant.onednn import OneDNNLinear
 
-#: Upper bound on the logits held at once, in elements: 2^26 float32 values are 256 MiB.
-_LOGITS_AT_ONCE = 2**26
+#: Upper bound on the logits held at once, in elements. 2^26 float32 values are 256 MiB; 2^22, 16 MiB, stay in a CPU's
+#: cache and in memory that the allocator keeps (from 32 MiB on it maps fresh pages for every tensor).
+_LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ def window_nll(model: nn.Module, windows: Tensor) -> Tensor:
     Returns:
         float64 [batch], nats per predicted token.
     """
-    logits = model(input_ids=windows, use_cache=False).logits
+    with OneDNNLinear():
+        logits = model(input_ids=windows, use_cache=False).logits
     losses = []
     for row, target in zip(logits, windows, strict=True):  # row by row bounds the float32 copy of the logits
         losses.append(cross_entropy(row[:-1].float(), target[1:], reduction="none").double().mean())
@@ -74,7 +77,7 @@ def perplexity(
     Args:
         token_ids: int64 [n], the whole text with one leading BOS (`rotquant.corpora.tokenize`).
         sequence_length: tokens per window.
-        batch_size: windows per forward pass; lowered so that the logits stay within 256 MiB.
+        batch_size: windows per forward pass; lowered so that the logits stay within 16 MiB on a CPU, 256 MiB elsewhere.
         max_windows: evaluate only the first windows; None for all.
         bos: where a BOS stands; see `rotquant.corpora.evaluation_windows`.
 
@@ -86,8 +89,9 @@ def perplexity(
     """
     windows = evaluation_windows(token_ids, sequence_length, bos)[:max_windows]
     vocabulary = model.config.vocab_size
-    batch_size = max(1, min(batch_size, _LOGITS_AT_ONCE // (sequence_length * vocabulary)))
     device = next(model.parameters()).device
+    limit = _LOGITS_AT_ONCE["cpu" if device.type == "cpu" else "cuda"]
+    batch_size = max(1, min(batch_size, limit // (sequence_length * vocabulary)))
     was_training = model.training
     model.eval()
     parts = [

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rotquant.clipping import choose_weight_qparams
 from rotquant.errors import RotquantError
+from rotquant.onednn import linear
 from rotquant.quantization import ColumnSplit, QParams, dequantize, quantize
 from rotquant.rtn import OUTLIER_WEIGHT_SCHEME, QuantizedWeight, check_columns
 from rotquant.schemes import QuantizationScheme, WeightQuantization
@@ -41,7 +42,7 @@ class Hessian:
             self.matrix += torch.mm(x.T, x, out_dtype=torch.float32)
         else:
             x = x.to(self.matrix.dtype)
-            self.matrix.addmm_(x.T, x)
+            self.matrix += linear(x.T, x.T)
 
 
 def quantize_gptq(

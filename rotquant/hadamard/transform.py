@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from rotquant.hadamard.constructions import decompose, hadamard_matrix
+from rotquant.onednn import linear
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 # A dense factor up to this order costs one pass over the data; beyond it the multiplications outweigh the saved pass.
 _MAX_SYLVESTER_FACTOR = 128
+# Below this width a CPU turns blocks round and multiplies rows, because its batches of [order, order] @ [order, width]
+# are slow (K = 108, width 8, [4096, 864]: 37 ms, turned round 8 ms).
+_NARROW = 16
 # Elements worked on at a time on a CPU, so that all factors of a block of rows meet it in cache: about half the time of
 # whole-tensor passes at [16384, 4096] in float32 (1 MiB), and flat between 2^17 and 2^19.
 _CPU_BLOCK = 2**18
@@ -92,7 +96,8 @@ class _Transform(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, inverse: bool, normalize: bool) -> Tensor:
         ctx.inverse, ctx.normalize = inverse, normalize
-        return _transform(x.contiguous(), inverse, normalize)
+        with torch.autocast(x.device.type, enabled=False):
+            return _transform(x.contiguous(), inverse, normalize)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -120,27 +125,26 @@ def _transform(x: Tensor, inverse: bool, normalize: bool) -> Tensor:
 def _apply_factor(x: Tensor, table: Tensor, width: int, normalize: bool, *, out: Tensor) -> None:
     """out = x times one factor, on x seen as [-1, order, width]. The scale is applied to the accumulated sums.
 
-    Scaling factor by factor keeps float16 in range; in-place products are left alone by autocast.
+    Scaling factor by factor keeps float16 in range.
     """
     order = table.shape[0]
     scale = order**-0.5 if normalize else 1.0
-    if width == 1:
+    blocks, target = x.view(-1, order, width), out.view(-1, order, width)
+    if x.device.type == "cpu" and width < _NARROW:
+        rows = blocks.transpose(1, 2).reshape(-1, order)
+        products = linear(rows, table.T).view(-1, width, order)
+        torch.mul(products.transpose(1, 2), scale, out=target)
+    elif width == 1:
         out.view(-1, order).addmm_(x.view(-1, order), table, beta=0, alpha=scale)
     else:
-        blocks = x.view(-1, order, width)
-        tables = table.T.expand(len(blocks), order, order)
-        out.view(-1, order, width).baddbmm_(tables, blocks, beta=0, alpha=scale)
+        target.baddbmm_(table.T.expand(len(blocks), order, order), blocks, beta=0, alpha=scale)
 
 
 @lru_cache(maxsize=1024)
 def _factors(n: int) -> tuple[int, ...]:
-    """Orders whose Hadamard matrices multiply (Kronecker, left to right) to H_n; each is applied as one dense block.
-
-    H_K times a width of 2 or 4 is a poor shape for matrix products, hence merged with its few doublings (CPU, K = 172:
-    117 ms merged and 170 ms apart at [16384, 688]).
-    """
+    """Orders whose Hadamard matrices multiply (Kronecker, left to right) to H_n; each is applied as one dense block."""
     core, doublings = decompose(n)
-    if n <= _MAX_SYLVESTER_FACTOR or (doublings <= 2 and n <= 1024):
+    if n <= _MAX_SYLVESTER_FACTOR:
         return (n,)
     largest = _MAX_SYLVESTER_FACTOR.bit_length() - 1
     count = -(-doublings // largest)

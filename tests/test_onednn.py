@@ -1,0 +1,80 @@
+"""Matrix products through oneDNN: torch's own in another order of summation, and only where they can be."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rotquant import onednn
+from rotquant.onednn import OneDNNLinear, linear
+
+needs_onednn = pytest.mark.skipif(not onednn._AVAILABLE, reason="torch was built without oneDNN")
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Standard normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make torch's own linear an error, so that whatever still works went through oneDNN."""
+
+    def called(*_: object, **__: object) -> None:
+        raise AssertionError("torch's own linear was called")
+
+    monkeypatch.setattr(functional, "linear", called)
+
+
+@pytest.mark.parametrize("shape", [(7, 13, 5), (64, 688, 128), (1, 1, 1), (0, 8, 4)])
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear_is_exact_up_to_float32_rounding(shape: tuple[int, int, int], strided: bool, with_bias: bool) -> None:
+    rows, features, out = shape
+    x, weight = random(rows, features), random(out, features, seed=1)
+    if strided:
+        x, weight = random(features, rows).T, random(features, out, seed=1).T
+    bias = random(out, seed=2) if with_bias else None
+    expected = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    # Any order of summation errs by at most n eps sum |x| |w|, n terms of relative error eps.
+    bound = (features + 2) * torch.finfo(torch.float32).eps * (x.abs().double() @ weight.abs().double().T + 10)
+    assert ((linear(x, weight, bias).double() - expected).abs() <= bound).all()
+
+
+@needs_onednn
+def test_modules_go_through_onednn_inside_the_mode_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = nn.Linear(8, 4), random(2, 3, 8)
+    calls = []
+    original = onednn.linear
+    monkeypatch.setattr(onednn, "linear", lambda *args: calls.append(1) or original(*args))
+    with torch.no_grad():
+        with OneDNNLinear():
+            inside = module(x)
+        assert len(calls) == 1
+        torch.testing.assert_close(module(x), inside)
+        assert len(calls) == 1
+
+
+@needs_onednn
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_parameters_that_require_gradients_use_onednn_when_none_are_taken(
+    context: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, x = nn.Parameter(random(4, 8)), random(3, 8)
+    expected = x.double() @ weight.detach().double().T
+    forbid(monkeypatch)
+    with context():
+        torch.testing.assert_close(linear(x, weight).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_pass() -> None:
+    x, weight = random(3, 8, dtype=torch.float32).requires_grad_(), random(4, 8).requires_grad_()
+    with OneDNNLinear():
+        functional.linear(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(3, 8))
+    torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(4, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_types_keep_torch_s_product(dtype: torch.dtype) -> None:
+    x, weight = random(3, 8, dtype=dtype), random(4, 8, dtype=dtype)
+    assert torch.equal(linear(x, weight), functional.linear(x, weight))
