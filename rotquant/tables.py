@@ -64,7 +64,7 @@ class Claim(Frozen):
 
 
 class Figure(Frozen):
-    """The figure that goes with a table. x: title of the horizontal axis of `lines`, None for the last label column's."""
+    """The figure that goes with a table. x: title of the horizontal axis of `lines` (None: the last label column)."""
 
     kind: str
     caption: str

@@ -1,7 +1,43 @@
-"""A recipe in one line of words, for the settings section of a page."""
+"""Recipes, metrics and tables in words, for pages and figures."""
 
+from rotquant.configuration import Slot
+from rotquant.project import Project
 from rotquant.recipes import Recipe
-from rotquant.schemes import QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.schemes import Metric, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.tables import Table
+
+
+def title(table: Table) -> str:
+    """A table's name in full, such as "QuaRot, Table 1: 4-bit perplexity against other methods"."""
+    label = f", {table.label.replace('table', 'Table ').replace('figure', 'Figure ')}" if is_of_the_paper(table) else ""
+    return f"{table.paper_title.split(':')[0]}{label}: {table.title}"
+
+
+def is_of_the_paper(table: Table) -> bool:
+    """Whether a table stands in the paper; the others are reports of our own."""
+    return table.label.startswith(("table", "figure"))
+
+
+def is_stand_in(slot: Slot) -> bool:
+    """Whether a slot's checkpoint is not the model it is named after, judged by its name."""
+    return slot.name.lower() not in model_name(slot).lower()
+
+
+def model_name(slot: Slot) -> str:
+    """The last part of a slot's checkpoint, such as "rq-7b" or "Llama-2-7b-hf"."""
+    return slot.checkpoint.rstrip("/").split("/")[-1]
+
+
+def panel_title(project: Project, table: Table, column: str) -> str:
+    """A column's name above a figure's panel, and below it the checkpoint it is computed on."""
+    return f"{column}\n(here: {model_name(project.slot(table, column))})"
+
+
+def measurement(metric: Metric) -> str:
+    """All settings of a metric that are set, such as "perplexity: corpus wikitext2, split test, bos text"."""
+    fields = metric.model_dump(exclude={"kind"})
+    words = [f"{name} {_plain(value)}" for name, value in fields.items() if value is not None]
+    return f"{metric.kind}: {', '.join(words)}"
 
 
 def settings(recipe: Recipe) -> str:
@@ -61,3 +97,7 @@ def _scheme(scheme: QuantizationScheme) -> str:
     per = f"groups of {scheme.group_size}" if scheme.granularity == "group" else f"per {scheme.granularity}"
     clip = f", clip {scheme.clip_ratio:g}" if scheme.clip_ratio != 1 else ""
     return f"{scheme.bits}-bit {sort} {per}{clip}"
+
+
+def _plain(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

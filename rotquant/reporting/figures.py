@@ -5,14 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.style import NEUTRAL, OURS, PUBLISHED, save_svg, styled
-from rotquant.reporting.tables import Values, increases
-from rotquant.results import FIGURES
 from rotquant.project import Project
+from rotquant.quantities import Quantity
+from rotquant.reporting import accuracies, heatmaps, lines
+from rotquant.reporting.describe import panel_title
+from rotquant.reporting.numbers import loss_words, show
+from rotquant.reporting.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, PercentAxis, save_svg, styled
+from rotquant.reporting.tables import Values, losses, main_quantities
+from rotquant.results import FIGURES
 from rotquant.tables import Table
-
-#: Increases below this many percent are drawn at it: a logarithmic axis has no zero.
-FLOOR = 0.3
 
 
 def figure_path(name: str) -> Path:
@@ -27,69 +28,64 @@ def draw(project: Project, table: Table, values: Values, path: Path) -> None:
 
 
 def relative_increase(project: Project, table: Table, values: Values, path: Path) -> None:
-    """Increase over the baseline per row, one panel per column, logarithmic; ours filled, published hollow."""
-    columns = project.columns(table)
+    """Loss on the baseline row by row: a panel per column and main quantity; ours filled, published hollow."""
+    columns, mains = project.columns(table), main_quantities(project, table)
     rows = [row.name for row in table.rows if row.name != table.baseline]
-    rises = {(row, column): increases(values, table.baseline, (row, column)) for row in rows for column in columns}
-    finite = [rise for pair in rises.values() for rise in pair if rise is not None and math.isfinite(rise)]
-    right = max([10.0, *finite]) * 3
     with styled() as plt:
-        size = (1.4 + 2.2 * len(columns), 0.9 + 0.3 * len(rows))
-        figure, axes = plt.subplots(1, len(columns), figsize=size, sharey=True, squeeze=False, layout="constrained")
-        for axis, column in zip(axes[0], columns, strict=True):
-            for place, row in enumerate(rows):
-                _dots(axis, place, rises[row, column], values[row, column].deviation, values, table, column, right)
-            axis.set(
-                xscale="log", xlim=(FLOOR * 0.8, right), ylim=(len(rows) - 0.5, -0.5), title=_title(project, column)
-            )
-            axis.xaxis.set_major_formatter(lambda x, _: f"{x:g} %" if x < 1e4 else f"{x:.0e} %")
-            axis.tick_params(axis="y", length=0)
-        axes[0][0].set_yticks(range(len(rows)), rows)
-        figure.supxlabel("increase of perplexity over the unquantized model", fontsize=8.5)
-        handles = [
-            plt.Line2D([], [], marker="o", linestyle="", color=OURS, label="computed here"),
-            plt.Line2D([], [], marker="D", linestyle="", color=PUBLISHED, markerfacecolor="white", label="published"),
-        ]
+        size = (1.4 + 2.2 * len(columns), (0.9 + 0.3 * len(rows)) * len(mains))
+        figure, grid = plt.subplots(len(mains), len(columns), figsize=size, squeeze=False, layout="constrained")
+        for quantity, axes in zip(mains, grid, strict=True):
+            lost = {
+                (row, column): losses(values, table.baseline, row, column, quantity)
+                for row in rows
+                for column in columns
+            }
+            scale = PercentAxis(loss for pair in lost.values() for loss in pair)
+            for axis, column in zip(axes, columns, strict=True):
+                for place, row in enumerate(rows):
+                    spread = _spread(values, table.baseline, row, column, quantity)
+                    _dots(axis, place, *lost[row, column], spread, scale)
+                scale.apply(axis, "x")
+                axis.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)))
+                axis.set_yticklabels(rows if axis is axes[0] else [])
+                axis.tick_params(axis="y", length=0)
+                axis.axvline(0, color=NEUTRAL, linewidth=0.8)
+                axis.set_title(panel_title(project, table, column) if axes is grid[0] else "")
+            axes[len(columns) // 2].set_xlabel(f"{loss_words(quantity)}, relative to {table.baseline}")
+        handles = [plt.Line2D([], [], linestyle="", color=OURS, **OURS_MARK, label="computed here")]
+        if any(value.published is not None for value in values.values()):
+            handles.append(plt.Line2D([], [], linestyle="", color=PUBLISHED, **PUBLISHED_MARK, label="published"))
         figure.legend(handles=handles, loc="outside upper right", ncols=2)
         save_svg(figure, path)
 
 
-KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {"relative_increase": relative_increase}
+KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {
+    "relative_increase": relative_increase,
+    "lines": lines.lines,
+    "tasks": accuracies.tasks,
+    "magnitudes": heatmaps.magnitudes,
+}
 
 
 def _dots(
-    axis: Any,
-    place: int,
-    rises: tuple[float | None, float | None],
-    deviation: float | None,
-    values: Values,
-    table: Table,
-    column: str,
-    right: float,
+    axis: Any, place: int, ours: float | None, papers: float | None, spread: float | None, scale: PercentAxis
 ) -> None:
-    ours, papers = (None if rise is None else _clamped(rise, right) for rise in rises)
+    """One row of a panel: the paper's number, ours with its deviation, and a line between them."""
     if ours is not None and papers is not None:
-        axis.plot([ours, papers], [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6, zorder=1)
+        axis.plot([scale.place(ours), scale.place(papers)], [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
     if papers is not None:
-        axis.plot(papers, place, "D", color=PUBLISHED, markerfacecolor="white", markersize=4.5, zorder=2)
+        axis.plot(scale.place(papers), place, color=PUBLISHED, **PUBLISHED_MARK)
     if ours is not None:
-        spread = (
-            100.0 * deviation / values[table.baseline, column].mean if deviation and math.isfinite(deviation) else None
-        )
-        bar = None if spread is None else [[min(spread, ours - FLOOR * 0.8)], [spread]]
-        axis.errorbar(ours, place, xerr=bar, fmt="o", color=OURS, markersize=5, elinewidth=1, zorder=3)
-        if rises[0] is not None and not math.isfinite(rises[0]):
-            axis.annotate(
-                str(rises[0]), (ours, place), textcoords="offset points", xytext=(-8, -2.5), ha="right", color=OURS
-            )
+        axis.errorbar(scale.place(ours), place, xerr=spread, color=OURS, elinewidth=1, **OURS_MARK)
+    for change, color in ((ours, OURS), (papers, PUBLISHED)):
+        if change is not None and not math.isfinite(change):
+            where = {"xytext": (-8, -2.5), "textcoords": "offset points", "ha": "right"}
+            axis.annotate(show(change), (scale.place(change), place), color=color, **where)
 
 
-def _title(project: Project, column: str) -> str:
-    """A column's name, and below it the checkpoint that stands for it."""
-    checkpoint = project.config.slot(column).checkpoint.rstrip("/").split("/")[-1]
-    return f"{column}\n(here: {checkpoint})"
-
-
-def _clamped(rise: float, right: float) -> float:
-    """The place of an increase on the axis: not finite at its right end, tiny or negative at its left."""
-    return right * 0.8 if not math.isfinite(rise) else max(rise, FLOOR)
+def _spread(values: Values, baseline: str, row: str, column: str, quantity: Quantity) -> float | None:
+    """Deviation of a row over the seeds in percent of the baseline; None where there is none to draw."""
+    deviation = values[row, column, quantity.name].deviation
+    if deviation is None or not math.isfinite(deviation):
+        return None
+    return 100.0 * deviation / values[baseline, column, quantity.name].mean

@@ -1,9 +1,10 @@
 """One look for all figures: size, font, grid, and colours that colour-blind readers tell apart (Okabe and Ito 2008).
 
-Ours is filled and dark, published is hollow: the marks of every report. SVG output is the same for the same data.
+Ours is filled, published is hollow: the marks of every report. SVG output is the same for the same data.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,22 @@ from typing import TYPE_CHECKING, Any
 from rotquant.files import atomic_path
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 OURS = "#0072B2"
 PUBLISHED = "#D55E00"
 NEUTRAL = "#595959"
+
+#: Colours of series, the most different ones first.
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+#: How ours and published points look, beside their colour.
+OURS_MARK: dict[str, Any] = {"marker": "o", "markersize": 5}
+PUBLISHED_MARK: dict[str, Any] = {"marker": "D", "markersize": 4.5, "markerfacecolor": "white"}
+
+#: Up to this many percent an axis of relative changes is linear.
+LINEAR = 5.0
 
 _SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -56,3 +68,44 @@ def save_svg(figure: "Figure", path: Path) -> None:
     """Write a figure as SVG atomically, without a date, so that equal data give equal files."""
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="svg", bbox_inches="tight", metadata={"Date": None})
+
+
+class PercentAxis:
+    """An axis of relative changes, in percent: linear about zero and logarithmic beyond, with a place for Inf and NaN.
+
+    Perplexities rise by half a percent or by ten thousand in one table, and some rows gain. Where all changes are small
+    the axis is linear throughout.
+    """
+
+    def __init__(self, changes: Iterable[float | None]) -> None:
+        numbers = [change for change in changes if change is not None]
+        finite = [change for change in numbers if math.isfinite(change)]
+        self.broken = len(finite) < len(numbers)
+        self.low, self.high = min([0.0, *finite]), max([0.0, *finite])
+        self.linear = max(-self.low, self.high) <= LINEAR and not self.broken
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Both ends of the axis."""
+        if self.linear:
+            margin = 0.08 * max(self.high - self.low, 0.1)
+            return self.low - margin, self.high + margin
+        low = min(-0.3, self.low * 2)
+        return low, max(self.high, 1.0) * (8 if self.broken else 2)
+
+    def place(self, change: float) -> float:
+        """Where a change is drawn: what is not finite near the upper end."""
+        return change if math.isfinite(change) else self.limits[1] / 1.6
+
+    def apply(self, axis: "Axes", which: str) -> None:
+        """Set scale, limits and tick labels of the x or y axis of a panel."""
+        from matplotlib.ticker import SymmetricalLogLocator
+
+        axis.set(**{f"{which}lim": self.limits} if self.linear else {})
+        ticks = getattr(axis, f"{which}axis")
+        if not self.linear:
+            axis.set(**{f"{which}scale": ("symlog")})
+            getattr(axis, f"set_{which}scale")("symlog", linthresh=1.0, linscale=0.5)
+            axis.set(**{f"{which}lim": self.limits})
+            ticks.set_major_locator(SymmetricalLogLocator(base=10.0, linthresh=1.0))
+        ticks.set_major_formatter(lambda value, _: f"{value:g} %" if abs(value) < 1e4 else f"{value:.0e} %")

@@ -86,6 +86,11 @@ def known_quantities(project: Project, table: Table) -> dict[str, Quantity]:
     return {quantity.name: quantity for quantity in (*papers, *project.quantities(table))}
 
 
+def main_quantities(project: Project, table: Table) -> tuple[Quantity, ...]:
+    """What a table's rows are compared by: everything but the accuracies of single tasks."""
+    return tuple(quantity for quantity in project.quantities(table) if quantity.chance is None)
+
+
 def loss_percent(quantity: Quantity, value: float | None, baseline: float | None) -> float | None:
     """How much worse a value is than the baseline's, in percent of it; None without both."""
     if value is None or baseline is None:

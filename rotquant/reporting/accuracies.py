@@ -1,0 +1,87 @@
+"""Figures of kind `tasks`: accuracy task by task, the baseline beside the methods, with the level of chance.
+
+The shipped suite's tasks are not the paper's: ours fill the upper panels and the paper's the lower ones.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rotquant.project import Project
+from rotquant.quantities import Quantity, quantities
+from rotquant.reporting.describe import panel_title
+from rotquant.reporting.style import NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, save_svg, styled
+from rotquant.reporting.tables import Values
+from rotquant.schemes import ZeroShot
+from rotquant.tables import Table
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """A line of panels: the tasks, and accuracies in percent with deviation by (row, column, task)."""
+
+    title: str
+    tasks: tuple[Quantity, ...]
+    numbers: dict[tuple[str, str, str], tuple[float, float | None]]
+    mark: dict[str, Any]
+
+
+def tasks(project: Project, table: Table, values: Values, path: Path) -> None:
+    """One panel per column, ours above the paper's; rows are told apart by colour, the baseline is grey."""
+    columns, blocks = project.columns(table), _blocks(project, table, values)
+    with styled() as plt:
+        heights = [len(block.tasks) + 1.5 for block in blocks]
+        figure, grid = plt.subplots(
+            len(blocks),
+            len(columns),
+            figsize=(1.2 + 2.2 * len(columns), 0.5 + 0.23 * sum(heights)),
+            height_ratios=heights,
+            squeeze=False,
+            layout="constrained",
+        )
+        for block, axes in zip(blocks, grid, strict=True):
+            for axis, column in zip(axes, columns, strict=True):
+                _panel(axis, table, block, column)
+                axis.set_yticklabels([task.title for task in block.tasks] if axis is axes[0] else [])
+                axis.set_title(panel_title(project, table, column) if axes is grid[0] else "")
+            axes[0].set_ylabel(block.title)
+        figure.supxlabel("accuracy in percent", fontsize=8.5)
+        handles = [
+            plt.Line2D([], [], linestyle="", color=color, label=row, **OURS_MARK)
+            for row, color in _colors(table).items()
+        ]
+        handles.append(plt.Line2D([], [], linestyle="", color="black", marker="|", markersize=8, label="chance"))
+        figure.legend(handles=handles, loc="outside upper center", ncols=4)
+        save_svg(figure, path)
+
+
+def _blocks(project: Project, table: Table, values: Values) -> list[Accuracies]:
+    """Ours, and the paper's where it prints accuracies."""
+    measured = tuple(quantity for quantity in project.quantities(table) if quantity.unit == "%")
+    ours = {place: (value.mean, value.deviation) for place, value in values.items()}
+    blocks = [Accuracies("computed here", measured, ours, OURS_MARK)]
+    published = {place: (value, None) for place, value in project.published(table).items() if value is not None}
+    names = {name for _, _, name in published}
+    printed = tuple(quantity for quantity in quantities(ZeroShot(suite="paper")) if quantity.name in names)
+    return [*blocks, Accuracies("published", printed, published, PUBLISHED_MARK)] if printed else blocks
+
+
+def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
+    """The tasks of one column from top to bottom."""
+    for place, task in enumerate(block.tasks):
+        found = {row: block.numbers.get((row, column, task.name)) for row in _colors(table)}
+        means = [number[0] for number in found.values() if number is not None]
+        if means:
+            axis.plot([min(means), max(means)], [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
+        for row, number in found.items():
+            if number is not None:
+                axis.errorbar(number[0], place, xerr=number[1], color=_colors(table)[row], elinewidth=1, **block.mark)
+        if task.chance is not None:
+            axis.plot(task.chance, place, "|", color="black", markersize=9)
+    axis.set(xlim=(0, 100), ylim=(len(block.tasks) - 0.5, -0.5), yticks=range(len(block.tasks)))
+    axis.tick_params(axis="y", length=0)
+
+
+def _colors(table: Table) -> dict[str, str]:
+    others = [row.name for row in table.rows if row.name != table.baseline]
+    return {table.baseline: NEUTRAL} | {row: SERIES[index % len(SERIES)] for index, row in enumerate(others)}

@@ -1,0 +1,190 @@
+"""Figures of kind `lines`: what rows lose as bits, group sizes or clip ratios change, ours beside the paper's.
+
+The last label of the rows is the horizontal axis and the one before it names the series; a panel is a column. In a
+table whose columns are settings of one model instead, the columns are the axis and a panel is a row.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rotquant.project import Project
+from rotquant.quantities import Quantity
+from rotquant.reporting.describe import panel_title
+from rotquant.reporting.numbers import loss_words
+from rotquant.reporting.style import (
+    NEUTRAL,
+    OURS,
+    OURS_MARK,
+    PUBLISHED,
+    PUBLISHED_MARK,
+    SERIES,
+    PercentAxis,
+    save_svg,
+    styled,
+)
+from rotquant.reporting.tables import Values, loss_percent, main_quantities
+from rotquant.tables import Table
+
+#: With more series than this, ours and the paper's get panels of their own.
+TOGETHER = 2
+
+
+@dataclass(frozen=True)
+class Point:
+    """One number of a series: its setting, what it loses in percent (ours with deviation, the paper's)."""
+
+    setting: str
+    ours: float | None
+    spread: float | None
+    papers: float | None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The series of one panel by name."""
+
+    title: str
+    series: dict[str, list[Point]]
+
+    @property
+    def points(self) -> list[Point]:
+        """The points of all series."""
+        return [point for points in self.series.values() for point in points]
+
+
+def lines(project: Project, table: Table, values: Values, path: Path) -> None:
+    """A line of panels per main quantity, or two of them, ours above the paper's, where there are many series."""
+    by_row = _columns_are_settings(project, table)
+    over = project.columns(table)[0] if by_row else table.baseline
+    with styled() as plt:
+        blocks = []
+        for quantity in main_quantities(project, table):
+            panels = (_by_row if by_row else _by_column)(project, table, values, quantity)
+            shown = [("ours", "papers")] if len(panels[0].series) <= TOGETHER else [("ours",), ("papers",)]
+            shown = [which for which in shown if any(_changes(panels, which))]
+            blocks += [(quantity, panels, which) for which in shown]
+        width = len(blocks[0][1])
+        size = (1.0 + 2.3 * width, 0.6 + 2.0 * len(blocks))
+        figure, grid = plt.subplots(len(blocks), width, figsize=size, squeeze=False, layout="constrained")
+        for (quantity, panels, which), axes in zip(blocks, grid, strict=True):
+            scale = PercentAxis(_changes(panels, ("ours", "papers")))
+            for axis, panel in zip(axes, panels, strict=True):
+                _draw(axis, panel, which, scale)
+                axis.set_title(panel.title if axes is grid[0] else "")
+                if axis is not axes[0]:
+                    axis.set_yticklabels([])
+            apart = f"{_NAMES[which[0]]}: " if len(which) == 1 else ""
+            axes[0].set_ylabel(f"{apart}{loss_words(quantity)}\nrelative to {over}")
+        for axis in grid[-1]:
+            axis.set_xlabel(table.figure.x or (table.label_columns[-1] if table.label_columns else ""))
+        figure.legend(handles=_handles(plt, blocks), loc="outside upper center", ncols=4)
+        save_svg(figure, path)
+
+
+_NAMES = {"ours": "computed here", "papers": "published"}
+
+
+def _columns_are_settings(project: Project, table: Table) -> bool:
+    """Whether the columns are settings of one model, such as clip ratios, and no models."""
+    slots = {project.slot(table, column).name for column in project.columns(table)}
+    return len(slots) == 1 and not slots & set(project.columns(table))
+
+
+def _by_column(project: Project, table: Table, values: Values, quantity: Quantity) -> list[Panel]:
+    """A panel per column: what each row loses on the baseline row."""
+    panels = []
+    for column in project.columns(table):
+        series: dict[str, list[Point]] = {}
+        for row in table.rows:
+            if row.name != table.baseline:
+                name = str(row.labels[-2]) if len(row.labels) > 1 else ""
+                setting = str(row.labels[-1]) if row.labels else row.name
+                point = _point(values, setting, (row.name, column), (table.baseline, column), quantity)
+                series.setdefault(name, []).append(point)
+        panels.append(Panel(panel_title(project, table, column), series))
+    return panels
+
+
+def _by_row(project: Project, table: Table, values: Values, quantity: Quantity) -> list[Panel]:
+    """A panel per row: what each column loses on the first one, so that the paper's model and ours compare."""
+    columns = project.columns(table)
+    rows = [row.name for row in table.rows if row.name != table.baseline]
+    return [
+        Panel(row, {"": [_point(values, column, (row, column), (row, columns[0]), quantity) for column in columns]})
+        for row in rows
+    ]
+
+
+def _point(values: Values, setting: str, place: tuple[str, str], over: tuple[str, str], quantity: Quantity) -> Point:
+    value, base = values[*place, quantity.name], values[*over, quantity.name]
+    spread = 100.0 * value.deviation / base.mean if value.deviation is not None else None
+    ours = loss_percent(quantity, value.mean, base.mean)
+    return Point(setting, ours, spread, loss_percent(quantity, value.published, base.published))
+
+
+def _changes(panels: Iterable[Panel], which: Iterable[str]) -> list[float]:
+    """All numbers of the panels that are to be drawn."""
+    numbers = (getattr(point, name) for panel in panels for point in panel.points for name in which)
+    return [number for number in numbers if number is not None]
+
+
+def _draw(axis: Any, panel: Panel, which: tuple[str, ...], scale: PercentAxis) -> None:
+    settings = list(dict.fromkeys(point.setting for point in panel.points))
+    for index, points in enumerate(panel.series.values()):
+        shift = 0.08 * (index - (len(panel.series) - 1) / 2)
+        places = {setting: place + shift for place, setting in enumerate(settings)}
+        for name in which:
+            drawn = [(places[point.setting], point) for point in points if getattr(point, name) is not None]
+            if drawn:
+                _curve(axis, drawn, name, _color(len(panel.series), index, name), scale)
+    scale.apply(axis, "y")
+    axis.axhline(0, color=NEUTRAL, linewidth=0.8)
+    axis.set(xticks=range(len(settings)), xlim=(-0.4, len(settings) - 0.6))
+    axis.set_xticklabels(settings)
+    axis.tick_params(axis="x", length=0)
+
+
+def _curve(axis: Any, drawn: list[tuple[float, Point]], name: str, color: str, scale: PercentAxis) -> None:
+    """One series of ours or the paper's; what broke down points up, out of the panel."""
+    heights = [getattr(point, name) for _, point in drawn]
+    look = {"linestyle": "-", **OURS_MARK} if name == "ours" else {"linestyle": (0, (4, 2)), **PUBLISHED_MARK}
+    places, tops = [place for place, _ in drawn], [scale.place(height) for height in heights]
+    axis.plot(places, tops, color=color, linewidth=1.1, **look)
+    for place, top, height in zip(places, tops, heights, strict=True):
+        if not math.isfinite(height):
+            filled = color if name == "ours" else "white"
+            axis.plot(place, top, "^", markersize=8, color=color, markerfacecolor=filled)
+    if name == "ours":
+        bars = [point.spread if point.spread is not None and math.isfinite(point.spread) else 0.0 for _, point in drawn]
+        axis.errorbar(places, tops, yerr=bars, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
+
+
+def _color(count: int, index: int, name: str) -> str:
+    """A lone series takes the colours of ours and published; several are told apart by theirs."""
+    return {"ours": OURS, "papers": PUBLISHED}[name] if count == 1 else SERIES[index % len(SERIES)]
+
+
+def _handles(plt: Any, blocks: list[tuple[Quantity, list[Panel], tuple[str, ...]]]) -> list[Any]:
+    names = list(blocks[0][1][0].series)
+    lone = len(names) == 1
+    colors = {"ours": OURS, "papers": PUBLISHED} if lone else dict.fromkeys(("ours", "papers"), NEUTRAL)
+    handles = (
+        []
+        if lone
+        else [plt.Line2D([], [], color=_color(len(names), i, "ours"), label=name) for i, name in enumerate(names)]
+    )
+    drawn = {name for _, _, which in blocks for name in which}
+    if "ours" in drawn:
+        handles.append(plt.Line2D([], [], color=colors["ours"], **OURS_MARK, label="computed here"))
+    if "papers" in drawn:
+        dashed = (0, (4, 2))
+        handles.append(
+            plt.Line2D([], [], color=colors["papers"], linestyle=dashed, **PUBLISHED_MARK, label="published")
+        )
+    numbers = [number for _, panels, _ in blocks for number in _changes(panels, ("ours", "papers"))]
+    if not all(map(math.isfinite, numbers)):
+        handles.append(plt.Line2D([], [], color=NEUTRAL, linestyle="", marker="^", markersize=7, label="Inf or NaN"))
+    return handles

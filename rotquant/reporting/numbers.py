@@ -1,0 +1,47 @@
+"""Numbers and quantities in words, as pages and figures print them. Published numbers stand in italics."""
+
+import math
+
+from rotquant.quantities import Quantity
+
+_WORDS = {
+    "perplexity": "perplexity",
+    "average": "average accuracy",
+    "peak_ratio": "largest magnitude over the median",
+    "largest": "largest magnitude",
+    "median": "median magnitude",
+}
+
+
+def words(quantity: Quantity) -> str:
+    """A quantity as a noun, such as "average accuracy"."""
+    return _WORDS.get(quantity.name, f"accuracy on {quantity.title}")
+
+
+def loss_words(quantity: Quantity) -> str:
+    """What it means to be worse, such as "increase of perplexity"."""
+    return f"{'increase' if quantity.better == 'lower' else 'loss'} of {words(quantity)}"
+
+
+def show(value: float | None, deviation: float | None = None, decimals: int = 2) -> str:
+    """A number as printed, with its deviation over the seeds; "-" for none, Inf and NaN as such."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
+    text = f"{value:.{decimals}f}" if abs(value) < 1e4 else f"{value:.2e}"
+    return text if deviation is None else f"{text} ± {show(deviation, None, decimals)}"
+
+
+def show_change(percent: float | None, deviation: float | None = None) -> str:
+    """A relative change with its sign and the deviation over the seeds, such as "+11.5 ± 0.4 %"."""
+    if percent is None or not math.isfinite(percent):
+        return show(percent)
+    text = f"{percent:+.1f}" if abs(percent) < 1e4 else f"{percent:+.1e}"
+    spread = "" if deviation is None else f" ± {deviation:.1f}" if deviation < 1e4 else f" ± {deviation:.1e}"
+    return f"{text}{spread} %"
+
+
+def italic(text: str) -> str:
+    """A published number, so that it cannot be taken for one of ours."""
+    return text if text == "-" else f"*{text}*"

@@ -1,0 +1,200 @@
+"""Sections on where the numbers come from: checkpoints, settings, run files, and the provenance of all of them."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rotquant.files import read_json
+from rotquant.project import Cell, Project
+from rotquant.quantities import quantities
+from rotquant.reporting.describe import measurement, settings
+from rotquant.reporting.numbers import show
+from rotquant.reporting.tables import markdown_table, table_path
+from rotquant.results import REPORTS, RunResult, run_path
+from rotquant.tables import Table
+from rotquant.tracking import Logged
+
+
+def columns_section(project: Project, table: Table) -> str:
+    """Which checkpoint each column is computed on, and what the paper's group sizes and outlier counts become."""
+    slots: dict[str, list[str]] = {}
+    for column in project.columns(table):
+        slots.setdefault(project.slot(table, column).name, []).append(column)
+    recipes = [run.recipe for cell in project.cells(table.id) for run in cell.runs]
+    grouped = any("'granularity': 'group'" in str(recipe.model_dump()) for recipe in recipes)
+    scaled = [("Group sizes, paper → here", "group_sizes")] if grouped else []
+    scaled += [("Outlier features, paper → here", "outlier_features")] if any(r.outliers for r in recipes) else []
+    header = ["Column", "Checkpoint", "Digest", "Shape", *(title for title, _ in scaled)]
+    rows = []
+    for name, columns in slots.items():
+        slot = project.config.slot(name)
+        label = name if columns == [name] else f"{', '.join(columns)} (all on {name})"
+        maps = [_map(getattr(slot, attribute)) for _, attribute in scaled]
+        digest = f"`{project.digest(name)[:12]}`"
+        rows.append([label, _card(project, slot.checkpoint), digest, _shape(project, slot.checkpoint), *maps])
+    text = markdown_table(header, rows, "l" * len(header))
+    return "\n".join(["## What each column is\n", text, *shared_checkpoints(project, list(slots))])
+
+
+def shared_checkpoints(project: Project, slots: Iterable[str]) -> list[str]:
+    """A sentence for each slot whose checkpoint also stands for an earlier slot of the configuration."""
+    sentences = []
+    for name in slots:
+        slot = project.config.slot(name)
+        first = next(other for other in project.config.slots.values() if other.checkpoint == slot.checkpoint)
+        if first.name != name:
+            sentences.append(f"{name} and {first.name} are computed on the same checkpoint: their numbers agree.\n")
+    return sentences
+
+
+def _card(project: Project, checkpoint: str) -> str:
+    """The checkpoint with a link to its model card."""
+    for card in ("MODEL_CARD.md", "README.md"):
+        if (project.root / checkpoint / card).is_file():
+            return f"[{checkpoint}]({os.path.relpath(Path(checkpoint) / card, REPORTS)})"
+    if (project.root / checkpoint).exists() or checkpoint.count("/") != 1:
+        return f"`{checkpoint}`"
+    return f"[{checkpoint}](https://huggingface.co/{checkpoint.partition('@')[0]})"
+
+
+def _shape(project: Project, checkpoint: str) -> str:
+    path = project.root / checkpoint / "config.json"
+    if not path.is_file():
+        return "-"
+    config = read_json(path, "model configuration")
+    heads, kv = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    grouped = f", {kv} KV" if kv and kv != heads else ""
+    width, ffn, layers = config.get("hidden_size"), config.get("intermediate_size"), config.get("num_hidden_layers")
+    return f"{layers} layers, width {width}, FFN {ffn}, {heads} heads{grouped}"
+
+
+def settings_section(project: Project, table: Table) -> str:
+    """The recipe of each row in words, on the first slot; a line per column where a row's recipe changes with it."""
+    cells = project.cells(table.id)
+    first = project.slot(table, project.columns(table)[0]).name
+    rows = []
+    for row in table.rows:
+        found: dict[str, list[str]] = {}
+        for cell in cells:
+            if cell.row == row.name and project.slot(table, cell.column).name == first:
+                found.setdefault(settings(cell.runs[0].recipe), []).append(cell.column)
+        for recipe, columns in found.items():
+            varies = f", {', '.join(dict.fromkeys(columns))}" if len(found) > 1 else ""
+            rows.append([f"{row.name}{varies}", f"`{row.method}`", recipe])
+    text = markdown_table(["Row", "Preset", f"Recipe on {first}"], rows, "lll")
+    return "\n".join(
+        [
+            "## Settings\n",
+            f"<details><summary>The recipe of each row</summary>\n\n{text}\n</details>\n",
+            *_measured(table, cells),
+            f"The network runs in {cells[0].runs[0].dtype}. Each run file holds its complete recipe.\n",
+        ]
+    )
+
+
+def _measured(table: Table, cells: tuple[Cell, ...]) -> list[str]:
+    """How each metric measures; rows that measure differently are named."""
+    lines: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        lines.setdefault(measurement(cell.metric), {})[cell.row] = None
+    usual = {measurement(cell.metric) for cell in cells if cell.row == table.baseline}
+    return [f"Measured by {line}{'' if line in usual else f' (rows {_list(rows)})'}.\n" for line, rows in lines.items()]
+
+
+def runs_section(project: Project, table: Table, results: dict[str, RunResult], logged: Logged | None) -> str:
+    """Every run of the table with its seed, its main number, its file and its MLflow run."""
+    rows = []
+    for cell in project.cells(table.id):
+        quantity = quantities(cell.metric)[0]
+        for run in cell.runs:
+            link = f"[`{run.key}`]({os.path.relpath(run_path(run.key), REPORTS)})"
+            number = f"{quantity.title} {show(results[run.key].metrics[quantity.name])}"
+            seconds = f"{results[run.key].provenance.get('seconds', 0.0):.1f}"
+            mlflow = [f"`{logged.runs[run.key]}`"] if logged else []
+            rows.append([cell.row, cell.column, run.seed, number, seconds, link, *mlflow])
+    header = ["Row", "Column", "Seed", "Measured", "Seconds", "Run file", *(["MLflow run"] if logged else [])]
+    text = markdown_table(header, rows, "llrrrll"[: len(header)])
+    return f"## Seeds and run files\n\n<details><summary>{len(rows)} runs</summary>\n\n{text}\n</details>\n"
+
+
+def provenance_section(project: Project, table: Table, results: dict[str, RunResult], logged: Logged | None) -> str:
+    """When, on what, by which code, from which texts."""
+    records = [result.provenance for result in results.values()]
+    stored = {result.run.weights_key: result.weights for result in results.values() if result.weights}
+    stages = list(stored.values())
+    dates = sorted(record["date"] for record in records)
+    seconds = sum(record.get("seconds", 0.0) for record in [*records, *stages])
+    lines = [
+        f"Computed {dates[0]} to {dates[-1]} (UTC)",
+        f"Hardware: {_list(_hardware(record) for record in [*records, *stages])}",
+        f"Wall time, summed over {len(records)} runs and {len(stages)} stored weights: {seconds:.0f} s",
+        f"Commit: {_list(_commit(record) for record in records)}",
+        f"Code digest: weights {_digests(stages)}; runs {_digests(records)}",
+        f"Versions: {_list(_versions(record) for record in records)}",
+        f"Python {_list(record['python'] for record in records)} on {_list(record['platform'] for record in records)}",
+        *_corpora([*records, *stages]),
+        f"Table as CSV: [{table_path(table.id)}]({os.path.relpath(table_path(table.id), REPORTS)})",
+    ]
+    if logged:
+        lines.append(
+            f"MLflow: experiment `{logged.experiment}`, run `{logged.parent}`, store `{_store(project, logged.uri)}`"
+        )
+    return "## Provenance\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def _store(project: Project, uri: str) -> str:
+    return uri.replace(str(project.root.resolve()) + "/", "")
+
+
+def _hardware(record: dict[str, Any]) -> str:
+    threads = record["threads"]
+    cpu = f"{record['cpu']}, {threads} thread{'s' if threads != 1 else ''} a job"
+    return f"{record['gpu']} ({cpu})" if record.get("gpu") else cpu
+
+
+def _commit(record: dict[str, Any]) -> str:
+    if not record.get("git_commit"):
+        return "not a git checkout"
+    return f"`{record['git_commit'][:12]}`{' with uncommitted changes' if record.get('git_dirty') else ''}"
+
+
+def _digests(records: list[dict[str, Any]]) -> str:
+    return _list(f"`{record['code_digest']}`" for record in records) or "-"
+
+
+def _versions(record: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+
+
+def _corpora(records: list[dict[str, Any]]) -> list[str]:
+    """One line per text that was read: which, how much, its hash, and whether that is the recorded one."""
+    lines: dict[str, None] = {}
+    for record in records:
+        for use, corpus in record.get("corpora", {}).items():
+            name = corpus["name"] if not corpus.get("path") else f"{corpus['name']} ({corpus['path']})"
+            for split, text in corpus["splits"].items():
+                size = f"{text['characters']:,} characters"
+                identity = f"sha256 `{text['sha256'][:12]}`{_expected(corpus, text)}"
+                lines[f"Text for {use}: {name}, {split}, {size}, {identity}"] = None
+    return list(lines)
+
+
+def _expected(corpus: dict[str, Any], text: dict[str, Any]) -> str:
+    """Whether the docstring corpus is the recorded one: it follows the versions of the installed packages."""
+    expected = text.get("expected_sha256")
+    if corpus["source"] != "docstrings":
+        return ""
+    if expected is None:
+        return ", no hash recorded"
+    if expected == text["sha256"]:
+        return ", as recorded"
+    return f", **not the recorded text** (`{expected[:12]}`): other package versions are installed"
+
+
+def _map(mapping: dict[int, int]) -> str:
+    return ", ".join(f"{paper} → {here}" for paper, here in mapping.items()) or "-"
+
+
+def _list(items: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(items))

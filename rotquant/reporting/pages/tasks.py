@@ -1,0 +1,117 @@
+"""Section "Tasks": what the zero-shot tasks ask, and accuracies task by task.
+
+The shipped suite's tasks are not the paper's, so ours and the paper's stand in tables of their own.
+"""
+
+from rotquant.project import Project
+from rotquant.quantities import Quantity, quantities
+from rotquant.reporting.numbers import italic, show
+from rotquant.reporting.tables import Values, markdown_table
+from rotquant.results import RunResult
+from rotquant.schemes import ZeroShot
+from rotquant.tables import Table
+from rotquant.zeroshot.suites import TASKS, Task, task_names
+
+
+def tasks_section(project: Project, table: Table, values: Values, results: dict[str, RunResult]) -> str:
+    """How accuracy is measured, the tasks, and their accuracies by column; nothing for a table without tasks."""
+    metrics = [cell.metric for cell in project.cells(table.id) if isinstance(cell.metric, ZeroShot)]
+    if not metrics:
+        return ""
+    first = _baseline(project, table, project.columns(table)[0], results)
+    columns = [_column(project, table, column, values, results) for column in project.columns(table)]
+    return "\n".join(["## Tasks\n", _method(metrics[0]), _facts(metrics[0], first), *columns])
+
+
+def _method(metric: ZeroShot) -> str:
+    """What is measured, which accuracy is quoted and why."""
+    tasks = [TASKS[metric.suite][name] for name in task_names(metric)]
+    normalised = sum(task.measure == "acc_norm" for task in tasks)
+    place = f"read from `{metric.path}`" if metric.path else "from the hub"
+    origin = {
+        "paper": f"the paper's tasks, {place}",
+        "shipped": f"the project's own tasks, made from held-out text of the corpus `{metric.corpus}` for models too "
+        "small for the paper's; only the averages stand beside the paper's",
+    }
+    items = f"the first {metric.limit} items of each task" if metric.limit else "all items"
+    return (
+        f"Zero-shot accuracy in percent through lm-eval, suite `{metric.suite}`: {origin[metric.suite]}. As in the "
+        f"paper, the {normalised} tasks that have `acc_norm` (the choice that is likeliest per byte of text, which is "
+        f"fair to choices of different lengths) show it, the other {len(tasks) - normalised} show `acc` (the likeliest "
+        f"choice); run files hold both. Every item begins {'with' if metric.bos else 'without'} BOS; {items}.\n"
+    )
+
+
+def _facts(metric: ZeroShot, result: RunResult) -> str:
+    """What each task asks and how it is scored."""
+    rows = []
+    for name in task_names(metric):
+        task: Task = TASKS[metric.suite][name]
+        items = result.metrics.get(f"{name}.items")
+        rows.append([task.title, task.description, f"`{task.measure}`", f"{task.chance:.1f}", _count(items)])
+    return markdown_table(["Task", "What it asks", "Accuracy", "Chance", "Items"], rows, "lllrr")
+
+
+def _column(project: Project, table: Table, column: str, values: Values, results: dict[str, RunResult]) -> str:
+    """One column of the table, opened up by task."""
+    measured = [quantity for quantity in project.quantities(table) if _is_accuracy(quantity)]
+    lines = [
+        [row.name, *(_ours(values, row.name, column, quantity) for quantity in measured)]
+        for row in table.rows
+        if (row.name, column, measured[0].name) in values
+    ]
+    baseline = _baseline(project, table, column, results)
+    lines.append(["chance", *(show(quantity.chance, None, 1) for quantity in measured)])
+    lines.append(["standard error", *(_error(baseline, quantity) for quantity in measured)])
+    header = ["Method", *(quantity.title for quantity in measured)]
+    parts = [f"<details><summary>{column}: accuracy by task</summary>\n", "Computed here:\n"]
+    parts.append(markdown_table(header, lines, "l" + "r" * len(measured)))
+    parts.append(f"The standard error is that of the {table.baseline} row, from the number of items.\n")
+    if papers := _papers(project, table, column):
+        parts += ["*Published*:\n", papers]
+    return "\n".join([*parts, "</details>\n"])
+
+
+def _papers(project: Project, table: Table, column: str) -> str:
+    """The paper's accuracies in a column by its own tasks; nothing where it prints none."""
+    published = {
+        (row, name): value for (row, place, name), value in project.published(table).items() if place == column
+    }
+    names = {name for _, name in published}
+    shown = [quantity for quantity in quantities(ZeroShot(suite="paper")) if quantity.name in names]
+    lines = [
+        [row.name, *(italic(show(published.get((row.name, quantity.name)))) for quantity in shown)]
+        for row in table.rows
+        if any((row.name, quantity.name) in published for quantity in shown)
+    ]
+    header = ["Method", *(quantity.title for quantity in shown)]
+    return markdown_table(header, lines, "l" + "r" * len(shown)) if lines else ""
+
+
+def _is_accuracy(quantity: Quantity) -> bool:
+    return quantity.unit == "%"
+
+
+def _ours(values: Values, row: str, column: str, quantity: Quantity) -> str:
+    value = values[row, column, quantity.name]
+    return show(value.mean, value.deviation)
+
+
+def _error(result: RunResult, quantity: Quantity) -> str:
+    """Standard error of a task's quoted accuracy in percent; "-" for the average."""
+    assert isinstance(result.run.metric, ZeroShot)
+    task = TASKS[result.run.metric.suite].get(quantity.name)
+    return "-" if task is None else show(result.metrics.get(f"{quantity.name}.{task.measure}_stderr"), None, 1)
+
+
+def _count(items: float | None) -> str:
+    return "-" if items is None else f"{items:,.0f}"
+
+
+def _baseline(project: Project, table: Table, column: str, results: dict[str, RunResult]) -> RunResult:
+    """A zero-shot run of a column's baseline row."""
+    return next(
+        results[cell.runs[0].key]
+        for cell in project.cells(table.id)
+        if (cell.row, cell.column) == (table.baseline, column) and isinstance(cell.metric, ZeroShot)
+    )
