@@ -1,4 +1,4 @@
-"""The transcribed numbers of QuaRot's 17 tables: complete, of one format, and consistent with each other.
+"""QuaRot's 17 tables as transcribed, and as data: complete, of one format, and consistent with each other.
 
 Tolerances come from the paper's printed digits only; where the paper contradicts itself the cell is listed here and
 not corrected.
@@ -9,6 +9,9 @@ import math
 from pathlib import Path
 
 import pytest
+
+from rotquant.project import Project, load_project
+from rotquant.reporting.claims import outcomes
 
 PUBLISHED = Path(__file__).parents[1] / "workflow" / "papers" / "quarot" / "published"
 COMMON = ["row", "column", "metric", "value", "unit"]
@@ -178,3 +181,65 @@ def test_an_experiment_printed_in_two_tables_has_one_value(first: tuple[int, str
     shared = one.keys() & other.keys()
     assert len(shared) >= 3
     assert {key: one[key] for key in shared} == {key: other[key] for key in shared}
+
+
+@pytest.fixture(scope="module")
+def project() -> Project:
+    return load_project(root=Path(__file__).parents[1])
+
+
+def test_every_accuracy_table_and_the_first_figure_are_data(project: Project) -> None:
+    assert project.tables.keys() == {*(f"quarot_table{n}" for n in range(1, 14)), "quarot_figure1", "quarot_switches"}
+
+
+@pytest.mark.parametrize("table", range(1, 14))
+def test_rows_and_columns_are_those_of_the_paper(table: int, project: Project) -> None:
+    """Beyond them stand only the baseline of Table 5 and Table 11's columns of Llama-2, for comparison."""
+    data, printed = project.table(f"quarot_table{table}"), read(table)
+    ours = {5: {"Baseline"}}.get(table, set())
+    assert {row.name for row in data.rows} - ours == {cell["row"] for cell in printed}
+    columns = [column.name for column in data.columns if column.published is None]
+    assert columns == list(dict.fromkeys(cell["column"] for cell in printed))
+    kinds = {"perplexity" if cell["metric"] == "perplexity" else "zero_shot" for cell in printed}
+    assert {metric["kind"] for metric in data.metrics} == kinds
+
+
+@pytest.mark.parametrize("table", range(1, 14))
+def test_claims_hold_by_the_papers_own_numbers(table: int, project: Project) -> None:
+    """A claim that the paper's table contradicts would be one that we misread, or one to be listed as inconsistent."""
+    data = project.table(f"quarot_table{table}")
+    for outcome in outcomes(project, data, {}):
+        assert outcome.papers.holds, (outcome.claim.text, outcome.papers)
+
+
+@pytest.mark.parametrize(("first", "second"), REPEATED_ROWS)
+def test_an_experiment_printed_in_two_tables_is_run_once(
+    first: tuple[int, str], second: tuple[int, str], project: Project
+) -> None:
+    def runs_of(table: int, row: str) -> dict[tuple[str, str], list[str]]:
+        cells = [cell for cell in project.cells(f"quarot_table{table}") if cell.row == row]
+        return {(cell.column, cell.metric.kind): [run.key for run in cell.runs] for cell in cells}
+
+    one, other = runs_of(*first), runs_of(*second)
+    shared = one.keys() & other.keys()
+    assert len(shared) >= 2
+    assert {place: one[place] for place in shared} == {place: other[place] for place in shared}
+
+
+def test_what_acts_at_run_time_alone_needs_no_weights_of_its_own(project: Project) -> None:
+    """Clip ratios of inputs and cache, bits of the cache and BOS: one set of weights per model and seed."""
+    weights = {name: set[str]() for name in ("quarot", "rotated")}
+    for cell in project.cells("quarot_switches"):
+        if cell.row in ("QuaRot", "Inputs not clipped", "KV cache not clipped", "Symmetric KV cache", "QuaRot, no BOS"):
+            weights["quarot"] |= {run.weights_key for run in cell.runs}
+    for name in ("quarot_table5", "quarot_table6", "quarot_figure1"):
+        table = project.table(name)
+        cells = [cell for cell in project.cells(name) if cell.row != table.baseline]
+        weights["rotated"] |= {run.weights_key for cell in cells for run in cell.runs}
+    seeds = len(project.config.seeds)
+    assert {name: len(keys) for name, keys in weights.items()} == {"quarot": 3 * seeds, "rotated": 3 * seeds}
+
+
+def test_each_row_of_the_switches_is_a_run_of_its_own(project: Project) -> None:
+    cells = [cell for cell in project.cells("quarot_switches") if cell.column == "Llama-2-7B"]
+    assert len({cell.runs[0].key for cell in cells}) == len(cells) == len(project.table("quarot_switches").rows)
