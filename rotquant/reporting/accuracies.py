@@ -39,11 +39,11 @@ def tasks(project: Project, table: Table, values: Values, path: Path) -> None:
             squeeze=False,
             layout="constrained",
         )
-        for block, axes in zip(blocks, grid, strict=True):
+        for line, (block, axes) in enumerate(zip(blocks, grid, strict=True)):
             for axis, column in zip(axes, columns, strict=True):
                 _panel(axis, table, block, column)
                 axis.set_yticklabels([task.title for task in block.tasks] if axis is axes[0] else [])
-                axis.set_title(panel_title(project, table, column) if axes is grid[0] else "")
+                axis.set_title("" if line else panel_title(project, table, column))
             axes[0].set_ylabel(block.title)
         figure.supxlabel("accuracy in percent", fontsize=8.5)
         handles = [

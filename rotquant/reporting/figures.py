@@ -34,7 +34,7 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
     with styled() as plt:
         size = (1.4 + 2.2 * len(columns), (0.9 + 0.3 * len(rows)) * len(mains))
         figure, grid = plt.subplots(len(mains), len(columns), figsize=size, squeeze=False, layout="constrained")
-        for quantity, axes in zip(mains, grid, strict=True):
+        for line, (quantity, axes) in enumerate(zip(mains, grid, strict=True)):
             lost = {
                 (row, column): losses(values, table.baseline, row, column, quantity)
                 for row in rows
@@ -50,7 +50,7 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
                 axis.set_yticklabels(rows if axis is axes[0] else [])
                 axis.tick_params(axis="y", length=0)
                 axis.axvline(0, color=NEUTRAL, linewidth=0.8)
-                axis.set_title(panel_title(project, table, column) if axes is grid[0] else "")
+                axis.set_title("" if line else panel_title(project, table, column))
             axes[len(columns) // 2].set_xlabel(f"{loss_words(quantity)}, relative to {table.baseline}")
         handles = [plt.Line2D([], [], linestyle="", color=OURS, **OURS_MARK, label="computed here")]
         if any(value.published is not None for value in values.values()):

@@ -26,7 +26,7 @@ from rotquant.reporting.style import (
     styled,
 )
 from rotquant.reporting.tables import Values, loss_percent, main_quantities
-from rotquant.tables import Table
+from rotquant.tables import Row, Table
 
 #: With more series than this, ours and the paper's get panels of their own.
 TOGETHER = 2
@@ -67,16 +67,16 @@ def lines(project: Project, table: Table, values: Values, path: Path) -> None:
             shown = [which for which in shown if any(_changes(panels, which))]
             blocks += [(quantity, panels, which) for which in shown]
         width = len(blocks[0][1])
-        size = (1.0 + 2.3 * width, 0.6 + 2.0 * len(blocks))
+        size = (1.0 + 2.3 * width, 0.6 + 2.1 * len(blocks))
         figure, grid = plt.subplots(len(blocks), width, figsize=size, squeeze=False, layout="constrained")
-        for (quantity, panels, which), axes in zip(blocks, grid, strict=True):
-            scale = PercentAxis(_changes(panels, ("ours", "papers")))
+        for line, ((quantity, panels, which), axes) in enumerate(zip(blocks, grid, strict=True)):
+            scale = PercentAxis([*_changes(panels, ("ours", "papers")), *_ends(panels)])
             for axis, panel in zip(axes, panels, strict=True):
                 _draw(axis, panel, which, scale)
-                axis.set_title(panel.title if axes is grid[0] else "")
+                axis.set_title("" if line else panel.title)
                 if axis is not axes[0]:
                     axis.set_yticklabels([])
-            apart = f"{_NAMES[which[0]]}: " if len(which) == 1 else ""
+            apart = f"{_NAMES[which[0]]}\n" if len(which) == 1 else ""
             axes[0].set_ylabel(f"{apart}{loss_words(quantity)}\nrelative to {over}")
         for axis in grid[-1]:
             axis.set_xlabel(table.figure.x or (table.label_columns[-1] if table.label_columns else ""))
@@ -100,12 +100,18 @@ def _by_column(project: Project, table: Table, values: Values, quantity: Quantit
         series: dict[str, list[Point]] = {}
         for row in table.rows:
             if row.name != table.baseline:
-                name = str(row.labels[-2]) if len(row.labels) > 1 else ""
                 setting = str(row.labels[-1]) if row.labels else row.name
                 point = _point(values, setting, (row.name, column), (table.baseline, column), quantity)
-                series.setdefault(name, []).append(point)
+                series.setdefault(_series(table, row), []).append(point)
         panels.append(Panel(panel_title(project, table, column), series))
     return panels
+
+
+def _series(table: Table, row: Row) -> str:
+    """The series of a row: its last label but one, or its name without the setting at its end ("RTN A16W4")."""
+    if len(row.labels) > 1:
+        return f"{table.label_columns[-2]} {row.labels[-2]}"
+    return row.name.rpartition(" ")[0]
 
 
 def _by_row(project: Project, table: Table, values: Values, quantity: Quantity) -> list[Panel]:
@@ -129,6 +135,17 @@ def _changes(panels: Iterable[Panel], which: Iterable[str]) -> list[float]:
     """All numbers of the panels that are to be drawn."""
     numbers = (getattr(point, name) for panel in panels for point in panel.points for name in which)
     return [number for number in numbers if number is not None]
+
+
+def _ends(panels: Iterable[Panel]) -> list[float]:
+    """Both ends of every error bar."""
+    bars = [(point.ours, _bar(point)) for panel in panels for point in panel.points if point.ours is not None]
+    return [end for ours, bar in bars if bar for end in (ours - bar, ours + bar)]
+
+
+def _bar(point: Point) -> float:
+    """Length of a point's error bar: nothing where there is none or where the network broke down."""
+    return point.spread if point.spread is not None and math.isfinite(point.spread) else 0.0
 
 
 def _draw(axis: Any, panel: Panel, which: tuple[str, ...], scale: PercentAxis) -> None:
@@ -158,8 +175,9 @@ def _curve(axis: Any, drawn: list[tuple[float, Point]], name: str, color: str, s
             filled = color if name == "ours" else "white"
             axis.plot(place, top, "^", markersize=8, color=color, markerfacecolor=filled)
     if name == "ours":
-        bars = [point.spread if point.spread is not None and math.isfinite(point.spread) else 0.0 for _, point in drawn]
-        axis.errorbar(places, tops, yerr=bars, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
+        axis.errorbar(
+            places, tops, yerr=[_bar(point) for _, point in drawn], fmt="none", ecolor=color, elinewidth=1, capsize=1.5
+        )
 
 
 def _color(count: int, index: int, name: str) -> str:

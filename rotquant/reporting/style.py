@@ -101,11 +101,17 @@ class PercentAxis:
         """Set scale, limits and tick labels of the x or y axis of a panel."""
         from matplotlib.ticker import SymmetricalLogLocator
 
-        axis.set(**{f"{which}lim": self.limits} if self.linear else {})
         ticks = getattr(axis, f"{which}axis")
         if not self.linear:
-            axis.set(**{f"{which}scale": ("symlog")})
             getattr(axis, f"set_{which}scale")("symlog", linthresh=1.0, linscale=0.5)
-            axis.set(**{f"{which}lim": self.limits})
             ticks.set_major_locator(SymmetricalLogLocator(base=10.0, linthresh=1.0))
-        ticks.set_major_formatter(lambda value, _: f"{value:g} %" if abs(value) < 1e4 else f"{value:.0e} %")
+        axis.set(**{f"{which}lim": self.limits})
+        ticks.set_major_formatter(lambda value, _: _percent(value))
+
+
+def _percent(value: float) -> str:
+    """A tick label; powers of ten from ten thousand on are written as such."""
+    if abs(value) < 1e4:
+        return f"{value:g} %"
+    digits = str(round(math.log10(abs(value)))).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{'-' if value < 0 else ''}10{digits} %"
