@@ -1,4 +1,4 @@
-"""The library in three verbs: `quantize` a checkpoint, `load` what was quantized, measure its `perplexity`.
+"""The library in four verbs: `quantize` a checkpoint, `load` what was quantized, measure `perplexity`, `zero_shot`.
 
 The command line and the workflow call the same functions. A `Model` is ready to run: its forward contains the online
 transforms and quantizers of its recipe.
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rotquant import evaluation
+from rotquant import evaluation, zeroshot
 from rotquant.checkpoints import checkpoint_digest, load_checkpoint
 from rotquant.corpora import CALIBRATION_CHARACTERS, DOCSTRINGS, CorpusSpec, calibration_samples, load_text, tokenize
 from rotquant.errors import ResultError
 from rotquant.presets import preset
 from rotquant.recipes import Recipe
-from rotquant.schemes import Calibration, Perplexity
+from rotquant.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.storage import Manifest, is_quantized_folder, load_quantized, save_quantized
 from rotquant.weights import build_weights, quantized_forward
 
@@ -119,6 +119,30 @@ def perplexity(
     return evaluation.perplexity(
         model.network, ids, metric.sequence_length, batch_size=batch_size, max_windows=metric.max_windows
     )
+
+
+def zero_shot(
+    model: Model,
+    metric: ZeroShot | None = None,
+    corpus: CorpusSpec = DOCSTRINGS,
+    *,
+    root: str | Path = ".",
+    batch_size: int = 64,
+) -> dict[str, float]:
+    """Zero-shot accuracies of a model in percent, through lm-eval (see `rotquant.zeroshot.evaluate` for the names).
+
+    Args:
+        metric: the tasks; None takes the shipped ones.
+        corpus: what the shipped tasks are made from.
+        root: the task definitions are kept below `root`/results/tasks.
+
+    Raises:
+        RecipeError: unknown task.
+        TaskError: missing data, lm-eval or BOS, or an item that exceeds the model's context.
+    """
+    metric = metric or ZeroShot(corpus=corpus.name)
+    folder = zeroshot.prepare(metric, Path(root), corpus)
+    return zeroshot.evaluate(model.network, model.tokenizer, metric, folder, batch_size)
 
 
 def calibration_tokens(corpus: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase") -> Tensor:

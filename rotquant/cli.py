@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from rotquant import __version__
-from rotquant.commands import bench, data, models
+from rotquant.commands import bench, data, models, tasks
 from rotquant.commands.report import report_app
 from rotquant.commands.runs import runs_app
 from rotquant.errors import RotquantError
@@ -24,6 +24,7 @@ cli = typer.Typer(
 cli.command()(models.quantize)
 cli.command()(models.evaluate)
 cli.command()(models.diagnose)
+cli.command()(tasks.tasks)
 cli.command()(data.corpus)
 cli.command()(data.train)
 cli.add_typer(bench.bench_app, name="bench")

@@ -8,12 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 from rotquant.commands.options import Changes, Corpus, Device, Dtype, Model, changed, corpus_spec
+from rotquant.commands.tasks import Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
 from rotquant.devices import torch_device, torch_dtype
 from rotquant.errors import RecipeError, ResultError
 from rotquant.files import write_json, write_text
 from rotquant.presets import preset
 from rotquant.recipes import override
-from rotquant.schemes import Perplexity
+from rotquant.schemes import Perplexity, ZeroShot
+from rotquant.zeroshot import prepare
 
 CARD_START, CARD_END = "<!-- diagnose:start -->", "<!-- diagnose:end -->"
 
@@ -60,36 +62,52 @@ def quantize(
 
 def evaluate(
     model: Model,
-    metric: Annotated[str, typer.Option(help="perplexity.")] = "perplexity",
+    metric: Annotated[
+        str, typer.Option(help="perplexity, or zero_shot (which --tasks and --suite imply).")
+    ] = "perplexity",
     corpus: Corpus = "docstrings",
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     sequence_length: Annotated[int, typer.Option(help="Tokens per window.")] = 2048,
     max_windows: Annotated[int | None, typer.Option(help="Only the first windows. Default: all.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Windows per forward pass.")] = 8,
+    tasks: Tasks = None,
+    suite: Suite = None,
+    task_data: TaskData = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first items of each task. Default: all.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Windows per forward pass; eight times as many items of tasks.")] = 8,
     device: Device = "auto",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")] = None,
 ) -> None:
     """Measure MODEL: a plain checkpoint as it is, a quantized folder with its online transforms and quantizers.
 
-    Example: `rotquant evaluate quantized/ --sequence-length 512`
+    Examples: `rotquant evaluate quantized/ --sequence-length 512`, `rotquant evaluate quantized/ --suite shipped`
     """
-    if metric != "perplexity":
-        raise RecipeError(f"unknown metric {metric!r}; known: perplexity.")
-    if split not in ("train", "validation", "test"):
-        raise RecipeError(f"unknown split {split!r}; use train, validation or test.")
     spec = corpus_spec(corpus)
-    settings = Perplexity(corpus=spec.name, split=split, sequence_length=sequence_length, max_windows=max_windows)
+    if metric == "zero_shot" or tasks or suite or task_data:
+        settings = zero_shot_metric(tasks, suite, task_data, limit, spec)
+        prepare(settings, Path(), spec)  # bad data is found before a model is loaded
+    elif metric != "perplexity":
+        raise RecipeError(f"unknown metric {metric!r}; known: perplexity, zero_shot.")
+    elif split not in ("train", "validation", "test"):
+        raise RecipeError(f"unknown split {split!r}; use train, validation or test.")
+    else:
+        settings = Perplexity(corpus=spec.name, split=split, sequence_length=sequence_length, max_windows=max_windows)
     from rotquant import api
 
-    result = api.perplexity(api.load(model, device=torch_device(device)), spec, settings, batch_size=batch_size)
+    loaded = api.load(model, device=torch_device(device))
+    if isinstance(settings, ZeroShot):
+        metrics = api.zero_shot(loaded, settings, spec, batch_size=8 * batch_size)
+        print_accuracies(model, settings, metrics)
+    else:
+        result = api.perplexity(loaded, spec, settings, batch_size=batch_size)
+        metrics = result.as_metrics()
+        Console().print(
+            f"{model}: perplexity {result.perplexity:.4f} on {spec.name} {split} "
+            f"({result.windows} windows of {sequence_length} tokens)",
+            soft_wrap=True,
+            highlight=False,
+        )
     if output:
-        write_json(output, {"model": model, "metric": settings.model_dump(mode="json"), **result.as_metrics()})
-    Console().print(
-        f"{model}: perplexity {result.perplexity:.4f} on {spec.name} {split} "
-        f"({result.windows} windows of {sequence_length} tokens)",
-        soft_wrap=True,
-        highlight=False,
-    )
+        write_json(output, {"model": model, "metric": settings.model_dump(mode="json"), **metrics})
 
 
 def diagnose(

@@ -5,6 +5,6 @@ Importing this package imports neither torch nor lm-eval.
 
 from rotquant.zeroshot.evaluation import evaluate
 from rotquant.zeroshot.folders import identity, prepare
-from rotquant.zeroshot.suites import DEFAULT_TASKS, TASKS, Task, check, task_names
+from rotquant.zeroshot.suites import DEFAULT_TASKS, TASKS, Task, check, suite_of, task_names
 
-__all__ = ["DEFAULT_TASKS", "TASKS", "Task", "check", "evaluate", "identity", "prepare", "task_names"]
+__all__ = ["DEFAULT_TASKS", "TASKS", "Task", "check", "evaluate", "identity", "prepare", "suite_of", "task_names"]

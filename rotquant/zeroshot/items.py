@@ -164,8 +164,8 @@ def parameter(source: Source) -> Iterator[Item]:
 
 
 TASK_ITEMS: dict[str, tuple[Callable[[Source], Iterator[Item]], int]] = {
-    "last_word": (last_word, 800),
-    "next_word": (next_word, 850),
+    "last_word": (last_word, 740),
+    "next_word": (next_word, 900),
     "continuation": (continuation, 750),
     "function_name": (function_name, 600),
     "parameter": (parameter, 500),

@@ -16,7 +16,7 @@ from rotquant.files import atomic_directory, canonical_json, short_hash
 from rotquant.zeroshot.items import TASK_ITEMS, Source, held_out, task_items
 from rotquant.zeroshot.suites import SHIPPED
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 """Raised when the rules of `rotquant.zeroshot.items` change, so that no stale folder is read."""
 
 

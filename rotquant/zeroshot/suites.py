@@ -63,6 +63,20 @@ NOT_BUILT = {"mmlu": "it is a group of 57 tasks with a file each, which no table
 """Tasks of later papers, with the reason why they are refused."""
 
 
+def suite_of(tasks: tuple[str, ...]) -> str:
+    """The suite that has the first of `tasks`, for a user who names tasks only; `shipped` for none.
+
+    Raises:
+        RecipeError: no suite has it.
+    """
+    if not tasks:
+        return "shipped"
+    for suite, known in TASKS.items():
+        if tasks[0] in known or (suite == "paper" and tasks[0] in NOT_BUILT):
+            return suite
+    raise RecipeError(f"no zero-shot task {tasks[0]!r}{nearest(tasks[0], (*PAPER, *SHIPPED))}.")
+
+
 def check(metric: ZeroShot) -> None:
     """Raise `RecipeError` for a task that the metric's suite does not have; cheap enough for the workflow's start."""
     known = TASKS[metric.suite]

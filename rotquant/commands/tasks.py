@@ -1,0 +1,96 @@
+"""`rotquant tasks`: the zero-shot tasks, and the folder of their definitions; how accuracies are printed."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from rotquant.corpora import CorpusSpec
+from rotquant.errors import RecipeError
+from rotquant.schemes import ZeroShot
+from rotquant.zeroshot import TASKS, identity, prepare, suite_of, task_names
+
+Tasks = Annotated[
+    str | None,
+    typer.Option(help="Zero-shot tasks, separated by commas; `rotquant tasks` lists them. Default: a suite's."),
+]
+Suite = Annotated[str | None, typer.Option(help="paper or shipped. Default: the one that has the tasks.")]
+TaskData = Annotated[
+    Path | None,
+    typer.Option(help="Suite paper: a folder with one file per task (piqa.jsonl, ...) in place of the hub."),
+]
+
+
+def tasks(
+    suite: Suite = None,
+    tasks: Tasks = None,
+    task_data: TaskData = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the tasks' definitions for lm-eval here; local data is checked."),
+    ] = None,
+) -> None:
+    """List the zero-shot tasks; with -o, write a suite as a folder for lm-eval's own command line.
+
+    Example: `rotquant tasks --suite shipped -o tasks/ && cd tasks && lm_eval --include_path . --tasks next_word ...`
+    """
+    if output is not None:
+        _write(zero_shot_metric(tasks, suite, task_data, None, CorpusSpec()), output)
+        return
+    table = Table("suite", "task", "quoted", "chance", "what it asks")
+    for name, known in TASKS.items():
+        for key, task in known.items():
+            if suite in (None, name):
+                table.add_row(name, key, task.measure, f"{task.chance:.0f} %", task.description)
+    Console().print(table)
+
+
+def zero_shot_metric(
+    tasks: str | None, suite: str | None, task_data: Path | None, limit: int | None, corpus: CorpusSpec
+) -> ZeroShot:
+    """The metric that command-line options ask for.
+
+    Raises:
+        RecipeError: unknown suite or task, or options that exclude each other.
+    """
+    names = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
+    suite = suite or ("paper" if task_data else suite_of(names))
+    fields: dict[str, Any] = {"suite": suite, "tasks": names, "limit": limit}
+    fields["path"] = str(task_data) if task_data else None
+    fields["corpus"] = corpus.name if suite == "shipped" else None
+    try:
+        metric = ZeroShot(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"--{first['loc'][0]}: " if first["loc"] else ""
+        raise RecipeError(f"{where}{first['msg'].removeprefix('Value error, ')}.") from None
+    task_names(metric)
+    return metric
+
+
+def print_accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) -> None:
+    """Print the quoted accuracy of each task with its standard error and chance level, and the average."""
+    table = Table("task", "measure", "accuracy", "standard error", "chance", "items", title=f"{model}, in percent")
+    for name in task_names(metric):
+        task = TASKS[metric.suite][name]
+        error = metrics[f"{name}.{task.measure}_stderr"]
+        items = f"{metrics[f'{name}.items']:.0f}"
+        table.add_row(name, task.measure, f"{metrics[name]:.2f}", f"{error:.2f}", f"{task.chance:.0f}", items)
+    table.add_section()
+    table.add_row("average", "", f"{metrics['average']:.2f}", "", "", "")
+    Console().print(table)
+
+
+def _write(metric: ZeroShot, output: Path) -> None:
+    if output.exists():
+        raise RecipeError(f"{output} exists; name another folder for the tasks.")
+    with tempfile.TemporaryDirectory() as root:
+        made = prepare(metric, Path(root))
+        for name, entry in identity(metric, made)["tasks"].items():
+            Console().print(f"{name}: {entry['items']} items" if "items" in entry else f"{name}: on the hub")
+        shutil.copytree(made, output)
