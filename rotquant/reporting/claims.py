@@ -190,14 +190,14 @@ def _bounded(
     view: View, row: str, over: str, *, both_ways: bool, percent: float | None = None, points: float | None = None
 ) -> Results:
     bound, unit = (points, "") if percent is None else (percent, " %")
-    limit = f"{'within ±' if both_ways else '≤ '}{bound:g}{unit}"
+    limit = f"{'within ±' if both_ways else 'at most '}{bound:g}{unit}"
     for column in view.columns:
         if lacking := view.lacking(column, row, over):
             yield from lacking
             continue
         loss = view.loss(row, over, column, percent=percent is not None)
         before, after = _apart(view.numbers[over, column][0], view.numbers[row, column][0])
-        text = f"{before} to {after}, a loss of {_show(loss, 2)}{unit} {limit}"
+        text = f"{before} to {after}, a loss of {_show(loss, 2)}{unit}, {limit}"
         yield Finding(column, text, (abs(loss) if both_ways else loss) <= bound + EPSILON)
 
 

@@ -32,7 +32,7 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
     columns, mains = project.columns(table), main_quantities(project, table)
     rows = [row.name for row in table.rows if row.name != table.baseline]
     with styled() as plt:
-        size = (1.4 + 2.2 * len(columns), (0.9 + 0.3 * len(rows)) * len(mains))
+        size = (1.4 + 2.2 * len(columns), (1.1 + 0.3 * len(rows)) * len(mains))
         figure, grid = plt.subplots(len(mains), len(columns), figsize=size, squeeze=False, layout="constrained")
         for line, (quantity, axes) in enumerate(zip(mains, grid, strict=True)):
             lost = {
@@ -50,8 +50,8 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
                 axis.set_yticklabels(rows if axis is axes[0] else [])
                 axis.tick_params(axis="y", length=0)
                 axis.axvline(0, color=NEUTRAL, linewidth=0.8)
+                axis.set_xlabel(f"{loss_words(quantity)}\nrelative to {table.baseline}")
                 axis.set_title("" if line else panel_title(project, table, column))
-            axes[len(columns) // 2].set_xlabel(f"{loss_words(quantity)}, relative to {table.baseline}")
         handles = [plt.Line2D([], [], linestyle="", color=OURS, **OURS_MARK, label="computed here")]
         if any(value.published is not None for value in values.values()):
             handles.append(plt.Line2D([], [], linestyle="", color=PUBLISHED, **PUBLISHED_MARK, label="published"))

@@ -80,7 +80,8 @@ def lines(project: Project, table: Table, values: Values, path: Path) -> None:
             axes[0].set_ylabel(f"{apart}{loss_words(quantity)}\nrelative to {over}")
         for axis in grid[-1]:
             axis.set_xlabel(table.figure.x or (table.label_columns[-1] if table.label_columns else ""))
-        figure.legend(handles=_handles(plt, blocks), loc="outside upper center", ncols=4)
+        handles = _handles(plt, blocks)
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if len(handles) <= 5 else 4)
         save_svg(figure, path)
 
 

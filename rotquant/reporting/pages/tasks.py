@@ -25,8 +25,6 @@ def tasks_section(project: Project, table: Table, values: Values, results: dict[
 
 def _method(metric: ZeroShot) -> str:
     """What is measured, which accuracy is quoted and why."""
-    tasks = [TASKS[metric.suite][name] for name in task_names(metric)]
-    normalised = sum(task.measure == "acc_norm" for task in tasks)
     place = f"read from `{metric.path}`" if metric.path else "from the hub"
     origin = {
         "paper": f"the paper's tasks, {place}",
@@ -36,9 +34,9 @@ def _method(metric: ZeroShot) -> str:
     items = f"the first {metric.limit} items of each task" if metric.limit else "all items"
     return (
         f"Zero-shot accuracy in percent through lm-eval, suite `{metric.suite}`: {origin[metric.suite]}. As in the "
-        f"paper, the {normalised} tasks that have `acc_norm` (the choice that is likeliest per byte of text, which is "
-        f"fair to choices of different lengths) show it, the other {len(tasks) - normalised} show `acc` (the likeliest "
-        f"choice); run files hold both. Every item begins {'with' if metric.bos else 'without'} BOS; {items}.\n"
+        "paper, a task shows `acc_norm` where lm-eval's task has it (the choice that is likeliest per byte of text, "
+        "fair to choices of different lengths) and `acc` elsewhere (the likeliest choice); run files hold all that "
+        f"exist. Every item begins {'with' if metric.bos else 'without'} BOS; {items}.\n"
     )
 
 
