@@ -149,6 +149,16 @@ class Project:
         return self.groups[key]
 
     @cached_property
+    def task_sets(self) -> dict[str, Run]:
+        """For each way in which zero-shot accuracy is measured, by its key, the first run that does so."""
+        found: dict[str, Run] = {}
+        for run in self.runs.values():
+            key = task_set(run)
+            if key is not None:
+                found.setdefault(key, run)
+        return found
+
+    @cached_property
     def places(self) -> dict[str, Cell]:
         """The first cell that each run belongs to, by the run's key."""
         found: dict[str, Cell] = {}
@@ -249,6 +259,11 @@ def load_project(
             found[table.id] = table
     tables = {name: found[name] for name in sorted(found, key=_natural)}
     return Project(root, config or load_config(overrides, root), tables)
+
+
+def task_set(run: Run) -> str | None:
+    """The key of the tasks that a run is measured on; None for other metrics."""
+    return short_hash(canonical_json(run.metric.model_dump(mode="json"))) if run.metric.kind == "zero_shot" else None
 
 
 def _natural(name: str) -> list[str | int]:

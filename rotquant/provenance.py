@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).resolve().parent
 STAGES: dict[str, tuple[str, ...]] = {
     "weights": ("rotquant.execution.weights",),
     "runs": ("rotquant.execution.runs",),
-    "tasks": ("rotquant.zeroshot.shipped",),
+    "tasks": ("rotquant.zeroshot.folders",),
     "tables": ("rotquant.reporting.tables",),
     "figures": ("rotquant.reporting.figures",),
     "reports": ("rotquant.reporting.markdown", "rotquant.tracking"),

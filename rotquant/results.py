@@ -17,6 +17,7 @@ from rotquant.recipes import Run, first_problem
 RUNS = Path("results/runs")
 WEIGHTS = Path("results/weights")
 MEASURED = Path("results/measured")
+TASKS = Path("results/tasks")
 TABLES = Path("results/tables")
 REPORTS = Path("reports")
 FIGURES = Path("reports/figures")
@@ -66,6 +67,11 @@ def batch_path(batch: str) -> Path:
 def group_path(group: str) -> Path:
     """The record of a group of runs: written when all of them are measured."""
     return MEASURED / f"{group}.json"
+
+
+def task_set_path(key: str) -> Path:
+    """The record of a set of zero-shot tasks: written when their definitions and data are there and checked."""
+    return TASKS / f"{key}.json"
 
 
 def weights_path(weights_key: str) -> Path:

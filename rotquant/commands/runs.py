@@ -16,13 +16,22 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from rotquant.configuration import find_root
-from rotquant.errors import ResultError, RotquantError
+from rotquant.errors import ConfigError, ResultError, RotquantError
 from rotquant.files import read_json, write_json
 from rotquant.project import Project, load_project
 from rotquant.provenance import code_digest
 from rotquant.quantities import quantities
 from rotquant.recipes import Run
-from rotquant.results import RunResult, batch_path, group_path, read_result, run_path, weights_path, write_result
+from rotquant.results import (
+    RunResult,
+    batch_path,
+    group_path,
+    read_result,
+    run_path,
+    task_set_path,
+    weights_path,
+    write_result,
+)
 
 runs_app = typer.Typer(
     help="The runs behind the tables: list, show, compute, and show them in MLflow.", no_args_is_help=True
@@ -102,6 +111,23 @@ def weights(
         except RotquantError as error:  # left to the group's own job, which will meet it again
             typer.echo(f"not measured ahead: {error}")
     write_json(project.root / batch_path(batch), {"batch": batch, "weights": records})
+
+
+@runs_app.command()
+def tasks(
+    key: Annotated[str, typer.Argument(help="A set of zero-shot tasks: a file below results/tasks/.")],
+    config: Configs = None,
+) -> None:
+    """Make or check the data of the zero-shot tasks before any job needs them, and record what they are."""
+    from rotquant import zeroshot
+
+    project = open_project(config)
+    if key not in project.task_sets:
+        raise ConfigError(f"no run is measured on the tasks {key!r} under this configuration.")
+    run = project.task_sets[key]
+    folder = zeroshot.prepare(run.metric, Path(), run.corpora.get(run.metric.corpus))
+    write_json(project.root / task_set_path(key), zeroshot.identity(run.metric, folder))
+    typer.echo(str(folder))
 
 
 @runs_app.command()

@@ -98,7 +98,6 @@ def _measure(
         return Measurement(metrics, {"corpora": {"evaluation": identity}}, arrays)
     from rotquant import zeroshot
 
-    tasks = zeroshot.prepare(metric, Path())
-    items = ITEMS_PER_WINDOW * batch_size
-    metrics = zeroshot.evaluate(model, tokenizer, metric, tasks, batch_size=items)
+    tasks = zeroshot.prepare(metric, Path(), run.corpora.get(metric.corpus))
+    metrics = zeroshot.evaluate(model, tokenizer, metric, tasks, batch_size=ITEMS_PER_WINDOW * batch_size)
     return Measurement(metrics, {"corpora": {}, "tasks": zeroshot.identity(metric, tasks)})

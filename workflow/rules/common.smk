@@ -39,6 +39,7 @@ GPU = int(CONFIG.device == "cuda" or (CONFIG.device == "auto" and shutil.which("
 wildcard_constraints:
     batch="[0-9a-f]{16}",
     group="[0-9a-f]{16}",
+    tasks="[0-9a-f]{16}",
     table="(?!index$)[a-z0-9_]+",
 
 
@@ -72,9 +73,8 @@ for group, runs in sentence(lambda: PROJECT.groups).items():
 
 
 def task_files(runs):
-    """The record of the shipped tasks' data where a run is measured on them."""
-    suites = {run.metric.suite for run in runs if run.metric.kind == "zero_shot"}
-    return ["results/tasks/shipped.json"] if "shipped" in suites else []
+    """The records of the zero-shot tasks that runs are measured on."""
+    return sorted({f"results/tasks/{key}.json" for key in map(project.task_set, runs) if key})
 
 
 def definition(name):

@@ -4,19 +4,20 @@ localrules:
     tasks,
 
 
-# The small tasks are made once, before several jobs need them.
+# Zero-shot tasks are made, or local data checked, once and first: what is wrong with them shows before the long jobs.
 rule tasks:
     output:
-        update("results/tasks/shipped.json"),
+        update("results/tasks/{tasks}.json"),
     log:
-        "logs/tasks.log",
+        "logs/tasks/{tasks}.log",
+    priority: 1
     params:
         code=code("tasks"),
-        attempt=attempt("results/tasks/shipped.json"),
+        attempt=lambda wildcards: attempt(f"results/tasks/{wildcards.tasks}.json"),
     message:
         "zero-shot tasks"
     shell:
-        JOB + "rotquant tasks build --output {output}"
+        JOB + "rotquant runs tasks {wildcards.tasks} --config {CONFIG_FILE}"
 
 
 def weights_of_group(group):
