@@ -143,6 +143,15 @@ def rotary(model: nn.Module) -> nn.Module:
     return base_model(model).rotary_emb
 
 
+def short_rope_tokens(model: nn.Module) -> int | None:
+    """Longest text of the short frequencies in a model with LongRoPE (Phi-3-128k), which has others for longer texts.
+
+    Keys cached under one set of frequencies mean nothing under the other. None for every other model.
+    """
+    rope = model.config.rope_parameters
+    return rope["original_max_position_embeddings"] if rope["rope_type"] == "longrope" else None
+
+
 def _names(projections: dict[str, Projection], *roles: str) -> tuple[str, ...]:
     """Names of the linear layers behind some projections, each once."""
     return tuple(dict.fromkeys(projections[role].name for role in roles))

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from rotquant import hadamard
-from rotquant.architectures import Architecture, Site, architecture_of, base_model, decoder_layers
+from rotquant.architectures import (
+    Architecture,
+    Site,
+    architecture_of,
+    base_model,
+    decoder_layers,
+    short_rope_tokens,
+)
 from rotquant.errors import RecipeError, RotquantError
 from rotquant.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
 from rotquant.quantization import ColumnSplit, QParams, check_groups, fake_quantize, fake_quantize_split
@@ -178,6 +185,7 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
             use_cache = module.config.use_cache
         if cache is None and not use_cache:
             return args, kwargs
+        _check_rope(module, args, kwargs)
         return args, {**kwargs, "past_key_values": _own_cache(cache, quantizer)}
 
     def at_attention(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -189,6 +197,27 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
     for layer in decoder_layers(model):
         attention = layer.get_submodule(architecture.attention)
         handle.add(attention.register_forward_pre_hook(at_attention, with_kwargs=True))
+
+
+def _check_rope(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise one clear error where a cached text grows past the point at which LongRoPE changes its frequencies.
+
+    transformers' generate() drops the cache there, without computing it anew, and its continuation is nonsense.
+    """
+    limit = short_rope_tokens(module)
+    if limit is None:
+        return
+    new = next(x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None).shape[1]
+    positions, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
+    if positions is not None:
+        before = int(positions.max()) + 1 - new
+    else:
+        before = cache.get_seq_length() if cache is not None else 0
+    if 0 < before <= limit < before + new:
+        raise RotquantError(
+            f"this model's LongRoPE has other frequencies for texts of more than {limit} tokens, for which cached keys "
+            "are wrong: pass a longer text at once, stop before, or set use_cache=False."
+        )
 
 
 def _own_cache(cache: Any, quantizer: KVQuantizer, replace: bool = True) -> Any:

@@ -24,6 +24,62 @@ _CLASSES = {
     "phi3": (Phi3Config, Phi3ForCausalLM),
 }
 
+#: As awkward as real models: arguments of `tiny_model` that keep what is special about each family's shapes.
+AWKWARD: dict[str, dict[str, object]] = {
+    # Llama-2-13B: 20 heads, hidden size 20 * 2^k, FFN width 108 * 2^k.
+    "llama-2": {"family": "llama", "hidden_size": 160, "num_heads": 20, "num_kv_heads": 20, "intermediate_size": 108},
+    # Llama-3.2: tied embeddings, 24 heads of 64 features, 3 to a key-value head; Llama-3's FFN width 28 * 2^k and RoPE.
+    "llama-3": {
+        "family": "llama",
+        "hidden_size": 192,
+        "num_heads": 24,
+        "num_kv_heads": 8,
+        "head_dim": 64,
+        "intermediate_size": 112,
+        "tied": True,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    # Mistral: a sliding window, here shorter than any text.
+    "mistral": {"family": "mistral", "hidden_size": 96, "num_heads": 8, "intermediate_size": 56, "sliding_window": 6},
+    # Qwen2-7B: biases at q, k and v, 28 heads, FFN width 148 * 2^k; layers with and without a sliding window.
+    "qwen2": {
+        "family": "qwen2",
+        "hidden_size": 112,
+        "num_heads": 28,
+        "num_kv_heads": 4,
+        "intermediate_size": 148,
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "max_window_layers": 1,
+    },
+    # Phi-3-mini: fused projections, head size and hidden size 12 * 2^k, a key-value head for each query head.
+    "phi-3": {"family": "phi3", "hidden_size": 96, "num_heads": 2, "num_kv_heads": 2, "intermediate_size": 256},
+    # Phi-3-medium and Phi-4-mini: grouped queries, RoPE on part of each head, and other frequencies for texts longer
+    # than those of the first training, here 4 tokens.
+    "phi-3-longrope": {
+        "family": "phi3",
+        "hidden_size": 80,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "sliding_window": 10,
+        "original_max_position_embeddings": 4,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.8,
+            "short_factor": [1.0] * 8,
+            "long_factor": [1.0 + 0.5 * i for i in range(8)],
+        },
+    },
+}
+
 
 def tiny_model(
     family: str = "llama",

@@ -32,27 +32,21 @@ SHAPES = {
 }
 
 
-def bound(dtype: torch.dtype) -> float:
-    return FLOAT32_BOUND if dtype == torch.float32 else FLOAT64_BOUND
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("residual", ["hadamard", "orthogonal", "none"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_stay_on_every_family(family: str, residual: str, tied: bool, dtype: torch.dtype) -> None:
-    model = tiny_model(family, tied=tied, dtype=dtype)
+def test_logits_stay_whatever_the_residual_rotation(family: str, residual: str, tied: bool) -> None:
+    model = tiny_model(family, tied=tied, dtype=torch.float64)
     error = invariance_error(model, RotationScheme(residual=residual), seed=3, input_ids=tiny_tokens())
-    assert error <= bound(dtype)
+    assert error <= FLOAT64_BOUND
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", ["llama", "phi3"])
-def test_logits_stay_on_awkward_shapes(family: str, shape: str, dtype: torch.dtype) -> None:
+def test_logits_stay_on_awkward_shapes(family: str, shape: str) -> None:
     arguments, heads = SHAPES[shape]
-    model = tiny_model(family, dtype=dtype, num_layers=1, **arguments)
-    assert invariance_error(model, RotationScheme(heads=heads), seed=0, input_ids=tiny_tokens()) <= bound(dtype)
+    model = tiny_model(family, dtype=torch.float64, num_layers=1, **arguments)
+    assert invariance_error(model, RotationScheme(heads=heads), seed=0, input_ids=tiny_tokens()) <= FLOAT64_BOUND
 
 
 @pytest.mark.parametrize("part", ["residual", "values", "heads", "mlp"])
@@ -187,9 +181,21 @@ def test_a_missing_hadamard_matrix_is_named_before_any_weight_is_touched(
 
 
 def test_the_shapes_of_real_models_can_be_rotated() -> None:
-    """Hidden size, heads, kv heads, FFN width of models that the papers evaluate (heads off where they have none)."""
-    shapes = [(4096, 32, 32, 11008), (5120, 40, 40, 13824), (8192, 64, 8, 28672), (4096, 32, 8, 14336)]
-    for hidden, heads, kv_heads, intermediate in shapes:
+    """Hidden size, heads, kv heads, FFN width of models that the papers evaluate, and of others of the families."""
+    shapes = {
+        "Llama-2-7B": (4096, 32, 32, 11008),
+        "Llama-2-13B": (5120, 40, 40, 13824),
+        "Llama-2-70B": (8192, 64, 8, 28672),
+        "Llama-3-8B and Mistral-7B": (4096, 32, 8, 14336),
+        "Llama-3.2-1B": (2048, 32, 8, 8192),
+        "Llama-3.2-3B": (3072, 24, 8, 8192),
+        "Qwen2-1.5B": (1536, 12, 2, 8960),
+        "Qwen2-7B": (3584, 28, 4, 18944),
+        "Qwen2-72B": (8192, 64, 8, 29568),
+        "Phi-3-mini": (3072, 32, 32, 8192),
+        "Phi-3-medium": (5120, 40, 10, 17920),
+    }
+    for hidden, heads, kv_heads, intermediate in shapes.values():
         config = tiny_model().config
         config.hidden_size, config.num_attention_heads = hidden, heads
         config.num_key_value_heads, config.intermediate_size, config.head_dim = kv_heads, intermediate, hidden // heads

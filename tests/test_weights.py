@@ -126,9 +126,8 @@ def test_a_stored_model_gives_the_same_logits_bit_for_bit(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_every_family_is_quantized_stored_and_loaded(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    stored = build(ROTATED_GPTQ, family, dtype=dtype)
+def test_every_family_is_quantized_stored_and_loaded_in_half_precision(family: str, tmp_path: Path) -> None:
+    stored = build(ROTATED_GPTQ, family, dtype=torch.float16)
     save_quantized(tmp_path / "model", stored)
     model, _, manifest = load_quantized(tmp_path / "model")
     architecture = architecture_of(model)

@@ -1,0 +1,140 @@
+"""Every method on every model family: the function stays, a stored model is the same model, a cache changes nothing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rotquant.architectures import architecture_of, base_model, final_norm
+from rotquant.calibration import capture_layer_inputs
+from rotquant.errors import RotquantError
+from rotquant.invariance import invariance_error
+from rotquant.kv_cache import QuantizedCache
+from rotquant.presets import PRESETS, preset
+from rotquant.recipes import Recipe
+from rotquant.schemes import RotationScheme
+from rotquant.storage import StoredModel, load_quantized, save_quantized
+from rotquant.weights import build_weights, quantized_forward
+from tests.models import AWKWARD, tiny_model, tiny_tokens
+from tests.test_checkpoints import tiny_tokenizer
+
+SAMPLES = tiny_tokens(batch=4, tokens=24, seed=5)
+
+
+def method(name: str, bits: int | None = None) -> Recipe:
+    """A preset with groups of 4, 4 outlier features and little calibration; with `bits`, all so wide and unclipped."""
+
+    def scaled(settings: dict[str, object]) -> dict[str, object]:
+        small = {"group_size": 4, "features": 4, "steps": 2, "samples": 4, "sequence_length": 24}
+        if bits is not None:
+            small |= {"bits": bits, "clip_ratio": 1.0}
+        for key, value in settings.items():
+            if isinstance(value, dict):
+                settings[key] = scaled(value)
+            elif value is not None and key in small:
+                settings[key] = small[key]
+        return settings
+
+    return Recipe.model_validate(scaled(preset(name).model_dump()))
+
+
+def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:
+    model = tiny_model(**AWKWARD[shape], **options)
+    return build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, progress=False)
+
+
+@torch.no_grad()
+def logits(model: nn.Module, stored: StoredModel) -> Tensor:
+    with quantized_forward(model, stored.manifest.recipe, stored.manifest):
+        return model(tiny_tokens(), use_cache=False).logits
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+@pytest.mark.parametrize("shape", AWKWARD)
+def test_rotation_does_not_change_the_logits(shape: str, dtype: torch.dtype, bound: float) -> None:
+    model = tiny_model(**AWKWARD[shape], dtype=dtype)
+    assert invariance_error(model, RotationScheme(), seed=3, input_ids=tiny_tokens()) <= bound
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("shape", AWKWARD)
+def test_every_method_keeps_the_function_up_to_its_rounding(shape: str, name: str) -> None:
+    """8 bits move the logits by 1 to 4 percent; a transform without its inverse would, by about their own size."""
+    stored = build(shape, method(name, bits=8))
+    with torch.no_grad():
+        expected = tiny_model(**AWKWARD[shape])(tiny_tokens(), use_cache=False).logits
+    error = (logits(stored.model, stored) - expected).norm() / expected.norm()
+    assert (error == 0.0) if name == "baseline" else (0.0 < error < 0.06)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("shape", AWKWARD)
+def test_a_stored_model_is_loaded_bit_for_bit(shape: str, name: str, tmp_path: Path) -> None:
+    stored = build(shape, method(name))
+    save_quantized(tmp_path / "model", stored)
+    model, _, manifest = load_quantized(tmp_path / "model")
+    architecture = architecture_of(model)
+    quantized = 0 if name == "baseline" else architecture.num_layers * len(architecture.linears)
+    assert len(manifest.quantized) == quantized
+    assert torch.equal(logits(model, stored), logits(stored.model, stored))
+
+
+@pytest.mark.parametrize("shape", AWKWARD)
+def test_calibration_gives_every_layer_its_own_mask_and_positions(shape: str) -> None:
+    model = tiny_model(**AWKWARD[shape])
+    stream = capture_layer_inputs(model, SAMPLES, batch_size=3)
+    for index, _ in stream.layers("test", progress=False):
+        stream.advance(index)
+    with torch.no_grad():
+        expected = base_model(model)(SAMPLES, use_cache=False).last_hidden_state
+        # float32 sums in another order (other batches); hidden states are of order 1.
+        torch.testing.assert_close(final_norm(model)(stream.hidden), expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def greedy_by_recomputation(model: nn.Module, prompt: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Tokens [steps] and logits [steps, vocabulary] of a continuation for which nothing is kept between tokens."""
+    text, seen = prompt[None], []
+    for _ in range(steps):
+        seen.append(model(text, use_cache=False).logits[0, -1])
+        text = torch.cat([text, seen[-1].argmax().view(1, 1)], dim=1)
+    return text[0, -steps:], torch.stack(seen)
+
+
+@pytest.mark.parametrize("shape", AWKWARD)
+def test_generating_a_padded_batch_with_the_cache_is_recomputing_each_text_alone(shape: str) -> None:
+    stored = build(shape, method("quarot-rtn"), dtype=torch.float64, eos_token_id=None)
+    prompts = [tiny_tokens(1, length, seed=length)[0] for length in (7, 5, 12)]
+    batch = torch.stack([torch.cat([torch.zeros(12 - len(p), dtype=torch.long), p]) for p in prompts])
+    mask = torch.stack([torch.arange(12) >= 12 - len(p) for p in prompts]).long()
+    with quantized_forward(stored.model, stored.manifest.recipe, stored.manifest):
+        out = stored.model.generate(
+            batch,
+            attention_mask=mask,
+            max_new_tokens=8,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        alone = [greedy_by_recomputation(stored.model, prompt, 8) for prompt in prompts]
+    assert isinstance(out.past_key_values, QuantizedCache)
+    assert out.past_key_values.get_seq_length() == 12 + 8 - 1
+    for row, (tokens, expected) in enumerate(alone):
+        assert torch.equal(out.sequences[row, -8:], tokens)
+        together = torch.stack([step[row] for step in out.logits])
+        # float64: what remains is the rounding of transformers' float32 norms and rotary tables.
+        assert (together - expected).abs().max() < 1e-5
+
+
+def test_a_cached_text_that_outgrows_the_short_rope_frequencies_is_refused() -> None:
+    model = tiny_model(**AWKWARD["phi-3-longrope"], eos_token_id=None)
+    recipe = method("rtn").model_copy(update={"weights": None})
+    with quantized_forward(model, recipe), torch.no_grad():
+        assert model.generate(tiny_tokens(2, 2), max_new_tokens=3, do_sample=False).shape == (2, 5)
+        with pytest.raises(RotquantError, match="other frequencies for texts of more than 4 tokens"):
+            model.generate(tiny_tokens(2, 2), max_new_tokens=4, do_sample=False)
+        short = model(tiny_tokens(1, 4), use_cache=True).past_key_values
+        with pytest.raises(RotquantError, match="other frequencies for texts of more than 4 tokens"):
+            model(tiny_tokens(1, 1), past_key_values=short, use_cache=True)
+        model(tiny_tokens(1, 6), use_cache=True)  # At once, all keys have the frequencies of long texts.
