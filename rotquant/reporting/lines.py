@@ -67,13 +67,14 @@ def lines(project: Project, table: Table, values: Values, path: Path) -> None:
             shown = [which for which in shown if any(_changes(panels, which))]
             blocks += [(quantity, panels, which) for which in shown]
         width = len(blocks[0][1])
-        size = (1.0 + 2.3 * width, 0.6 + 2.1 * len(blocks))
-        figure, grid = plt.subplots(len(blocks), width, figsize=size, squeeze=False, layout="constrained")
-        for line, ((quantity, panels, which), axes) in enumerate(zip(blocks, grid, strict=True)):
+        shape = (len(blocks), width) if width > 1 else (1, len(blocks))
+        size = (1.0 + 2.3 * shape[1], 0.6 + 2.1 * shape[0])
+        figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
+        for line, ((quantity, panels, which), axes) in enumerate(zip(blocks, grid.reshape(-1, width), strict=True)):
             scale = PercentAxis([*_changes(panels, ("ours", "papers")), *_ends(panels)])
             for axis, panel in zip(axes, panels, strict=True):
                 _draw(axis, panel, which, scale)
-                axis.set_title("" if line else panel.title)
+                axis.set_title("" if line and width > 1 else panel.title)
                 if axis is not axes[0]:
                     axis.set_yticklabels([])
             apart = f"{_NAMES[which[0]]}\n" if len(which) == 1 else ""

@@ -4,6 +4,9 @@ import math
 
 from rotquant.quantities import Quantity
 
+#: Keeps a number, its deviation and its unit on one line.
+SPACE = "\u00a0"
+
 _WORDS = {
     "perplexity": "perplexity",
     "average": "average accuracy",
@@ -30,16 +33,16 @@ def show(value: float | None, deviation: float | None = None, decimals: int = 2)
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
     text = f"{value:.{decimals}f}" if abs(value) < 1e4 else f"{value:.2e}"
-    return text if deviation is None else f"{text} ± {show(deviation, None, decimals)}"
+    return text if deviation is None else f"{text}{SPACE}±{SPACE}{show(deviation, None, decimals)}"
 
 
 def show_change(percent: float | None, deviation: float | None = None) -> str:
     """A relative change with its sign and the deviation over the seeds, such as "+11.5 ± 0.4 %"."""
     if percent is None or not math.isfinite(percent):
         return show(percent)
-    text = f"{percent:+.1f}" if abs(percent) < 1e4 else f"{percent:+.1e}"
-    spread = "" if deviation is None else f" ± {deviation:.1f}" if deviation < 1e4 else f" ± {deviation:.1e}"
-    return f"{text}{spread} %"
+    form = ".1f" if abs(percent) < 1e3 else ".0f" if abs(percent) < 1e4 else ".1e"
+    spread = "" if deviation is None else f"{SPACE}±{SPACE}{deviation:{form}}"
+    return f"{percent:+{form}}{spread}{SPACE}%"
 
 
 def italic(text: str) -> str:

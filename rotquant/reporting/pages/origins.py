@@ -33,8 +33,7 @@ def columns_section(project: Project, table: Table) -> str:
         maps = [_map(getattr(slot, attribute)) for _, attribute in scaled]
         digest = f"`{project.digest(name)[:12]}`"
         rows.append([label, _card(project, slot.checkpoint), digest, _shape(project, slot.checkpoint), *maps])
-    text = markdown_table(header, rows, "l" * len(header))
-    return "\n".join(["## What each column is\n", text, *shared_checkpoints(project, list(slots))])
+    return f"## What each column is\n\n{markdown_table(header, rows, 'l' * len(header))}"
 
 
 def shared_checkpoints(project: Project, slots: Iterable[str]) -> list[str]:
@@ -44,7 +43,9 @@ def shared_checkpoints(project: Project, slots: Iterable[str]) -> list[str]:
         slot = project.config.slot(name)
         first = next(other for other in project.config.slots.values() if other.checkpoint == slot.checkpoint)
         if first.name != name:
-            sentences.append(f"{name} and {first.name} are computed on the same checkpoint: their numbers agree.\n")
+            sentences.append(
+                f"{name} and {first.name} are computed on the same checkpoint, so that their numbers agree.\n"
+            )
     return sentences
 
 

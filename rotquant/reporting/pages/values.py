@@ -1,10 +1,11 @@
 """Sections "Values" and "Change from the baseline": ours beside the paper's, per column and main quantity."""
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rotquant.project import Project
-from rotquant.quantities import Quantity
+from rotquant.quantities import MAGNITUDES, Quantity
 from rotquant.reporting.numbers import italic, show, show_change, words
 from rotquant.reporting.tables import Values, losses, main_quantities, markdown_table
 from rotquant.tables import Published, Table
@@ -18,12 +19,12 @@ def values_section(project: Project, table: Table, values: Values) -> str:
     published = project.published(table)
     decimals = {quantity.name: _decimals(published, quantity) for quantity in project.quantities(table)}
 
-    def cells(row: str, column: str, quantity: Quantity) -> list[str]:
+    def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
         value = values[row, column, quantity.name]
         digits = decimals[quantity.name]
-        return [show(value.mean, value.deviation, digits), italic(show(value.published, None, digits))]
+        return show(value.mean, value.deviation, digits), italic(show(value.published, None, digits))
 
-    return "\n".join(["## Values\n", *_tables(project, table, published, cells), _footnotes(project, table)])
+    return "\n".join(["## Values\n", *_tables(project, table, pair), _footnotes(project, table)])
 
 
 def change_section(project: Project, table: Table, values: Values) -> str:
@@ -31,55 +32,65 @@ def change_section(project: Project, table: Table, values: Values) -> str:
     if all(metric["kind"] == "magnitudes" for metric in table.metrics) or len(table.rows) == 1:
         return ""
 
-    def cells(row: str, column: str, quantity: Quantity) -> list[str]:
+    def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
         sign = 1.0 if quantity.better == "lower" else -1.0
         ours, papers = (
             None if loss is None else sign * loss for loss in losses(values, table.baseline, row, column, quantity)
         )
         deviation, base = values[row, column, quantity.name].deviation, values[table.baseline, column, quantity.name]
         spread = None if deviation is None else 100.0 * deviation / base.mean
-        return [show_change(ours, spread), italic(show_change(papers))]
+        return show_change(ours, spread), italic(show_change(papers))
 
-    tables = _tables(project, table, project.published(table), cells, without=table.baseline)
+    tables = _tables(project, table, pair, without=table.baseline)
     note = f"In percent of the column's {table.baseline} row. Deviations are the row's own.\n"
     return "\n".join([f"## Change from {table.baseline}\n", *tables, note])
 
 
-def _tables(project: Project, table: Table, published: Published, cells: Any, without: str | None = None) -> list[str]:
+Pair = Callable[[str, str, Quantity], tuple[str, str]]
+"""What a cell prints of (row, column, quantity): ours, and the paper's."""
+
+
+def _tables(project: Project, table: Table, pair: Pair, without: str | None = None) -> list[str]:
     """One table of all main quantities where a line can hold them, otherwise one per quantity under its own heading."""
     columns, mains = project.columns(table), main_quantities(project, table)
     together = len(mains) == 1 or len(columns) * len(mains) * 2 <= WIDTH
     parts = []
     for group in [mains] if together else [(quantity,) for quantity in mains]:
-        header, align = ["Method", *table.label_columns], "l" * (1 + len(table.label_columns))
-        printed = []
-        for column in columns:
-            for quantity in group:
-                printed.append(any((row.name, column, quantity.name) in published for row in table.rows))
-                header += [f"{column}, {quantity.title}" if len(group) > 1 else column]
-                header += ["*published*"] if printed[-1] else []
-        lines = []
-        for row in table.rows:
-            if row.name == without:
-                continue
-            pairs = [cells(row.name, column, quantity) for column in columns for quantity in group]
-            numbers = [pair[: 1 + shown] for pair, shown in zip(pairs, printed, strict=True)]
-            lines.append([row.name, *row.labels, *(number for pair in numbers for number in pair)])
-        parts.append(_heading(group, together))
-        parts.append(markdown_table(header, lines, align + "r" * (len(header) - len(align))))
+        parts.append(_heading(columns, group, together))
+        parts.append(_table(table, columns, group, pair, without))
     return parts
 
 
-def _heading(group: tuple[Quantity, ...], together: bool) -> str:
-    described = [
-        f"{words(quantity)}{f' ({quantity.unit})' if quantity.unit else ''}, {quantity.better} is better"
-        for quantity in group
-    ]
-    text = "; ".join(
-        f"{quantity.title}: {line}" if len(group) > 1 else line for quantity, line in zip(group, described, strict=True)
-    )
+def _table(table: Table, columns: tuple[str, ...], group: tuple[Quantity, ...], pair: Pair, without: str | None) -> str:
+    """Rows as the paper has them; the published number in a column of its own, or in brackets where it is rare."""
+    rows = [row for row in table.rows if row.name != without]
+    lines: list[list[object]] = [[row.name, *row.labels] for row in rows]
+    header, align = ["Method", *table.label_columns], "l" * (1 + len(table.label_columns))
+    for column, quantity in itertools.product(columns, group):
+        pairs = [pair(row.name, column, quantity) for row in rows]
+        share = sum(papers != "-" for _, papers in pairs) / len(pairs)
+        head = ", ".join(
+            [*([column] if len(columns) > 1 or len(group) == 1 else []), *([quantity.title] if len(group) > 1 else [])]
+        )
+        header += [head, "*published*"] if share >= 0.5 else [f"{head} (*published*)"] if share else [head]
+        for line, (ours, papers) in zip(lines, pairs, strict=True):
+            line += [ours, papers] if share >= 0.5 else [ours if papers == "-" else f"{ours} ({papers})"]
+    return markdown_table(header, lines, align + "r" * (len(header) - len(align)))
+
+
+def _heading(columns: tuple[str, ...], group: tuple[Quantity, ...], together: bool) -> str:
+    """What the numbers are and which way is better, as a sentence or as a heading."""
+    text = "; ".join((f"{quantity.title}: " if len(group) > 1 else "") + _described(quantity) for quantity in group)
+    if len(columns) == 1 and len(group) > 1:
+        return f"{columns[0]}. {text}.\n"
     text = text[0].upper() + text[1:]
     return f"{text}.\n" if together else f"### {text}\n"
+
+
+def _described(quantity: Quantity) -> str:
+    unit = f" ({quantity.unit})" if quantity.unit else ""
+    better = "" if quantity in MAGNITUDES else f", {quantity.better} is better"
+    return f"{words(quantity)}{unit}{better}"
 
 
 def _decimals(published: Published, quantity: Quantity) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rotquant.project import Project
 from rotquant.reporting.claims import Outcome, Verdict, score
 from rotquant.reporting.describe import is_of_the_paper, is_stand_in
+from rotquant.reporting.numbers import SPACE
 from rotquant.reporting.tables import markdown_table
 from rotquant.tables import Table
 
@@ -37,7 +38,7 @@ def claims_section(project: Project, table: Table, decided: Sequence[Outcome]) -
 
 def verdict_words(holds: bool | None) -> str:
     """A verdict as pages print it."""
-    return "not checkable" if holds is None else "✅ holds" if holds else "❌ fails"
+    return "not checkable" if holds is None else f"✅{SPACE}holds" if holds else f"❌{SPACE}fails"
 
 
 def findings(verdict: Verdict) -> str:
