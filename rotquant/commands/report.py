@@ -64,12 +64,13 @@ def page(name: TableName, config: Configs = None) -> None:
 
 @report_app.command()
 def index(config: Configs = None) -> None:
-    """Render the scoreboard over all targets of the papers into reports/index.md."""
-    from rotquant.reporting import scoreboard
+    """Render the scoreboard over all targets of the papers into reports/index.md, and as a page into index.html."""
+    from rotquant.reporting import html, scoreboard
 
     project = open_project(config)
-    write_text(project.root / REPORTS / "index.md", scoreboard.index(project))
-    typer.echo(str(REPORTS / "index.md"))
+    for name, text in (("index.md", scoreboard.index(project)), ("index.html", html.index(project))):
+        write_text(project.root / REPORTS / name, text)
+        typer.echo(str(REPORTS / name))
 
 
 @report_app.command()

@@ -1,62 +1,139 @@
-"""reports/index.md: every table and figure of the papers, and how far this project is: computed, recorded, not yet.
+"""The scoreboard: every table and figure of the papers and every report of our own, and how far each is.
 
 A target is computed when its report was rendered from runs of this machine, recorded when results/bench/<gpu>/ holds
 its measurements from a real GPU. The list is config/targets.yaml; what is done is read from the files, never from a
-list.
+list. `index` writes it as Markdown; `rotquant.reporting.html` shows the same standings as a page.
 """
 
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from rotquant.errors import ResultError
-from rotquant.reporting import claims
-from rotquant.reporting.tables import markdown_table, read_csv, table_path
-from rotquant.results import REPORTS
 from rotquant.project import Project
-from rotquant.tables import load_targets
+from rotquant.reporting.claims import Outcome, Score, outcomes, score
+from rotquant.reporting.tables import Values, markdown_table, read_csv, table_path
+from rotquant.results import REPORTS
+from rotquant.tables import Table, load_targets
 
 BENCH = Path("results/bench")
+
+Status = Literal["computed", "recorded", "not yet"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far one target is.
+
+    kind: what sort of target, in words. listed: whether it stands in the paper; the others are reports of our own.
+    status, machines: computed here, recorded on these GPUs, or neither.
+    table: its definition, None before there is one. values, claims: its numbers and the outcome of each of its claims,
+        None and empty before they are collected.
+    """
+
+    id: str
+    paper: str
+    title: str
+    kind: str
+    listed: bool
+    status: Status
+    machines: tuple[str, ...]
+    table: Table | None
+    values: Values | None
+    claims: tuple[Outcome, ...]
+
+    @property
+    def label(self) -> str:
+        """What the paper calls it, such as "Table 1"; a word for a report of our own."""
+        word, number = re.fullmatch(r"(.*?)(\d*)", self.id.removeprefix(f"{self.paper}_")).groups()
+        return f"{word.capitalize()} {number}".strip()
+
+    @property
+    def score(self) -> Score:
+        """How many of its claims hold, fail and cannot be checked."""
+        return score(self.claims)
+
+
+def standings(project: Project) -> dict[str, tuple[Standing, ...]]:
+    """Every target by paper, in the order of config/targets.yaml, then the paper's further reports."""
+    data = load_targets(project.root)
+    listed = {target["id"] for target in data["targets"]}
+    found: dict[str, tuple[Standing, ...]] = {}
+    for paper in data["papers"]:
+        targets = [target for target in data["targets"] if target["paper"] == paper]
+        own = [table for table in project.tables.values() if table.paper == paper and table.id not in listed]
+        found[paper] = (
+            *(
+                _standing(project, target["id"], paper, target["title"], data["kinds"][target["kind"]])
+                for target in targets
+            ),
+            *(_standing(project, table.id, paper, table.title, "report of our own", listed=False) for table in own),
+        )
+    return found
+
+
+def totals(scores: Iterable[Score]) -> Score:
+    """Scores added up."""
+    found = list(scores)
+    return Score(*(sum(getattr(one, name) for one in found) for name in ("holds", "fails", "unchecked")))
 
 
 def index(project: Project) -> str:
     """The scoreboard as Markdown; links are relative to the reports folder."""
-    data = load_targets(project.root)
-    parts, done, total = [], 0, 0
-    for paper, title in data["papers"].items():
-        rows = [_line(project, target, data["kinds"]) for target in data["targets"] if target["paper"] == paper]
-        finished = sum(row[3] != "not yet" for row in rows)
-        done, total = done + finished, total + len(rows)
-        parts.append(f"## {title}\n\n{finished} of {len(rows)}\n")
-        parts.append(markdown_table(["Target", "What it shows", "Kind", "Status", "Claims that hold"], rows, "lllll"))
-    head = (
-        "# Scoreboard\n\n"
-        f"{done} of {total} tables and figures are computed or recorded. *Computed*: rendered from runs of this "
-        "machine. *Recorded*: measured on the GPU that is named. "
-        "Build one with `snakemake --cores all reports/<target>.md`.\n"
-    )
-    return "\n".join([head, *parts])
+    papers = load_targets(project.root)["papers"]
+    found = standings(project)
+    targets = [standing for group in found.values() for standing in group if standing.listed]
+    counted = totals(standing.score for group in found.values() for standing in group)
+    parts = [
+        "# Scoreboard\n",
+        f"{_done(targets)} of {len(targets)} tables and figures are computed or recorded. *Computed*: rendered from "
+        "runs of this machine. *Recorded*: measured on the GPU that is named. Build one with "
+        "`snakemake --cores all reports/<target>.md`.\n",
+        f"Of the claims about them {counted.holds} hold here and {counted.fails} fail; {counted.unchecked} cannot be "
+        "checked. The same with figures and values, to filter and to search: [index.html](index.html).\n",
+    ]
+    for paper, group in found.items():
+        listed = [standing for standing in group if standing.listed]
+        parts += [f"## {papers[paper]}\n", f"{_done(listed)} of {len(listed)}\n", _table(listed)]
+        if own := [standing for standing in group if not standing.listed]:
+            parts += ["Further reports, of our own:\n", _table(own)]
+    return "\n".join(parts)
 
 
-def _line(project: Project, target: dict[str, Any], kinds: dict[str, str]) -> list[str]:
-    name = target["id"]
-    report = REPORTS / f"{name}.md"
-    score = _score(project, name)
-    kind = kinds[target["kind"]]
-    if (project.root / report).exists():
-        return [f"[{name}]({report.name})", target["title"], kind, "computed", score]
-    machines = sorted(path.parent.name for path in (project.root / BENCH).glob(f"*/{name}.*"))
-    if machines:
-        return [name, target["title"], kind, f"recorded on {', '.join(machines)}", score]
-    return [name, target["title"], kind, "not yet", "-"]
+def _standing(project: Project, name: str, paper: str, title: str, kind: str, *, listed: bool = True) -> Standing:
+    table = project.tables.get(name)
+    machines = tuple(sorted({path.parent.name for path in (project.root / BENCH).glob(f"*/{name}.*")}))
+    status: Status = "recorded" if machines else "not yet"
+    if (project.root / REPORTS / f"{name}.md").exists():
+        status = "computed"
+    values = None if table is None else _values(project, table)
+    claims = () if table is None or values is None else outcomes(project, table, values)
+    return Standing(name, paper, title, kind, listed, status, machines, table, values, claims)
 
 
-def _score(project: Project, name: str) -> str:
-    """Claims that hold, of those that could be checked; "-" before the table is collected."""
-    if name not in project.tables:
-        return "-"
+def _values(project: Project, table: Table) -> Values | None:
+    """A table's collected numbers; None where there are none or the file is damaged (rendering it says so)."""
     try:
-        values = read_csv(project.root / table_path(name))
-        passed, checked = claims.score(project.tables[name], values)
+        return read_csv(project.root / table_path(table.id))
     except ResultError:
-        return "-"
-    return f"{passed} of {checked}"
+        return None
+
+
+def _done(group: Sequence[Standing]) -> int:
+    return sum(standing.status != "not yet" for standing in group)
+
+
+def _table(group: Sequence[Standing]) -> str:
+    header = ["Target", "What it shows", "Kind", "Status", "Claims that hold", "fail", "not checkable"]
+    return markdown_table(header, [_line(standing) for standing in group], "llllrrr")
+
+
+def _line(standing: Standing) -> list[object]:
+    link = f"[{standing.id}]({standing.id}.md)" if standing.status == "computed" else standing.id
+    status = f"recorded on {', '.join(standing.machines)}" if standing.status == "recorded" else standing.status
+    counts: list[object] = ["-", "-", "-"]
+    if standing.values is not None:
+        counts = [standing.score.holds, standing.score.fails, standing.score.unchecked]
+    return [link, standing.title, standing.kind, status, *counts]

@@ -1,0 +1,39 @@
+"""reports/index.html: all targets on one page, to filter and to search, with figures, values and claims.
+
+The page is a file on its own: styles, script and figures are inline, and its content security policy lets it load
+nothing. Without JavaScript everything is shown.
+"""
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from rotquant.project import Project
+from rotquant.reporting.html.views import papers
+from rotquant.reporting.scoreboard import standings, totals
+
+_FOLDER = Path(__file__).parent
+
+
+def index(project: Project) -> str:
+    """The page; links are relative to the reports folder.
+
+    Raises:
+        ResultError: a figure is damaged.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found = standings(project)
+    everything = [standing for group in found.values() for standing in group]
+    return environment.get_template("index.html.jinja").render(
+        style=(_FOLDER / "style.css").read_text(encoding="utf-8"),
+        script=(_FOLDER / "script.js").read_text(encoding="utf-8"),
+        papers=papers(project, found),
+        targets=[standing for standing in everything if standing.listed],
+        score=totals(standing.score for standing in everything),
+    )

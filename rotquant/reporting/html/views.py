@@ -1,0 +1,302 @@
+"""What the page's template prints: standings turned into cards of plain text. All escaping is left to the template."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from markupsafe import Markup
+
+from rotquant.errors import ResultError
+from rotquant.project import Project
+from rotquant.quantities import Quantity, quantities
+from rotquant.reporting.claims import Outcome
+from rotquant.reporting.describe import is_stand_in, model_name
+from rotquant.reporting.figures import figure_path
+from rotquant.reporting.html.inline_svg import inline_svg
+from rotquant.reporting.numbers import show, words
+from rotquant.reporting.pages.verdicts import findings
+from rotquant.reporting.scoreboard import Standing
+from rotquant.reporting.tables import Value, Values, known_quantities, main_quantities, table_path
+from rotquant.results import REPORTS, RunResult, read_result, run_path
+from rotquant.tables import Published, Table, load_targets
+
+#: Quantities share one grid while a line holds no more numbers than this.
+_WIDTH = 8
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number as printed, and whose it is."""
+
+    text: str
+    origin: Literal["ours", "published", "chance"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of numbers: groups of columns (name, remark, width), a head per column, and lines (names, cells)."""
+
+    caption: str
+    stub: tuple[str, ...]
+    groups: tuple[tuple[str, str, int], ...]
+    heads: tuple[str, ...]
+    lines: tuple[tuple[tuple[str, ...], tuple[Cell, ...]], ...]
+
+
+@dataclass(frozen=True)
+class ClaimView:
+    """A claim with its outcome in words; `why` explains a failure."""
+
+    text: str
+    section: str
+    note: str | None
+    outcome: Literal["holds", "fails", "not checkable"]
+    papers: Literal["holds", "fails", "not checkable"]
+    why: str | None
+    ours: str
+    published: str
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run: where it stands, its number, and the path of its file from the page."""
+
+    row: str
+    column: str
+    seed: int
+    number: str
+    key: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """One target as the page shows it."""
+
+    standing: Standing
+    caption: str
+    figure: Markup | None
+    grids: tuple[Grid, ...]
+    tasks: tuple[tuple[str, tuple[Grid, ...]], ...]
+    claims: tuple[ClaimView, ...]
+    facts: tuple[tuple[str, str], ...]
+    runs: tuple[RunView, ...]
+    links: tuple[tuple[str, str], ...]
+
+    @property
+    def outcomes(self) -> str:
+        """The outcomes that occur among its claims, as the filter reads them."""
+        return " ".join(dict.fromkeys(claim.outcome.replace(" ", "-") for claim in self.claims))
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One paper's section of the page: cards of what is done, and standings of what is not."""
+
+    id: str
+    title: str
+    cards: tuple[Card, ...]
+    pending: tuple[Standing, ...]
+
+
+def papers(project: Project, found: Mapping[str, Sequence[Standing]]) -> list[Paper]:
+    """The sections of the page.
+
+    Raises:
+        ResultError: a figure is damaged.
+    """
+    titles = load_targets(project.root)["papers"]
+    return [
+        Paper(
+            paper,
+            titles[paper],
+            tuple(_card(project, standing) for standing in group if standing.status != "not yet"),
+            tuple(standing for standing in group if standing.status == "not yet"),
+        )
+        for paper, group in found.items()
+    ]
+
+
+def _card(project: Project, standing: Standing) -> Card:
+    table, values = standing.table, standing.values
+    if table is None or values is None:
+        return Card(standing, "", None, (), (), (), (), (), _links(project, standing))
+    results = _results(project, values)
+    return Card(
+        standing,
+        table.caption,
+        _figure(project, table),
+        _main_grids(project, table, values),
+        _task_grids(project, table, values),
+        tuple(_claim(outcome) for outcome in standing.claims),
+        _facts(project, table, results),
+        _runs(project, table, values),
+        _links(project, standing),
+    )
+
+
+def _figure(project: Project, table: Table) -> Markup | None:
+    path = project.root / figure_path(table.id)
+    if table.figure is None or not path.exists():
+        return None
+    return Markup(inline_svg(path, table.id, table.figure.caption))
+
+
+def _links(project: Project, standing: Standing) -> tuple[tuple[str, str], ...]:
+    """Files beside the page that exist: (words, path)."""
+    files = [("full report", REPORTS / f"{standing.id}.md"), ("table as CSV", table_path(standing.id))]
+    return tuple((text, os.path.relpath(path, REPORTS)) for text, path in files if (project.root / path).exists())
+
+
+def _main_grids(project: Project, table: Table, values: Values) -> tuple[Grid, ...]:
+    """Ours beside the paper's: one grid of all main quantities where a line can hold them, else one each."""
+    mains = main_quantities(project, table)
+    together = len(project.columns(table)) * len(mains) * 2 <= _WIDTH
+    return tuple(
+        _main_grid(project, table, values, group) for group in ([mains] if together else [(q,) for q in mains])
+    )
+
+
+def _main_grid(project: Project, table: Table, values: Values, group: Sequence[Quantity]) -> Grid:
+    published, columns = project.published(table), project.columns(table)
+    printed = {(column, quantity.name) for _, column, quantity in _places(published, group)}
+    heads, lines, groups = [], [], []
+    for column in columns:
+        own = [
+            head for quantity in group for head in (quantity.title, "published")[: 1 + _has(printed, column, quantity)]
+        ]
+        heads += own
+        slot = project.slot(table, column)
+        groups.append((column, f"here: {model_name(slot)}" if is_stand_in(slot) else "", len(own)))
+    for row in table.rows:
+        cells = []
+        for column in columns:
+            for quantity in group:
+                value = values.get((row.name, column, quantity.name))
+                cells.append(Cell(_ours(value), "ours"))
+                if _has(printed, column, quantity):
+                    papers = published.get((row.name, column, quantity.name))
+                    cells.append(Cell(show(papers), "published"))
+        lines.append(((row.name, *map(str, row.labels)), tuple(cells)))
+    caption = "; ".join(_caption(quantity) for quantity in group)
+    return Grid(caption, ("Method", *table.label_columns), tuple(groups), tuple(heads), tuple(lines))
+
+
+def _places(published: Published, group: Sequence[Quantity]) -> list[tuple[str, str, Quantity]]:
+    """Where the paper prints something for these quantities."""
+    known = {quantity.name: quantity for quantity in group}
+    return [(row, column, known[name]) for row, column, name in published if name in known]
+
+
+def _has(printed: set[tuple[str, str]], column: str, quantity: Quantity) -> bool:
+    return (column, quantity.name) in printed
+
+
+def _ours(value: Value | None) -> str:
+    return "-" if value is None else show(value.mean, value.deviation)
+
+
+def _caption(quantity: Quantity) -> str:
+    unit = f" ({quantity.unit})" if quantity.unit else ""
+    text = f"{words(quantity)}{unit}, {quantity.better} is better"
+    return text[0].upper() + text[1:]
+
+
+def _task_grids(project: Project, table: Table, values: Values) -> tuple[tuple[str, tuple[Grid, ...]], ...]:
+    """Accuracy task by task, for each column: ours by our tasks, and the paper's by its own."""
+    ours = [quantity for quantity in project.quantities(table) if quantity.chance is not None]
+    papers = [quantity for quantity in known_quantities(project, table).values() if quantity.chance is not None]
+    published = project.published(table)
+    found = []
+    for column in project.columns(table) if ours else ():
+        numbers = {place: _ours(value) for place, value in values.items()}
+        printed = {place: show(value) for place, value in published.items()}
+        shown = [q for q in papers if any(at == column and name == q.name for _, at, name in published)]
+        grids = [_task_grid(table, column, ours, numbers, "ours")]
+        if shown:
+            grids.append(_task_grid(table, column, shown, printed, "published"))
+        found.append((column, tuple(grids)))
+    return tuple(found)
+
+
+def _task_grid(
+    table: Table,
+    column: str,
+    tasks: Sequence[Quantity],
+    numbers: Mapping[tuple[str, str, str], str],
+    origin: Literal["ours", "published"],
+) -> Grid:
+    lines = [
+        ((row.name,), tuple(Cell(numbers.get((row.name, column, task.name), "-"), origin) for task in tasks))
+        for row in table.rows
+    ]
+    chance = tuple(Cell(show(task.chance, decimals=1), "chance") for task in tasks)
+    whose = "computed here" if origin == "ours" else "published"
+    heads = tuple(task.title for task in tasks)
+    return Grid(f"Accuracy (%) by task, {whose}", ("Method",), (), heads, (*lines, (("chance",), chance)))
+
+
+def _claim(outcome: Outcome) -> ClaimView:
+    names = {True: "holds", False: "fails", None: "not checkable"}
+    claim, here = outcome.claim, names[outcome.ours.holds]
+    return ClaimView(
+        claim.text,
+        claim.section,
+        claim.note,
+        here,
+        names[outcome.papers.holds],
+        claim.if_it_fails if here == "fails" else None,
+        findings(outcome.ours),
+        findings(outcome.papers),
+    )
+
+
+def _results(project: Project, values: Values) -> dict[str, RunResult]:
+    """The run files behind a table that are there, by key: a table may be older than the configuration."""
+    found = {}
+    for key in dict.fromkeys(key for value in values.values() for key in value.keys):
+        try:
+            found[key] = read_result(project.root / run_path(key))
+        except ResultError:
+            continue
+    return found
+
+
+def _facts(project: Project, table: Table, results: Mapping[str, RunResult]) -> tuple[tuple[str, str], ...]:
+    """On which models, with which seeds, when, where and by which code."""
+    if not results:
+        return ()
+    runs = [result.run for result in results.values()]
+    records = [result.provenance for result in results.values()]
+    checkpoints = {run.checkpoint: run.checkpoint_digest for run in runs}
+    stages = {result.run.weights_key: result.weights for result in results.values() if result.weights}
+    dates = sorted(str(record.get("date", "-")) for record in records)
+    seconds = sum(float(record.get("seconds", 0.0)) for record in [*records, *stages.values()])
+    commits = {str(record.get("git_commit") or "not a git checkout")[:12] for record in records}
+    return (
+        ("Models", "; ".join(f"{Path(name).name} (digest {digest[:12]})" for name, digest in checkpoints.items())),
+        ("Seeds", ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))),
+        (
+            "Computed",
+            f"{dates[0]} to {dates[-1]} (UTC), {seconds:.0f} s in {len(results)} runs and {len(stages)} weights",
+        ),
+        ("Hardware", _list(record.get("gpu") or record.get("cpu") for record in records)),
+        ("Code", f"commit {_list(sorted(commits))}; digest {_list(record.get('code_digest') for record in records)}"),
+    )
+
+
+def _list(items: object) -> str:
+    return ", ".join(dict.fromkeys(str(item) for item in items)) or "-"
+
+
+def _runs(project: Project, table: Table, values: Values) -> tuple[RunView, ...]:
+    """Every run once, with the main quantity of what it measures."""
+    first = {quantities(cell.metric)[0].name: quantities(cell.metric)[0] for cell in project.cells(table.id)}
+    return tuple(
+        RunView(row, column, seed, f"{first[name].title} {show(number)}", key, os.path.relpath(run_path(key), REPORTS))
+        for (row, column, name), value in values.items()
+        if name in first
+        for key, seed, number in zip(value.keys, value.seeds, value.values, strict=True)
+    )
