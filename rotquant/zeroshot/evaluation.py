@@ -54,9 +54,11 @@ def evaluate(
         from rotquant.zeroshot.harness import Harness, load_tasks
 
         tasks = load_tasks(Path(folder).resolve(), names)
-        harness = Harness(model, tokenizer, metric.bos, batch_size)
-        results = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=False)
-    model.train(was_training)
+        try:
+            harness = Harness(model, tokenizer, metric.bos, batch_size)
+            results = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=False)
+        finally:
+            model.train(was_training)
     return _flat(metric, names, results)
 
 

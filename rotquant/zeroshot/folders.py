@@ -1,6 +1,7 @@
 """The folder of task definitions that an evaluation reads: made once, named by its content, never changed."""
 
 import hashlib
+import importlib.metadata
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ def prepare(metric: ZeroShot, root: Path, corpus: CorpusSpec | None = None) -> P
     if metric.suite == "shipped":
         shipped.check_source(corpus)
         return _made(folder / f"shipped-{shipped.fingerprint()}", lambda new: shipped.build(new, corpus))
-    content: dict[str, Any] = {"lm_eval": str(paper.lm_eval_tasks()), "tasks": names}
+    content: dict[str, Any] = {"lm_eval": [_lm_eval_version(), str(paper.lm_eval_tasks())], "tasks": names}
     if metric.path is None:
         return _made(
             folder / f"paper-{short_hash(canonical_json(content))}", lambda new: paper.build(new, names, None, {})
@@ -49,7 +50,10 @@ def prepare(metric: ZeroShot, root: Path, corpus: CorpusSpec | None = None) -> P
 
 
 def identity(metric: ZeroShot, folder: Path) -> dict[str, Any]:
-    """What provenance says of the tasks: for each its data file's SHA-256 and item count, or that it is the hub's."""
+    """What provenance says of the tasks: lm-eval's version, and of each task its data file's SHA-256 and item count.
+
+    A task of the hub has neither: `{"source": "hub"}`.
+    """
     tasks = {}
     for name in task_names(metric):
         definition = read_definition(folder, name)
@@ -59,7 +63,7 @@ def identity(metric: ZeroShot, folder: Path) -> dict[str, Any]:
             if file is None
             else {"file": str(file), "sha256": _digest(file), "items": definition["metadata"]["items"]}
         )
-    return {"suite": metric.suite, "tasks": tasks}
+    return {"suite": metric.suite, "lm_eval": _lm_eval_version(), "tasks": tasks}
 
 
 def read_definition(folder: Path, name: str) -> dict[str, Any]:
@@ -93,6 +97,13 @@ def _made(folder: Path, build: Callable[[Path], None]) -> Path:
                 if not folder.is_dir():
                     raise
     return folder
+
+
+def _lm_eval_version() -> str | None:
+    try:
+        return importlib.metadata.version("lm-eval")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _digest(file: Path) -> str:

@@ -5,6 +5,7 @@ tokenized in one batch; no item is ever truncated; logits become log-probabiliti
 """
 
 import functools
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,22 +36,27 @@ def load_tasks(folder: Path, names: tuple[str, ...]) -> dict[str, Task]:
         TaskError: a definition is missing, or the hub's data cannot be read.
     """
     manager = TaskManager(include_defaults=False)
-    tasks = {}
-    for name in names:
-        definition = read_definition(folder, name)
-        local = "include" not in definition
-        if local:
-            split = definition["test_split"]
-            definition["dataset_kwargs"] = {"data_files": {split: str(data_file(folder, definition))}}
-        try:
-            tasks |= manager.load([definition if local else str(folder / f"{name}.yaml")])["tasks"]
-        except Exception as error:  # The hub client has many failure types, some from libraries below it.
-            reason = str(error).strip().split("\n")[0][:200]
-            raise TaskError(
-                f"the data of zero-shot task {name!r} could not be read ({type(error).__name__}: {reason}); without "
-                "access to the hub, name a local folder with a data file per task."
-            ) from error
-    return tasks
+    state = random.getstate()  # loading draws from the global generator, which others may be using
+    try:
+        return {name: _load_task(manager, folder, name) for name in names}
+    finally:
+        random.setstate(state)
+
+
+def _load_task(manager: TaskManager, folder: Path, name: str) -> Task:
+    definition: dict[str, Any] | str = read_definition(folder, name)
+    if "include" in definition:
+        definition = str(folder / f"{name}.yaml")  # only lm-eval's own reader follows an include
+    else:
+        definition["dataset_kwargs"]["data_files"]["test"] = str(data_file(folder, definition))
+    try:
+        return manager.load([definition])["tasks"][name]
+    except Exception as error:  # The hub client has many failure types, some from libraries below it.
+        reason = str(error).strip().split("\n")[0][:200]
+        raise TaskError(
+            f"the data of zero-shot task {name!r} could not be read ({type(error).__name__}: {reason}); without "
+            "access to the hub, name a local folder with a data file per task."
+        ) from error
 
 
 class Harness(HFLM):

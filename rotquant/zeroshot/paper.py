@@ -78,7 +78,8 @@ class _Keyed(Row):
     @model_validator(mode="after")
     def _answer_is_a_choice(self) -> "_Keyed":
         if len(self.choices.text) != len(self.choices.label):
-            raise ValueError("field 'choices' has as many texts as labels in a sound row, but not here")
+            texts, labels = len(self.choices.text), len(self.choices.label)
+            raise ValueError(f"field 'choices' has {texts} texts and {labels} labels")
         if self.answerKey.lstrip() not in self.choices.label:
             raise ValueError(f"field 'answerKey' is {self.answerKey!r}, which is none of the labels")
         return self

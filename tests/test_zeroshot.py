@@ -1,0 +1,284 @@
+"""The shipped zero-shot tasks and their evaluation: what the items are, how BOS is handled, what accuracy means."""
+
+import copy
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from rotquant import api
+from rotquant.corpora import CorpusSpec
+from rotquant.errors import RecipeError, TaskError
+from rotquant.schemes import ZeroShot
+from rotquant.zeroshot import TASKS, check, evaluate, folders, identity, prepare, suite_of, task_names
+from tests.test_cli import rotquant
+
+MODEL = Path(__file__).parents[1] / "workflow" / "resources" / "models" / "rq-7b"
+ALL = ZeroShot(corpus="docstrings")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tasks")
+
+
+@pytest.fixture(scope="module")
+def folder(root: Path) -> Path:
+    return prepare(ALL, root)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> api.Model:
+    return api.load(MODEL)
+
+
+def items(folder: Path, task: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / f"{task}.jsonl").read_text().splitlines()]
+
+
+# Names
+
+
+def test_names_and_chance_levels_cost_no_torch_and_no_lm_eval():
+    code = "import sys, rotquant.zeroshot; print({'torch', 'lm_eval', 'datasets'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_metric_without_tasks_is_quarots_six_or_all_shipped_ones():
+    six = ("piqa", "winogrande", "hellaswag", "arc_easy", "arc_challenge", "lambada_openai")
+    assert task_names(ZeroShot(suite="paper")) == six
+    assert task_names(ALL) == tuple(TASKS["shipped"])
+    assert task_names(ZeroShot(suite="paper", tasks=("boolq", "piqa"))) == ("boolq", "piqa")
+
+
+def test_unknown_tasks_are_refused_with_the_nearest_names():
+    with pytest.raises(RecipeError, match="no task 'hellaswg'; nearest: hellaswag"):
+        check(ZeroShot(suite="paper", tasks=("hellaswg",)))
+    with pytest.raises(RecipeError, match="'mmlu' is not built: it is a group of 57 tasks"):
+        check(ZeroShot(suite="paper", tasks=("mmlu",)))
+    with pytest.raises(RecipeError, match="named twice"):
+        check(ZeroShot(suite="paper", tasks=("piqa", "piqa")))
+    with pytest.raises(RecipeError, match="no zero-shot task 'gramar'; nearest: grammar"):
+        suite_of(("gramar",))
+    assert (suite_of(()), suite_of(("boolq",)), suite_of(("grammar",))) == ("shipped", "paper", "shipped")
+
+
+# Items
+
+
+def test_equal_packages_give_equal_bytes(folder: Path, tmp_path: Path):
+    # Another process with another hash seed: no order of a set may reach an item.
+    code = "import sys, pathlib; from rotquant.zeroshot import shipped; shipped.build(pathlib.Path(sys.argv[1]))"
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "again")], check=True, env=environment, timeout=120)
+    files = sorted(file.name for file in folder.iterdir())
+    assert files == sorted(f"{name}.{suffix}" for name in TASKS["shipped"] for suffix in ("jsonl", "yaml"))
+    assert all((folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
+
+
+@pytest.mark.parametrize("task", [name for name in TASKS["shipped"] if name != "last_word"])
+def test_choices_are_distinct_and_the_true_one_is_anywhere_among_them(folder: Path, task: str):
+    rows = items(folder, task)
+    choices = round(100 / TASKS["shipped"][task].chance)
+    assert all(len(set(row["choices"])) == choices for row in rows)
+    assert len({row["context"] for row in rows}) == len(rows) >= 400
+    # Positions follow from hashes, so each is a binomial draw: within four standard deviations of its expectation.
+    counts = Counter(row["answer"] for row in rows)
+    expected = len(rows) / choices
+    assert all(abs(counts[i] - expected) < 4 * (expected * (1 - 1 / choices)) ** 0.5 for i in range(choices))
+
+
+def test_the_last_word_occurs_before_in_its_passage(folder: Path):
+    for row in items(folder, "last_word"):
+        assert row["word"].startswith(" ")
+        assert row["word"].strip() in row["context"]
+
+
+def test_the_named_words_are_parts_of_the_name(folder: Path):
+    for row in items(folder, "function_name"):
+        assert row["choices"][row["answer"]] in row["context"].split(":")[0].split("_")
+    for row in items(folder, "parameter"):
+        assert row["choices"][row["answer"]] in row["context"].split(":")[1].removeprefix("param ").split("_")
+
+
+def test_a_corpus_without_functions_is_refused(root: Path):
+    spec = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext")
+    with pytest.raises(TaskError, match="corpus 'wikitext2' \\(source 'hub'\\) does not have"):
+        prepare(ZeroShot(corpus="wikitext2"), root, spec)
+
+
+def test_processes_that_prepare_at_once_agree_on_the_first_folder(tmp_path: Path):
+    target = tmp_path / "tasks" / "shipped-0"
+
+    def build(new: Path) -> None:
+        target.mkdir()  # another process is done first
+        (target / "mine.txt").write_text("first")
+        new.mkdir()
+        (new / "mine.txt").write_text("second")
+
+    assert folders._made(target, build) == target
+    assert [file.name for file in target.parent.iterdir()] == ["shipped-0"]
+    assert (target / "mine.txt").read_text() == "first"
+
+
+def test_provenance_names_every_data_file(folder: Path):
+    found = identity(ALL, folder)
+    assert found["suite"] == "shipped"
+    assert set(found["tasks"]) == set(TASKS["shipped"])
+    assert all(len(entry["sha256"]) == 64 for entry in found["tasks"].values())
+    assert found["tasks"]["grammar"]["items"] == len(items(folder, "grammar"))
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_every_item_begins_with_exactly_one_bos_or_none(shipped: api.Model, bos: bool):
+    from rotquant.zeroshot.harness import Harness
+
+    tokenizer = shipped.tokenizer
+    harness = Harness(shipped.network, tokenizer, bos, batch_size=4)
+    pairs = [("Return the", " value"), ("Return the ", "value"), ("Return", " a new list"), ("", "Return")]
+    encoded = harness.encode(pairs)
+    start = [tokenizer.bos_token_id] if bos else []
+    for (context, continuation), (pair, context_ids, continuation_ids) in zip(pairs, encoded, strict=True):
+        assert pair == (context, continuation)
+        assert tokenizer.bos_token_id not in continuation_ids
+        plain = tokenizer.encode(context + continuation, add_special_tokens=False)
+        if context:
+            assert context_ids + continuation_ids == start + plain
+        else:  # a model needs something to predict from, so an empty context is one BOS in either case
+            assert (context_ids, continuation_ids) == ([tokenizer.bos_token_id], plain)
+    assert encoded[0][1:] == encoded[1][1:]  # a space at the end of a context belongs to the word after it
+
+
+@torch.no_grad()
+def reference_scores(model: api.Model, context: str, choices: list[str]) -> list[tuple[float, bool]]:
+    """Log-likelihood and greediness of each continuation, one forward pass each: slow and obvious."""
+    start = [model.tokenizer.bos_token_id, *model.tokenizer.encode(context, add_special_tokens=False)]
+    scores = []
+    for choice in choices:
+        ids = [model.tokenizer.bos_token_id, *model.tokenizer.encode(context + choice, add_special_tokens=False)]
+        logits = model.network(torch.tensor([ids])).logits[0].double()
+        predictions = logits[len(start) - 1 : -1]
+        target = torch.tensor(ids[len(start) :])
+        score = predictions.log_softmax(-1).gather(1, target[:, None]).sum().item()
+        scores.append((score, bool((predictions.argmax(-1) == target).all())))
+    return scores
+
+
+def test_accuracies_are_those_of_one_item_at_a_time(shipped: api.Model, folder: Path):
+    metric = ALL.model_copy(update={"limit": 24})
+    found = evaluate(shipped.network, shipped.tokenizer, metric, folder, batch_size=16)
+    for task, description in TASKS["shipped"].items():
+        rows = items(folder, task)[:24]
+        if task == "last_word":
+            right = [reference_scores(shipped, row["context"], [row["word"]])[0][1] for row in rows]
+            expected = {"acc": right}
+        else:
+            expected = {"acc": [], "acc_norm": []}
+            for row in rows:
+                scores = [
+                    score for score, _ in reference_scores(shipped, row["context"], [" " + c for c in row["choices"]])
+                ]
+                by_length = [score / len(choice) for score, choice in zip(scores, row["choices"], strict=True)]
+                expected["acc"].append(scores.index(max(scores)) == row["answer"])
+                expected["acc_norm"].append(by_length.index(max(by_length)) == row["answer"])
+        assert found[f"{task}.items"] == 24
+        for measure, right in expected.items():
+            share = sum(right) / 24
+            assert found[f"{task}.{measure}"] == pytest.approx(100 * share)
+            # Standard error of the mean of zeros and ones.
+            deviation = torch.tensor(right, dtype=torch.float64).std().item() / 24**0.5
+            assert found[f"{task}.{measure}_stderr"] == pytest.approx(100 * deviation)
+        assert found[task] == found[f"{task}.{description.measure}"]
+    assert found["average"] == pytest.approx(sum(found[task] for task in TASKS["shipped"]) / 6)
+
+
+def test_the_shipped_model_is_clearly_above_chance_and_quantization_shows(shipped: api.Model, folder: Path):
+    metric = ALL.model_copy(update={"limit": 100})
+    baseline = evaluate(shipped.network, shipped.tokenizer, metric, folder)
+    for name, task in TASKS["shipped"].items():
+        assert baseline[name] > task.chance + 4 * baseline[f"{name}.{task.measure}_stderr"]
+    quantized = api.quantize(MODEL, "rtn")
+    damaged = evaluate(quantized.network, quantized.tokenizer, metric, folder)
+    # All items: 72.2 and 65.8 (standard error of each average 0.6); 100 items of each task leave a wide margin to 2.
+    assert damaged["average"] < baseline["average"] - 2
+
+
+def test_an_evaluation_leaves_no_trace(shipped: api.Model, folder: Path, capfd: pytest.CaptureFixture[str]):
+    model, tokenizer = shipped.network, shipped.tokenizer
+    model.train()
+    before = (random.getstate(), torch.get_rng_state().tolist(), tokenizer.pad_token)
+    evaluate(model, tokenizer, ZeroShot(corpus="docstrings", tasks=("grammar",), limit=4), folder)
+    assert (random.getstate(), torch.get_rng_state().tolist(), tokenizer.pad_token) == before
+    assert model.training
+    model.eval()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_whose_context_is_too_short_is_refused(
+    shipped: api.Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shipped.network.config, "max_position_embeddings", 16)
+    with pytest.raises(TaskError, match=r"'last_word' needs \d\d tokens .* context is 16 tokens"):
+        evaluate(shipped.network, shipped.tokenizer, ALL, folder)
+
+
+def test_a_tokenizer_without_bos_is_refused_unless_none_is_asked_for(shipped: api.Model, folder: Path):
+    tokenizer = copy.deepcopy(shipped.tokenizer)
+    tokenizer.bos_token = None
+    metric = ZeroShot(corpus="docstrings", tasks=("grammar",), limit=4)
+    with pytest.raises(TaskError, match="no BOS token"):
+        evaluate(shipped.network, tokenizer, metric, folder)
+    without = metric.model_copy(update={"bos": False})
+    assert evaluate(shipped.network, tokenizer, without, folder)["grammar.items"] == 4
+
+
+# Command line
+
+
+def test_the_command_prints_accuracies_and_writes_them(root: Path, folder: Path, monkeypatch, capsys):
+    monkeypatch.chdir(root)
+    arguments = ["--tasks", "grammar,last_word", "--limit", "8", "--device", "cpu", "-o", "accuracies.json"]
+    assert rotquant(monkeypatch, "evaluate", str(MODEL), *arguments) == 0
+    output = capsys.readouterr().out
+    written = json.loads((root / "accuracies.json").read_text())
+    assert written["metric"]["tasks"] == ["grammar", "last_word"]
+    assert f"{written['grammar']:.2f}" in output
+    assert f"{written['average']:.2f}" in output
+    assert written["average"] == pytest.approx((written["grammar"] + written["last_word"]) / 2)
+
+
+def test_tasks_are_listed_and_written_as_a_folder(folder: Path, tmp_path: Path, monkeypatch, capsys):
+    assert rotquant(monkeypatch, "tasks") == 0
+    output = capsys.readouterr().out
+    assert all(name in output for known in TASKS.values() for name in known)
+    target = tmp_path / "tasks"
+    assert rotquant(monkeypatch, "tasks", "--suite", "shipped", "-o", str(target)) == 0
+    assert (target / "grammar.jsonl").read_bytes() == (folder / "grammar.jsonl").read_bytes()
+    assert rotquant(monkeypatch, "tasks", "-o", str(target)) == 2
+    assert "exists; name another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--tasks", "hellaswg"], "no zero-shot task 'hellaswg'; nearest: hellaswag"),
+        (["--tasks", "piqa", "--suite", "shipped"], "suite 'shipped' has no task 'piqa'"),
+        (["--suite", "glue"], "--suite: Input should be 'paper' or 'shipped'"),
+        (["--suite", "shipped", "--limit", "0"], "--limit: Input should be greater than 0"),
+        (["--suite", "shipped", "--task-data", "."], "suite 'shipped' is made from a corpus and takes no path"),
+        (["--task-data", "/nowhere"], "there is no folder /nowhere"),
+    ],
+)
+def test_wrong_options_are_one_sentence(arguments: list[str], sentence: str, monkeypatch, capsys):
+    assert rotquant(monkeypatch, "evaluate", "no-such-model", *arguments) == 2  # found before the model is looked for
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,246 @@
+"""The papers' zero-shot tasks from local files: lm-eval's own prompts, every file format, errors that name the row."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from rotquant import api
+from rotquant.errors import TaskError
+from rotquant.schemes import ZeroShot
+from rotquant.zeroshot import TASKS, evaluate, identity, prepare
+from rotquant.zeroshot.paper import PAPER_TASKS
+
+MODEL = Path(__file__).parents[1] / "workflow" / "resources" / "models" / "rq-7b"
+
+# Invented rows in the hub's schema.
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "piqa": [
+        {"goal": "Keep soup warm.", "sol1": "Put a lid on the pot.", "sol2": "Put the lid in a drawer.", "label": 0},
+        {"goal": "Dry a wet towel.", "sol1": "Fold it into a bag.", "sol2": "Hang it in the sun.", "label": 1},
+        {"goal": "Find a lost key.", "sol1": "Look under the mat.", "sol2": "Paint the mat blue.", "label": 0},
+    ],
+    "winogrande": [
+        {
+            "sentence": "The box did not fit the shelf as the _ was wide.",
+            "option1": "box",
+            "option2": "shelf",
+            "answer": "1",
+        },
+        {"sentence": "Ann thanked Eve since _ had helped.", "option1": "Ann", "option2": "Eve", "answer": "2"},
+        {
+            "sentence": "The file beat the cache because the _ was new.",
+            "option1": "file",
+            "option2": "cache",
+            "answer": "1",
+        },
+    ],
+    "hellaswag": [
+        {
+            "activity_label": "Baking bread",
+            "ctx_a": "A man kneads dough on a table.",
+            "ctx_b": "he",
+            "endings": ["puts it in the oven.", "sings to a cloud.", "reads the roof.", "is a table."],
+            "label": "0",
+        },
+        {
+            "activity_label": "Washing a car",
+            "ctx_a": "A hose lies by a car.",
+            "ctx_b": "the girl",
+            "endings": ["eats the hose.", "flies away.", "rinses the doors.", "[substeps] sleeps."],
+            "label": "2",
+        },
+    ],
+    "arc_easy": [
+        {
+            "question": "What does a plant need to grow?",
+            "choices": {"text": ["light", "noise", "paint", "sand"], "label": ["A", "B", "C", "D"]},
+            "answerKey": "A",
+        },
+        {
+            "question": "Which one is a solid at room temperature?",
+            "choices": {"text": ["steam", "iron", "milk"], "label": ["1", "2", "3"]},
+            "answerKey": "2",
+        },
+    ],
+    "lambada_openai": [
+        {"text": "He lost the ring at sea and for years he looked for the ring"},
+        {"text": "Return the value of the key, or the default value"},
+        {"text": "The parser reads a token, then the next token"},
+    ],
+    "boolq": [
+        {"passage": "The river freezes in winter.", "question": "does the river freeze", "label": 1},
+        {"passage": "The bridge was never built.", "question": "can one cross the bridge", "label": 0},
+    ],
+    "social_iqa": [
+        {
+            "context": "Kim gave Lee a book.",
+            "question": "How does Lee feel?",
+            "answerA": "thankful",
+            "answerB": "like a tree",
+            "answerC": "square",
+            "label": "1",
+        },
+        {
+            "context": "Sam forgot the date.",
+            "question": "What will Sam do next?",
+            "answerA": "melt",
+            "answerB": "say sorry",
+            "answerC": "be a date",
+            "label": "2",
+        },
+    ],
+    "openbookqa": [
+        {
+            "question_stem": "Ice that gets warm turns into",
+            "choices": {"text": ["water", "wood", "wind", "wool"], "label": ["A", "B", "C", "D"]},
+            "answerKey": "A",
+        },
+    ],
+}
+ROWS["arc_challenge"] = ROWS["arc_easy"]
+SUFFIXES = dict(zip(ROWS, ("jsonl", "json", "parquet") * 3, strict=True))  # each format serves several tasks
+
+
+def write_rows(folder: Path, task: str, rows: list[dict[str, Any]], suffix: str) -> Path:
+    file = folder / f"{task}.{suffix}"
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    elif suffix == "json":
+        file.write_text(json.dumps(rows))
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for task, rows in ROWS.items():
+        write_rows(folder, task, rows, SUFFIXES[task])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def metric(data: Path) -> ZeroShot:
+    return ZeroShot(suite="paper", path=str(data), tasks=tuple(PAPER_TASKS))
+
+
+@pytest.fixture(scope="module")
+def folder(metric: ZeroShot, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(metric, tmp_path_factory.mktemp("root"))
+
+
+def test_every_task_runs_offline_from_local_files(metric: ZeroShot, folder: Path):
+    model = api.load(MODEL)
+    found = evaluate(model.network, model.tokenizer, metric, folder)
+    for name, task in TASKS["paper"].items():
+        assert found[f"{name}.items"] == len(ROWS[name])
+        assert found[name] == found[f"{name}.{task.measure}"]
+        # acc_norm where lm-eval's task has it, else acc.
+        assert (f"{name}.acc_norm" in found) == (task.measure == "acc_norm")
+        right = found[name] / 100 * len(ROWS[name])
+        assert right == pytest.approx(round(right))
+        assert 0 <= right <= len(ROWS[name])
+    assert found["average"] == pytest.approx(sum(found[name] for name in PAPER_TASKS) / len(PAPER_TASKS))
+    fewer = evaluate(model.network, model.tokenizer, metric.model_copy(update={"limit": 2, "tasks": ("piqa",)}), folder)
+    assert fewer["piqa.items"] == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        (
+            "piqa",
+            [("Question: Keep soup warm.\nAnswer:", " Put a lid on the pot."), (None, " Put the lid in a drawer.")],
+        ),
+        # Partial scoring: the choices stand in the context, and what follows the blank is predicted.
+        ("winogrande", [("The box did not fit the shelf as the box", " was wide."), (None, " was wide.")]),
+        ("hellaswag", [("Baking bread: A man kneads dough on a table. He", " puts it in the oven.")]),
+        ("arc_easy", [("Question: What does a plant need to grow?\nAnswer:", " light"), (None, " noise")]),
+        ("lambada_openai", [("He lost the ring at sea and for years he looked for the", " ring")]),
+        ("boolq", [("The river freezes in winter.\nQuestion: does the river freeze?\nAnswer:", " no"), (None, " yes")]),
+        ("social_iqa", [("Q: Kim gave Lee a book. How does Lee feel?\nA:", " thankful"), (None, " like a tree")]),
+        ("openbookqa", [("Ice that gets warm turns into", " water"), (None, " wood")]),
+    ],
+)
+def test_prompts_are_lm_evals_own(folder: Path, task: str, expected: list[tuple[str | None, str]]):
+    from rotquant.zeroshot.harness import load_tasks
+
+    built = load_tasks(folder.resolve(), (task,))[task]
+    built.build_all_requests(limit=1)
+    for request, (context, continuation) in zip(built.instances, expected, strict=False):
+        assert request.args[1] == continuation
+        assert context is None or request.args[0] == context
+
+
+def test_provenance_names_each_local_file(metric: ZeroShot, folder: Path, data: Path):
+    tasks = identity(metric, folder)["tasks"]
+    assert tasks["piqa"]["file"] == str(data / "piqa.jsonl")
+    assert tasks["winogrande"]["items"] == 3
+    assert len(tasks["hellaswag"]["sha256"]) == 64
+
+
+def test_changed_data_make_another_folder(tmp_path: Path):
+    metric = ZeroShot(suite="paper", path=str(tmp_path), tasks=("piqa",))
+    write_rows(tmp_path, "piqa", ROWS["piqa"], "jsonl")
+    first = prepare(metric, tmp_path)
+    assert prepare(metric, tmp_path) == first
+    write_rows(tmp_path, "piqa", ROWS["piqa"][:2], "jsonl")
+    assert prepare(metric, tmp_path) != first
+
+
+def test_without_local_files_the_hub_is_named(tmp_path: Path):
+    metric = ZeroShot(suite="paper", tasks=("piqa",))
+    folder = prepare(metric, tmp_path)
+    assert identity(metric, folder)["tasks"] == {"piqa": {"source": "hub"}}
+
+
+def test_a_missing_file_is_named_with_its_task(data: Path, tmp_path: Path):
+    with pytest.raises(TaskError, match="there is no folder /nowhere"):
+        prepare(ZeroShot(suite="paper", path="/nowhere"), tmp_path)
+    metric = ZeroShot(suite="paper", path=str(tmp_path), tasks=("piqa",))
+    with pytest.raises(TaskError, match=rf"task 'piqa' has no data file: expected {tmp_path}/piqa.jsonl"):
+        prepare(metric, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "sentence"),
+    [
+        ("piqa", {"sol2": None}, "row 2, field 'sol2': Input should be a valid string"),
+        ("piqa", {"label": "1"}, "row 2, field 'label': Input should be 0 or 1"),
+        ("winogrande", {"answer": 2}, "row 2, field 'answer': Input should be '1' or '2'"),
+        ("winogrande", {"sentence": "No blank."}, "row 2, field 'sentence': should have a blank"),
+        ("hellaswag", {"endings": ["one", "two"]}, "row 2, field 'endings': List should have at least 4 items"),
+        ("arc_easy", {"answerKey": "Z"}, "row 2, field 'answerKey' is 'Z', which is none of the labels"),
+        ("arc_easy", {"choices": {"text": ["a", "b"]}}, "row 2, field 'choices.label': Field required"),
+        ("lambada_openai", {"text": "word"}, "row 2, field 'text': should have at least two words"),
+    ],
+)
+def test_a_row_of_another_schema_is_named(tmp_path: Path, task: str, change: dict[str, Any], sentence: str):
+    rows = [dict(row) for row in ROWS[task]]
+    rows[1] |= change
+    file = write_rows(tmp_path, task, rows, "jsonl")
+    with pytest.raises(TaskError) as error:
+        prepare(ZeroShot(suite="paper", path=str(tmp_path), tasks=(task,)), tmp_path)
+    assert f"zero-shot task '{task}': {file}, {sentence}" in str(error.value)
+    assert not list((tmp_path / "results").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("piqa.jsonl", b'{"goal": "a", \n', "cannot be read"),
+        ("piqa.jsonl", b"", "has no rows"),
+        ("piqa.json", b"[]", "has no rows"),
+        ("piqa.json", b"[1, 2]", "row 1, Input should be a valid dictionary"),
+        ("piqa.parquet", b"not parquet", "cannot be read"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, sentence: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TaskError, match=f"task 'piqa': {tmp_path / name}.*{sentence}"):
+        prepare(ZeroShot(suite="paper", path=str(tmp_path), tasks=("piqa",)), tmp_path)
