@@ -1,25 +1,34 @@
 """Reports say only what run files hold: ours, the paper's, claims, and where every number comes from."""
 
+import functools
 import json
 import math
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from rotquant import tables
+import rotquant.project
 from rotquant.commands.report import report_app
 from rotquant.errors import ResultError
 from rotquant.files import short_hash
 from rotquant.presets import PRESETS, preset
+from rotquant.project import Project, load_project
 from rotquant.provenance import environment
+from rotquant.quantities import AVERAGE, PERPLEXITY, quantities
 from rotquant.reporting import describe, figures, markdown, scoreboard
 from rotquant.reporting import tables as collected
+from rotquant.reporting.numbers import loss_words, show, show_change
+from rotquant.reporting.style import PercentAxis
 from rotquant.results import RunResult, read_result, run_path, write_result
 from rotquant.tracking import Logged
-from tests.project import Copy
+from tests.project import CONFIG, PUBLISHED, TABLES, Copy
 
 VALUES = {"Baseline": 10.0, "QuaRot": 11.0}
 TEXT = {
@@ -27,67 +36,170 @@ TEXT = {
     "source": "docstrings",
     "splits": {"test": {"characters": 1234, "sha256": "ab" * 32, "expected_sha256": "cd" * 32}},
 }
+PERPLEXITY_ALONE = [{"kind": "perplexity", "corpus": "wikitext2"}]
+ZERO_SHOT = {"kind": "zero_shot", "suite": "shipped", "corpus": "wikitext2", "tasks": ["last_word", "grammar"]}
+WITH_TASKS = """row,column,metric,value,unit
+Baseline,Llama-2-7B,perplexity,5.47,ppl
+Baseline,Llama-2-7B,piqa,79.11,%
+Baseline,Llama-2-7B,average,69.79,%
+QuaRot,Llama-2-7B,perplexity,6.10,ppl
+QuaRot,Llama-2-7B,piqa,76.77,%
+QuaRot,Llama-2-7B,average,65.64,%
+"""
+RATIOS = """row,column,metric,value,unit
+QuaRot,1.0,perplexity,5.938,ppl
+QuaRot,0.85,perplexity,5.850,ppl
+"""
+
+
+def table(name: str, **fields: Any) -> dict[str, Any]:
+    """The small table of tests/project.py with another name and other fields; None removes one."""
+    merged = {**TABLES["tables"][0], "id": f"quarot_{name}", **fields}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def rows(*names: str, **fields: Any) -> list[dict[str, Any]]:
+    """A baseline row and QuaRot rows that differ in a setting of GPTQ, `fields` in the last one."""
+    recipes = [{"weights": {"gptq": {"block_size": 2 + place}}} for place in range(len(names))]
+    others = [{"name": name, "method": "quarot", "recipe": recipe} for name, recipe in zip(names, recipes, strict=True)]
+    return [{"name": "Baseline", "method": "baseline"}, *others[:-1], {**others[-1], **fields}]
+
+
+RATIO_CHANGES = {ratio: {"activations": {"clip_ratio": float(ratio)}} for ratio in ("1.0", "0.85")}
+KINDS = [
+    table("table1"),
+    table(
+        "table3",
+        metrics=[*PERPLEXITY_ALONE, ZERO_SHOT],
+        columns=["Llama-2-7B"],
+        published="published/tasks.csv",
+        figure={"kind": "tasks", "caption": "Tasks."},
+    ),
+    table(
+        "table5",
+        columns=[{"name": ratio, "slot": "Llama-2-7B"} for ratio in RATIO_CHANGES],
+        rows=rows("QuaRot", columns=RATIO_CHANGES),
+        published="published/ratios.csv",
+        claims=[],
+        figure={"kind": "lines", "caption": "Ratios.", "x": "clip ratio"},
+    ),
+    table(
+        "table9",
+        rows=rows("RTN INT4", "RTN INT8", "QuaRot INT4"),
+        columns=["Llama-2-7B", "Llama-3-8B"],
+        published=None,
+        claims=[],
+        figure={"kind": "lines", "caption": "Bits."},
+    ),
+    table(
+        "table11",
+        columns=["Llama-3-8B", {"name": "Llama-2-7B", "slot": "Llama-2-7B", "published": "published/small.csv"}],
+        published=None,
+        claims=[],
+    ),
+    table(
+        "switches",
+        rows=[*TABLES["tables"][0]["rows"], *rows("One", "Two", "Three", metrics={"perplexity": {"bos": "none"}})[1:]],
+        published="published/small.csv",
+        claims=[],
+    ),
+    table("figure1", metrics=[{"kind": "magnitudes"}], columns=["Llama-2-7B"], published=None, claims=[], figure=None),
+]
+
+
+@functools.cache
+def circumstances() -> dict[str, Any]:
+    """The environment, found out once: it asks git."""
+    return environment()
 
 
 def provenance(**more: Any) -> dict[str, Any]:
-    return {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.5, **more}
+    return {**circumstances(), "code_digest": "0123456789abcdef", "seconds": 1.5, **more}
 
 
-def compute(project: tables.Project, **special: float) -> None:
-    """Write run files: the row's value, the slot's index and the seed on top; `special` sets a row's value."""
-    for cell in project.cells("quarot_table1"):
+def metrics(run: Any, value: float) -> dict[str, float]:
+    """The run's quantities, with what a zero-shot run stores beside them."""
+    names = [quantity.name for quantity in quantities(run.metric)]
+    extra = {f"{name}.items": 1200.0 for name in names} | {f"{name}.acc_stderr": 1.4 for name in names}
+    return dict.fromkeys(names, value) | (extra if run.metric.kind == "zero_shot" else {})
+
+
+def compute(project: Project, name: str = "quarot_table1", **special: float) -> None:
+    """Write run files: the row's value, a tenth of the seed on top; `special` sets a row's value."""
+    for cell in project.cells(name):
         for run in cell.runs:
-            value = special.get(cell.row, VALUES[cell.row]) + run.seed / 10
+            value = special.get(cell.row, VALUES.get(cell.row, 12.0)) + run.seed / 10
             weights = provenance(seconds=2.0) if run.weights_key else None
-            result = RunResult(run, {"perplexity": value}, provenance(corpora={"evaluation": TEXT}), weights)
+            result = RunResult(run, metrics(run, value), provenance(corpora={"evaluation": TEXT}), weights)
             write_result(project.root / run_path(run.key), result)
 
 
+def load(root: Path, monkeypatch: pytest.MonkeyPatch, *tables: dict[str, Any]) -> Project:
+    monkeypatch.setattr(rotquant.project, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    copy = Copy(root)
+    copy.set_tables({**TABLES, "tables": list(tables)})
+    slots = {**CONFIG["slots"], "Llama-3-8B": {"checkpoint": "models/small"}}
+    copy.set_config({**CONFIG, "slots": slots})
+    for name, text in (("small", PUBLISHED), ("tasks", WITH_TASKS), ("ratios", RATIOS)):
+        copy.write(f"workflow/papers/quarot/published/{name}.csv", text)
+    return load_project(root=root)
+
+
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tables.Project:
-    monkeypatch.setattr(tables, "checkpoint_digest", lambda path: short_hash(Path(path).name))
-    Copy(tmp_path)
-    loaded = tables.load_project(root=tmp_path)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    loaded = load(tmp_path, monkeypatch, table("table1"))
     compute(loaded)
     return loaded
 
 
-def page(project: tables.Project, logged: Logged | None = None) -> str:
-    table = project.table("quarot_table1")
-    return markdown.page(project, table, *collected.collect(project, table), logged)
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """One table of each kind, computed; tests leave its run files as they are."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        loaded = load(tmp_path_factory.mktemp("kinds"), monkeypatch, *KINDS)
+        for name in loaded.tables:
+            compute(loaded, name)
+        yield loaded
 
 
-def test_a_cell_is_the_mean_and_sample_deviation_over_its_seeds(project: tables.Project) -> None:
+def page(project: Project, name: str = "quarot_table1", logged: Logged | None = None) -> str:
+    """The page with ordinary spaces."""
+    chosen = project.table(name)
+    return markdown.page(project, chosen, *collected.collect(project, chosen), logged).replace("\u00a0", " ")
+
+
+def test_a_cell_is_the_mean_and_sample_deviation_over_its_seeds(project: Project) -> None:
     values, results = collected.collect(project, project.table("quarot_table1"))
-    cell = values["QuaRot", "Llama-2-7B"]
+    cell = values["QuaRot", "Llama-2-7B", "perplexity"]
     assert cell.values == (11.0, 11.1)
     assert cell.mean == pytest.approx(11.05)
     assert cell.deviation == pytest.approx(0.1 / math.sqrt(2))
-    assert values["Baseline", "Llama-2-7B"].deviation is None
+    assert values["Baseline", "Llama-2-7B", "perplexity"].deviation is None
     assert cell.published == 8.37
     assert len(results) == 6
 
 
-def test_csv_keeps_every_number(project: tables.Project) -> None:
-    table = project.table("quarot_table1")
-    values, _ = collected.collect(project, table)
-    path = project.root / "results/tables/quarot_table1.csv"
-    collected.write_csv(path, table, values)
-    assert collected.read_csv(path) == values
-    assert "QuaRot,Llama-2-7B,perplexity,11.05," in path.read_text()
+def test_csv_keeps_every_number(kinds: Project) -> None:
+    for name, chosen in kinds.tables.items():
+        values, _ = collected.collect(kinds, chosen)
+        path = kinds.root / collected.table_path(name)
+        collected.write_csv(path, kinds, chosen, values)
+        assert collected.read_csv(path) == values
+    assert "QuaRot,Llama-2-7B,perplexity,11.05," in (kinds.root / "results/tables/quarot_table1.csv").read_text()
 
 
-def test_the_page_shows_ours_the_papers_and_the_losses_of_both(project: tables.Project) -> None:
+def test_the_page_shows_ours_the_papers_and_the_changes_of_both(project: Project) -> None:
     text = page(project)
+    assert "# QuaRot, Table 1: small" in text
     assert "| QuaRot | 11.05 ± 0.07 | *8.37* | 11.05 ± 0.07 | - |" in text
-    assert "| QuaRot | +10.5 % | *+53.0 %* | -42.5 | +10.5 % | - | - |" in text
+    assert "| QuaRot | +10.5 ± 0.7 % | *+53.0 %* | +10.5 ± 0.7 % |" in text
     assert "1 of 1 hold here" in text
 
 
-def test_the_page_says_where_each_number_comes_from(project: tables.Project) -> None:
+def test_the_page_says_where_each_number_comes_from(project: Project) -> None:
     keys = [run.key for cell in project.cells("quarot_table1") for run in cell.runs]
     logged = Logged("sqlite:///mlflow.db", "quarot", "1", "parent-id", {key: f"mlflow-{key}" for key in keys})
-    text = page(project, logged)
+    text = page(project, logged=logged)
     for key in keys:
         assert f"(../results/runs/{key}.json)" in text
         assert f"mlflow-{key}" in text
@@ -96,47 +208,139 @@ def test_the_page_says_where_each_number_comes_from(project: tables.Project) -> 
     assert "`0123456789abcdef`" in text
     assert "1,234 characters" in text
     assert "not the recorded text" in text
-    assert "computed on small models that stand for the paper's" in text
-    assert "Wall time, summed over all jobs: 17 s" in text  # 6 runs of 1.5 s and 4 weights of 2 s
+    assert "All columns were computed on small models that stand for the paper's" in text
+    assert "6 runs and 4 stored weights: 17 s" in text  # 6 times 1.5 s and 4 times 2 s
 
 
-def test_a_failed_claim_is_shown_with_its_numbers(project: tables.Project) -> None:
+def test_wall_time_counts_shared_weights_once(kinds: Project) -> None:
+    assert "6 runs and 2 stored weights: 13 s" in page(kinds, "quarot_table3")  # both metrics: 6 x 1.5 s + 2 x 2 s
+
+
+def test_a_failed_claim_is_shown_with_its_numbers_and_an_explanation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = {**TABLES["tables"][0]["claims"][0], "if_it_fails": "A small model differs."}
+    project = load(tmp_path, monkeypatch, table("table1", claims=[claim]))
+    compute(project)
+    assert "A small model differs." not in page(project)
     compute(project, Baseline=12.0)
     text = page(project)
     assert "0 of 1 hold here" in text
-    assert "❌ fail | ✅ pass" in text
+    assert "Why it may fail here: A small model differs. | 5.1 | ❌ fails | ✅ holds" in text
     assert "Llama-2-7B: 12.00 < 11.05 ❌" in text
 
 
+def test_averages_stand_side_by_side_and_tasks_apart(kinds: Project) -> None:
+    text = page(kinds, "quarot_table3")
+    assert "| Method | PPL | *published* | Avg. | *published* |" in text
+    assert "| QuaRot | 11.05 ± 0.07 | *6.10* | 11.05 ± 0.07 | *65.64* |" in text
+    assert "| Method | Avg. | Last word | Grammar |" in text
+    assert "| Method | Avg. | PIQA |" in text
+    assert "| QuaRot | *65.64* | *76.77* |" in text
+
+
+def test_the_page_says_how_accuracy_is_measured(kinds: Project) -> None:
+    text = page(kinds, "quarot_table3")
+    assert "suite `shipped`" in text
+    assert "As in the paper, a task shows `acc_norm` where" in text
+    assert "| `acc` | 50.0 | 1,200 |" in text  # grammar: measure, chance, items
+    assert "| chance | - | 0.0 | 50.0 |" in text
+    assert "| standard error | - | 1.4 | 1.4 |" in text
+    assert "Every item begins with BOS; all items." in text
+
+
+def test_columns_that_are_settings_share_one_checkpoint_and_print_the_papers_decimals(kinds: Project) -> None:
+    text = page(kinds, "quarot_table5")
+    assert "| 1.0, 0.85 (all on Llama-2-7B) |" in text
+    assert "| QuaRot | 11.050 ± 0.071 | *5.938* | 11.050 ± 0.071 | *5.850* |" in text
+    assert "| QuaRot, 0.85 | `quarot` |" in text
+    assert "Change from Baseline" in text
+
+
+def test_shared_checkpoints_and_numbers_from_other_tables_are_named(kinds: Project) -> None:
+    text = page(kinds, "quarot_table11")
+    assert "Llama-3-8B and Llama-2-7B are computed on the same checkpoint" in text
+    assert "The *published* numbers of Llama-2-7B stand in the paper's" in text
+    assert "| Method | Llama-3-8B | Llama-2-7B | *published* |" in text
+
+
+def test_a_report_of_our_own_names_rare_published_numbers_in_brackets(kinds: Project) -> None:
+    text = page(kinds, "quarot_switches")
+    assert text.startswith("# QuaRot: small")
+    assert "| QuaRot | 11.05 ± 0.07 (*8.37*) | 11.05 ± 0.07 |" in text
+    assert "| One | 12.05 ± 0.07 | 12.05 ± 0.07 |" in text
+    assert "bos none (rows Three)" in text
+
+
+def test_magnitudes_have_no_loss(kinds: Project) -> None:
+    text = page(kinds, "quarot_figure1")
+    assert "| Method | max/median | max | median |" in text
+    assert "Change from" not in text
+    assert "is better" not in text
+
+
+@pytest.mark.parametrize("broken", [None, math.inf, math.nan])
+def test_every_figure_is_drawn(kinds: Project, tmp_path: Path, broken: float | None) -> None:
+    for name, chosen in kinds.tables.items():
+        if chosen.figure:
+            values, _ = collected.collect(kinds, chosen)
+            last = chosen.rows[-1].name
+            changed = {
+                place: replace(value, values=(broken,)) if broken and place[0] == last else value
+                for place, value in values.items()
+            }
+            figures.draw(kinds, chosen, changed, tmp_path / f"{name}.svg")
+            assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
+
+
 @pytest.mark.parametrize(("value", "printed"), [(math.inf, "Inf"), (math.nan, "NaN"), (123456.0, "1.23e+05")])
-def test_a_broken_network_is_a_result(project: tables.Project, value: float, printed: str) -> None:
+def test_a_broken_network_is_a_result(project: Project, value: float, printed: str) -> None:
     compute(project, QuaRot=value)
-    table = project.table("quarot_table1")
     assert f"| QuaRot | {printed} " in page(project)
-    values, _ = collected.collect(project, table)
-    path = project.root / "results/tables/quarot_table1.csv"
-    collected.write_csv(path, table, values)
-    figures.draw(project, table, collected.read_csv(path), project.root / "figure.svg")
-    assert ElementTree.parse(project.root / "figure.svg").getroot().tag.endswith("svg")
 
 
-def test_equal_numbers_give_the_same_figure(project: tables.Project) -> None:
-    table = project.table("quarot_table1")
-    values, _ = collected.collect(project, table)
+def test_equal_numbers_give_the_same_figure(project: Project) -> None:
+    chosen = project.table("quarot_table1")
+    values, _ = collected.collect(project, chosen)
     for name in ("a.svg", "b.svg"):
-        figures.draw(project, table, values, project.root / name)
+        figures.draw(project, chosen, values, project.root / name)
     assert (project.root / "a.svg").read_bytes() == (project.root / "b.svg").read_bytes()
 
 
-def test_missing_and_damaged_run_files_are_named(project: tables.Project) -> None:
-    table = project.table("quarot_table1")
-    key = project.cells(table.id)[0].runs[0].key
+@given(st.lists(st.floats(min_value=-50, max_value=1e6) | st.just(math.inf) | st.just(math.nan), min_size=1))
+def test_every_change_has_a_place_on_the_axis_and_what_broke_down_is_last(changes: list[float]) -> None:
+    axis = PercentAxis(changes)
+    low, high = axis.limits
+    places = [axis.place(change) for change in changes]
+    assert all(low < place < high for place in places)
+    finite = [place for change, place in zip(changes, places, strict=True) if math.isfinite(change)]
+    for change, place in zip(changes, places, strict=True):
+        assert math.isfinite(change) or all(place > other for other in finite)
+
+
+def test_numbers_are_printed_as_the_paper_prints_them() -> None:
+    assert show(5.4721) == "5.47"
+    assert show(5.4721, 0.01234, 3) == "5.472\u00a0±\u00a00.012"
+    assert [show(value) for value in (None, math.inf, math.nan)] == ["-", "Inf", "NaN"]
+    assert show_change(-11.52, 0.4) == "-11.5\u00a0±\u00a00.4\u00a0%"
+    assert show_change(1168.4) == "+1168\u00a0%"
+    assert show_change(54321.0) == "+5.4e+04\u00a0%"
+
+
+def test_losses_have_the_word_of_their_direction() -> None:
+    assert loss_words(PERPLEXITY) == "increase of perplexity"
+    assert loss_words(AVERAGE) == "loss of average accuracy"
+
+
+def test_missing_and_damaged_run_files_are_named(project: Project) -> None:
+    chosen = project.table("quarot_table1")
+    key = project.cells(chosen.id)[0].runs[0].key
     path = project.root / run_path(key)
     good = path.read_text()
     for damaged in (good[:100], "{}", "[1]", good.replace('"perplexity": 10', '"perplexity": "ten"')):
         path.write_text(damaged)
         with pytest.raises(ResultError, match=rf"{key}.json is damaged .*delete it and run again"):
-            collected.collect(project, table)
+            collected.collect(project, chosen)
     data = json.loads(good)
     data["run"]["dtype"] = "bfloat16"
     path.write_text(json.dumps(data))
@@ -144,15 +348,17 @@ def test_missing_and_damaged_run_files_are_named(project: tables.Project) -> Non
         read_result(path)
     path.unlink()
     with pytest.raises(ResultError, match=f"{key}.json does not exist"):
-        collected.collect(project, table)
+        collected.collect(project, chosen)
 
 
-def test_the_scoreboard_counts_what_exists(project: tables.Project) -> None:
+def test_the_scoreboard_counts_what_exists(project: Project) -> None:
     text = scoreboard.index(project)
     assert "0 of 107" in text
     assert "quarot_table17" in text
-    table = project.table("quarot_table1")
-    collected.write_csv(project.root / collected.table_path(table.id), table, collected.collect(project, table)[0])
+    chosen = project.table("quarot_table1")
+    collected.write_csv(
+        project.root / collected.table_path(chosen.id), project, chosen, collected.collect(project, chosen)[0]
+    )
     (project.root / "reports").mkdir()
     (project.root / "reports/quarot_table1.md").write_text(page(project))
     (project.root / "results/bench/nvidia-h200").mkdir(parents=True)
@@ -160,12 +366,12 @@ def test_the_scoreboard_counts_what_exists(project: tables.Project) -> None:
     text = scoreboard.index(project)
     assert "2 of 107" in text
     assert "[quarot_table1](quarot_table1.md)" in text
-    assert "computed | 1 of 1 |" in text
+    assert "computed | 1 | 0 | 0 |" in text
     assert "recorded on nvidia-h200" in text
 
 
 def test_the_gallery_is_a_copy_without_links_to_files_that_are_not_committed(
-    project: tables.Project, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project.root)
     (project.root / "reports/figures").mkdir(parents=True)
