@@ -78,9 +78,10 @@ def gallery(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the copies.")] = Path("docs/gallery"),
     config: Configs = None,
 ) -> None:
-    """Copy the rendered reports and figures to docs/gallery/, which is committed for readers.
+    """Copy the rendered reports and figures to docs/gallery/, which is committed for readers on a code host.
 
-    Links to files that are not committed (results/) become plain text there.
+    index.html stays out, since code hosts show it as source; links to it and to files that are not committed (results/)
+    become plain text there.
     """
     project = open_project(config)
     reports = project.root / REPORTS
@@ -90,7 +91,8 @@ def gallery(
     target = project.root / output
     depth = "../" * len(output.parts)
     for file in pages:
-        text = re.sub(r"\[([^\]]*)\]\(\.\./results/[^)]*\)", r"\1", file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        text = re.sub(r"\[([^\]]*)\]\((?:\.\./results/[^)]*|index\.html)\)", r"\1", text)
         write_text(target / file.name, text.replace("](../", f"]({depth}"))
     for file in sorted((project.root / FIGURES).glob("*.svg")):
         with atomic_path(target / "figures" / file.name) as temporary:

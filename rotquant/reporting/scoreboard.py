@@ -92,7 +92,7 @@ def index(project: Project) -> str:
         "runs of this machine. *Recorded*: measured on the GPU that is named. Build one with "
         "`snakemake --cores all reports/<target>.md`.\n",
         f"Of the claims about them {counted.holds} hold here and {counted.fails} fail; {counted.unchecked} cannot be "
-        "checked. The same with figures and values, to filter and to search: [index.html](index.html).\n",
+        "checked. The same with figures and values, to filter and to search: [reports/index.html](index.html).\n",
     ]
     for paper, group in found.items():
         listed = [standing for standing in group if standing.listed]

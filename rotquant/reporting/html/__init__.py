@@ -4,9 +4,11 @@ The page is a file on its own: styles, script and figures are inline, and its co
 nothing. Without JavaScript everything is shown.
 """
 
+import re
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from rotquant.project import Project
 from rotquant.reporting.html.views import papers
@@ -28,6 +30,7 @@ def index(project: Project) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["code"] = _code
     found = standings(project)
     everything = [standing for group in found.values() for standing in group]
     return environment.get_template("index.html.jinja").render(
@@ -37,3 +40,8 @@ def index(project: Project) -> str:
         targets=[standing for standing in everything if standing.listed],
         score=totals(standing.score for standing in everything),
     )
+
+
+def _code(text: str) -> Markup:
+    """Escaped text in which what stands between backticks, as tables write names, is code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))

@@ -1,7 +1,7 @@
 """What the page's template prints: standings turned into cards of plain text. All escaping is left to the template."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,11 +16,12 @@ from rotquant.reporting.describe import is_stand_in, model_name
 from rotquant.reporting.figures import figure_path
 from rotquant.reporting.html.inline_svg import inline_svg
 from rotquant.reporting.numbers import show, words
+from rotquant.reporting.pages.values import printed_decimals
 from rotquant.reporting.pages.verdicts import findings
 from rotquant.reporting.scoreboard import Standing
 from rotquant.reporting.tables import Value, Values, known_quantities, main_quantities, table_path
 from rotquant.results import REPORTS, RunResult, read_result, run_path
-from rotquant.tables import Published, Table, load_targets
+from rotquant.tables import Table, load_targets
 
 #: Quantities share one grid while a line holds no more numbers than this.
 _WIDTH = 8
@@ -160,42 +161,41 @@ def _main_grids(project: Project, table: Table, values: Values) -> tuple[Grid, .
 
 
 def _main_grid(project: Project, table: Table, values: Values, group: Sequence[Quantity]) -> Grid:
-    published, columns = project.published(table), project.columns(table)
-    printed = {(column, quantity.name) for _, column, quantity in _places(published, group)}
-    heads, lines, groups = [], [], []
-    for column in columns:
-        own = [
-            head for quantity in group for head in (quantity.title, "published")[: 1 + _has(printed, column, quantity)]
-        ]
-        heads += own
-        slot = project.slot(table, column)
-        groups.append((column, f"here: {model_name(slot)}" if is_stand_in(slot) else "", len(own)))
-    for row in table.rows:
-        cells = []
-        for column in columns:
-            for quantity in group:
-                value = values.get((row.name, column, quantity.name))
-                cells.append(Cell(_ours(value), "ours"))
-                if _has(printed, column, quantity):
-                    papers = published.get((row.name, column, quantity.name))
-                    cells.append(Cell(show(papers), "published"))
-        lines.append(((row.name, *map(str, row.labels)), tuple(cells)))
-    caption = "; ".join(_caption(quantity) for quantity in group)
-    return Grid(caption, ("Method", *table.label_columns), tuple(groups), tuple(heads), tuple(lines))
+    published = project.published(table)
+    digits = {quantity.name: printed_decimals(published, quantity) for quantity in group}
+    remarks = {column: _remark(project, table, column) for column in project.columns(table)}
+    distinct = set(remarks.values())
+    common = distinct.pop() if len(remarks) > 1 and len(distinct) == 1 else ""
+    heads, groups = [], []
+    pairs: list[tuple[str, str, bool]] = []
+    for column in project.columns(table):
+        before = len(heads)
+        for quantity in group:
+            printed = any((row.name, column, quantity.name) in published for row in table.rows)
+            pairs.append((column, quantity.name, printed))
+            heads += [quantity.title, "published"] if printed else [quantity.title]
+        groups.append((column, "" if common else remarks[column], len(heads) - before))
+
+    def cells(row: str) -> Iterator[Cell]:
+        for column, name, printed in pairs:
+            yield Cell(_ours(values.get((row, column, name)), digits[name]), "ours")
+            if printed:
+                yield Cell(show(published.get((row, column, name)), decimals=digits[name]), "published")
+
+    lines = tuple(((row.name, *map(str, row.labels)), tuple(cells(row.name))) for row in table.rows)
+    caption = "; ".join([*map(_caption, group), *([f"all columns {common}"] if common else [])])
+    return Grid(caption, ("Method", *table.label_columns), tuple(groups), tuple(heads), lines)
 
 
-def _places(published: Published, group: Sequence[Quantity]) -> list[tuple[str, str, Quantity]]:
-    """Where the paper prints something for these quantities."""
-    known = {quantity.name: quantity for quantity in group}
-    return [(row, column, known[name]) for row, column, name in published if name in known]
+def _remark(project: Project, table: Table, column: str) -> str:
+    """What a column is computed on, where its name does not say it."""
+    slot = project.slot(table, column)
+    here = f"here: {model_name(slot)}" if is_stand_in(slot) else ""
+    return here if column == slot.name else f"on {slot.name}{f' ({here})' if here else ''}"
 
 
-def _has(printed: set[tuple[str, str]], column: str, quantity: Quantity) -> bool:
-    return (column, quantity.name) in printed
-
-
-def _ours(value: Value | None) -> str:
-    return "-" if value is None else show(value.mean, value.deviation)
+def _ours(value: Value | None, digits: int = 2) -> str:
+    return "-" if value is None else show(value.mean, value.deviation, digits)
 
 
 def _caption(quantity: Quantity) -> str:
@@ -210,10 +210,10 @@ def _task_grids(project: Project, table: Table, values: Values) -> tuple[tuple[s
     papers = [quantity for quantity in known_quantities(project, table).values() if quantity.chance is not None]
     published = project.published(table)
     found = []
+    numbers = {place: _ours(value) for place, value in values.items()}
+    printed = {place: show(value) for place, value in published.items()}
     for column in project.columns(table) if ours else ():
-        numbers = {place: _ours(value) for place, value in values.items()}
-        printed = {place: show(value) for place, value in published.items()}
-        shown = [q for q in papers if any(at == column and name == q.name for _, at, name in published)]
+        shown = [task for task in papers if any((row.name, column, task.name) in published for row in table.rows)]
         grids = [_task_grid(table, column, ours, numbers, "ours")]
         if shown:
             grids.append(_task_grid(table, column, shown, printed, "published"))
@@ -287,7 +287,7 @@ def _facts(project: Project, table: Table, results: Mapping[str, RunResult]) -> 
     )
 
 
-def _list(items: object) -> str:
+def _list(items: Iterable[object]) -> str:
     return ", ".join(dict.fromkeys(str(item) for item in items)) or "-"
 
 

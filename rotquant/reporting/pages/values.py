@@ -17,7 +17,7 @@ WIDTH = 8
 def values_section(project: Project, table: Table, values: Values) -> str:
     """Mean and deviation of every main quantity beside the published number, in the paper's order."""
     published = project.published(table)
-    decimals = {quantity.name: _decimals(published, quantity) for quantity in project.quantities(table)}
+    decimals = {quantity.name: printed_decimals(published, quantity) for quantity in project.quantities(table)}
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
         value = values[row, column, quantity.name]
@@ -93,7 +93,7 @@ def _described(quantity: Quantity) -> str:
     return f"{words(quantity)}{unit}{better}"
 
 
-def _decimals(published: Published, quantity: Quantity) -> int:
+def printed_decimals(published: Published, quantity: Quantity) -> int:
     """As many decimals as the paper prints, at least two: Table 5 is about differences in the third."""
     texts = [repr(value) for (_, _, name), value in published.items() if name == quantity.name and value is not None]
     return max([2, *(min(len(text.partition(".")[2]), 3) for text in texts if "e" not in text)])
