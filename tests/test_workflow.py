@@ -79,9 +79,9 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
             computed.edit(path, new, old)
 
     rendering = {"report"}
-    assert planned_after("rotquant/reporting/markdown.py", "## Claims of the paper", "## Claims") == rendering
-    assert planned_after("rotquant/reporting/figures.py", "FLOOR = 0.3", "FLOOR = 0.2") >= {"figure", "report"}
-    assert planned_after("rotquant/reporting/figures.py", "drawn at it", "put at it") == set()  # a comment
+    assert planned_after("rotquant/reporting/markdown.py", "Upright numbers", "Numbers") == rendering
+    assert planned_after("rotquant/reporting/style.py", "LINEAR = 5.0", "LINEAR = 4.0") >= {"figure", "report"}
+    assert planned_after("rotquant/reporting/style.py", "Up to this many", "To this many") == set()  # a comment
     measuring = {"measure", "table", "figure", "report"}
     assert planned_after("rotquant/execution/runs.py", "FACTOR = 1.0", "FACTOR = 2.0") == measuring
     assert planned_after("rotquant/execution/weights.py", "sleep(0.05)", "sleep(0.04)") == {"weights", *measuring}
@@ -116,10 +116,10 @@ def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(com
     assert status != 0
     assert "markdown.py is not valid Python" in output  # found before anything is run
     computed.edit("rotquant/reporting/markdown.py", "broken syntax\ndef page(", "def page(")
-    computed.edit("rotquant/reporting/markdown.py", "# {table.paper_title", "# {table.no_such_field}{table.paper_title")
+    computed.edit("rotquant/reporting/markdown.py", "# {title(table)", "# {table.no_such_field}{title(table)")
     assert computed.snakemake(REPORT)[0] != 0
     assert computed.read(REPORT) == earlier
-    computed.edit("rotquant/reporting/markdown.py", "# {table.no_such_field}{table.paper_title", "# {table.paper_title")
+    computed.edit("rotquant/reporting/markdown.py", "# {table.no_such_field}{title(table)", "# {title(table)")
     assert set(computed.planned(REPORT)) == {"report"}
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
