@@ -1,9 +1,17 @@
-"""The list of targets names every table and figure of the four papers once, of a known paper and kind."""
+"""The list of targets names every table and figure of the four papers once; the scoreboard says how far each is."""
 
 from pathlib import Path
 
 import pytest
 import yaml
+
+from rotquant import project as projects
+from rotquant.files import short_hash, write_text
+from rotquant.project import Project, load_project
+from rotquant.reporting import scoreboard
+from rotquant.reporting.claims import Score
+from rotquant.reporting.tables import Value, table_path, write_csv
+from tests.project import Copy
 
 LISTED = yaml.safe_load((Path(__file__).parents[1] / "config" / "targets.yaml").read_text(encoding="utf-8"))
 TARGETS = LISTED["targets"]
@@ -46,3 +54,73 @@ def test_the_papers_and_kinds_are_the_ones_in_use() -> None:
 def test_titles_tell_targets_of_a_paper_apart() -> None:
     titles = [(target["paper"], target["title"]) for target in TARGETS]
     assert len(titles) == len(set(titles))
+
+
+TABLE = {
+    "title": "small",
+    "section": "5.1",
+    "caption": "A small table.",
+    "metrics": [{"kind": "perplexity", "corpus": "wikitext2"}],
+    "columns": ["Llama-2-7B"],
+    "baseline": "Baseline",
+    "rows": [{"name": "Baseline", "method": "baseline"}, {"name": "QuaRot", "method": "quarot-rtn"}],
+    "claims": [
+        {"text": "One.", "section": "5", "check": {"better": {"row": "Baseline", "than": ["QuaRot"]}}},
+        {"text": "Two.", "section": "5", "check": {"better": {"row": "QuaRot", "than": ["Baseline"]}}},
+        {"text": "Three.", "section": "5", "check": {"loss_decreasing": {"row": "QuaRot", "over": "Baseline"}}},
+    ],
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    tables = [{"id": "quarot_table1", **TABLE}, {"id": "quarot_switches", **TABLE}]
+    Copy(tmp_path).set_tables({"paper": "quarot", "title": "QuaRot: a title", "tables": tables})
+    return load_project(root=tmp_path)
+
+
+def render(project: Project, name: str) -> None:
+    """A report and its numbers: QuaRot is worse than the baseline."""
+    values = {
+        (row, "Llama-2-7B", "perplexity"): Value((number,), (0,), ("0" * 16,), None)
+        for row, number in (("Baseline", 10.0), ("QuaRot", 11.0))
+    }
+    write_csv(project.root / table_path(name), project, project.table(name), values)
+    write_text(project.root / f"reports/{name}.md", "# Report")
+
+
+def test_the_scoreboard_begins_with_nothing_and_lists_everything(project: Project) -> None:
+    text = scoreboard.index(project)
+    assert "0 of 107 tables and figures are computed or recorded." in text
+    assert (
+        "| quarot_table1 | 4-bit perplexity against other methods (Llama-2) | accuracy | not yet | - | - | - |" in text
+    )
+    assert all(f"| {target['id']} |" in text for target in TARGETS)
+
+
+def test_a_rendered_target_counts_with_the_outcomes_of_its_claims(project: Project) -> None:
+    render(project, "quarot_table1")
+    text = scoreboard.index(project)
+    assert "1 of 107 tables and figures are computed or recorded." in text
+    assert "1 hold here and 1 fail; 1 cannot be checked" in text
+    assert "| [quarot_table1](quarot_table1.md) |" in text
+    assert "| accuracy | computed | 1 | 1 | 1 |" in text
+    standing = scoreboard.standings(project)["quarot"][0]
+    assert (standing.label, standing.score) == ("Table 1", Score(1, 1, 1))
+
+
+def test_a_report_of_our_own_stands_under_its_paper_and_is_not_counted(project: Project) -> None:
+    render(project, "quarot_switches")
+    text = scoreboard.index(project)
+    assert "0 of 107" in text
+    quarot = text.partition("## QuaRot")[2].partition("\n## ")[0]
+    assert "| [quarot_switches](quarot_switches.md) | small | report of our own | computed | 1 | 1 | 1 |" in quarot
+    (own,) = [standing for group in scoreboard.standings(project).values() for standing in group if not standing.listed]
+    assert own.label == "Switches"
+
+
+def test_a_record_from_a_gpu_names_it(project: Project) -> None:
+    write_text(project.root / "results/bench/some-gpu/quarot_table14.json", "{}")
+    assert "| quarot_table14 | Time of the 4-bit linear layer |" in scoreboard.index(project)
+    assert "| recorded on some-gpu | - | - | - |" in scoreboard.index(project)
