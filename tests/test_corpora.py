@@ -49,7 +49,7 @@ def packages(tmp_path, monkeypatch):
         files[split] = tmp_path / f"{split}.py"
         files[split].write_text(f'"""Short."""\n{functions}')
     monkeypatch.setattr(module, "PACKAGES", {split: (split,) for split in texts})
-    monkeypatch.setattr(module, "_files", lambda names: [(names[0], files[names[0]])])
+    monkeypatch.setattr(module, "package_files", lambda names: [(names[0], files[names[0]])])
     return tmp_path / "cache"
 
 
@@ -77,7 +77,7 @@ def test_a_text_that_several_splits_hold_belongs_to_test_alone(packages):
 
 def test_the_cache_gives_the_same_rows_without_reading_the_files_again(packages, monkeypatch):
     first = load_rows(DOCSTRINGS, "train", cache=packages)
-    monkeypatch.setattr(module, "_files", lambda names: pytest.fail("the packages were parsed again"))
+    monkeypatch.setattr(module, "package_files", lambda names: pytest.fail("the packages were parsed again"))
     assert load_rows(DOCSTRINGS, "train", cache=packages) == first
 
 

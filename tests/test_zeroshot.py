@@ -242,6 +242,12 @@ def test_a_tokenizer_without_bos_is_refused_unless_none_is_asked_for(shipped: ap
     assert evaluate(shipped.network, tokenizer, without, folder)["grammar.items"] == 4
 
 
+def test_without_lm_eval_the_error_says_what_to_install(shipped: api.Model, folder: Path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(TaskError, match="needs lm-eval; install it with"):
+        evaluate(shipped.network, shipped.tokenizer, ALL, folder)
+
+
 # Command line
 
 
