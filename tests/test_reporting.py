@@ -36,6 +36,11 @@ TEXT = {
     "source": "docstrings",
     "splits": {"test": {"characters": 1234, "sha256": "ab" * 32, "expected_sha256": "cd" * 32}},
 }
+TASKS = {
+    "suite": "shipped",
+    "lm_eval": "0.4.13",
+    "tasks": {"last_word": {"sha256": "ef" * 32}, "piqa": {"source": "hub"}},
+}
 PERPLEXITY_ALONE = [{"kind": "perplexity", "corpus": "wikitext2"}]
 ZERO_SHOT = {"kind": "zero_shot", "suite": "shipped", "corpus": "wikitext2", "tasks": ["last_word", "grammar"]}
 WITH_TASKS = """row,column,metric,value,unit
@@ -130,7 +135,7 @@ def compute(project: Project, name: str = "quarot_table1", **special: float) -> 
         for run in cell.runs:
             value = special.get(cell.row, VALUES.get(cell.row, 12.0)) + run.seed / 10
             weights = provenance(seconds=2.0) if run.weights_key else None
-            result = RunResult(run, metrics(run, value), provenance(corpora={"evaluation": TEXT}), weights)
+            result = RunResult(run, metrics(run, value), provenance(corpora={"evaluation": TEXT}, tasks=TASKS), weights)
             write_result(project.root / run_path(run.key), result)
 
 
@@ -242,11 +247,12 @@ def test_averages_stand_side_by_side_and_tasks_apart(kinds: Project) -> None:
 def test_the_page_says_how_accuracy_is_measured(kinds: Project) -> None:
     text = page(kinds, "quarot_table3")
     assert "suite `shipped`" in text
-    assert "As in the paper, a task shows `acc_norm` where" in text
+    assert "A task shows `acc` where its choices are words and `acc_norm` where they are phrases" in text
     assert "| `acc` | 50.0 | 1,200 |" in text  # grammar: measure, chance, items
     assert "| chance | - | 0.0 | 50.0 |" in text
     assert "| standard error | - | 1.4 | 1.4 |" in text
     assert "Every item begins with BOS; all items." in text
+    assert "suite shipped, lm-eval 0.4.13, sha256 of last_word `efefefefefef`, piqa from the hub" in text
 
 
 def test_columns_that_are_settings_share_one_checkpoint_and_print_the_papers_decimals(kinds: Project) -> None:

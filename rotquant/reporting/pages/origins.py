@@ -135,6 +135,7 @@ def provenance_section(project: Project, table: Table, results: dict[str, RunRes
         f"Versions: {_list(_versions(record) for record in records)}",
         f"Python {_list(record['python'] for record in records)} on {_list(record['platform'] for record in records)}",
         *_corpora([*records, *stages]),
+        *_tasks(records),
         f"Table as CSV: [{table_path(table.id)}]({os.path.relpath(table_path(table.id), REPORTS)})",
     ]
     if logged:
@@ -178,6 +179,19 @@ def _corpora(records: list[dict[str, Any]]) -> list[str]:
                 size = f"{text['characters']:,} characters"
                 identity = f"sha256 `{text['sha256'][:12]}`{_expected(corpus, text)}"
                 lines[f"Text for {use}: {name}, {split}, {size}, {identity}"] = None
+    return list(lines)
+
+
+def _tasks(records: list[dict[str, Any]]) -> list[str]:
+    """One line per suite of zero-shot tasks: lm-eval's version, and the hash of each task's data."""
+    lines: dict[str, None] = {}
+    for record in records:
+        if suite := record.get("tasks"):
+            data = [
+                f"{name} `{task['sha256'][:12]}`" if "sha256" in task else f"{name} from the hub"
+                for name, task in suite["tasks"].items()
+            ]
+            lines[f"Tasks: suite {suite['suite']}, lm-eval {suite['lm_eval']}, sha256 of {', '.join(data)}"] = None
     return list(lines)
 
 

@@ -32,11 +32,15 @@ def _method(metric: ZeroShot) -> str:
         "small for the paper's; only the averages stand beside the paper's",
     }
     items = f"the first {metric.limit} items of each task" if metric.limit else "all items"
+    rule = {
+        "paper": "As in the paper, a task shows `acc_norm` where lm-eval's task has it and `acc` elsewhere",
+        "shipped": "A task shows `acc` where its choices are words and `acc_norm` where they are phrases of different "
+        "length, as the paper's tasks do",
+    }
     return (
-        f"Zero-shot accuracy in percent through lm-eval, suite `{metric.suite}`: {origin[metric.suite]}. As in the "
-        "paper, a task shows `acc_norm` where lm-eval's task has it (the choice that is likeliest per byte of text, "
-        "fair to choices of different lengths) and `acc` elsewhere (the likeliest choice); run files hold all that "
-        f"exist. Every item begins {'with' if metric.bos else 'without'} BOS; {items}.\n"
+        f"Zero-shot accuracy in percent through lm-eval, suite `{metric.suite}`: {origin[metric.suite]}. "
+        f"{rule[metric.suite]}: `acc` takes the likeliest choice, `acc_norm` the likeliest per byte of text; run files "
+        f"hold both. Every item begins {'with' if metric.bos else 'without'} BOS; {items}.\n"
     )
 
 
