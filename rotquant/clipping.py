@@ -11,7 +11,7 @@ from rotquant.quantization import QParams, choose_qparams, fake_quantize, groupe
 from rotquant.schemes import QuantizationScheme
 
 #: Elements of all candidates held at once: what a CPU core's cache holds, and what keeps a GPU busy.
-_ELEMENTS_ON_CPU, _ELEMENTS_ON_ACCELERATOR = 2**17, 2**24
+_ELEMENTS_ON_CPU, _ELEMENTS_ON_ACCELERATOR = 2**18, 2**24
 
 
 @torch.no_grad()
@@ -51,11 +51,16 @@ def choose_weight_qparams(weight: Tensor, scheme: QuantizationScheme, clip_norm:
 
 
 def _search_rows(rows: Tensor, scheme: QuantizationScheme, norm: float, candidates: Tensor, budget: int) -> Tensor:
-    """Best ratio of each row [n, elements]: [n]. Takes as many candidates at a time as fit into `budget` elements."""
+    """Best ratio of each row [n, elements]: [n]. Takes as many candidates at a time as fit into `budget` elements.
+
+    Rows are turned into columns, so that neighbours in memory have scales that are neighbours too: a third of the time
+    for groups of 8 on a CPU.
+    """
     extremes = torch.stack([rows.amin(-1), rows.amax(-1)], dim=-1)  # all that a scale depends on
+    columns = rows.T.contiguous()
     errors = []
     for ratios in candidates.split(max(1, budget // rows.numel())):
-        qparams = choose_qparams(extremes.expand(len(ratios), -1, -1), scheme, ratios.view(-1, 1, 1))
-        error = fake_quantize(rows.expand(len(ratios), -1, -1), scheme, qparams).sub_(rows)
-        errors.append((error.square_() if norm == 2 else error.abs_().pow_(norm)).sum(dim=-1))
+        qparams = choose_qparams(extremes.expand(len(ratios), -1, -1), scheme, ratios.view(-1, 1, 1)).mT
+        error = fake_quantize(columns.expand(len(ratios), -1, -1), scheme, qparams).sub_(columns)
+        errors.append((error.square_() if norm == 2 else error.abs_().pow_(norm)).sum(dim=1))
     return candidates[torch.cat(errors).argmin(dim=0)]

@@ -7,7 +7,7 @@ only: it runs no model, and every rounding is done by `rotquant.quantization`.
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from rotquant.clipping import choose_weight_qparams
 from rotquant.errors import RotquantError
 from rotquant.onednn import linear
-from rotquant.quantization import ColumnSplit, QParams, dequantize, quantize
+from rotquant.quantization import ColumnSplit, QParams, dequantize, fake_quantize, quantize
 from rotquant.rtn import OUTLIER_WEIGHT_SCHEME, QuantizedWeight, check_columns
 from rotquant.schemes import QuantizationScheme, WeightQuantization
 
@@ -83,16 +83,17 @@ def quantize_gptq_site(
     rank = _processing_rank(hessian, base[:normal], settings.gptq.act_order)
     order = torch.cat([base[:normal][rank], base[normal:]])
     natural = split is None and not settings.gptq.act_order
-    factor = inverse_factor(hessian if natural else hessian[order[:, None], order], settings.gptq.damping).to(dtype)
+    ordered = hessian if natural else hessian[order[:, None], order]
+    spread = _error_spread(ordered, settings.gptq.damping).to(dtype)
     columns = torch.cat([weight.to(dtype).T for weight in weights], dim=1)[order]  # [in, all rows], to be overwritten
     if grouped:
-        codes, qparams = _quantize_grouped(columns, factor, normal, weights, settings)
+        codes, qparams = _quantize_grouped(columns, spread, normal, weights, settings)
         columns_of_codes = order
     else:
-        codes, qparams = _quantize_per_channel(columns, factor, base[:normal], weights, settings)
+        codes, qparams = _quantize_per_channel(columns, spread, base[:normal], weights, settings)
         codes = torch.empty_like(codes).index_copy_(0, rank, codes)
         columns_of_codes = base
-    values, scale = _finish_outliers(columns, factor, normal, settings.gptq.block_size, split)
+    values, scale = _finish_outliers(columns, spread, normal, settings.gptq.block_size, split)
     if values is not None and scale is None:
         values = values.to(weights[0].dtype)
     in_place = natural or (split is None and not grouped)
@@ -111,7 +112,7 @@ def quantize_gptq_site(
 
 
 def _quantize_per_channel(
-    columns: Tensor, factor: Tensor, normal: Tensor, weights: Sequence[Tensor], settings: WeightQuantization
+    columns: Tensor, spread: Tensor, normal: Tensor, weights: Sequence[Tensor], settings: WeightQuantization
 ) -> tuple[Tensor, list[QParams]]:
     """Codes [normal, all rows] under scales chosen once from the unchanged weights; scales of each weight."""
     clip_norm = settings.clip_norm if settings.clip_search else None
@@ -120,18 +121,18 @@ def _quantize_per_channel(
     rows = _each(lambda parts: torch.cat([t.expand(n, 1) for t, n in zip(parts, sizes, strict=True)]), qparams)
     scales = _constant_scales(rows)
     block_size = settings.gptq.block_size
-    return _quantize_columns(columns, factor, range(len(normal)), block_size, settings.scheme, scales), qparams
+    return _quantize_columns(columns, spread, range(len(normal)), block_size, settings.scheme, scales), qparams
 
 
 def _quantize_grouped(
-    columns: Tensor, factor: Tensor, normal: int, weights: Sequence[Tensor], settings: WeightQuantization
+    columns: Tensor, spread: Tensor, normal: int, weights: Sequence[Tensor], settings: WeightQuantization
 ) -> tuple[Tensor, list[QParams]]:
     """Codes [normal, all rows] under scales [out, groups, 1] chosen on the way; scales of each weight."""
     gptq, scheme = settings.gptq, settings.scheme
     aligned = _aligned_block(gptq.block_size, scheme.group_size)
     block_size = aligned if gptq.group_scales == "updated" else gptq.block_size
     scales = _GroupScales(columns, scheme, settings.clip_norm if settings.clip_search else None)
-    codes = _quantize_columns(columns, factor, range(normal), block_size, scheme, scales)
+    codes = _quantize_columns(columns, spread, range(normal), block_size, scheme, scales)
     qparams = _each(lambda groups: torch.stack(groups, dim=1), scales.groups)  # [all rows, groups, 1]
     sizes = [len(weight) for weight in weights]
     return codes, [_each(lambda parts, rows=rows: parts[0][rows].clone(), [qparams]) for rows in _slices(sizes)]
@@ -151,11 +152,20 @@ def _each(function: Callable[[list[Tensor]], Tensor], qparams: Sequence[QParams]
     return QParams(scale, function([part.zero_point for part in qparams]))
 
 
-def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
-    """The upper triangular U with U^T U = (H + damping * mean(diag H) * I)^-1, in float64.
+def _error_spread(hessian: Tensor, damping: float) -> Tensor:
+    """Row j, columns k > j: what part of an error in column j is taken off column k; float64 [n, n].
 
-    Row j of U holds, divided by its diagonal, how an error in column j is spread over the columns after it. Inputs that
-    never occur (zero diagonal) get the mean diagonal, so their weights are rounded to nearest and take part in nothing.
+    GPTQ's U_jk / U_jj, divided here once: errors then need no scale of their own.
+    """
+    factor = inverse_factor(hessian, damping)
+    return factor.div_(factor.diagonal().clone()[:, None])
+
+
+def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
+    """The upper triangular U with U^T U = (H + damping * mean(diag H) * I)^-1, in float64, new memory.
+
+    Inputs that never occur (zero diagonal) get the mean diagonal, so their weights are rounded to nearest and take part
+    in nothing.
 
     Raises:
         RotquantError: when `hessian` [n, n] is not finite or the damped matrix is not positive definite.
@@ -168,8 +178,7 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     mean = diagonal.mean()
     mean = torch.where(mean > 0, mean, torch.ones_like(mean))
     # With rows and columns in reverse order, H = L L^T; U is then L^-1 in reverse order: one factorization.
-    backwards = torch.arange(len(hessian) - 1, -1, -1, device=hessian.device)
-    reverse = hessian[backwards[:, None], backwards].double()
+    reverse = hessian.flip(0, 1).double()
     reverse.diagonal().add_(torch.where(diagonal > 0, damping * mean, mean).flip(0))
     lower, failed = torch.linalg.cholesky_ex(reverse)
     if failed.item():
@@ -177,7 +186,7 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     identity = reverse.zero_()
     identity.fill_diagonal_(1.0)
     inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
-    return inverse[backwards[:, None], backwards]
+    return inverse.flip(0, 1)
 
 
 def _processing_rank(hessian: Tensor, normal: Tensor, act_order: bool) -> Tensor:
@@ -196,7 +205,7 @@ def _aligned_block(block_size: int, group_size: int) -> int:
 
 
 def _quantize_columns(
-    weight: Tensor, factor: Tensor, columns: range, block_size: int, scheme: QuantizationScheme, scales: ColumnScales
+    weight: Tensor, spread: Tensor, columns: range, block_size: int, scheme: QuantizationScheme, scales: ColumnScales
 ) -> Tensor:
     """Quantize the given columns of `weight` [in, rows] one after another: codes [len(columns), rows].
 
@@ -207,37 +216,35 @@ def _quantize_columns(
     for start in range(columns.start, columns.stop, block_size):
         stop = min(start + block_size, columns.stop)
         qparams = scales(start, stop)
-        block_codes, errors = _quantize_block(weight[start:stop], factor[start:stop, start:stop], qparams, scheme)
+        block_codes, errors = _quantize_block(weight[start:stop], spread[start:stop, start:stop], qparams, scheme)
         codes.append(block_codes.clone())
-        weight[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
+        weight[stop:].addmm_(spread[start:stop, stop:].T, errors, alpha=-1)
     return torch.cat(codes)
 
 
 def _quantize_block(
-    block: Tensor, factor: Tensor, qparams: QParams, scheme: QuantizationScheme
+    block: Tensor, spread: Tensor, qparams: QParams, scheme: QuantizationScheme
 ) -> tuple[Tensor, Tensor]:
-    """Codes and scaled errors, both [n, rows], of a block; on CUDA as one captured graph (~10 kernels a column)."""
+    """Codes and errors, both [n, rows], of a block; on CUDA as one captured graph (~6 kernels a column)."""
     scheme = scheme.model_copy(update={"granularity": "channel", "group_size": None})
     if not block.is_cuda:
-        return _column_loop(block, factor, qparams, scheme)
+        return _column_loop(block, spread, qparams, scheme)
     replay = _captured_column_loop(tuple(block.shape), block.dtype, block.device, scheme)
-    return replay(block, factor, qparams)
+    return replay(block, spread, qparams)
 
 
-def _column_loop(block: Tensor, factor: Tensor, qparams: QParams, scheme: QuantizationScheme) -> tuple[Tensor, Tensor]:
-    """GPTQ's inner loop. `block` [n, rows] is overwritten; `factor` [n, n] is the block of U on the diagonal."""
+def _column_loop(block: Tensor, spread: Tensor, qparams: QParams, scheme: QuantizationScheme) -> tuple[Tensor, Tensor]:
+    """GPTQ's inner loop: codes and errors of a block [n, rows], which is overwritten by the columns that were rounded.
+
+    `spread` [n, n] is the block on the diagonal. Many small operations, hence as few as possible for each column.
+    """
     errors = torch.empty_like(block)
-    codes = torch.empty(block.shape, dtype=torch.int8 if scheme.symmetric else torch.uint8, device=block.device)
-    for j in range(len(block)):
-        zero_point = None if qparams.zero_point is None else qparams.zero_point[j].unsqueeze(-1)
-        column_qparams = QParams(qparams.scale[j].unsqueeze(-1), zero_point)
-        column = block[j].unsqueeze(-1)
-        code = quantize(column, column_qparams, scheme)
-        error = column - dequantize(code, column_qparams, scheme, column.dtype)
-        codes[j] = code.squeeze(-1)
-        torch.div(error.squeeze(-1), factor[j, j], out=errors[j])
-        block[j + 1 :].addr_(factor[j, j + 1 :], errors[j], alpha=-1)
-    return codes, errors
+    zero_points = repeat(None) if qparams.zero_point is None else qparams.zero_point
+    columns = zip(block, errors, spread, map(QParams, qparams.scale, zero_points), strict=False)
+    for j, (column, error, row, column_qparams) in enumerate(columns):
+        torch.sub(column, fake_quantize(column, scheme, column_qparams), out=error)
+        block[j + 1 :].addr_(row[j + 1 :], error, alpha=-1)
+    return quantize(block, qparams, scheme), errors
 
 
 @lru_cache(maxsize=8)
@@ -249,21 +256,21 @@ def _captured_column_loop(
     The returned function's results are overwritten by its next call.
     """
     block = torch.zeros(shape, dtype=dtype, device=device)
-    factor = torch.eye(shape[0], dtype=dtype, device=device)
+    spread = torch.eye(shape[0], dtype=dtype, device=device)
     zero_point = None if scheme.symmetric else torch.zeros_like(block)
     qparams = QParams(torch.ones_like(block), zero_point)
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):  # kernels load and libraries initialise outside of the capture
-        _column_loop(block, factor, qparams, scheme)
+        _column_loop(block, spread, qparams, scheme)
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = _column_loop(block, factor, qparams, scheme)
+        results = _column_loop(block, spread, qparams, scheme)
 
-    def replay(new_block: Tensor, new_factor: Tensor, new_qparams: QParams) -> tuple[Tensor, Tensor]:
+    def replay(new_block: Tensor, new_spread: Tensor, new_qparams: QParams) -> tuple[Tensor, Tensor]:
         block.copy_(new_block)
-        factor.copy_(new_factor)
+        spread.copy_(new_spread)
         qparams.scale.copy_(new_qparams.scale)
         if zero_point is not None:
             zero_point.copy_(new_qparams.zero_point)
@@ -308,7 +315,7 @@ class _GroupScales:
 
 
 def _finish_outliers(
-    weight: Tensor, factor: Tensor, normal: int, block_size: int, split: ColumnSplit | None
+    weight: Tensor, spread: Tensor, normal: int, block_size: int, split: ColumnSplit | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Outlier columns [k, rows] after all corrections: values, or 8-bit codes with their scales [rows, 1]."""
     if split is None:
@@ -317,7 +324,7 @@ def _finish_outliers(
         return weight[normal:], None
     qparams = choose_weight_qparams(weight[normal:].T.contiguous(), OUTLIER_WEIGHT_SCHEME, None)
     scales, outliers = _constant_scales(qparams), range(normal, len(weight))
-    return _quantize_columns(weight, factor, outliers, block_size, OUTLIER_WEIGHT_SCHEME, scales), qparams.scale
+    return _quantize_columns(weight, spread, outliers, block_size, OUTLIER_WEIGHT_SCHEME, scales), qparams.scale
 
 
 @torch.no_grad()

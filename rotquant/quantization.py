@@ -28,6 +28,11 @@ class QParams:
         """The same parameters on another device."""
         return QParams(self.scale.to(device), None if self.zero_point is None else self.zero_point.to(device))
 
+    @property
+    def mT(self) -> "QParams":  # noqa: N802 - torch's name
+        """The same parameters with their last two axes exchanged, for elements that lie so."""
+        return QParams(self.scale.mT, None if self.zero_point is None else self.zero_point.mT)
+
 
 @dataclass(frozen=True)
 class ColumnSplit:
