@@ -225,6 +225,12 @@ def test_losses_of_accuracy_are_losses() -> None:
     assert verdict({"loss_decreasing": {"row": "QuaRot", "over": "Baseline"}}, given, quantity=AVERAGE).holds is True
 
 
+def test_a_loss_in_percent_of_nothing_never_holds() -> None:
+    given = numbers({("Baseline", "7B"): 0.0, ("QuaRot", "7B"): 0.0}, AVERAGE)
+    check = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "percent": 100.0}}
+    assert verdict(check, given, ["7B"], AVERAGE).holds is False
+
+
 def test_gains_over_rows_that_broke_down_are_larger_than_any_and_not_comparable_among_themselves() -> None:
     check = {"gains_increasing": {"pairs": PAIR}}
     assert verdict(check, numbers(PAPER, Atom=math.nan), ["7B"]).holds is True

@@ -324,6 +324,13 @@ def test_every_change_has_a_place_on_the_axis_and_what_broke_down_is_last(change
         assert math.isfinite(change) or all(place > other for other in finite)
 
 
+def test_nothing_can_be_lost_in_percent_of_nothing() -> None:
+    """An accuracy of zero: a handful of items, none answered."""
+    assert collected.loss_percent(AVERAGE, 0.0, 0.0) is None
+    assert collected.loss_percent(AVERAGE, 45.0, 50.0) == 10.0
+    assert collected.loss_percent(PERPLEXITY, 6.0, 5.0) == 20.0
+
+
 def test_numbers_are_printed_as_the_paper_prints_them() -> None:
     assert show(5.4721) == "5.47"
     assert show(5.4721, 0.01234, 3) == "5.472\u00a0±\u00a00.012"

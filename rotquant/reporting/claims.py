@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rotquant.errors import ConfigError, nearest
 from rotquant.project import Project
 from rotquant.quantities import Quantity
-from rotquant.reporting.tables import Values, known_quantities, loss_percent
+from rotquant.reporting.tables import Values, known_quantities, percent_of
 from rotquant.tables import Claim, Table
 
 Number = tuple[float, float | None]
@@ -129,7 +129,9 @@ class View:
             return math.nan
         if not math.isfinite(value):
             return math.inf
-        return loss_percent(self.quantity, value, reference) if percent else self.quantity.loss(value, reference)
+        loss = self.quantity.loss(value, reference)
+        share = percent_of(loss, reference) if percent else loss
+        return math.nan if share is None else share
 
     def lacking(self, column: str, *rows: str) -> list[str]:
         """The places among these that have no number."""
@@ -220,7 +222,7 @@ def _loss_larger(view: View, row: str, over: str, pairs: list[list[str]]) -> Res
             continue
         larger, smaller = (view.loss(row, over, column, percent=True) for column in (first, second))
         left, right = _apart(larger, smaller)
-        yield Finding(f"{first}, {second}", f"a loss of {left} % > {right} %", larger - smaller > EPSILON)
+        yield Finding(f"{first} against {second}", f"a loss of {left} % > {right} %", larger - smaller > EPSILON)
 
 
 def _gains_increasing(view: View, pairs: list[list[str]]) -> Results:
@@ -254,7 +256,9 @@ def _best_column(view: View, row: str, column: str) -> Results:
             continue
         theirs = view.numbers[row, other]
         text = view.compared(mine[0], theirs[0], strict=False)
-        yield Finding(f"{column}, {other}", text, view.cost(mine) <= view.cost(theirs) and math.isfinite(mine[0]))
+        yield Finding(
+            f"{column} against {other}", text, view.cost(mine) <= view.cost(theirs) and math.isfinite(mine[0])
+        )
 
 
 CHECKS: dict[str, Callable[..., Results]] = {
@@ -272,7 +276,7 @@ CHECKS: dict[str, Callable[..., Results]] = {
 
 
 def _place(column: str, than: list[str], other: str) -> str:
-    return column if len(than) == 1 else f"{column}, {other}"
+    return column if len(than) == 1 else f"{column} against {other}"
 
 
 def _digits(value: float) -> str:

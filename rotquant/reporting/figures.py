@@ -11,7 +11,7 @@ from rotquant.reporting import accuracies, heatmaps, lines
 from rotquant.reporting.describe import panel_title
 from rotquant.reporting.numbers import loss_words, show
 from rotquant.reporting.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, PercentAxis, save_svg, styled
-from rotquant.reporting.tables import Values, losses, main_quantities
+from rotquant.reporting.tables import Values, losses, main_quantities, percent_of
 from rotquant.results import FIGURES
 from rotquant.tables import Table
 
@@ -32,7 +32,7 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
     columns, mains = project.columns(table), main_quantities(project, table)
     rows = [row.name for row in table.rows if row.name != table.baseline]
     with styled() as plt:
-        size = (1.4 + 2.2 * len(columns), (1.1 + 0.3 * len(rows)) * len(mains))
+        size = (1.4 + min(2.2 * len(columns), 7.2), (1.1 + 0.3 * len(rows)) * len(mains))
         figure, grid = plt.subplots(len(mains), len(columns), figsize=size, squeeze=False, layout="constrained")
         for line, (quantity, axes) in enumerate(zip(mains, grid, strict=True)):
             lost = {
@@ -88,4 +88,4 @@ def _spread(values: Values, baseline: str, row: str, column: str, quantity: Quan
     deviation = values[row, column, quantity.name].deviation
     if deviation is None or not math.isfinite(deviation):
         return None
-    return 100.0 * deviation / values[baseline, column, quantity.name].mean
+    return percent_of(deviation, values[baseline, column, quantity.name].mean)

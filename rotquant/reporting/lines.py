@@ -25,7 +25,7 @@ from rotquant.reporting.style import (
     save_svg,
     styled,
 )
-from rotquant.reporting.tables import Values, loss_percent, main_quantities
+from rotquant.reporting.tables import Values, loss_percent, main_quantities, percent_of
 from rotquant.tables import Row, Table
 
 #: With more series than this, ours and the paper's get panels of their own.
@@ -128,7 +128,7 @@ def _by_row(project: Project, table: Table, values: Values, quantity: Quantity) 
 
 def _point(values: Values, setting: str, place: tuple[str, str], over: tuple[str, str], quantity: Quantity) -> Point:
     value, base = values[*place, quantity.name], values[*over, quantity.name]
-    spread = 100.0 * value.deviation / base.mean if value.deviation is not None else None
+    spread = percent_of(value.deviation, base.mean)
     ours = loss_percent(quantity, value.mean, base.mean)
     return Point(setting, ours, spread, loss_percent(quantity, value.published, base.published))
 

@@ -92,10 +92,13 @@ def main_quantities(project: Project, table: Table) -> tuple[Quantity, ...]:
 
 
 def loss_percent(quantity: Quantity, value: float | None, baseline: float | None) -> float | None:
-    """How much worse a value is than the baseline's, in percent of it; None without both."""
-    if value is None or baseline is None:
-        return None
-    return 100.0 * quantity.loss(value, baseline) / baseline
+    """How much worse a value is than the baseline's, in percent of it; None without both or where that is zero."""
+    return None if value is None or baseline is None else percent_of(quantity.loss(value, baseline), baseline)
+
+
+def percent_of(part: float | None, whole: float) -> float | None:
+    """A part in percent; None without one, and of nothing (an accuracy of zero)."""
+    return None if part is None or whole == 0 else 100.0 * part / whole
 
 
 def losses(

@@ -7,7 +7,7 @@ from pathlib import Path
 from rotquant.project import Project
 from rotquant.quantities import MAGNITUDES, Quantity
 from rotquant.reporting.numbers import italic, show, show_change, words
-from rotquant.reporting.tables import Values, losses, main_quantities, markdown_table
+from rotquant.reporting.tables import Values, losses, main_quantities, markdown_table, percent_of
 from rotquant.tables import Published, Table
 
 #: Numbers that a line of one table can hold; with more, each quantity gets a table of its own.
@@ -38,7 +38,7 @@ def change_section(project: Project, table: Table, values: Values) -> str:
             None if loss is None else sign * loss for loss in losses(values, table.baseline, row, column, quantity)
         )
         deviation, base = values[row, column, quantity.name].deviation, values[table.baseline, column, quantity.name]
-        spread = None if deviation is None else 100.0 * deviation / base.mean
+        spread = percent_of(deviation, base.mean)
         return show_change(ours, spread), italic(show_change(papers))
 
     tables = _tables(project, table, pair, without=table.baseline)
