@@ -212,7 +212,7 @@ class _Experiment:
             KIND: "run",
             **{f"{TABLE}.{table}": "; ".join(map(" / ".join, cells)) for table, cells in self.cells[key].items()},
             "mlflow.parentRunId": self._parent(first),
-            "mlflow.runName": f"{row} / {column} / seed {result.run.seed}",
+            "mlflow.runName": f"{row} / {column} / {result.run.metric.kind} / seed {result.run.seed}",
             "paper": self.paper,
             "method": first.row(row).method,
             "model": first.column(column).slot,

@@ -105,7 +105,7 @@ def test_one_mlflow_run_per_run_with_parameters_metrics_and_tags(project: Projec
         "mlflow.parentRunId": logged.parent,
     }
     assert {name: run.data.tags.get(name) for name in expected} == expected
-    assert run.info.run_name == "QuaRot / Llama-2-7B / seed 1"
+    assert run.info.run_name == "QuaRot / Llama-2-7B / perplexity / seed 1"
 
 
 def test_a_run_of_several_tables_appears_once_and_is_found_by_each(project: Project) -> None:
