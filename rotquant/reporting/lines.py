@@ -5,7 +5,7 @@ table whose columns are settings of one model instead, the columns are the axis 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ from rotquant.tables import Row, Table
 #: With more series than this, ours and the paper's get panels of their own.
 TOGETHER = 2
 
+_NAMES = {"ours": "computed here", "papers": "published"}
+_DASHED = (0, (4, 2))
+
 
 @dataclass(frozen=True)
 class Point:
@@ -55,30 +58,38 @@ class Panel:
         return [point for points in self.series.values() for point in points]
 
 
+@dataclass(frozen=True)
+class Block:
+    """Panels of one quantity that share an axis, and which numbers they show: "ours", "papers" or both."""
+
+    quantity: Quantity
+    panels: list[Panel]
+    which: tuple[str, ...]
+
+    def label(self, over: str) -> str:
+        """Title of the vertical axis."""
+        apart = f"{_NAMES[self.which[0]]}\n" if len(self.which) == 1 else ""
+        return f"{apart}{loss_words(self.quantity)}\nrelative to {over}"
+
+
 def lines(project: Project, table: Table, values: Values, path: Path) -> None:
-    """A line of panels per main quantity, or two of them, ours above the paper's, where there are many series."""
+    """A line of panels per block; the blocks of a table with a single panel each stand side by side."""
     by_row = _columns_are_settings(project, table)
     over = project.columns(table)[0] if by_row else table.baseline
+    blocks = _blocks(project, table, values, _by_row if by_row else _by_column)
+    width = len(blocks[0].panels)
+    shape = (len(blocks), width) if width > 1 else (1, len(blocks))
     with styled() as plt:
-        blocks = []
-        for quantity in main_quantities(project, table):
-            panels = (_by_row if by_row else _by_column)(project, table, values, quantity)
-            shown = [("ours", "papers")] if len(panels[0].series) <= TOGETHER else [("ours",), ("papers",)]
-            shown = [which for which in shown if any(_changes(panels, which))]
-            blocks += [(quantity, panels, which) for which in shown]
-        width = len(blocks[0][1])
-        shape = (len(blocks), width) if width > 1 else (1, len(blocks))
         size = (1.0 + 2.3 * shape[1], 0.6 + 2.1 * shape[0])
         figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
-        for line, ((quantity, panels, which), axes) in enumerate(zip(blocks, grid.reshape(-1, width), strict=True)):
-            scale = PercentAxis([*_changes(panels, ("ours", "papers")), *_ends(panels)])
-            for axis, panel in zip(axes, panels, strict=True):
-                _draw(axis, panel, which, scale)
+        for line, (block, axes) in enumerate(zip(blocks, grid.reshape(-1, width), strict=True)):
+            scale = PercentAxis([*_changes(block.panels, ("ours", "papers")), *_ends(block.panels)])
+            for axis, panel in zip(axes, block.panels, strict=True):
+                _draw(axis, panel, block.which, scale)
                 axis.set_title("" if line and width > 1 else panel.title)
                 if axis is not axes[0]:
                     axis.set_yticklabels([])
-            apart = f"{_NAMES[which[0]]}\n" if len(which) == 1 else ""
-            axes[0].set_ylabel(f"{apart}{loss_words(quantity)}\nrelative to {over}")
+            axes[0].set_ylabel(block.label(over))
         for axis in grid[-1]:
             axis.set_xlabel(table.figure.x or (table.label_columns[-1] if table.label_columns else ""))
         handles = _handles(plt, blocks)
@@ -86,7 +97,16 @@ def lines(project: Project, table: Table, values: Values, path: Path) -> None:
         save_svg(figure, path)
 
 
-_NAMES = {"ours": "computed here", "papers": "published"}
+def _blocks(project: Project, table: Table, values: Values, panels_of: Callable[..., list[Panel]]) -> list[Block]:
+    """One block per main quantity, or ours above the paper's where there are many series."""
+    blocks = []
+    for quantity in main_quantities(project, table):
+        panels = panels_of(project, table, values, quantity)
+        apart = len(panels[0].series) > TOGETHER
+        blocks.append(Block(quantity, panels, ("ours",) if apart else ("ours", "papers")))
+        if apart and _changes(panels, ("papers",)):
+            blocks.append(Block(quantity, panels, ("papers",)))
+    return blocks
 
 
 def _columns_are_settings(project: Project, table: Table) -> bool:
@@ -169,7 +189,7 @@ def _draw(axis: Any, panel: Panel, which: tuple[str, ...], scale: PercentAxis) -
 def _curve(axis: Any, drawn: list[tuple[float, Point]], name: str, color: str, scale: PercentAxis) -> None:
     """One series of ours or the paper's; what broke down points up, out of the panel."""
     heights = [getattr(point, name) for _, point in drawn]
-    look = {"linestyle": "-", **OURS_MARK} if name == "ours" else {"linestyle": (0, (4, 2)), **PUBLISHED_MARK}
+    look = {"linestyle": "-", **OURS_MARK} if name == "ours" else {"linestyle": _DASHED, **PUBLISHED_MARK}
     places, tops = [place for place, _ in drawn], [scale.place(height) for height in heights]
     axis.plot(places, tops, color=color, linewidth=1.1, **look)
     for place, top, height in zip(places, tops, heights, strict=True):
@@ -187,24 +207,21 @@ def _color(count: int, index: int, name: str) -> str:
     return {"ours": OURS, "papers": PUBLISHED}[name] if count == 1 else SERIES[index % len(SERIES)]
 
 
-def _handles(plt: Any, blocks: list[tuple[Quantity, list[Panel], tuple[str, ...]]]) -> list[Any]:
-    names = list(blocks[0][1][0].series)
-    lone = len(names) == 1
-    colors = {"ours": OURS, "papers": PUBLISHED} if lone else dict.fromkeys(("ours", "papers"), NEUTRAL)
-    handles = (
-        []
-        if lone
-        else [plt.Line2D([], [], color=_color(len(names), i, "ours"), label=name) for i, name in enumerate(names)]
-    )
-    drawn = {name for _, _, which in blocks for name in which}
-    if "ours" in drawn:
-        handles.append(plt.Line2D([], [], color=colors["ours"], **OURS_MARK, label="computed here"))
-    if "papers" in drawn:
-        dashed = (0, (4, 2))
-        handles.append(
-            plt.Line2D([], [], color=colors["papers"], linestyle=dashed, **PUBLISHED_MARK, label="published")
-        )
-    numbers = [number for _, panels, _ in blocks for number in _changes(panels, ("ours", "papers"))]
-    if not all(map(math.isfinite, numbers)):
+def _handles(plt: Any, blocks: list[Block]) -> list[Any]:
+    """The legend: series by colour, then whose numbers by mark, then what broke down."""
+    names = list(blocks[0].panels[0].series)
+    numbers = {name: [n for block in blocks for n in _changes(block.panels, (name,))] for name in _NAMES}
+    if len(names) == 1:
+        handles, colors = [], {"ours": OURS, "papers": PUBLISHED}
+    else:
+        handles = [
+            plt.Line2D([], [], color=_color(len(names), index, "ours"), label=name) for index, name in enumerate(names)
+        ]
+        colors = dict.fromkeys(_NAMES, NEUTRAL)
+    handles.append(plt.Line2D([], [], color=colors["ours"], **OURS_MARK, label=_NAMES["ours"]))
+    if numbers["papers"]:
+        look = {"linestyle": _DASHED, **PUBLISHED_MARK}
+        handles.append(plt.Line2D([], [], color=colors["papers"], **look, label=_NAMES["papers"]))
+    if not all(map(math.isfinite, numbers["ours"] + numbers["papers"])):
         handles.append(plt.Line2D([], [], color=NEUTRAL, linestyle="", marker="^", markersize=7, label="Inf or NaN"))
     return handles
