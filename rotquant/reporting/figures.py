@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.project import Project
-from rotquant.quantities import Quantity
 from rotquant.reporting import accuracies, heatmaps, lines
+from rotquant.reporting.changes import Change, change_between
 from rotquant.reporting.describe import panel_title
 from rotquant.reporting.numbers import loss_words, show
 from rotquant.reporting.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, PercentAxis, save_svg, styled
-from rotquant.reporting.tables import Values, losses, main_quantities, percent_of
+from rotquant.reporting.tables import Values, main_quantities
 from rotquant.results import FIGURES
 from rotquant.tables import Table
 
@@ -36,15 +36,14 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
         figure, grid = plt.subplots(len(mains), len(columns), figsize=size, squeeze=False, layout="constrained")
         for line, (quantity, axes) in enumerate(zip(mains, grid, strict=True)):
             lost = {
-                (row, column): losses(values, table.baseline, row, column, quantity)
+                (row, column): change_between(values, (row, column), (table.baseline, column), quantity)
                 for row in rows
                 for column in columns
             }
-            scale = PercentAxis(loss for pair in lost.values() for loss in pair)
+            scale = PercentAxis(number for loss in lost.values() for number in loss.extent)
             for axis, column in zip(axes, columns, strict=True):
                 for place, row in enumerate(rows):
-                    spread = _spread(values, table.baseline, row, column, quantity)
-                    _dots(axis, place, *lost[row, column], spread, scale)
+                    _dots(axis, place, lost[row, column], scale)
                 scale.apply(axis, "x")
                 axis.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)))
                 axis.set_yticklabels(rows if axis is axes[0] else [])
@@ -67,25 +66,17 @@ KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {
 }
 
 
-def _dots(
-    axis: Any, place: int, ours: float | None, papers: float | None, spread: float | None, scale: PercentAxis
-) -> None:
+def _dots(axis: Any, place: int, loss: Change, scale: PercentAxis) -> None:
     """One row of a panel: the paper's number, ours with its deviation, and a line between them."""
-    if ours is not None and papers is not None:
-        axis.plot([scale.place(ours), scale.place(papers)], [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
-    if papers is not None:
-        axis.plot(scale.place(papers), place, color=PUBLISHED, **PUBLISHED_MARK)
-    if ours is not None:
-        axis.errorbar(scale.place(ours), place, xerr=spread, color=OURS, elinewidth=1, **OURS_MARK)
-    for change, color in ((ours, OURS), (papers, PUBLISHED)):
-        if change is not None and not math.isfinite(change):
+    if loss.ours is not None and loss.papers is not None:
+        ends = [scale.place(loss.ours), scale.place(loss.papers)]
+        axis.plot(ends, [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
+    if loss.papers is not None:
+        axis.plot(scale.place(loss.papers), place, color=PUBLISHED, **PUBLISHED_MARK)
+    if loss.ours is not None:
+        bar = loss.spread or None
+        axis.errorbar(scale.place(loss.ours), place, xerr=bar, color=OURS, elinewidth=1, **OURS_MARK)
+    for number, color in ((loss.ours, OURS), (loss.papers, PUBLISHED)):
+        if number is not None and not math.isfinite(number):
             where = {"xytext": (-8, -2.5), "textcoords": "offset points", "ha": "right"}
-            axis.annotate(show(change), (scale.place(change), place), color=color, **where)
-
-
-def _spread(values: Values, baseline: str, row: str, column: str, quantity: Quantity) -> float | None:
-    """Deviation of a row over the seeds in percent of the baseline; None where there is none to draw."""
-    deviation = values[row, column, quantity.name].deviation
-    if deviation is None or not math.isfinite(deviation):
-        return None
-    return percent_of(deviation, values[baseline, column, quantity.name].mean)
+            axis.annotate(show(number), (scale.place(number), place), color=color, **where)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rotquant.project import Project
 from rotquant.quantities import Quantity
+from rotquant.reporting.changes import Change, change_between
 from rotquant.reporting.describe import panel_title
 from rotquant.reporting.numbers import loss_words
 from rotquant.reporting.style import (
@@ -25,7 +26,7 @@ from rotquant.reporting.style import (
     save_svg,
     styled,
 )
-from rotquant.reporting.tables import Values, loss_percent, main_quantities, percent_of
+from rotquant.reporting.tables import Values, main_quantities
 from rotquant.tables import Row, Table
 
 #: With more series than this, ours and the paper's get panels of their own.
@@ -36,26 +37,16 @@ _DASHED = (0, (4, 2))
 
 
 @dataclass(frozen=True)
-class Point:
-    """One number of a series: its setting, what it loses in percent (ours with deviation, the paper's)."""
-
-    setting: str
-    ours: float | None
-    spread: float | None
-    papers: float | None
-
-
-@dataclass(frozen=True)
 class Panel:
-    """The series of one panel by name."""
+    """The series of one panel: by name, and within one by setting."""
 
     title: str
-    series: dict[str, list[Point]]
+    series: dict[str, dict[str, Change]]
 
     @property
-    def points(self) -> list[Point]:
-        """The points of all series."""
-        return [point for points in self.series.values() for point in points]
+    def changes(self) -> list[Change]:
+        """The changes of all series."""
+        return [change for changes in self.series.values() for change in changes.values()]
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,7 @@ def lines(project: Project, table: Table, values: Values, path: Path) -> None:
         size = (1.0 + 2.3 * shape[1], 0.6 + 2.1 * shape[0])
         figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
         for line, (block, axes) in enumerate(zip(blocks, grid.reshape(-1, width), strict=True)):
-            scale = PercentAxis([*_changes(block.panels, ("ours", "papers")), *_ends(block.panels)])
+            scale = PercentAxis(end for panel in block.panels for loss in panel.changes for end in loss.extent)
             for axis, panel in zip(axes, block.panels, strict=True):
                 _draw(axis, panel, block.which, scale)
                 axis.set_title("" if line and width > 1 else panel.title)
@@ -104,7 +95,7 @@ def _blocks(project: Project, table: Table, values: Values, panels_of: Callable[
         panels = panels_of(project, table, values, quantity)
         apart = len(panels[0].series) > TOGETHER
         blocks.append(Block(quantity, panels, ("ours",) if apart else ("ours", "papers")))
-        if apart and _changes(panels, ("papers",)):
+        if apart and _numbers(panels, "papers"):
             blocks.append(Block(quantity, panels, ("papers",)))
     return blocks
 
@@ -119,12 +110,12 @@ def _by_column(project: Project, table: Table, values: Values, quantity: Quantit
     """A panel per column: what each row loses on the baseline row."""
     panels = []
     for column in project.columns(table):
-        series: dict[str, list[Point]] = {}
+        series: dict[str, dict[str, Change]] = {}
         for row in table.rows:
             if row.name != table.baseline:
                 setting = str(row.labels[-1]) if row.labels else row.name
-                point = _point(values, setting, (row.name, column), (table.baseline, column), quantity)
-                series.setdefault(_series(table, row), []).append(point)
+                loss = change_between(values, (row.name, column), (table.baseline, column), quantity)
+                series.setdefault(_series(table, row), {})[setting] = loss
         panels.append(Panel(panel_title(project, table, column), series))
     return panels
 
@@ -141,44 +132,32 @@ def _by_row(project: Project, table: Table, values: Values, quantity: Quantity) 
     columns = project.columns(table)
     rows = [row.name for row in table.rows if row.name != table.baseline]
     return [
-        Panel(row, {"": [_point(values, column, (row, column), (row, columns[0]), quantity) for column in columns]})
+        Panel(
+            row,
+            {"": {column: change_between(values, (row, column), (row, columns[0]), quantity) for column in columns}},
+        )
         for row in rows
     ]
 
 
-def _point(values: Values, setting: str, place: tuple[str, str], over: tuple[str, str], quantity: Quantity) -> Point:
-    value, base = values[*place, quantity.name], values[*over, quantity.name]
-    spread = percent_of(value.deviation, base.mean)
-    ours = loss_percent(quantity, value.mean, base.mean)
-    return Point(setting, ours, spread, loss_percent(quantity, value.published, base.published))
-
-
-def _changes(panels: Iterable[Panel], which: Iterable[str]) -> list[float]:
-    """All numbers of the panels that are to be drawn."""
-    numbers = (getattr(point, name) for panel in panels for point in panel.points for name in which)
+def _numbers(panels: Iterable[Panel], name: str) -> list[float]:
+    """All numbers of ours or the paper's."""
+    numbers = (getattr(change, name) for panel in panels for change in panel.changes)
     return [number for number in numbers if number is not None]
 
 
-def _ends(panels: Iterable[Panel]) -> list[float]:
-    """Both ends of every error bar."""
-    bars = [(point.ours, _bar(point)) for panel in panels for point in panel.points if point.ours is not None]
-    return [end for ours, bar in bars if bar for end in (ours - bar, ours + bar)]
-
-
-def _bar(point: Point) -> float:
-    """Length of a point's error bar: nothing where there is none or where the network broke down."""
-    return point.spread if point.spread is not None and math.isfinite(point.spread) else 0.0
-
-
 def _draw(axis: Any, panel: Panel, which: tuple[str, ...], scale: PercentAxis) -> None:
-    settings = list(dict.fromkeys(point.setting for point in panel.points))
-    for index, points in enumerate(panel.series.values()):
+    """All series of a panel, a little beside each other."""
+    settings = list(dict.fromkeys(setting for changes in panel.series.values() for setting in changes))
+    for index, changes in enumerate(panel.series.values()):
         shift = 0.08 * (index - (len(panel.series) - 1) / 2)
-        places = {setting: place + shift for place, setting in enumerate(settings)}
         for name in which:
-            drawn = [(places[point.setting], point) for point in points if getattr(point, name) is not None]
-            if drawn:
-                _curve(axis, drawn, name, _color(len(panel.series), index, name), scale)
+            drawn = {
+                settings.index(setting) + shift: change
+                for setting, change in changes.items()
+                if getattr(change, name) is not None
+            }
+            _curve(axis, drawn, name, _color(len(panel.series), index, name), scale)
     scale.apply(axis, "y")
     axis.axhline(0, color=NEUTRAL, linewidth=0.8)
     axis.set(xticks=range(len(settings)), xlim=(-0.4, len(settings) - 0.6))
@@ -186,20 +165,19 @@ def _draw(axis: Any, panel: Panel, which: tuple[str, ...], scale: PercentAxis) -
     axis.tick_params(axis="x", length=0)
 
 
-def _curve(axis: Any, drawn: list[tuple[float, Point]], name: str, color: str, scale: PercentAxis) -> None:
-    """One series of ours or the paper's; what broke down points up, out of the panel."""
-    heights = [getattr(point, name) for _, point in drawn]
+def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: PercentAxis) -> None:
+    """One series of ours or the paper's by its place on the axis; what broke down points up, out of the panel."""
     look = {"linestyle": "-", **OURS_MARK} if name == "ours" else {"linestyle": _DASHED, **PUBLISHED_MARK}
-    places, tops = [place for place, _ in drawn], [scale.place(height) for height in heights]
-    axis.plot(places, tops, color=color, linewidth=1.1, **look)
-    for place, top, height in zip(places, tops, heights, strict=True):
+    heights = {place: getattr(change, name) for place, change in drawn.items()}
+    tops = [scale.place(height) for height in heights.values()]
+    axis.plot(list(heights), tops, color=color, linewidth=1.1, **look)
+    for place, height in heights.items():
         if not math.isfinite(height):
             filled = color if name == "ours" else "white"
-            axis.plot(place, top, "^", markersize=8, color=color, markerfacecolor=filled)
+            axis.plot(place, scale.place(height), "^", markersize=8, color=color, markerfacecolor=filled)
     if name == "ours":
-        axis.errorbar(
-            places, tops, yerr=[_bar(point) for _, point in drawn], fmt="none", ecolor=color, elinewidth=1, capsize=1.5
-        )
+        bars = [change.spread for change in drawn.values()]
+        axis.errorbar(list(heights), tops, yerr=bars, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
 
 
 def _color(count: int, index: int, name: str) -> str:
@@ -210,7 +188,7 @@ def _color(count: int, index: int, name: str) -> str:
 def _handles(plt: Any, blocks: list[Block]) -> list[Any]:
     """The legend: series by colour, then whose numbers by mark, then what broke down."""
     names = list(blocks[0].panels[0].series)
-    numbers = {name: [n for block in blocks for n in _changes(block.panels, (name,))] for name in _NAMES}
+    numbers = {name: [number for block in blocks for number in _numbers(block.panels, name)] for name in _NAMES}
     if len(names) == 1:
         handles, colors = [], {"ours": OURS, "papers": PUBLISHED}
     else:

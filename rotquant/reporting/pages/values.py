@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rotquant.project import Project
 from rotquant.quantities import MAGNITUDES, Quantity
+from rotquant.reporting.changes import change_between
 from rotquant.reporting.numbers import italic, show, show_change, words
-from rotquant.reporting.tables import Values, losses, main_quantities, markdown_table, percent_of
+from rotquant.reporting.tables import Values, main_quantities, markdown_table
 from rotquant.tables import Published, Table
 
 #: Numbers that a line of one table can hold; with more, each quantity gets a table of its own.
@@ -34,11 +35,9 @@ def change_section(project: Project, table: Table, values: Values) -> str:
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
         sign = 1.0 if quantity.better == "lower" else -1.0
-        ours, papers = (
-            None if loss is None else sign * loss for loss in losses(values, table.baseline, row, column, quantity)
-        )
-        deviation, base = values[row, column, quantity.name].deviation, values[table.baseline, column, quantity.name]
-        spread = percent_of(deviation, base.mean)
+        loss = change_between(values, (row, column), (table.baseline, column), quantity)
+        ours, papers = (None if number is None else sign * number for number in (loss.ours, loss.papers))
+        spread = None if values[row, column, quantity.name].deviation is None else loss.spread
         return show_change(ours, spread), italic(show_change(papers))
 
     tables = _tables(project, table, pair, without=table.baseline)

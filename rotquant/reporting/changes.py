@@ -1,0 +1,36 @@
+"""What a number loses on another, in percent of it: ours with its deviation over the seeds, and the paper's."""
+
+import math
+from dataclasses import dataclass
+
+from rotquant.quantities import Quantity
+from rotquant.reporting.tables import Values, loss_percent, percent_of
+
+
+@dataclass(frozen=True)
+class Change:
+    """A loss in percent, negative for a gain; None where there is no number, inf or nan where a network broke down.
+
+    spread: deviation of ours, 0 where there is none to draw.
+    """
+
+    ours: float | None
+    papers: float | None
+    spread: float
+
+    @property
+    def extent(self) -> list[float]:
+        """All that an axis must have room for: both numbers and the ends of the error bar."""
+        ends = [] if self.ours is None else [self.ours - self.spread, self.ours + self.spread]
+        return [*ends, *([] if self.papers is None else [self.papers])]
+
+
+def change_between(values: Values, place: tuple[str, str], over: tuple[str, str], quantity: Quantity) -> Change:
+    """What the cell (row, column) `place` loses on the cell `over`."""
+    value, base = values[*place, quantity.name], values[*over, quantity.name]
+    spread = percent_of(value.deviation, base.mean)
+    return Change(
+        loss_percent(quantity, value.mean, base.mean),
+        loss_percent(quantity, value.published, base.published),
+        spread if spread is not None and math.isfinite(spread) else 0.0,
+    )
