@@ -30,7 +30,7 @@ function apply() {
   for (const claim of document.querySelectorAll("[data-outcome]")) {
     claim.hidden = Boolean(wanted.claims) && claim.dataset.outcome !== wanted.claims;
   }
-  for (const group of document.querySelectorAll(".pending, [data-section]")) {
+  for (const group of document.querySelectorAll(".pending, [data-section], nav details")) {
     const members = group.closest("nav") ? group.querySelectorAll("[data-for]") : group.querySelectorAll("[data-target]");
     group.hidden = [...members].every((member) => member.hidden);
   }
