@@ -22,7 +22,7 @@ from rotquant.presets import PRESETS, preset
 from rotquant.project import Project, load_project
 from rotquant.provenance import environment
 from rotquant.quantities import AVERAGE, PERPLEXITY, quantities
-from rotquant.reporting import describe, figures, markdown, scoreboard
+from rotquant.reporting import claims, describe, figures, markdown, scoreboard
 from rotquant.reporting import tables as collected
 from rotquant.reporting.numbers import loss_words, show, show_change
 from rotquant.reporting.style import PercentAxis
@@ -303,6 +303,17 @@ def test_every_figure_is_drawn(kinds: Project, tmp_path: Path, broken: float | N
 def test_a_broken_network_is_a_result(project: Project, value: float, printed: str) -> None:
     compute(project, QuaRot=value)
     assert f"| QuaRot | {printed} " in page(project)
+
+
+def test_a_table_without_a_column_to_compute_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(tmp_path, monkeypatch, table("table1"))
+    slots = {name: {**slot, "compute": False} for name, slot in CONFIG["slots"].items()}
+    (tmp_path / "config/config.yaml").write_text(json.dumps({**CONFIG, "slots": slots}))
+    project = load_project(root=tmp_path)
+    chosen = project.table("quarot_table1")
+    with pytest.raises(ResultError, match=r"no column to compute: its slots \(Llama-2-7B, Llama-2-13B\)"):
+        collected.collect(project, chosen)
+    assert claims.outcomes(project, chosen, {}) == ()
 
 
 def test_equal_numbers_give_the_same_figure(project: Project) -> None:

@@ -74,10 +74,15 @@ class Score:
 def outcomes(project: Project, table: Table, values: Values) -> tuple[Outcome, ...]:
     """Every claim of a table, decided by our numbers and by all that the paper prints, column computed here or not.
 
+    Without a column to compute nothing says what the claims are about, and none is decided.
+
     Raises:
         ConfigError: a claim about a quantity that is neither measured nor printed.
     """
-    known, main = known_quantities(project, table), project.quantities(table)[0]
+    measured = project.quantities(table)
+    if not measured:
+        return ()
+    known, main = known_quantities(project, table), measured[0]
     ours = {place: (value.mean, value.deviation) for place, value in values.items()}
     papers = {place: (value, None) for place, value in project.published(table).items() if value is not None}
     found = []

@@ -61,8 +61,11 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
     """A table's numbers by (row, column, quantity), and the run results behind them by key.
 
     Raises:
-        ResultError: a run is not computed yet, or its file is damaged.
+        ResultError: no column is computed, a run is not computed yet, or its file is damaged.
     """
+    if not project.columns(table):
+        slots = ", ".join(dict.fromkeys(column.slot for column in table.columns))
+        raise ResultError(f"table {table.id} has no column to compute: its slots ({slots}) have `compute: false`.")
     published = project.published(table)
     results: dict[str, RunResult] = {}
     values: Values = {}

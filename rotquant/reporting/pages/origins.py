@@ -8,6 +8,7 @@ from typing import Any
 from rotquant.files import read_json
 from rotquant.project import Cell, Project
 from rotquant.quantities import quantities
+from rotquant.recipes import Recipe
 from rotquant.reporting.describe import measurement, settings
 from rotquant.reporting.numbers import show
 from rotquant.reporting.tables import markdown_table, table_path
@@ -22,8 +23,7 @@ def columns_section(project: Project, table: Table) -> str:
     for column in project.columns(table):
         slots.setdefault(project.slot(table, column).name, []).append(column)
     recipes = [run.recipe for cell in project.cells(table.id) for run in cell.runs]
-    grouped = any("'granularity': 'group'" in str(recipe.model_dump()) for recipe in recipes)
-    scaled = [("Group sizes, paper → here", "group_sizes")] if grouped else []
+    scaled = [("Group sizes, paper → here", "group_sizes")] if any(map(_has_groups, recipes)) else []
     scaled += [("Outlier features, paper → here", "outlier_features")] if any(r.outliers for r in recipes) else []
     header = ["Column", "Checkpoint", "Digest", "Shape", *(title for title, _ in scaled)]
     rows = []
@@ -34,6 +34,11 @@ def columns_section(project: Project, table: Table) -> str:
         digest = f"`{project.digest(name)[:12]}`"
         rows.append([label, _card(project, slot.checkpoint), digest, _shape(project, slot.checkpoint), *maps])
     return f"## What each column is\n\n{markdown_table(header, rows, 'l' * len(header))}"
+
+
+def _has_groups(recipe: Recipe) -> bool:
+    schemes = [recipe.weights and recipe.weights.scheme, recipe.activations, recipe.keys, recipe.values]
+    return any(scheme.granularity == "group" for scheme in schemes if scheme)
 
 
 def shared_checkpoints(project: Project, slots: Iterable[str]) -> list[str]:

@@ -68,9 +68,7 @@ def _table(table: Table, columns: tuple[str, ...], group: tuple[Quantity, ...], 
     for column, quantity in itertools.product(columns, group):
         pairs = [pair(row.name, column, quantity) for row in rows]
         share = sum(papers != "-" for _, papers in pairs) / len(pairs)
-        head = ", ".join(
-            [*([column] if len(columns) > 1 or len(group) == 1 else []), *([quantity.title] if len(group) > 1 else [])]
-        )
+        head = column if len(group) == 1 else quantity.title if len(columns) == 1 else f"{column}, {quantity.title}"
         header += [head, "*published*"] if share >= 0.5 else [f"{head} (*published*)"] if share else [head]
         for line, (ours, papers) in zip(lines, pairs, strict=True):
             line += [ours, papers] if share >= 0.5 else [ours if papers == "-" else f"{ours} ({papers})"]
