@@ -198,7 +198,16 @@ def _module_digest(module: str) -> str:
             node
         ):
             node.body = node.body[1:]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    content = ast.dump(tree).encode() + b"".join(path.read_bytes() for path in _data_files(module))
+    return hashlib.sha256(content).hexdigest()
+
+
+def _data_files(module: str) -> list[Path]:
+    """What lies beside a package's modules and is read by them: templates, styles, scripts."""
+    path = _source(module)
+    if path is None or path.name != "__init__.py":
+        return []
+    return sorted(file for file in path.parent.iterdir() if file.is_file() and file.suffix not in (".py", ".pyc"))
 
 
 def _has_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

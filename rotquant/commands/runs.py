@@ -180,9 +180,9 @@ def sync_tracking(
     from rotquant import tracking
 
     project = open_project(config)
-    for name in table or project.tables:
-        logged = tracking.log_table(project, project.table(name))
-        typer.echo(f"{name}: {len(logged.runs)} runs in experiment {project.table(name).paper}")
+    names = table or list(project.tables)
+    for name, logged in zip(names, tracking.log_tables(project, [project.table(name) for name in names]), strict=True):
+        typer.echo(f"{name}: {len(logged.runs)} runs in experiment {logged.experiment}")
 
 
 def _make_weights(project: Project, run: Run, again: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rotquant.errors import TaskError
+from rotquant.onednn import OneDNNLinear
 from rotquant.zeroshot.folders import data_file, read_definition
 
 #: Upper bound on the logits held at once, in elements: 2^28 float32 values are 1 GiB.
@@ -110,5 +111,5 @@ class Harness(HFLM):
         return encoded
 
     def _model_call(self, inps: Tensor, attn_mask: Any = None, labels: Any = None) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), OneDNNLinear():
             return self.model(input_ids=inps, use_cache=False).logits
