@@ -257,7 +257,7 @@ def load_project(
             if table.id in found:
                 raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
             found[table.id] = table
-    tables = {name: found[name] for name in sorted(found, key=_natural)}
+    tables = {table.id: table for table in sorted(found.values(), key=_natural)}
     return Project(root, config or load_config(overrides, root), tables)
 
 
@@ -266,9 +266,10 @@ def task_set(run: Run) -> str | None:
     return short_hash(canonical_json(run.metric.model_dump(mode="json"))) if run.metric.kind == "zero_shot" else None
 
 
-def _natural(name: str) -> list[str | int]:
-    """Sorts quarot_table2 before quarot_table10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+def _natural(table: Table) -> tuple[Any, ...]:
+    """Sorts by paper, then tables, figures, our own reports, and table 2 before table 10."""
+    rank = next((i for i, kind in enumerate(("table", "figure")) if table.label.startswith(kind)), 2)
+    return table.paper, rank, int(re.sub(r"\D", "", table.label) or 0), table.label
 
 
 def resolve(recipe: Recipe, slot: Slot, where: str) -> Recipe:

@@ -91,7 +91,7 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
 
 def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed: Copy) -> None:
     kept = {**computed.read("results/runs/*.json"), **computed.read("reports/**/*.*")}
-    assert len(kept) == 3 + 3  # runs; report, figure and scoreboard
+    assert len(kept) == 3 + 4  # runs; report, figure, and the index twice
     computed.edit("rotquant/execution/weights.py", "sleep(0.05)", "sleep(0.04)")
     (computed.root / "fail").touch()
     status, output = computed.snakemake(REPORT)
@@ -171,16 +171,20 @@ def test_bad_requests_are_one_sentence_before_anything_is_computed(tmp_path: Pat
     assert not (tmp_path / "results" / "runs").exists()
 
 
-def test_damaged_run_file_is_one_sentence_and_recomputed_when_deleted(computed: Copy) -> None:
+@pytest.mark.parametrize("damage", ["deleted", "cut"])
+def test_a_deleted_or_damaged_run_file_is_measured_again(computed: Copy, damage: str) -> None:
     path = sorted(computed.root.glob("results/runs/*.json"))[0]
-    good = path.read_bytes()
-    path.write_bytes(good[: len(good) // 2])
-    status, output = computed.snakemake(REPORT)
-    assert status != 0
-    assert f"{path.name} is damaged" in output
-    path.unlink()
-    assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
-    assert path.exists()
+    good = read_result(path)
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:100])
+        status, output = computed.run("rotquant", "report", "table", "quarot_table1")
+        assert (status, f"{path.name} is damaged" in output) == (2, True)
+    status, output = computed.snakemake(REPORT, "reports/index.md")
+    assert status == 0, output
+    assert read_result(path).metrics == good.metrics
+    assert "Nothing to be done" in computed.snakemake(REPORT, "reports/index.md")[1]
 
 
 def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import functools
 import shutil
 import sys
+import time
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -10,7 +11,7 @@ from snakemake.exceptions import WorkflowError
 from rotquant import configuration, project, provenance
 from rotquant.errors import RotquantError
 from rotquant.files import canonical_json, short_hash, write_json
-from rotquant.results import run_path
+from rotquant.results import group_path, run_path
 
 
 def sentence(function, *arguments):
@@ -52,24 +53,35 @@ def code(stage, run=None):
 JOB = "OMP_NUM_THREADS={threads} workflow/scripts/job.sh {output[0]} {log} "
 
 
+ATTEMPTS = Path(".snakemake/attempts")
+
+
 @functools.cache
 def attempt(output):
     """What the attempt file of an output says: nothing unless a job for it once failed (scripts/job.sh)."""
-    path = Path(".snakemake/attempts") / output
+    path = ATTEMPTS / output
     return path.read_text().strip() if path.exists() else ""
+
+
+def is_current(record, runs):
+    """Whether the files of a group's runs are all there and none is newer than the group's record."""
+    files = [run_path(run.key) for run in runs]
+    return all(file.exists() and file.stat().st_mtime <= record.stat().st_mtime for file in files)
+
+
+# A record stands for its runs' files. Where one was deleted, damaged or made anew by hand, the record's job is to run again,
+# as after a failure: it finds the others there.
+for group, runs in sentence(lambda: PROJECT.groups).items():
+    record = group_path(group)
+    if record.exists() and not is_current(record, runs):
+        (ATTEMPTS / record).parent.mkdir(parents=True, exist_ok=True)
+        (ATTEMPTS / record).write_text(str(time.time_ns()))
 
 
 def measured(name):
     """The records of the groups of runs behind a table."""
     runs = (run for cell in sentence(PROJECT.cells, name) for run in cell.runs)
     return sorted({f"results/measured/{PROJECT.group_of[run.key]}.json" for run in runs})
-
-
-# A record stands for its runs' files: without one of them it is made again, so deleting a run file recomputes it.
-for group, runs in sentence(lambda: PROJECT.groups).items():
-    record = Path(f"results/measured/{group}.json")
-    if record.exists() and not all(run_path(run.key).exists() for run in runs):
-        record.unlink()
 
 
 def task_files(runs):
