@@ -3,13 +3,15 @@
 Ours is filled, published is hollow: the marks of every report. SVG output is the same for the same data.
 """
 
+import io
 import math
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rotquant.files import atomic_path
+from rotquant.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +27,8 @@ SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 #: How ours and published points look, beside their colour.
 OURS_MARK: dict[str, Any] = {"marker": "o", "markersize": 5}
 PUBLISHED_MARK: dict[str, Any] = {"marker": "D", "markersize": 4.5, "markerfacecolor": "white"}
+
+_CLIP = re.compile(r"\bp[0-9a-f]{10}\b")
 
 #: Up to this many percent an axis of relative changes is linear.
 LINEAR = 5.0
@@ -65,9 +69,12 @@ def styled() -> Iterator[Any]:
 
 
 def save_svg(figure: "Figure", path: Path) -> None:
-    """Write a figure as SVG atomically, without a date, so that equal data give equal files."""
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="svg", bbox_inches="tight", metadata={"Date": None})
+    """Write a figure as SVG atomically, so that equal data give equal files."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
+    # Matplotlib names some clip paths by where they lie in memory; here by their order.
+    names: dict[str, str] = {}
+    write_text(path, _CLIP.sub(lambda match: names.setdefault(match[0], f"clip{len(names)}"), text.getvalue()))
 
 
 class PercentAxis:
