@@ -79,6 +79,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, float], dict[str, float]]] = {
         {"Baseline": 10.0, "QuaRot": 9.5},
         {"Baseline": 10.0, "QuaRot": 9.4},
     ),
+    "at_most": ({"row": "QuaRot", "value": 6.1}, {"QuaRot": 6.1}, {"QuaRot": 6.2}),
     "loss_decreasing": (
         {"row": "QuaRot", "over": "Baseline"},
         {"Baseline": 5.47, "QuaRot": 6.10},
@@ -238,6 +239,14 @@ def test_gains_over_rows_that_broke_down_are_larger_than_any_and_not_comparable_
     both = verdict(check, numbers(PAPER, QUIK=math.inf, Atom=math.nan), ["7B"])
     assert both.holds is None
     assert "both broke down" in both.missing[0]
+
+
+def test_a_model_is_not_compared_with_itself() -> None:
+    check = {"loss_larger": {"row": "QuaRot", "over": "Baseline", "pairs": [["7B", "13B"]]}}
+    same = {(row, column): value for row, value in (("Baseline", 5.0), ("QuaRot", 6.0)) for column in ("7B", "13B")}
+    outcome = verdict(check, numbers(same))
+    assert outcome.holds is None
+    assert outcome.missing == ("a second model: 7B and 13B are computed on one",)
 
 
 def test_the_best_column_may_be_shared() -> None:

@@ -208,6 +208,15 @@ def _bounded(
         yield Finding(column, text, (abs(loss) if both_ways else loss) <= bound + EPSILON)
 
 
+def _at_most(view: View, row: str, value: float) -> Results:
+    for column in view.columns:
+        if lacking := view.lacking(column, row):
+            yield from lacking
+            continue
+        number = view.numbers[row, column]
+        yield Finding(column, view.compared(number[0], value, strict=False), view.cost(number) <= value + EPSILON)
+
+
 def _loss_decreasing(view: View, row: str, over: str) -> Results:
     losses = []
     for column in view.columns:
@@ -224,6 +233,9 @@ def _loss_larger(view: View, row: str, over: str, pairs: list[list[str]]) -> Res
     for first, second in pairs:
         if lacking := [place for column in (first, second) for place in view.lacking(column, row, over)]:
             yield from lacking
+            continue
+        if all(view.numbers[name, first] == view.numbers[name, second] for name in (row, over)):
+            yield f"a second model: {first} and {second} are computed on one"
             continue
         larger, smaller = (view.loss(row, over, column, percent=True) for column in (first, second))
         left, right = _apart(larger, smaller)
@@ -272,6 +284,7 @@ CHECKS: dict[str, Callable[..., Results]] = {
     "order": _order,
     "loss_at_most": _loss_at_most,
     "close": _close,
+    "at_most": _at_most,
     "loss_decreasing": _loss_decreasing,
     "loss_larger": _loss_larger,
     "gains_increasing": _gains_increasing,
