@@ -41,7 +41,7 @@ wildcard_constraints:
     batch="[0-9a-f]{16}",
     group="[0-9a-f]{16}",
     tasks="[0-9a-f]{16}",
-    table="(?!index$)[a-z0-9_]+",
+    table=r"(?!index\b)[a-z0-9_]+",
 
 
 def code(stage, run=None):
