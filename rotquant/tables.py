@@ -64,11 +64,18 @@ class Claim(Frozen):
 
 
 class Figure(Frozen):
-    """The figure that goes with a table. x: title of the horizontal axis of `lines` (None: the last label column)."""
+    """The figure that goes with a table.
+
+    x: title of the horizontal axis of `lines` (None: the last label column).
+    over: row that `relative_increase` draws changes against (None: the table's baseline).
+    rows: which it draws (None: all but that one).
+    """
 
     kind: str
     caption: str
     x: str | None = None
+    over: str | None = None
+    rows: tuple[str, ...] | None = None
 
 
 class Table(Frozen):
@@ -222,6 +229,9 @@ def _check(table: Table, where: str, root: Path) -> None:
                 raise ConfigError(f"{where}.rows.{row.name}.metrics: the table measures no {kind!r}.")
     for claim in table.claims:
         _check_claim(table, claim)
+    if table.figure is not None:
+        for row in (table.figure.over or table.baseline, *(table.figure.rows or ())):
+            table.row(row)
     if table.published is not None:
         for row, column, _ in read_published(root / table.published):
             table.row(row)

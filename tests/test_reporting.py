@@ -324,6 +324,19 @@ def test_equal_numbers_give_the_same_figure(project: Project) -> None:
     assert (project.root / "a.svg").read_bytes() == (project.root / "b.svg").read_bytes()
 
 
+def test_a_figure_may_draw_some_rows_against_another_than_the_baseline(project: Project) -> None:
+    chosen = project.table("quarot_table1")
+    values, _ = collected.collect(project, chosen)
+    drawn = chosen.model_copy(
+        update={"figure": chosen.figure.model_copy(update={"over": "QuaRot", "rows": ("QuaRot",)})}
+    )
+    figures.draw(project, drawn, values, project.root / "over.svg")
+    text = (project.root / "over.svg").read_text()
+    assert "<!-- relative to QuaRot -->" in text
+    assert "<!-- Baseline -->" not in text
+    assert "<!-- published -->" not in text  # a number compared with itself
+
+
 @given(st.lists(st.floats(min_value=-50, max_value=1e6) | st.just(math.inf) | st.just(math.nan), min_size=1))
 def test_every_change_has_a_place_on_the_axis_and_what_broke_down_is_last(changes: list[float]) -> None:
     axis = PercentAxis(changes)

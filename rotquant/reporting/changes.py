@@ -26,11 +26,11 @@ class Change:
 
 
 def change_between(values: Values, place: tuple[str, str], over: tuple[str, str], quantity: Quantity) -> Change:
-    """What the cell (row, column) `place` loses on the cell `over`."""
+    """What the cell (row, column) `place` loses on the cell `over`; on itself, its deviation is all there is to say."""
     value, base = values[*place, quantity.name], values[*over, quantity.name]
     spread = percent_of(value.deviation, base.mean)
     return Change(
         loss_percent(quantity, value.mean, base.mean),
-        loss_percent(quantity, value.published, base.published),
+        None if place == over else loss_percent(quantity, value.published, base.published),
         spread if spread is not None and math.isfinite(spread) else 0.0,
     )

@@ -28,15 +28,16 @@ def draw(project: Project, table: Table, values: Values, path: Path) -> None:
 
 
 def relative_increase(project: Project, table: Table, values: Values, path: Path) -> None:
-    """Loss on the baseline row by row: a panel per column and main quantity; ours filled, published hollow."""
+    """Loss on one row, row by row: a panel per column and main quantity; ours filled, published hollow."""
     columns, mains = project.columns(table), main_quantities(project, table)
-    rows = [row.name for row in table.rows if row.name != table.baseline]
+    over = table.figure.over or table.baseline
+    rows = list(table.figure.rows or [row.name for row in table.rows if row.name != over])
     with styled() as plt:
         size = (1.4 + min(2.2 * len(columns), 7.2), (1.1 + 0.3 * len(rows)) * len(mains))
         figure, grid = plt.subplots(len(mains), len(columns), figsize=size, squeeze=False, layout="constrained")
         for line, (quantity, axes) in enumerate(zip(mains, grid, strict=True)):
             lost = {
-                (row, column): change_between(values, (row, column), (table.baseline, column), quantity)
+                (row, column): change_between(values, (row, column), (over, column), quantity)
                 for row in rows
                 for column in columns
             }
@@ -49,10 +50,10 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
                 axis.set_yticklabels(rows if axis is axes[0] else [])
                 axis.tick_params(axis="y", length=0)
                 axis.axvline(0, color=NEUTRAL, linewidth=0.8)
-                axis.set_xlabel(f"{loss_words(quantity)}\nrelative to {table.baseline}")
+                axis.set_xlabel(f"{loss_words(quantity)}\nrelative to {over}")
                 axis.set_title("" if line else panel_title(project, table, column))
         handles = [plt.Line2D([], [], linestyle="", color=OURS, **OURS_MARK, label="computed here")]
-        if any(value.published is not None for value in values.values()):
+        if any(row in rows and row != over and value.published is not None for (row, *_), value in values.items()):
             handles.append(plt.Line2D([], [], linestyle="", color=PUBLISHED, **PUBLISHED_MARK, label="published"))
         figure.legend(handles=handles, loc="outside upper right", ncols=2)
         save_svg(figure, path)

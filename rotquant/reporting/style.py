@@ -31,7 +31,7 @@ PUBLISHED_MARK: dict[str, Any] = {"marker": "D", "markersize": 4.5, "markerfacec
 _CLIP = re.compile(r"\bp[0-9a-f]{10}\b")
 
 #: Up to this many percent an axis of relative changes is linear.
-LINEAR = 5.0
+LINEAR = 8.0
 
 _SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",
