@@ -2,8 +2,8 @@
 
 from rotquant.configuration import Slot
 from rotquant.project import Project
-from rotquant.recipes import Recipe
-from rotquant.schemes import Metric, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.recipes import Recipe, Run
+from rotquant.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.tables import Table
 
 
@@ -33,11 +33,20 @@ def panel_title(project: Project, table: Table, column: str) -> str:
     return f"{column}\n(here: {model_name(project.slot(table, column))})"
 
 
-def measurement(metric: Metric) -> str:
-    """All settings of a metric that are set, such as "perplexity: corpus wikitext2, split test, bos text"."""
-    fields = metric.model_dump(exclude={"kind"})
+def measurement(run: Run) -> str:
+    """All settings of a run's metric that are set, such as "perplexity: corpus wikitext2, split test, bos text"."""
+    fields = {**run.metric.model_dump(exclude={"kind"}), "corpus": corpus_words(run)}
     words = [f"{name} {_plain(value)}" for name, value in fields.items() if value is not None]
-    return f"{metric.kind}: {', '.join(words)}"
+    return f"{run.metric.kind}: {', '.join(words)}"
+
+
+def corpus_words(run: Run) -> str | None:
+    """The text behind a run's metric, and what it is in place of; None for a metric without one."""
+    asked = run.metric.corpus
+    if asked is None:
+        return None
+    name = run.corpora[asked].name
+    return name if name == asked else f"{name} (in place of {asked})"
 
 
 def settings(recipe: Recipe) -> str:

@@ -103,8 +103,8 @@ def _measured(table: Table, cells: tuple[Cell, ...]) -> list[str]:
     """How each metric measures; rows that measure differently are named."""
     lines: dict[str, dict[str, None]] = {}
     for cell in cells:
-        lines.setdefault(measurement(cell.metric), {})[cell.row] = None
-    usual = {measurement(cell.metric) for cell in cells if cell.row == table.baseline}
+        lines.setdefault(measurement(cell.runs[0]), {})[cell.row] = None
+    usual = {measurement(cell.runs[0]) for cell in cells if cell.row == table.baseline}
     return [f"Measured by {line}{'' if line in usual else f' (rows {_list(rows)})'}.\n" for line, rows in lines.items()]
 
 

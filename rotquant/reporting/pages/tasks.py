@@ -5,6 +5,8 @@ The shipped suite's tasks are not the paper's, so ours and the paper's stand in 
 
 from rotquant.project import Project
 from rotquant.quantities import Quantity, quantities
+from rotquant.recipes import Run
+from rotquant.reporting.describe import corpus_words
 from rotquant.reporting.numbers import italic, show
 from rotquant.reporting.tables import Values, markdown_table
 from rotquant.results import RunResult
@@ -15,21 +17,24 @@ from rotquant.zeroshot.suites import TASKS, Task, task_names
 
 def tasks_section(project: Project, table: Table, values: Values, results: dict[str, RunResult]) -> str:
     """How accuracy is measured, the tasks, and their accuracies by column; nothing for a table without tasks."""
-    metrics = [cell.metric for cell in project.cells(table.id) if isinstance(cell.metric, ZeroShot)]
-    if not metrics:
+    runs = [cell.runs[0] for cell in project.cells(table.id) if isinstance(cell.metric, ZeroShot)]
+    if not runs:
         return ""
     first = _baseline(project, table, project.columns(table)[0], results)
     columns = [_column(project, table, column, values, results) for column in project.columns(table)]
-    return "\n".join(["## Tasks\n", _method(metrics[0]), _facts(metrics[0], first), *columns])
+    return "\n".join(["## Tasks\n", _method(runs[0]), _facts(runs[0].metric, first), *columns])
 
 
-def _method(metric: ZeroShot) -> str:
+def _method(run: Run) -> str:
     """What is measured, which accuracy is quoted and why."""
+    metric = run.metric
+    assert isinstance(metric, ZeroShot)
     place = f"read from `{metric.path}`" if metric.path else "from the hub"
+    text = f"the held-out part of the corpus {corpus_words(run)}"
     origin = {
         "paper": f"the paper's tasks, {place}",
-        "shipped": f"the project's own tasks, made from held-out text of the corpus `{metric.corpus}` for models too "
-        "small for the paper's; only the averages stand beside the paper's",
+        "shipped": f"the project's own tasks, made from {text} for models too small for the paper's; only the "
+        "averages stand beside the paper's",
     }
     items = f"the first {metric.limit} items of each task" if metric.limit else "all items"
     rule = {
