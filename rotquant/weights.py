@@ -19,6 +19,7 @@ from rotquant.architectures import Architecture, Site, architecture_of, decoder_
 from rotquant.calibration import LayerStream, capture_layer_inputs, on_device
 from rotquant.errors import RecipeError, RotquantError
 from rotquant.gptq import Hessian, quantize_gptq_site, release_graphs
+from rotquant.kv_cache import check_cache_scheme
 from rotquant.methods.omniquant import check_omniquant, quantize_model
 from rotquant.methods.outliers import check_outliers, select_outliers
 from rotquant.methods.smoothquant import smooth
@@ -150,6 +151,8 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: Tensor | None) -> No
         for scheme in (recipe.weights and recipe.weights.scheme, recipe.activations):
             if scheme is not None:
                 check_groups(site.features - outliers, scheme, f"{' and '.join(site.linears)}")
+    for what in ("keys", "values"):
+        check_cache_scheme(getattr(recipe, what), architecture.head_dim, what)
     activations = recipe.activations
     if activations is not None and not activations.dynamic and activations.granularity != "tensor":
         raise RecipeError(
