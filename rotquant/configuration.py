@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from rotquant.errors import ConfigError, nearest
+from rotquant.errors import ConfigError, lookup, nearest
 from rotquant.schemes import Frozen
 
 DEFAULT = Path("config/config.yaml")
@@ -74,9 +74,7 @@ class Config(Frozen):
         Raises:
             ConfigError: for an unknown slot; the sentence lists the nearest ones.
         """
-        if name not in self.slots:
-            raise ConfigError(f"unknown slot {name!r}{nearest(name, list(self.slots))}.")
-        return self.slots[name]
+        return lookup(self.slots, name, "unknown slot")
 
 
 def load_config(overrides: Sequence[str | Path] = (), root: Path = Path()) -> Config:

@@ -3,6 +3,11 @@
 The command line prints the sentence of a `RotquantError` without a traceback; any other exception is a defect of ours.
 """
 
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class RotquantError(Exception):
     """Base class of every error that bad input or a bad environment can cause."""
@@ -42,3 +47,10 @@ def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
 
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"; nearest: {', '.join(close)}" if close else f"; known: {', '.join(sorted(known))}"
+
+
+def lookup(known: Mapping[str, T], name: str, unknown: str) -> T:
+    """What `known` has under a name; else a `ConfigError` that begins with `unknown` and lists the nearest names."""
+    if name not in known:
+        raise ConfigError(f"{unknown} {name!r}{nearest(name, list(known))}.")
+    return known[name]

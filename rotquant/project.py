@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from rotquant.checkpoints import checkpoint_digest
 from rotquant.configuration import Config, Slot, find_root, load_config
 from rotquant.corpora import CorpusSpec
-from rotquant.errors import ConfigError, RotquantError, nearest
+from rotquant.errors import ConfigError, RotquantError, lookup
 from rotquant.files import canonical_json, short_hash
 from rotquant.presets import preset
 from rotquant.quantities import Quantity, quantities
@@ -61,9 +61,7 @@ class Project:
         Raises:
             ConfigError: for an unknown table; the sentence lists the nearest ones.
         """
-        if name not in self.tables:
-            raise ConfigError(f"unknown table {name!r}{nearest(name, list(self.tables))}.")
-        return self.tables[name]
+        return lookup(self.tables, name, "unknown table")
 
     def columns(self, table: Table) -> tuple[str, ...]:
         """The columns of a table that this configuration computes."""

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from rotquant.configuration import read_yaml, validate
-from rotquant.errors import ConfigError, nearest
+from rotquant.errors import ConfigError, lookup
 from rotquant.schemes import Frozen
 
 PAPERS = Path("workflow/papers")
@@ -113,10 +113,7 @@ class Table(Frozen):
         Raises:
             ConfigError: for an unknown row; the sentence lists the nearest ones.
         """
-        rows = {row.name: row for row in self.rows}
-        if name not in rows:
-            raise ConfigError(f"table {self.id}: unknown row {name!r}{nearest(name, list(rows))}.")
-        return rows[name]
+        return lookup({row.name: row for row in self.rows}, name, f"table {self.id}: unknown row")
 
     def column(self, name: str) -> Column:
         """The column of that name.
@@ -124,10 +121,7 @@ class Table(Frozen):
         Raises:
             ConfigError: for an unknown column; the sentence lists the nearest ones.
         """
-        columns = {column.name: column for column in self.columns}
-        if name not in columns:
-            raise ConfigError(f"table {self.id}: unknown column {name!r}{nearest(name, list(columns))}.")
-        return columns[name]
+        return lookup({column.name: column for column in self.columns}, name, f"table {self.id}: unknown column")
 
 
 def load_tables(path: Path, root: Path) -> list[Table]:

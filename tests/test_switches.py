@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from rotquant.architectures import architecture_of, decoder_layers
 from rotquant.errors import RecipeError
-from rotquant.gptq import Hessian, quantize_gptq
+from rotquant.gptq import Hessian
 from rotquant.recipes import Recipe, Run, override
 from rotquant.rotation import rotate
 from rotquant.schemes import (
@@ -17,8 +16,9 @@ from rotquant.schemes import (
     WeightQuantization,
 )
 from rotquant.weights import build_weights, quantized_forward
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.wrapping import Wrapping
 from tests.models import FAMILIES, tiny_model, tiny_tokens
+from tests.test_weights import assert_gptq_by_hand
 
 SAMPLES = tiny_tokens(batch=4, tokens=24, seed=5)
 CACHE = QuantizationScheme(bits=4, symmetric=False, granularity="head", clip_ratio=0.95)
@@ -56,25 +56,12 @@ def logits(recipe: Recipe) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gptq_on_quantized_inputs_sees_inputs_and_cache_of_the_quantized_network(family: str) -> None:
-    """The whole stage, done by hand: ordinary forward passes of the running network, one linear layer at a time."""
     recipe = override(QUAROT, QUANTIZED_INPUTS, "test")
     stored = build_weights(tiny_model(family, dtype=torch.float64), None, recipe, 3, SAMPLES, progress=False)
     model = tiny_model(family, dtype=torch.float64)
     rotate(model, recipe.rotation, seed=3)
     running = Wrapping(recipe.rotation, activations=recipe.activations, keys=recipe.keys, values=recipe.values)
-    with wrap(model, running), torch.no_grad():
-        for index, layer in enumerate(decoder_layers(model)):
-            for site in architecture_of(model).sites:
-                linears = [layer.get_submodule(name) for name in site.linears]
-                hessian = Hessian(site.features, dtype=torch.float64)
-                hook = linears[0].register_forward_pre_hook(lambda _, x, hessian=hessian: hessian.add(x[0]))
-                model(SAMPLES, use_cache=False)
-                hook.remove()
-                for name, linear in zip(site.linears, linears, strict=True):
-                    quantized = quantize_gptq(linear.weight, hessian.matrix, recipe.weights)
-                    linear.weight.copy_(quantized.dequantize(torch.float64))
-                    # float64: sums in another order differ by 1e-15, no weight lies that close to a tie
-                    assert torch.equal(stored.weights[f"model.layers.{index}.{name}.weight"].codes, quantized.codes)
+    assert_gptq_by_hand(stored, model, running, SAMPLES)
 
 
 def test_gptq_on_quantized_inputs_leaves_outlier_features_as_floats(monkeypatch: pytest.MonkeyPatch) -> None:

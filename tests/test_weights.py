@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from rotquant.architectures import architecture_of, decoder_layers
 from rotquant.checkpoints import load_checkpoint
@@ -33,6 +34,7 @@ from rotquant.schemes import (
     WeightQuantization,
 )
 from rotquant.storage import (
+    StoredModel,
     is_quantized_folder,
     load_quantized,
     pack_codes,
@@ -168,25 +170,31 @@ def test_tied_embeddings_stay_tied_without_rotation(tmp_path: Path) -> None:
     assert torch.equal(logits(model, ROTATED_GPTQ, manifest), logits(rotated.model, ROTATED_GPTQ, rotated.manifest))
 
 
-def test_gptq_sees_rotated_unquantized_inputs_of_the_layers_quantized_so_far() -> None:
-    """The whole stage, done by hand: ordinary forward passes, one linear layer at a time, no stream."""
-    stored = build(ROTATED_GPTQ, dtype=torch.float64)
-    model = tiny_model(dtype=torch.float64)
-    rotate(model, ROTATED_GPTQ.rotation, seed=3)
-    architecture = architecture_of(model)
-    with wrap(model, Wrapping(rotation=ROTATED_GPTQ.rotation)), torch.no_grad():
+def assert_gptq_by_hand(stored: StoredModel, model: nn.Module, running: Wrapping, samples: torch.Tensor) -> None:
+    """The whole stage, done by hand: ordinary forward passes of the network, one linear layer at a time, no stream.
+
+    model: float64, rotated, weights as they were; running: what acts on the inputs that GPTQ sees.
+    """
+    with wrap(model, running), torch.no_grad():
         for index, layer in enumerate(decoder_layers(model)):
-            for site in architecture.sites:
+            for site in architecture_of(model).sites:
                 linears = [layer.get_submodule(name) for name in site.linears]
                 hessian = Hessian(site.features, dtype=torch.float64)
                 hook = linears[0].register_forward_pre_hook(lambda _, x, hessian=hessian: hessian.add(x[0]))
-                model(SAMPLES, use_cache=False)
+                model(samples, use_cache=False)
                 hook.remove()
                 for name, linear in zip(site.linears, linears, strict=True):
-                    quantized = quantize_gptq(linear.weight, hessian.matrix, ROTATED_GPTQ.weights)
+                    quantized = quantize_gptq(linear.weight, hessian.matrix, stored.manifest.recipe.weights)
                     linear.weight.copy_(quantized.dequantize(torch.float64))
                     # float64: sums in another order differ by 1e-15, no weight lies that close to a tie
                     assert torch.equal(stored.weights[f"model.layers.{index}.{name}.weight"].codes, quantized.codes)
+
+
+def test_gptq_sees_rotated_unquantized_inputs_of_the_layers_quantized_so_far() -> None:
+    stored = build(ROTATED_GPTQ, dtype=torch.float64)
+    model = tiny_model(dtype=torch.float64)
+    rotate(model, ROTATED_GPTQ.rotation, seed=3)
+    assert_gptq_by_hand(stored, model, Wrapping(rotation=ROTATED_GPTQ.rotation), SAMPLES)
 
 
 def test_calibration_may_be_batched_in_any_way() -> None:

@@ -210,10 +210,12 @@ def _measure(project: Project, runs: Sequence[Run], again: bool = False) -> None
             waiting.setdefault((run.checkpoint, run.weights_key), []).append(run)
         else:
             typer.echo(f"run {run.key}: there already")
+    if not waiting:
+        return
+    from rotquant.execution.runs import measure_runs
+
     for (checkpoint, weights_key), members in waiting.items():
         record = None if weights_key is None else _weights_record(project, members[0])
-        from rotquant.execution.runs import measure_runs
-
         folder = None if weights_key is None else project.root / weights_path(weights_key)
         place = project.places[members[0].key]
         batch_size = project.slot(project.table(place.table), place.column).batch_size

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.project import Project
-from rotquant.quantities import Quantity, quantities
+from rotquant.quantities import Quantity
 from rotquant.reporting.describe import panel_title
 from rotquant.reporting.style import NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, save_svg, styled
-from rotquant.reporting.tables import Values
-from rotquant.schemes import ZeroShot
+from rotquant.reporting.tables import Values, printed_accuracies
 from rotquant.tables import Table
 
 
@@ -61,8 +60,7 @@ def _blocks(project: Project, table: Table, values: Values) -> list[Accuracies]:
     ours = {place: (value.mean, value.deviation) for place, value in values.items()}
     blocks = [Accuracies("computed here", measured, ours, OURS_MARK)]
     published = {place: (value, None) for place, value in project.published(table).items() if value is not None}
-    names = {name for _, _, name in published}
-    printed = tuple(quantity for quantity in quantities(ZeroShot(suite="paper")) if quantity.name in names)
+    printed = printed_accuracies(project, table)
     return [*blocks, Accuracies("published", printed, published, PUBLISHED_MARK)] if printed else blocks
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from rotquant.quantities import Quantity
-from rotquant.reporting.tables import Values, loss_percent, percent_of
+from rotquant.reporting.tables import Values, losses, percent_of
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,7 @@ class Change:
 
 def change_between(values: Values, place: tuple[str, str], over: tuple[str, str], quantity: Quantity) -> Change:
     """What the cell (row, column) `place` loses on the cell `over`; on itself, its deviation is all there is to say."""
-    value, base = values[*place, quantity.name], values[*over, quantity.name]
-    spread = percent_of(value.deviation, base.mean)
-    return Change(
-        loss_percent(quantity, value.mean, base.mean),
-        None if place == over else loss_percent(quantity, value.published, base.published),
-        spread if spread is not None and math.isfinite(spread) else 0.0,
-    )
+    ours, papers = losses(values, place, over, quantity)
+    spread = percent_of(values[*place, quantity.name].deviation, values[*over, quantity.name].mean)
+    drawn = spread if spread is not None and math.isfinite(spread) else 0.0
+    return Change(ours, None if place == over else papers, drawn)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rotquant.errors import ConfigError, nearest
+from rotquant.errors import lookup
 from rotquant.project import Project
 from rotquant.quantities import Quantity
 from rotquant.reporting.tables import Values, known_quantities, percent_of
@@ -87,12 +87,8 @@ def outcomes(project: Project, table: Table, values: Values) -> tuple[Outcome, .
     papers = {place: (value, None) for place, value in project.published(table).items() if value is not None}
     found = []
     for claim in table.claims:
-        if claim.quantity is not None and claim.quantity not in known:
-            raise ConfigError(
-                f"table {table.id}: a claim is about the unknown quantity {claim.quantity!r}"
-                f"{nearest(claim.quantity, list(known))}."
-            )
-        quantity = main if claim.quantity is None else known[claim.quantity]
+        unknown = f"table {table.id}: a claim is about the unknown quantity"
+        quantity = main if claim.quantity is None else lookup(known, claim.quantity, unknown)
         found.append(Outcome(claim, judge(claim, table, ours, quantity), judge(claim, table, papers, quantity)))
     return tuple(found)
 

@@ -83,10 +83,16 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
 
 def known_quantities(project: Project, table: Table) -> dict[str, Quantity]:
     """Quantities by name: what the table measures, and what the paper prints there if its tasks differ from ours."""
+    both = (*printed_accuracies(project, table), *project.quantities(table))
+    return {quantity.name: quantity for quantity in both}
+
+
+def printed_accuracies(project: Project, table: Table) -> tuple[Quantity, ...]:
+    """The accuracies that the paper prints in a table: the average first, then its tasks."""
     printed = {name for _, _, name in project.published(table)}
     tasks = tuple(name for name in TASKS["paper"] if name in printed)
-    papers = quantities(ZeroShot(suite="paper", tasks=tasks)) if tasks else ()
-    return {quantity.name: quantity for quantity in (*papers, *project.quantities(table))}
+    papers = quantities(ZeroShot(suite="paper", tasks=tasks))
+    return tuple(quantity for quantity in papers if quantity.name in printed)
 
 
 def main_quantities(project: Project, table: Table) -> tuple[Quantity, ...]:
@@ -105,10 +111,10 @@ def percent_of(part: float | None, whole: float) -> float | None:
 
 
 def losses(
-    values: Values, baseline: str, row: str, column: str, quantity: Quantity
+    values: Values, place: tuple[str, str], over: tuple[str, str], quantity: Quantity
 ) -> tuple[float | None, float | None]:
-    """A number's loss on the baseline row of its column in percent: ours, the paper's."""
-    value, reference = values[row, column, quantity.name], values[baseline, column, quantity.name]
+    """What the cell (row, column) `place` loses on the cell `over`, in percent: ours, the paper's."""
+    value, reference = values[*place, quantity.name], values[*over, quantity.name]
     return (
         loss_percent(quantity, value.mean, reference.mean),
         loss_percent(quantity, value.published, reference.published),
@@ -122,7 +128,7 @@ def write_csv(path: Path, project: Project, table: Table, values: Values) -> Non
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(FIELDS)
     for (row, column, name), value in values.items():
-        ours, papers = losses(values, table.baseline, row, column, known[name])
+        ours, papers = losses(values, (row, column), (table.baseline, column), known[name])
         difference = None if value.published is None else value.mean - value.published
         numbers = (value.mean, value.deviation, " ".join(map(repr, value.values)), " ".join(map(str, value.seeds)))
         comparison = (value.published, difference, ours, papers)

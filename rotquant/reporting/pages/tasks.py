@@ -4,11 +4,11 @@ The shipped suite's tasks are not the paper's, so ours and the paper's stand in 
 """
 
 from rotquant.project import Project
-from rotquant.quantities import Quantity, quantities
+from rotquant.quantities import Quantity
 from rotquant.recipes import Run
 from rotquant.reporting.describe import corpus_words
 from rotquant.reporting.numbers import italic, show
-from rotquant.reporting.tables import Values, markdown_table
+from rotquant.reporting.tables import Values, markdown_table, printed_accuracies
 from rotquant.results import RunResult
 from rotquant.schemes import ZeroShot
 from rotquant.tables import Table
@@ -85,7 +85,7 @@ def _papers(project: Project, table: Table, column: str) -> str:
         (row, name): value for (row, place, name), value in project.published(table).items() if place == column
     }
     names = {name for _, name in published}
-    shown = [quantity for quantity in quantities(ZeroShot(suite="paper")) if quantity.name in names]
+    shown = [quantity for quantity in printed_accuracies(project, table) if quantity.name in names]
     lines = [
         [row.name, *(italic(show(published.get((row.name, quantity.name)))) for quantity in shown)]
         for row in table.rows
