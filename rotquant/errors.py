@@ -33,6 +33,10 @@ class TaskError(RotquantError):
     """A zero-shot task's data is missing or of another schema, or a model cannot run the task."""
 
 
+class KernelError(RotquantError):
+    """A CUDA kernel cannot run: unsupported tensor, GPU or architecture, or CuPy or NVRTC is missing."""
+
+
 class ResultError(RotquantError):
     """A run file or manifest is missing or damaged."""
 

@@ -1,0 +1,7 @@
+"""CUDA kernels as torch operators, with torch references: the real integer arithmetic that the library simulates.
+
+Every family module offers `sources(architecture)`: all it may ever ask the compiler for at the papers' shapes.
+"""
+
+#: Modules that own CUDA sources.
+FAMILIES = ("hadamard", "activations", "gemm", "gemv", "lut", "attention")

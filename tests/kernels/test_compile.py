@@ -1,0 +1,41 @@
+"""Every kernel compiles to machine code for every supported architecture, on a machine without a GPU."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from rotquant.errors import KernelError
+from rotquant.kernels import FAMILIES, loading
+from rotquant.kernels.loading import ARCHITECTURES, Source, compile_source
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kernel_compiles(family: str, architecture: str) -> None:
+    sources = importlib.import_module(f"rotquant.kernels.{family}").sources(architecture)
+    assert sources
+    for source in sources:
+        compiled = compile_source(source, architecture)
+        assert compiled.cubin.read_bytes()[:4] == b"\x7fELF"
+        assert set(compiled.symbols) == set(source.instances)
+
+
+def test_a_compiler_error_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "bad.cu").write_text("__global__ void kernel() { nonsense; }")
+    monkeypatch.setattr(loading, "SOURCES", tmp_path)
+    with pytest.raises(KernelError, match="nonsense"):
+        compile_source(Source("bad.cu"), "sm_80", tmp_path)
+
+
+def test_an_edited_header_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = tmp_path / "include" / "value.cuh"
+    header.parent.mkdir()
+    (tmp_path / "k.cu").write_text('#include "value.cuh"\nextern "C" __global__ void k(int *x) { *x = VALUE; }')
+    monkeypatch.setattr(loading, "SOURCES", tmp_path)
+    cubins = []
+    for value in (1, 2):
+        header.write_text(f"#define VALUE {value}")
+        cubins.append(compile_source(Source("k.cu"), "sm_80", tmp_path / "cache").cubin)
+    assert cubins[0] != cubins[1]
