@@ -37,9 +37,9 @@ def pack_weight(codes: Tensor) -> Tensor:
     """int8 weight codes -8..7 [out, in] -> uint8 [strips, k_blocks, 32, 16]: strips of 16 rows, tensor-core order.
 
     strips = ceil(out / 16) and k_blocks = ceil(in / 64), zeros filling the rest. Lane l = 4g + t of a warp owns the 16
-    bytes [strip, k_block, l]: four words, of row g and columns 0..31 of the block, row g + 8 and the same columns, row g
-    and columns 32..63, row g + 8 and these; of each 32 columns the word t (bytes 4t..4t+3) of `pack_rows`. A warp
-    reads 512 consecutive bytes, and a strip is consecutive along K.
+    bytes [strip, k_block, l]: four words, of row g and columns 0..31 of the block, row g + 8 and the same columns,
+    row g and columns 32..63, row g + 8 and these; of each 32 columns the word t (bytes 4t..4t+3) of `pack_rows`. A
+    warp reads 512 consecutive bytes, and a strip is consecutive along K.
     """
     rows, columns = codes.shape
     codes = pad(codes, (0, padded(columns, K_BLOCK) - columns, 0, padded(rows, STRIP) - rows))
