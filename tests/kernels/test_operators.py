@@ -1,0 +1,93 @@
+"""What all operators share: references on the CPU, refusals of one sentence, missing compilers."""
+
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from rotquant.errors import KernelError
+from rotquant.kernels import loading, operators
+from rotquant.kernels.linear import PackedWeight, quantized_linear
+from rotquant.kernels.loading import Source, architecture_of_device, compile_source
+from rotquant.kernels.operators import SlowKernelWarning, references
+
+
+def linear_arguments(device: str = "cpu") -> dict[str, Tensor | PackedWeight]:
+    weight = PackedWeight.pack(
+        torch.randint(-8, 8, (48, 128), dtype=torch.int8, device=device), torch.rand(48, device=device) + 0.1
+    )
+    codes = torch.randint(-8, 8, (100, 128), dtype=torch.int8, device=device)
+    return {"codes": codes, "row_scale": torch.rand(100, device=device) + 0.1, "weight": weight}
+
+
+def test_the_cpu_says_once_that_it_is_slow() -> None:
+    operators._say_slow.cache_clear()
+    with pytest.warns(SlowKernelWarning, match="plain torch"):
+        quantized_linear(**linear_arguments())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantized_linear(**linear_arguments())
+
+
+def test_a_missing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", None)
+    with pytest.raises(KernelError, match="need CuPy and NVRTC"):
+        compile_source(Source("any.cu"), "sm_80")
+
+
+def test_a_missing_source_is_one_sentence() -> None:
+    with pytest.raises(KernelError, match="compiled from a checkout"):
+        compile_source(Source("no_such_kernel.cu"), "sm_80")
+
+
+@pytest.mark.parametrize(("capability", "architecture"), [((8, 0), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a")])
+def test_a_gpu_is_compiled_for_by_its_capability(
+    capability: tuple[int, int], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert architecture_of_device(torch.device("cuda", 0)) == architecture
+
+
+def test_a_gpu_older_than_ampere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    with pytest.raises(KernelError, match=r"8\.0 or newer, and Tesla T4 has 7\.5"):
+        architecture_of_device(torch.device("cuda", 0))
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROTQUANT_CACHE", "/somewhere")
+    assert str(loading.cache_folder()) == "/somewhere/kernels"
+    monkeypatch.delenv("ROTQUANT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert str(loading.cache_folder()) == "/xdg/rotquant/kernels"
+
+
+BAD_TENSORS = {
+    "not contiguous": lambda a: a | {"codes": a["codes"].T.contiguous().T},
+    "float16, and the kernel takes int8 or uint8": lambda a: a | {"codes": a["codes"].half()},
+    "pad them with zeros": lambda a: a | {"codes": a["codes"][:, :100].contiguous()},
+    "row scale has 7 elements": lambda a: a | {"row_scale": a["row_scale"][:7].contiguous()},
+    "row scale is on cpu": lambda a: a | {"row_scale": a["row_scale"].cpu()},
+    "float64": lambda a: a | {"dtype": torch.float64},
+    "multiple of 16 bytes": lambda a: a | {"codes": a["codes"].view(-1)[1 : 1 + 99 * 128].view(99, 128)},
+    r"bias has shape \(7,\)": lambda a: a | {"bias": torch.zeros(7, dtype=torch.float16, device="cuda")},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("message", BAD_TENSORS)
+def test_a_tensor_that_does_not_fit_is_refused(message: str) -> None:
+    with pytest.raises(KernelError, match=message):
+        quantized_linear(**BAD_TENSORS[message](linear_arguments("cuda")))
+
+
+@pytest.mark.gpu
+def test_references_run_on_the_gpu_when_asked() -> None:
+    arguments = linear_arguments("cuda")
+    with references():
+        slow = quantized_linear(**arguments)
+    # Integer sums are exact and both scale in the same order, so nothing may differ.
+    assert torch.equal(slow, quantized_linear(**arguments))
