@@ -57,9 +57,7 @@ def architecture_of_device(device: torch.device) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
         name = torch.cuda.get_device_name(device)
-        raise KernelError(
-            f"the CUDA kernels need a GPU of compute capability 8.0 or newer; {name} has {major}.{minor}."
-        )
+        raise KernelError(f"the CUDA kernels need compute capability 8.0 or newer, and {name} has {major}.{minor}.")
     return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
 
 
