@@ -1,0 +1,66 @@
+"""Benchmarks by name: what each takes, as validated data, and the function that measures it on a GPU.
+
+A cell of a speed table names a benchmark and gives its arguments. A function is imported when it is called, so the
+tables can be read on a machine without torch. Every function takes one argument object and returns its measurements by
+quantity, in SI units (`records.Measurement`).
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from rotquant.bench import arguments
+from rotquant.bench.records import Measurement
+from rotquant.errors import ConfigError, lookup
+from rotquant.recipes import first_problem
+from rotquant.schemes import Frozen
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark: its arguments, and the module that holds its function, which has the benchmark's name."""
+
+    name: str
+    arguments: type[Frozen]
+    module: str
+
+    def function(self) -> Callable[[Any], dict[str, Measurement]]:
+        """The function; importing it needs torch."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+    def parse(self, fields: dict[str, Any], where: str) -> Frozen:
+        """Validated arguments.
+
+        Raises:
+            ConfigError: a missing, unknown or impossible argument; the sentence begins with `where`.
+        """
+        try:
+            return self.arguments.model_validate(fields)
+        except ValidationError as error:
+            raise ConfigError(f"{where}: benchmark {self.name}: {first_problem(error)}.") from None
+
+
+_ALL = (
+    Benchmark("linear", arguments.LinearArguments, "rotquant.bench.layers"),
+    Benchmark("transform", arguments.TransformArguments, "rotquant.bench.transforms"),
+    Benchmark("quantize", arguments.QuantizeArguments, "rotquant.bench.transforms"),
+    Benchmark("decode_attention", arguments.DecodeAttentionArguments, "rotquant.bench.attention"),
+    Benchmark("block", arguments.BlockArguments, "rotquant.bench.models"),
+    Benchmark("first_token", arguments.FirstTokenArguments, "rotquant.bench.models"),
+    Benchmark("generate", arguments.GenerateArguments, "rotquant.bench.models"),
+    Benchmark("ceiling", arguments.CeilingArguments, "rotquant.bench.ceilings"),
+)
+
+BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}
+
+
+def find(name: str, where: str) -> Benchmark:
+    """The benchmark of that name.
+
+    Raises:
+        ConfigError: for an unknown one; the sentence begins with `where` and lists the nearest names.
+    """
+    return lookup(BENCHMARKS, name, f"{where}: unknown benchmark")
