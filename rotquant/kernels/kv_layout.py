@@ -5,7 +5,7 @@ Made for `kv_attention` (QuaRot Sec. 4, stage 2c), in which keys and values are 
 
 A page of one head is `page_size` tokens of head_dim / 2 bytes. Keys: token after token; the byte of elements d (low
 nibble) and d + 1 lies at byte (d % 8) / 2 of word [(d % 32) / 8, d / 32], so lane t of four finds one word of each 32
-elements in a row. Values: block after block of 16 tokens; the byte of token s, elements d (low) and d + 8, for
+elements in a row (two lanes and 16 elements for a head_dim that is no multiple of 32). Values: block after block of 16 tokens; the byte of token s, elements d (low) and d + 8, for
 d = 16 m + g, lies in the word of lane 4 g + (s % 8) / 2 and tile m, at byte 2 (s % 2) + s / 8; the words of four tiles
 m (two where their number is not a multiple of four, one where it is odd) lie together for each lane.
 """
@@ -30,7 +30,7 @@ def byte_offsets(slots: Tensor, head_dim: int, values: bool) -> Tensor:
 
     Args:
         slots: int64 [tokens], positions inside the page.
-        head_dim: 16, or a multiple of 32.
+        head_dim: a multiple of 16.
 
     Returns:
         int64 [tokens, head_dim / 2].
@@ -38,8 +38,8 @@ def byte_offsets(slots: Tensor, head_dim: int, values: bool) -> Tensor:
     low, _ = pair_columns(head_dim, values, slots.device)
     slots = slots[:, None]
     if not values:
-        words = max(1, head_dim // 32)
-        return slots * (head_dim // 2) + low % 32 // 8 * (4 * words) + low // 32 * 4 + low % 8 // 2
+        width = 16 if head_dim % 32 else 32
+        return slots * (head_dim // 2) + low % width // 8 * (4 * head_dim // width) + low // width * 4 + low % 8 // 2
     tiles = math.gcd(4, head_dim // 16)
     tile, g, s = low // 16, low % 8, slots % BLOCK
     lane = 4 * g + s % 8 // 2
