@@ -58,27 +58,27 @@ class Int4KVCache:
         clip_v: float = 0.95,
         device: torch.device | str = "cuda",
         lengths: Tensor | None = None,
+        params_dtype: torch.dtype = torch.float16,
     ) -> "Int4KVCache":
         """An empty contiguous cache: one page a sequence, `capacity` rounded up to a multiple of 64 tokens.
 
         Args:
             group_size: elements of a head that share a scale; the whole head by default.
             lengths: the tensor to share between layers; a new one of zeros by default.
+            params_dtype: float32 for a cache equal to the simulation; the CUDA kernels take float16.
 
         Raises:
             KernelError: a head size or group size that the layout does not know.
         """
         group_size = group_size or head_dim
-        if head_dim % 32 and head_dim != 16:
-            raise KernelError(f"head_dim {head_dim} has no 4-bit KV layout: it must be 16 or a multiple of 32.")
-        if head_dim % group_size or (group_size % 32 and group_size != head_dim):
-            raise KernelError(
-                f"KV group size {group_size} must divide head_dim {head_dim} and be a multiple of 32, or all of it."
-            )
+        if head_dim % 16:
+            raise KernelError(f"head_dim {head_dim} has no 4-bit KV layout: it must be a multiple of 16.")
+        if head_dim % group_size:
+            raise KernelError(f"KV group size {group_size} does not divide head_dim {head_dim}.")
         page = padded(capacity, PAGE_MULTIPLE)
         shape = (batch, kv_heads, page)
         codes = [torch.zeros(*shape, head_dim // 2, dtype=torch.uint8, device=device) for _ in range(2)]
-        params = [torch.zeros(*shape, head_dim // group_size, 2, dtype=torch.float16, device=device) for _ in range(2)]
+        params = [torch.zeros(*shape, head_dim // group_size, 2, dtype=params_dtype, device=device) for _ in range(2)]
         if lengths is None:
             lengths = torch.zeros(batch, dtype=torch.int32, device=device)
         counters = torch.zeros(batch * kv_heads, dtype=torch.int32, device=device)

@@ -5,9 +5,10 @@ Made for `kv_attention` (QuaRot Sec. 4, stage 2c), in which keys and values are 
 
 A page of one head is `page_size` tokens of head_dim / 2 bytes. Keys: token after token; the byte of elements d (low
 nibble) and d + 1 lies at byte (d % 8) / 2 of word [(d % 32) / 8, d / 32], so lane t of four finds one word of each 32
-elements in a row (two lanes and 16 elements for a head_dim that is no multiple of 32). Values: block after block of 16 tokens; the byte of token s, elements d (low) and d + 8, for
-d = 16 m + g, lies in the word of lane 4 g + (s % 8) / 2 and tile m, at byte 2 (s % 2) + s / 8; the words of four tiles
-m (two where their number is not a multiple of four, one where it is odd) lie together for each lane.
+elements in a row (two lanes and 16 elements for a head_dim that is no multiple of 32). Values: block after block of 16
+tokens; the byte of token s, elements d (low) and d + 8, for d = 16 m + g, lies in the word of lane 4 g + (s % 8) / 2
+and tile m, at byte 2 (s % 2) + s / 8; the words of four tiles m (two where their number is not a multiple of four, one
+where it is odd) lie together for each lane.
 """
 
 import math
