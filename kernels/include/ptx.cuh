@@ -36,6 +36,21 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
+// ---- shared memory by address ----
+
+__device__ __forceinline__ void load_shared_16(u32 (&r)[4], u32 shared) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+__device__ __forceinline__ float load_shared_float(u32 shared) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(shared) : "memory");
+    return value;
+}
+
 // ---- matrices between shared memory and registers (ldmatrix sm_80, stmatrix sm_90) ----
 
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
@@ -194,6 +209,29 @@ __device__ __forceinline__ u32 cluster_rank() {
 
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// What `pointer`, an address in this block's shared memory, holds in the block with this rank in the cluster.
+__device__ __forceinline__ u32 load_cluster_word(const void* pointer, u32 rank) {
+    u32 word;
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %1, %2;\n"
+        "ld.shared::cluster.u32 %0, [remote];\n"
+        "}\n"
+        : "=r"(word)
+        : "r"(shared_address(pointer)), "r"(rank)
+        : "memory");
+    return word;
+}
+
+__device__ __forceinline__ int load_cluster(const int* pointer, u32 rank) {
+    return static_cast<int>(load_cluster_word(pointer, rank));
+}
+
+__device__ __forceinline__ float load_cluster(const float* pointer, u32 rank) {
+    return __uint_as_float(load_cluster_word(pointer, rank));
 }
 
 #endif
