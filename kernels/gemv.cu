@@ -1,0 +1,369 @@
+// Products of a 4-bit weight with 1 to 64 rows of 4- or 8-bit activations (QuaRot Sec. 4, stage 2): bound by the weight's
+// bytes, so each is read once, many are always under way, and everything else is arranged around that. Sums are exact
+// integers; scales are applied once, in the order that rotquant/kernels/linear.py defines. Never reads a weight twice.
+//
+// A strip is 16 output features, a stage 128 input features of it: 1 KB in the order of rotquant/kernels/layouts.py.
+// A group of warps that share activations takes every so-many-th stage of its strips through a ring of asynchronous
+// copies; the groups of a block, and on Hopper the blocks of a cluster, split the stages and add up at the end.
+// Architectures: sm_80 and newer; clusters on sm_90 and newer.
+#include "ptx.cuh"
+
+using ptx::u32;
+
+constexpr int kBlockK = 64;   // input features of one packed block
+constexpr int kStageK = 128;  // input features of one stage; one group of scales
+constexpr int kStrip = 16;    // output features of one strip
+constexpr int kBlockBytes = kStrip * kBlockK / 2;
+
+using WeightFragment = u32[4];  // A of m16n8k32: features (g, g + 8) at k 4t..4t+3, then at k 16+4t..16+4t+3
+using Sums = int[4];            // D of m16n8k32: features g, g, g + 8, g + 8; rows 2t, 2t + 1, 2t, 2t + 1
+
+enum Dtype : int { kHalf, kBfloat16, kFloat };
+
+// What one launch computes. Pointers are 16-byte aligned and tensors contiguous.
+struct Problem {
+    const unsigned char* activations;  // [rows, inner] int8, or [rows, inner / 2] packed
+    const float* row_scale;            // [rows], or [1] with row_scale_step 0
+    const unsigned char* weight;       // [strips, inner / 64, 32, 16]
+    const float* column_scale;         // [features], or [features, groups]
+    const void* bias;                  // [features] of the output's dtype, or null
+    void* out;                         // [rows, features]
+    int rows, features, inner, row_scale_step, groups, dtype;
+};
+
+// How a launch is cut up; every member is known to the compiler.
+template <int RowCapacity, int StripsPerWarp, int WarpsAcross, int WarpsAlong, int Depth, int ClusterSize,
+          bool PackedRows, bool GroupScales>
+struct Shape {
+    static constexpr int kRows = RowCapacity;                    // at least the problem's rows
+    static constexpr int kTiles = (RowCapacity + 7) / 8;         // of 8 rows, one matrix instruction
+    static constexpr int kStrips = StripsPerWarp;                // per warp
+    static constexpr int kAcross = WarpsAcross;                  // warps of a group: other strips, same activations
+    static constexpr int kAlong = WarpsAlong;                    // groups of a block: same strips, other stages
+    static constexpr int kDepth = Depth;                         // slots of a group's ring
+    static constexpr int kCluster = ClusterSize;                 // blocks that split the stages of their strips
+    static constexpr bool kPacked = PackedRows;
+    static constexpr bool kGrouped = GroupScales;
+    static constexpr int kThreads = 32 * WarpsAcross * WarpsAlong;
+    static constexpr int kBlockStrips = StripsPerWarp * WarpsAcross;
+    static constexpr int kFeatures = kBlockStrips * kStrip;      // of a block
+    static constexpr int kRowBytes = kStageK / (PackedRows ? 2 : 1);
+    static constexpr int kRowChunks = kRowBytes / 16;
+    static constexpr int kWeightBytes = kBlockStrips * 2 * kBlockBytes;
+    static constexpr int kSlotBytes = kWeightBytes + RowCapacity * kRowBytes + (GroupScales ? kFeatures * 4 : 0);
+    static constexpr int kPartialStep = kFeatures + 4;           // words; the 4 keep the stores off shared banks
+    static constexpr int kFactor = PackedRows ? 256 : 16;        // nibbles are multiplied in the upper half of a byte
+};
+
+// Byte of 16-byte chunk `chunk` of a row of activations in a slot: 8 rows at one chunk lie in 8 different bank groups.
+template <class S>
+__device__ __forceinline__ int activation_offset(int row, int chunk) {
+    const int swizzle = S::kPacked ? (row >> 1) & 3 : row & 7;
+    return row * S::kRowBytes + (chunk ^ swizzle) * 16;
+}
+
+__device__ __forceinline__ u32 low_nibbles(u32 word) { return (word << 4) & 0xf0f0f0f0u; }
+__device__ __forceinline__ u32 high_nibbles(u32 word) { return word & 0xf0f0f0f0u; }
+
+// One group's view of the problem: what it copies into its ring and where.
+template <class S>
+struct Ring {
+    const Problem& problem;
+    u32 base;                     // shared address of the group's ring
+    int lane, warp, thread;       // warp and thread: in the group
+    int first_strip;              // of the block
+    int k_blocks;
+    const unsigned char* weight;  // this lane's bytes of its warp's first strip
+
+    __device__ __forceinline__ Ring(const Problem& p, u32 ring, int group_thread, int strip)
+        : problem(p), base(ring), lane(group_thread % 32), warp(group_thread / 32), thread(group_thread),
+          first_strip(strip), k_blocks(p.inner / kBlockK) {
+        const size_t mine = size_t(strip + warp * S::kStrips) * k_blocks * kBlockBytes;
+        weight = p.weight + mine + lane * 16;
+    }
+
+    __device__ __forceinline__ u32 slot(int index) const { return base + index * S::kSlotBytes; }
+    __device__ __forceinline__ u32 weight_slot(int index, int strip, int half) const {
+        return slot(index) + ((warp * S::kStrips + strip) * 2 + half) * kBlockBytes + lane * 16;
+    }
+    __device__ __forceinline__ u32 activation_slot(int index) const { return slot(index) + S::kWeightBytes; }
+    __device__ __forceinline__ u32 scale_slot(int index) const {
+        return activation_slot(index) + S::kRows * S::kRowBytes + warp * S::kStrips * kStrip * 4;
+    }
+
+    // Start the copies of one stage. Past the ends of the weight zeros are written and nothing is read.
+    __device__ __forceinline__ void load(int index, int stage) const {
+        const int strips = (problem.features + kStrip - 1) / kStrip;
+#pragma unroll
+        for (int strip = 0; strip < S::kStrips; ++strip) {
+            const bool exists = first_strip + warp * S::kStrips + strip < strips;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int block = 2 * stage + half;
+                const bool valid = exists && block < k_blocks;
+                const size_t offset = (size_t(strip) * k_blocks + block) * kBlockBytes;
+                ptx::cp_async_16(weight_slot(index, strip, half), weight + (valid ? offset : 0), valid);
+            }
+        }
+        load_activations(index, stage);
+        if constexpr (S::kGrouped) load_scales(index, stage);
+    }
+
+    __device__ __forceinline__ void load_activations(int index, int stage) const {
+        constexpr int kChunks = S::kRows * S::kRowChunks;
+        constexpr int kGroupThreads = 32 * S::kAcross;
+        const int row_bytes = problem.inner / (S::kPacked ? 2 : 1);
+#pragma unroll
+        for (int first = 0; first < kChunks; first += kGroupThreads) {
+            const int row = (first + thread) / S::kRowChunks, chunk = (first + thread) % S::kRowChunks;
+            const int byte = stage * S::kRowBytes + chunk * 16;
+            if (row >= problem.rows) continue;
+            const bool valid = byte < row_bytes;
+            ptx::cp_async_16(activation_slot(index) + activation_offset<S>(row, chunk),
+                             problem.activations + (valid ? size_t(row) * row_bytes + byte : 0), valid);
+        }
+    }
+
+    __device__ __forceinline__ void load_scales(int index, int group) const {
+#pragma unroll
+        for (int first = 0; first < S::kStrips * kStrip; first += 32) {
+            const int feature = (first_strip + warp * S::kStrips) * kStrip + first + lane;
+            if (first + lane >= S::kStrips * kStrip) continue;
+            const bool valid = feature < problem.features;
+            ptx::cp_async_4(scale_slot(index) + (first + lane) * 4,
+                            problem.column_scale + (valid ? size_t(feature) * problem.groups + group : 0), valid);
+        }
+    }
+
+    // Half `half` of a stage of one strip as two operands, values times 16.
+    __device__ __forceinline__ void weights(WeightFragment (&a)[2], int index, int strip, int half) const {
+        u32 w[4];
+        ptx::load_shared_16(w, weight_slot(index, strip, half));
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            a[part][0] = low_nibbles(w[2 * part]), a[part][1] = low_nibbles(w[2 * part + 1]);
+            a[part][2] = high_nibbles(w[2 * part]), a[part][3] = high_nibbles(w[2 * part + 1]);
+        }
+    }
+
+    // A stage of 8 rows as four operands of 32 input features, two registers each.
+    __device__ __forceinline__ void rows(u32 (&b)[8], int index, int tile) const {
+        // A capacity below 8 repeats its last row: columns of the result that nobody stores.
+        const int row = tile * 8 + min(lane % 8, S::kRows - 1);
+        u32 words[4];
+        if constexpr (S::kPacked) {
+            ptx::ldmatrix_x4(words, activation_slot(index) + activation_offset<S>(row, lane / 8));
+#pragma unroll
+            for (int part = 0; part < 4; ++part)
+                b[2 * part] = low_nibbles(words[part]), b[2 * part + 1] = high_nibbles(words[part]);
+        } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                ptx::ldmatrix_x4(words, activation_slot(index) + activation_offset<S>(row, 4 * half + lane / 8));
+#pragma unroll
+                for (int part = 0; part < 4; ++part) b[4 * half + part] = words[part];
+            }
+        }
+    }
+};
+
+template <bool Grouped>
+struct SumOf {
+    using Type = int;
+};
+template <>
+struct SumOf<true> {
+    using Type = float;
+};
+
+// Sums of a warp: its strips by 8-row tiles, integers, or floats where every stage has a scale of its own.
+template <class S>
+struct Accumulator {
+    using Value = typename SumOf<S::kGrouped>::Type;
+    Value values[S::kStrips][S::kTiles][4];
+
+    __device__ __forceinline__ Accumulator() {
+#pragma unroll
+        for (int i = 0; i < S::kStrips * S::kTiles * 4; ++i) (&values[0][0][0])[i] = 0;
+    }
+
+    __device__ __forceinline__ void stage(const Ring<S>& ring, int index) {
+        WeightFragment a[S::kStrips][2][2];
+        float scale[S::kStrips][2];
+#pragma unroll
+        for (int strip = 0; strip < S::kStrips; ++strip) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) ring.weights(a[strip][half], index, strip, half);
+            if constexpr (S::kGrouped)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    scale[strip][half] =
+                        ptx::load_shared_float(ring.scale_slot(index) + (strip * 16 + half * 8 + ring.lane / 4) * 4);
+        }
+#pragma unroll
+        for (int tile = 0; tile < S::kTiles; ++tile) {
+            u32 b[8];
+            ring.rows(b, index, tile);
+#pragma unroll
+            for (int strip = 0; strip < S::kStrips; ++strip) {
+                if constexpr (S::kGrouped) {
+                    Sums sums = {0, 0, 0, 0};
+                    multiply(sums, a[strip], b);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) values[strip][tile][i] += float(sums[i]) * scale[strip][i / 2];
+                } else {
+                    multiply(values[strip][tile], a[strip], b);
+                }
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void multiply(Sums& sums, const WeightFragment (&a)[2][2], const u32 (&b)[8]) {
+#pragma unroll
+        for (int part = 0; part < 4; ++part)
+            ptx::mma_m16n8k32_s8(sums, a[part / 2][part % 2], b[2 * part], b[2 * part + 1]);
+    }
+
+    // Write to a group's partial sums [rows, kPartialStep] in shared memory.
+    __device__ __forceinline__ void store(Value* partial, int warp, int lane, int rows) const {
+#pragma unroll
+        for (int strip = 0; strip < S::kStrips; ++strip)
+#pragma unroll
+            for (int tile = 0; tile < S::kTiles; ++tile)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int row = tile * 8 + lane % 4 * 2 + i % 2;
+                    const int feature = (warp * S::kStrips + strip) * kStrip + lane / 4 + i / 2 * 8;
+                    if (row < rows) partial[row * S::kPartialStep + feature] = values[strip][tile][i];
+                }
+    }
+};
+
+__device__ __forceinline__ float load_as_float(const void* values, int index, int dtype) {
+    if (dtype == kHalf) return __half2float(static_cast<const __half*>(values)[index]);
+    if (dtype == kBfloat16) return __bfloat162float(static_cast<const __nv_bfloat16*>(values)[index]);
+    return static_cast<const float*>(values)[index];
+}
+
+__device__ __forceinline__ void store_float(void* values, size_t index, float value, int dtype) {
+    if (dtype == kHalf)
+        static_cast<__half*>(values)[index] = __float2half_rn(value);
+    else if (dtype == kBfloat16)
+        static_cast<__nv_bfloat16*>(values)[index] = __float2bfloat16_rn(value);
+    else
+        static_cast<float*>(values)[index] = value;
+}
+
+// Scales and bias, each step rounded on its own: contraction to fused multiply-adds would change the last bit.
+template <class S>
+__device__ __forceinline__ float scaled(const Problem& p, typename Accumulator<S>::Value sum, int row, int feature) {
+    const float row_scale = p.row_scale[row * p.row_scale_step];
+    float y;
+    if constexpr (S::kGrouped)
+        y = __fmul_rn(sum * (1.0f / S::kFactor), row_scale);
+    else
+        y = __fmul_rn(__fmul_rn(__int2float_rn(sum / S::kFactor), row_scale), p.column_scale[feature]);
+    return p.bias ? __fadd_rn(y, load_as_float(p.bias, feature, p.dtype)) : y;
+}
+
+// Blocks that work on the same strips: one, or a cluster that reads one another's shared memory.
+template <int Size>
+struct Team {
+#if __CUDA_ARCH__ >= 900
+    static __device__ __forceinline__ void barrier() { ptx::cluster_sync(); }
+    template <class Value>
+    static __device__ __forceinline__ Value load(const Value* shared, int rank) {
+        return ptx::load_cluster(shared, rank);
+    }
+#endif
+};
+template <>
+struct Team<1> {
+    static __device__ __forceinline__ void barrier() { __syncthreads(); }
+    template <class Value>
+    static __device__ __forceinline__ Value load(const Value* shared, int) {
+        return *shared;
+    }
+};
+
+// All groups of all blocks, always added in the same order.
+template <class S>
+__device__ __forceinline__ typename Accumulator<S>::Value partial_sum(
+    const typename Accumulator<S>::Value* partials, int row, int feature) {
+    typename Accumulator<S>::Value sum = 0;
+    for (int rank = 0; rank < S::kCluster; ++rank)
+#pragma unroll
+        for (int group = 0; group < S::kAlong; ++group)
+            sum += Team<S::kCluster>::load(partials + (group * S::kRows + row) * S::kPartialStep + feature, rank);
+    return sum;
+}
+
+template <class S>
+__device__ __forceinline__ void group_barrier(int group) {
+    if constexpr (S::kAcross == 1)
+        __syncwarp();
+    else if constexpr (S::kAlong == 1)
+        __syncthreads();
+    else
+        ptx::named_barrier<32 * S::kAcross>(1 + group);
+}
+
+// Grid: kCluster blocks for each kBlockStrips strips. Dynamic shared memory: kAlong rings of kDepth slots, or the
+// partial sums that take their place.
+template <class S>
+__device__ __forceinline__ void product(const Problem& p) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int group = threadIdx.x / (32 * S::kAcross);
+    const int rank = blockIdx.x % S::kCluster;
+    const int first_strip = blockIdx.x / S::kCluster * S::kBlockStrips;
+    const Ring<S> ring(p, ptx::shared_address(shared) + group * S::kDepth * S::kSlotBytes,
+                       threadIdx.x % (32 * S::kAcross), first_strip);
+
+    constexpr int kStep = S::kCluster * S::kAlong;
+    const int stages = (p.inner + kStageK - 1) / kStageK;
+    int next = rank * S::kAlong + group;
+#pragma unroll
+    for (int slot = 0; slot < S::kDepth - 1; ++slot, next += kStep) {
+        if (next < stages) ring.load(slot, next);
+        ptx::cp_async_commit();
+    }
+    Accumulator<S> sums;
+    int slot = 0;
+    for (int stage = rank * S::kAlong + group; stage < stages; stage += kStep, next += kStep) {
+        ptx::cp_async_wait<S::kDepth - 2>();
+        group_barrier<S>(group);  // the copies of the others have arrived, and they have left the slot filled next
+        const int freed = slot == 0 ? S::kDepth - 1 : slot - 1;
+        if (next < stages) ring.load(freed, next);
+        ptx::cp_async_commit();
+        sums.stage(ring, slot);
+        slot = slot == S::kDepth - 1 ? 0 : slot + 1;
+    }
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+
+    auto* partials = reinterpret_cast<typename Accumulator<S>::Value*>(shared);
+    sums.store(partials + group * S::kRows * S::kPartialStep, ring.warp, ring.lane, p.rows);
+    Team<S::kCluster>::barrier();
+    for (int i = rank * S::kThreads + threadIdx.x; i < p.rows * S::kFeatures; i += S::kCluster * S::kThreads) {
+        const int row = i / S::kFeatures, feature = first_strip * kStrip + i % S::kFeatures;
+        if (feature < p.features) {
+            const auto sum = partial_sum<S>(partials, row, i % S::kFeatures);
+            store_float(p.out, size_t(row) * p.features + feature, scaled<S>(p, sum, row, feature), p.dtype);
+        }
+    }
+    if constexpr (S::kCluster > 1) Team<S::kCluster>::barrier();  // others may still read this block's sums
+}
+
+template <int Rows, int Strips, int Across, int Along, int Depth, bool Packed, bool Grouped>
+__global__ void __launch_bounds__(32 * Across * Along)
+    gemv(const __grid_constant__ Problem problem) {
+    product<Shape<Rows, Strips, Across, Along, Depth, 1, Packed, Grouped>>(problem);
+}
+
+#if __CUDA_ARCH__ >= 900
+template <int Rows, int Strips, int Across, int Along, int Depth, int Cluster, bool Packed, bool Grouped>
+__global__ void __launch_bounds__(32 * Across * Along) __cluster_dims__(Cluster, 1, 1)
+    gemv_cluster(const __grid_constant__ Problem problem) {
+    product<Shape<Rows, Strips, Across, Along, Depth, Cluster, Packed, Grouped>>(problem);
+}
+#endif
