@@ -23,6 +23,8 @@ from rotquant.presets import preset
 from rotquant.quantities import Quantity, quantities
 from rotquant.recipes import Recipe, Run, first_problem, override
 from rotquant.schemes import Metric, ZeroShot
+from rotquant.speed.definitions import SpeedTable
+from rotquant.speed.loading import SPEED_FILE, load_speed
 from rotquant.tables import PAPERS, Column, Published, Row, Table, load_tables, published_values
 from rotquant.zeroshot.suites import task_names
 
@@ -75,6 +77,23 @@ class Project:
         """What the table's cells measure, in the order of its metrics, each metric's main quantity first."""
         found = (quantity for cell in self.cells(table.id) for quantity in quantities(cell.metric))
         return tuple({quantity.name: quantity for quantity in found}.values())
+
+    @cached_property
+    def speed(self) -> dict[str, SpeedTable]:
+        """The speed tables by id.
+
+        Raises:
+            ConfigError: one of them is not valid.
+        """
+        return load_speed(self.root)
+
+    def speed_table(self, name: str) -> SpeedTable:
+        """The speed table of that id.
+
+        Raises:
+            ConfigError: for an unknown table; the sentence lists the nearest ones.
+        """
+        return lookup(self.speed, name, "unknown speed table")
 
     @functools.cache  # noqa: B019 - a project lives as long as the process
     def cells(self, name: str) -> tuple[Cell, ...]:
@@ -250,7 +269,7 @@ def load_project(
     """
     root = root or find_root()
     found: dict[str, Table] = {}
-    for path in sorted((root / PAPERS).glob("*/*.yaml")):
+    for path in sorted(set((root / PAPERS).glob("*/*.yaml")) - set((root / PAPERS).glob(SPEED_FILE))):
         for table in load_tables(path, root):
             if table.id in found:
                 raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
