@@ -80,6 +80,29 @@ __device__ __forceinline__ void mma_m16n8k64_s4(int (&d)[4], const u32 (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// An 8x8 matrix of 16-bit elements, lane l holding elements 2 (l % 4) and the next of row l / 4, transposed.
+__device__ __forceinline__ u32 transpose_8x8(u32 x) {
+    u32 y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// ---- special functions ----
+
+// 2^x within 2 ulp; denormal results are zero.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // ---- Hopper (sm_90): barriers in shared memory, the tensor copy engine, clusters ----
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -120,7 +143,7 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier, u32 rank) {
         "{\n"
         ".reg .b32 remote;\n"
         "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
         "}\n" ::"r"(barrier),
         "r"(rank)
         : "memory");
@@ -133,21 +156,6 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
         ".reg .pred done;\n"
         "again:\n"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra finished;\n"
-        "bra again;\n"
-        "finished:\n"
-        "}\n" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
-// As `mbarrier_wait`, where other blocks of the cluster arrive too.
-__device__ __forceinline__ void mbarrier_wait_cluster(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@done bra finished;\n"
         "bra again;\n"
         "finished:\n"
