@@ -21,6 +21,7 @@ from rotquant.recipes import Recipe
 from rotquant.schemes import Metric
 
 PACKAGE = Path(__file__).resolve().parent
+KERNELS = PACKAGE.parent / "kernels"
 
 #: Entry modules of each stage of the workflow; what they import belongs to the stage too.
 STAGES: dict[str, tuple[str, ...]] = {
@@ -71,10 +72,23 @@ def code_digest(stage: str, recipe: Recipe | None = None, metric: Metric | None 
 
 
 @functools.cache
+def kernels_digest(module: str) -> str:
+    """Digest of the CUDA sources and of a module with all that it imports: by what code a time was measured."""
+    sources = sorted(path for pattern in ("*.cu", "include/*.cuh") for path in KERNELS.glob(pattern))
+    texts = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sources]
+    return hashlib.sha256("\n".join([_modules_digest(_reached((module,))), *texts]).encode()).hexdigest()[:16]
+
+
+@functools.cache
 def stage_modules(stage: str, without: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """Names of the rotquant modules that a stage's entry modules import, directly or not, entries included, sorted."""
+    return _reached(STAGES[stage], without)
+
+
+def _reached(entries: tuple[str, ...], without: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """The entry modules and every rotquant module that they import, directly or not, sorted."""
     found: set[str] = set()
-    waiting = list(STAGES[stage])
+    waiting = list(entries)
     while waiting:
         module = waiting.pop()
         if module in found or module in NEUTRAL or _source(module) is None:

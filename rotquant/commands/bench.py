@@ -5,16 +5,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rotquant.commands.options import Changes, Device, Dtype, changed
 from rotquant.devices import torch_device, torch_dtype
+from rotquant.speed.definitions import Cell
 
 bench_app = typer.Typer(help="Measure time and memory at the papers' shapes.", no_args_is_help=True)
-
-
-@bench_app.callback()
-def _group() -> None:
-    """Keep `quantize` a named sub-command while it is the only one."""
 
 
 @bench_app.command()
@@ -44,3 +41,34 @@ def quantize(
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in record["seconds"].items())
     Console().print(f"{shape}, {record['layers']} layers, {method}: {stages}")
     Console().print(f"peak GPU memory {record['peak_gpu_bytes'] / 2**30:.2f} GiB ({record['gpu'] or 'no GPU'})")
+
+
+@bench_app.command()
+def measure(
+    table: Annotated[str, typer.Argument(help="A speed table's id, e.g. quarot_table14.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The record (JSON); one that is there is continued.")],
+    row: Annotated[list[str] | None, typer.Option(help="Only rows that match this pattern with *. Repeatable.")] = None,
+    quick: Annotated[bool, typer.Option(help="The first row of each grid alone, to try a table out.")] = False,
+) -> None:
+    """Measure a speed table on this machine's GPU. Started again after an interruption, it measures what is left.
+
+    Example: `rotquant bench measure quarot_table14 -o results/bench/nvidia-h200/quarot_table14.json`
+    """
+    from rotquant.bench.measuring import measure as measure_table
+    from rotquant.configuration import find_root
+    from rotquant.errors import lookup
+    from rotquant.speed.loading import load_speed
+
+    root = find_root()
+    chosen = lookup(load_speed(root), table, "unknown speed table")
+    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*bar, console=Console(stderr=True)) as shown:
+        task = shown.add_task(table, total=None)
+
+        def progress(number: int, count: int, cell: Cell, outcome: str) -> None:
+            shown.update(task, completed=number, total=count)
+            shown.console.print(f"{cell.grid}, {cell.row}, {cell.column}: {outcome}", highlight=False, markup=False)
+
+        record = measure_table(chosen, output, root=root, patterns=tuple(row or ("*",)), quick=quick, progress=progress)
+    missing = sum(cell.missing is not None for cell in record.cells)
+    typer.echo(f"{table}: {len(record.cells)} cells on {record.gpu}, {missing} of them without a number, in {output}")
