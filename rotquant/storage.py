@@ -102,6 +102,16 @@ def unpack_codes(packed: Tensor, bits: int, symmetric: bool, length: int) -> Ten
     return (nibbles.to(torch.int8) << 4) >> 4 if symmetric else nibbles.contiguous()
 
 
+@dataclass(frozen=True)
+class StoredTensors:
+    """The content of a model folder by Hugging Face name: floating-point tensors, and weights as integers."""
+
+    config: Any
+    floats: dict[str, Tensor]
+    weights: dict[str, QuantizedWeight]
+    manifest: Manifest
+
+
 def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, Any] | None = None) -> None:
     """Write a model folder; an existing one is replaced once the new one is complete.
 
@@ -150,20 +160,14 @@ def load_quantized(
         ResultError: the manifest is missing, damaged or of another format version.
         CheckpointError: a tensor is missing or of the wrong shape, or a file is truncated.
     """
-    from safetensors.torch import load_file
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    folder = Path(folder)
-    manifest = read_manifest(folder)
-    config = load_config(folder)
+    stored = read_quantized(folder)
+    folder, config, manifest, tensors = Path(folder), stored.config, stored.manifest, stored.floats
     dtype = dtype or getattr(torch, manifest.dtype)
-    tensors: dict[str, Tensor] = {}
-    for path in weight_files(folder, _STEM):
-        read_safetensors_header(path)
-        tensors |= load_file(path)
-    splits, static = _take_sites(folder, manifest.recipe, architecture_of(config), tensors)
-    for name, shape in manifest.quantized.items():
-        tensors[name] = _take_weight(folder, name, shape, manifest, tensors).dequantize(dtype)
+    while stored.weights:  # one at a time in both forms
+        name, weight = stored.weights.popitem()
+        tensors[name] = weight.dequantize(dtype)
     try:
         with quiet_transformers():
             model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
@@ -177,8 +181,29 @@ def load_quantized(
     except (OSError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{folder} cannot be loaded: {error}.") from None
     check_loading(folder, info)
-    manifest = manifest.model_copy(update={"splits": splits, "static": static})
     return model.eval().to(device), load_tokenizer(folder), manifest
+
+
+def read_quantized(folder: str | Path) -> StoredTensors:
+    """Read a model folder as it is stored, without making a model of it.
+
+    Raises:
+        ResultError: the manifest is missing, damaged or of another format version.
+        CheckpointError: a tensor is missing or of the wrong shape, or a file is truncated.
+    """
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    config = load_config(folder)
+    tensors: dict[str, Tensor] = {}
+    for path in weight_files(folder, _STEM):
+        read_safetensors_header(path)
+        tensors |= load_file(path)
+    splits, static = _take_sites(folder, manifest.recipe, architecture_of(config), tensors)
+    weights = {name: _take_weight(folder, name, shape, manifest, tensors) for name, shape in manifest.quantized.items()}
+    manifest = manifest.model_copy(update={"splits": splits, "static": static})
+    return StoredTensors(config, tensors, weights, manifest)
 
 
 def read_manifest(folder: str | Path) -> Manifest:

@@ -92,20 +92,24 @@ def _reference(
     out_features: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The definition. Sums are exact in float64; scaling is float32, row scale first, each product rounded."""
+    """The definition. Sums are exact in float64; scaling is float32, row scale first, each product rounded.
+
+    Scaling follows the row scale's type: float64 scales, which only this reference takes, show what a decoder computes
+    when nothing is rounded.
+    """
     if codes.dtype == torch.uint8:
         codes = unpack_rows(codes)
     inner = codes.shape[1]
     integers = unpack_weight(weight, out_features, inner).double()
     if column_scale.dim() == 1:
-        y = (codes.double() @ integers.T).float() * row_scale[:, None] * column_scale
+        y = (codes.double() @ integers.T).to(row_scale.dtype) * row_scale[:, None] * column_scale
     else:
         groups = column_scale.shape[1]
         x = codes[:, : groups * GROUP_SIZE].double().unflatten(1, (groups, GROUP_SIZE))
         w = integers[:, : groups * GROUP_SIZE].unflatten(1, (groups, GROUP_SIZE))
         sums = torch.einsum("mgk,ngk->gmn", x, w)
-        y = (sums * column_scale.double().T[:, None]).sum(0).float() * row_scale[:, None]
-    return (y if bias is None else y + bias.float()).to(dtype)
+        y = (sums * column_scale.double().T[:, None]).sum(0).to(row_scale.dtype) * row_scale[:, None]
+    return (y if bias is None else y + bias.to(y.dtype)).to(dtype)
 
 
 def _cuda(

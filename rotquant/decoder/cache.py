@@ -1,0 +1,233 @@
+"""Keys and values of a decoder's past: 16-bit as they are, or 4-bit by `rotquant.kernels.kv` (QuaRot Sec. 4, stage 2c).
+
+Each kind appends the new tokens of a pass and attends over all; prefill and decode see the same stored numbers, as in
+`rotquant.kv_cache`. Texts of a batch have equal lengths, which the GPU counts by itself: decoding is one CUDA graph.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from rotquant.decoder.config import DecoderConfig, Precision
+from rotquant.errors import KernelError
+from rotquant.kernels.attention import HEAD_DIMS
+from rotquant.kernels.kv import Int4KVCache
+from rotquant.kv_cache import KVQuantizer
+from rotquant.schemes import QuantizationScheme, RotationScheme
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the tokens of one pass stand; its rows are the batch's texts, each text's tokens one after another.
+
+    cos, sin: of the rotary embedding, [1, tokens, head_dim] in a prefill and [batch, 1, head_dim] in decoding.
+    lengths: int32 [batch], tokens before this pass.
+    start: the same number where the host knows it (prefill), else None (decoding).
+    """
+
+    batch: int
+    tokens: int
+    cos: Tensor
+    sin: Tensor
+    lengths: Tensor
+    start: int | None
+
+
+class Cache:
+    """The caches of all layers for `batch` texts of at most `capacity` tokens.
+
+    lengths: int32 [batch], tokens present, on the device; length: the same number on the host.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, precision: Precision, batch: int, capacity: int, device: torch.device | str
+    ) -> None:
+        self.batch, self.capacity, self.length, self._kept = batch, capacity, 0, 0
+        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.cos, self.sin = rotary_table(config, capacity, getattr(torch, precision.dtype), device)
+        self.layers = [make_layer_cache(config, precision, self, device) for _ in range(config.layers)]
+
+    def prefill_step(self, tokens: int) -> Step:
+        """The step of a pass over `tokens` more tokens of each text.
+
+        Raises:
+            KernelError: they do not fit.
+        """
+        self.check_room(tokens)
+        here = slice(self.length, self.length + tokens)
+        return Step(self.batch, tokens, self.cos[None, here], self.sin[None, here], self.lengths, self.length)
+
+    def decode_step(self) -> Step:
+        """The step of one more token of each text, its place read on the device."""
+        positions = self.lengths.long()
+        return Step(self.batch, 1, self.cos[positions, None], self.sin[positions, None], self.lengths, None)
+
+    def advance(self, tokens: int) -> None:
+        """Count tokens that every layer has appended."""
+        self.lengths.add_(tokens)
+        self.length += tokens
+
+    def check_room(self, tokens: int) -> None:
+        """Raise `KernelError` unless `tokens` more fit into each text."""
+        if self.length + tokens > self.capacity:
+            raise KernelError(
+                f"the cache holds {self.capacity} tokens, {self.length} of them taken: {tokens} more do not fit."
+            )
+
+    def keep(self) -> None:
+        """Let what is cached now survive `reset`."""
+        self._kept = self.length
+
+    def reset(self) -> None:
+        """Forget all tokens but those kept."""
+        self.length = self._kept
+        self.lengths.fill_(self._kept)
+
+
+def rotary_table(
+    config: DecoderConfig, positions: int, dtype: torch.dtype, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [positions, head_dim] of the rotary embedding, computed in float32, the two halves equal."""
+    frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32, device=device)
+    angles = torch.arange(positions, device=device).float()[:, None] * frequencies
+    angles = torch.cat([angles, angles], dim=-1)
+    return (angles.cos() * config.rope_scale).to(dtype), (angles.sin() * config.rope_scale).to(dtype)
+
+
+def rotate(x: Tensor, step: Step) -> Tensor:
+    """Rotary embedding of x [batch, tokens, heads, head_dim]: features i and i + head_dim / 2 turn together."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.addcmul(x * step.cos[:, :, None], torch.cat([-second, first], dim=-1), step.sin[:, :, None])
+
+
+def make_layer_cache(
+    config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str
+) -> "FloatCache | Int4Cache":
+    """One layer's cache: 4-bit where the kernels have the head size, otherwise floats (rounded, where it should be)."""
+    if precision.cache is None:
+        return FloatCache(config, precision, cache, device)
+    kind = Int4Cache if config.head_dim in HEAD_DIMS else RoundedCache
+    return kind(config, precision, cache, device)
+
+
+class FloatCache:
+    """One layer's keys and values [batch, capacity, kv_heads, head_dim] in the decoder's type."""
+
+    def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
+        self.heads = (config.heads, config.kv_heads, config.kv_heads)
+        size, dtype = (cache.batch, cache.capacity, config.kv_heads, config.head_dim), getattr(torch, precision.dtype)
+        self.keys, self.values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+        self._texts = torch.arange(cache.batch, device=device)
+
+    def attend(self, qkv: Tensor, step: Step) -> Tensor:
+        """Projections [rows, (heads + 2 kv_heads) * head_dim] -> attention's output [rows, heads * head_dim]."""
+        qkv = qkv.view(step.batch, step.tokens, sum(self.heads), -1)
+        queries, keys = rotate(qkv[:, :, : -self.heads[2]], step).split(self.heads[:2], dim=2)
+        keys, values = self.stored(keys, qkv[:, :, -self.heads[2] :])
+        if step.start is None:
+            positions = step.lengths.long()
+            self.keys.index_put_((self._texts, positions), keys[:, 0])
+            self.values.index_put_((self._texts, positions), values[:, 0])
+            output = attend_to_lengths(queries, self.keys, self.values, step.lengths)
+        else:
+            end = step.start + step.tokens
+            self.keys[:, step.start : end] = keys
+            self.values[:, step.start : end] = values
+            output = attend_causally(queries, self.keys[:, :end], self.values[:, :end])
+        return output.reshape(step.batch * step.tokens, -1)
+
+    def stored(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What is kept of new keys and values [batch, tokens, kv_heads, head_dim]."""
+        return keys, values
+
+
+class RoundedCache(FloatCache):
+    """Keys and values rounded to 4 bits and kept as floats: the same numbers without the saving.
+
+    For head sizes that no kernel has, those of small models.
+    """
+
+    def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
+        super().__init__(config, precision, cache, device)
+        scheme = precision.cache
+        transform = RotationScheme(online_dtype="float16" if precision.half_transforms else "float32")
+        common = {"bits": 4, "symmetric": False, "granularity": "head", "group_size": scheme.group_size}
+        self.quantizer = KVQuantizer(
+            QuantizationScheme(**common, clip_ratio=scheme.key_clip),
+            QuantizationScheme(**common, clip_ratio=scheme.value_clip),
+            transform if scheme.rotate else None,
+        )
+
+    def stored(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values as a 4-bit cache would return them, the keys turned back."""
+        return self.quantizer.fake(keys, values)
+
+
+class Int4Cache:
+    """One layer's keys and values in 4 bits, the keys after R3; decoding multiplies the integers as they are."""
+
+    def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
+        scheme, dtype = precision.cache, getattr(torch, precision.dtype)
+        self.heads = (config.heads, config.kv_heads, config.kv_heads)
+        self.store = Int4KVCache.allocate(
+            cache.batch,
+            cache.capacity,
+            config.kv_heads,
+            config.head_dim,
+            group_size=scheme.group_size,
+            rotate=scheme.rotate,
+            clip_k=scheme.key_clip,
+            clip_v=scheme.value_clip,
+            # A scale rounded to 16 bits is as exact as the 16-bit numbers it gives; wider numbers keep wider scales.
+            params_dtype=dtype if dtype.itemsize > 2 else torch.float16,
+            device=device,
+            lengths=cache.lengths,
+        )
+
+    def attend(self, qkv: Tensor, step: Step) -> Tensor:
+        """As in `FloatCache`; a prefill attends to the dequantized cache, the numbers that decoding will see."""
+        qkv = qkv.view(step.batch, step.tokens, sum(self.heads), -1)
+        queries, keys, values = qkv.split(self.heads, dim=2)
+        turn = (step.cos, step.sin)
+        self.store.append(keys, values, *turn)
+        if step.start is None:
+            return self.store.attend(queries[:, 0], *turn, new_tokens=1).flatten(1)
+        keys, values = self.store.dequantize(step.start + step.tokens, qkv.dtype)
+        output = attend_causally(
+            self.store.rotate_queries(queries, *turn), keys.transpose(1, 2), values.transpose(1, 2)
+        )
+        return output.reshape(step.batch * step.tokens, -1)
+
+
+def attend_causally(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The library's attention of the last tokens over all: [batch, tokens, heads, head_dim], keys [batch, all, ...]."""
+    tokens, total = queries.shape[1], keys.shape[1]
+    mask = None if tokens == total else causal_lower_right(tokens, total)
+    output = scaled_dot_product_attention(
+        queries.transpose(1, 2),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=queries.shape[2] != keys.shape[2],
+    )
+    return output.transpose(1, 2)
+
+
+def attend_to_lengths(queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+    """One query per text over its first `lengths` + 1 tokens: [batch, 1, heads, head_dim] -> the same.
+
+    keys, values: [batch, capacity, kv_heads, head_dim]; what lies behind a text's length is not looked at.
+    """
+    seen = torch.arange(keys.shape[1], device=keys.device) <= lengths[:, None]
+    output = scaled_dot_product_attention(
+        queries.transpose(1, 2),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        attn_mask=seen[:, None, None],
+        enable_gqa=queries.shape[2] != keys.shape[2],
+    )
+    return output.transpose(1, 2)

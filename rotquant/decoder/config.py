@@ -1,0 +1,166 @@
+"""What a decoder is, and in which arithmetic it runs, as frozen data: `DecoderConfig` and `Precision`.
+
+A precision is to a decoder what a recipe is to a simulated model, in the few combinations that the kernels compute:
+4-bit weights and inputs with a 4-bit cache (QuaRot Sec. 4, PrefixQuant), or 2-bit look-up tables (RCP). Data only.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from rotquant.schemes import Frozen
+
+#: The linear layers of a decoder layer; q, k and v are one, gate and up are one.
+LINEARS = ("qkv", "o", "gate_up", "down")
+LinearName = Literal["qkv", "o", "gate_up", "down"]
+Size = Annotated[int, Field(gt=0)]
+
+
+class DecoderConfig(Frozen):
+    """Shape of a decoder of Llama's family.
+
+    inverse_frequencies: of the rotary embedding, one for two features of a head. rope_scale: multiplies cos and sin.
+    biases: linear layers that have one.
+    norm_gains: False where the gains were fused into the weights (QuaRot stage 1a).
+    prefix: tokens that every text begins with and whose keys and values are computed once (PrefixQuant Sec. 4.1).
+    """
+
+    vocabulary: Size
+    hidden: Size
+    intermediate: Size
+    layers: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    norm_eps: float
+    inverse_frequencies: tuple[float, ...]
+    rope_scale: float = 1.0
+    max_positions: Size = 4096
+    biases: tuple[LinearName, ...] = ()
+    norm_gains: bool = True
+    tied: bool = False
+    prefix: tuple[int, ...] = ()
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "DecoderConfig":
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+        if 2 * len(self.inverse_frequencies) != self.head_dim:
+            raise ValueError(f"a head of {self.head_dim} features has {self.head_dim // 2} rotary frequencies")
+        return self
+
+    @classmethod
+    def from_shape(cls, shape: dict[str, int], *, rope_theta: float = 10000.0, **fields: Any) -> "DecoderConfig":
+        """From the arguments of a LlamaConfig, as in `rotquant.bench.shapes.SHAPES`; `fields` add or override."""
+        heads = shape["num_attention_heads"]
+        head_dim = shape.get("head_dim") or shape["hidden_size"] // heads
+        values = {
+            "vocabulary": shape.get("vocab_size", 32000),
+            "hidden": shape["hidden_size"],
+            "intermediate": shape["intermediate_size"],
+            "layers": shape["num_hidden_layers"],
+            "heads": heads,
+            "kv_heads": shape.get("num_key_value_heads", heads),
+            "head_dim": head_dim,
+            "norm_eps": 1e-5,
+            "inverse_frequencies": tuple(rope_theta ** (-2 * i / head_dim) for i in range(head_dim // 2)),
+        }
+        return cls.model_validate(values | fields)
+
+    def features(self, linear: str) -> tuple[int, int]:
+        """(in, out) of a linear layer."""
+        inner, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "qkv": (self.hidden, inner + 2 * kv),
+            "o": (inner, self.hidden),
+            "gate_up": (self.hidden, 2 * self.intermediate),
+            "down": (self.intermediate, self.hidden),
+        }[linear]
+
+
+class InputScheme(Frozen):
+    """How inputs of linear layers become integers: symmetric, one scale per token, or one static scale per layer.
+
+    packed: two 4-bit codes a byte, for GPUs with INT4 tensor cores; otherwise a byte each.
+    """
+
+    bits: Literal[4, 8] = 4
+    clip_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    static: bool = False
+    packed: bool = False
+
+    @model_validator(mode="after")
+    def _only_four_bits_pack(self) -> "InputScheme":
+        if self.packed and self.bits != 4:
+            raise ValueError("only 4-bit codes are packed two to a byte")
+        return self
+
+
+class CacheScheme(Frozen):
+    """A 4-bit key-value cache: asymmetric, a scale and zero point for each token, head and `group_size` features.
+
+    group_size: None is the whole head.
+    rotate: keys pass R3 before they are quantized, and so do queries.
+    """
+
+    key_clip: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    value_clip: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    group_size: Size | None = None
+    rotate: bool = True
+
+
+class Precision(Frozen):
+    """The arithmetic of a decoder.
+
+    weights: `float`; `int4` and `int4-grouped` (a scale per output feature, or per 128 of its weights); `lut2`, 2-bit
+        codes into four-entry tables.
+    inputs: how the inputs of linear layers are quantized; None leaves them floats. 4-bit weights need it.
+    cache: None keeps keys and values as floats.
+    rotate_heads, rotate_mlp: online Hadamard transforms before o and down (QuaRot stages 1c, 1b).
+    half_transforms: their arithmetic is float16 (QuaRot Table 10); otherwise float32.
+    dtype: of everything that is not an integer; float64 on a CPU alone, where it shows what is computed when nothing is
+        rounded but codes.
+    """
+
+    dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"
+    weights: Literal["float", "int4", "int4-grouped", "lut2"] = "float"
+    inputs: InputScheme | None = None
+    cache: CacheScheme | None = None
+    rotate_heads: bool = False
+    rotate_mlp: bool = False
+    half_transforms: bool = False
+
+    @model_validator(mode="after")
+    def _weights_fit_inputs(self) -> "Precision":
+        if self.weights.startswith("int4") and self.inputs is None:
+            raise ValueError("4-bit weights are multiplied with quantized inputs")
+        if self.weights == "float" and self.inputs is not None:
+            raise ValueError("quantized inputs need quantized weights")
+        return self
+
+
+_QUAROT_CACHE = CacheScheme(key_clip=0.95, value_clip=0.95)
+_QUAROT = Precision(
+    weights="int4", inputs=InputScheme(clip_ratio=0.9), cache=_QUAROT_CACHE, rotate_heads=True, rotate_mlp=True
+)
+
+#: The precisions that the papers' tables time, by name.
+KINDS: dict[str, Precision] = {
+    "fp16": Precision(),
+    "bf16": Precision(dtype="bfloat16"),
+    "quarot": _QUAROT,
+    "quarot-fp16-hadamard": _QUAROT.model_copy(update={"half_transforms": True}),
+    "quarot-no-hadamard": _QUAROT.model_copy(
+        update={
+            "rotate_heads": False,
+            "rotate_mlp": False,
+            "cache": _QUAROT_CACHE.model_copy(update={"rotate": False}),
+        }
+    ),
+    "quarot-128g": _QUAROT.model_copy(update={"weights": "int4-grouped"}),
+    "quarot-kv16": _QUAROT.model_copy(update={"cache": None}),
+    # No transform across heads: PrefixQuant takes SpinQuant's R1 to R4, of which R3 and R4 are online.
+    "prefixquant": _QUAROT.model_copy(update={"inputs": InputScheme(static=True), "rotate_heads": False}),
+    "w2": Precision(dtype="bfloat16", weights="lut2"),
+    "w2a4": Precision(weights="lut2", inputs=InputScheme(), rotate_mlp=True),
+}

@@ -1,0 +1,220 @@
+"""From a fake-quantized model to a decoder that computes with its integers: what `rotquant convert` does.
+
+The codes and scales are those that the weights stage stored, so no number is quantized again. What the kernels cannot
+compute is refused, one sentence naming the setting; nothing is approximated.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.architectures import Architecture, Site, architecture_of, rotary
+from rotquant.decoder.config import LINEARS, CacheScheme, DecoderConfig, InputScheme, Precision
+from rotquant.decoder.linear import QuantizedLinear
+from rotquant.decoder.model import Decoder
+from rotquant.errors import RecipeError
+from rotquant.kernels.linear import GROUP_SIZE, PackedWeight
+from rotquant.quantization import QParams
+from rotquant.recipes import Recipe
+from rotquant.rtn import QuantizedWeight
+from rotquant.schemes import QuantizationScheme
+from rotquant.storage import StoredModel, StoredTensors, read_quantized
+
+#: Rotary embeddings whose frequencies do not depend on the length of the text.
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+def convert(source: str | Path | StoredModel, *, dtype: str = "float16", device: torch.device | str = "cpu") -> Decoder:
+    """A decoder with the integers of a quantized model.
+
+    Args:
+        source: a folder that `rotquant quantize` wrote, or the result of `build_weights`.
+        dtype: of what stays floating point: float16, bfloat16 or float32.
+
+    Raises:
+        RecipeError: the recipe or the architecture asks for what the kernels do not compute.
+        CheckpointError, ResultError: a missing or damaged folder.
+    """
+    if isinstance(source, StoredModel):
+        check_config(source.model.config)
+        precision = precision_of(source.manifest.recipe, dtype)
+        stored = StoredTensors(source.model.config, source.model.state_dict(), source.weights, source.manifest)
+    else:
+        stored = read_quantized(source)
+        check_config(stored.config)
+        precision = precision_of(stored.manifest.recipe, dtype)
+    return _Conversion(stored, precision).decoder(device)
+
+
+def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
+    """The precision that computes what a recipe simulates.
+
+    Raises:
+        RecipeError: the kernels do not compute it.
+    """
+    _refuse(recipe.weights is None, "unquantized weights", "the decoder's weights are 4-bit integers")
+    _refuse(recipe.activations is None, "unquantized inputs", "4-bit weights are multiplied with quantized inputs")
+    _refuse(recipe.outliers is not None, "outlier features", "the kernels quantize every feature alike")
+    weights, inputs, rotation = recipe.weights.scheme, recipe.activations, recipe.rotation
+    _refuse(weights.bits != 4, f"{weights.bits}-bit weights", "the kernels multiply 4-bit weights")
+    _refuse(not weights.symmetric, "asymmetric weights", "the kernels' weights have no zero points")
+    _refuse(
+        weights.granularity == "group" and weights.group_size != GROUP_SIZE,
+        f"groups of {weights.group_size} weights",
+        f"the kernels scale each output feature, or groups of {GROUP_SIZE}",
+    )
+    _refuse(inputs.bits not in (4, 8), f"{inputs.bits}-bit inputs", "the kernels take 4 or 8 bits")
+    _refuse(not inputs.symmetric, "asymmetric inputs", "the kernels' inputs have no zero points")
+    expected = "token" if inputs.dynamic else "tensor"
+    _refuse(
+        inputs.granularity != expected,
+        f"{'dynamic' if inputs.dynamic else 'static'} input scales per {inputs.granularity}",
+        "the kernels take dynamic scales per token or static ones per tensor",
+    )
+    return Precision(
+        dtype=dtype,
+        weights="int4-grouped" if weights.granularity == "group" else "int4",
+        inputs=InputScheme(bits=inputs.bits, clip_ratio=inputs.clip_ratio, static=not inputs.dynamic),
+        cache=_cache_scheme(recipe.keys, recipe.values, rotation is not None and rotation.keys),
+        rotate_heads=rotation is not None and rotation.heads,
+        rotate_mlp=rotation is not None and rotation.mlp,
+        half_transforms=rotation is not None and rotation.online_dtype == "float16",
+    )
+
+
+def check_config(config: Any) -> None:
+    """Raise `RecipeError` for what a transformers configuration asks for and the decoder does not compute."""
+    window = getattr(config, "sliding_window", None)
+    _refuse(window is not None, f"a sliding window of {window} tokens", "the decoder attends to all tokens")
+    _refuse(config.hidden_act != "silu", f"the activation {config.hidden_act}", "the decoder's MLP is silu(gate) * up")
+    rope = config.rope_parameters
+    _refuse(
+        rope["rope_type"] not in _ROPE_TYPES,
+        f"{rope['rope_type']} rotary embeddings",
+        "their frequencies change with the length of the text",
+    )
+    _refuse(rope.get("partial_rotary_factor", 1.0) != 1.0, "partly rotated heads", "the kernels rotate whole heads")
+
+
+def _cache_scheme(
+    keys: QuantizationScheme | None, values: QuantizationScheme | None, rotates: bool
+) -> CacheScheme | None:
+    if keys is None and values is None:
+        return None
+    why = "the kernels' cache is 4-bit and asymmetric in keys and values alike, or 16-bit in both"
+    _refuse(keys is None or values is None, "a cache that is half quantized", why)
+    for scheme in (keys, values):
+        _refuse(scheme.bits != 4, f"a {scheme.bits}-bit cache", why)
+        _refuse(scheme.symmetric, "a symmetric cache", why)
+    _refuse(keys.group_size != values.group_size, "groups of different size for keys and values", why)
+    return CacheScheme(
+        key_clip=keys.clip_ratio, value_clip=values.clip_ratio, group_size=keys.group_size, rotate=rotates
+    )
+
+
+def _refuse(condition: bool, what: str, why: str) -> None:
+    if condition:
+        raise RecipeError(f"the model has {what}, which cannot be converted: {why}.")
+
+
+class _Conversion:
+    """One call of `convert`: the stored tensors, and where they go."""
+
+    def __init__(self, stored: StoredTensors, precision: Precision) -> None:
+        self.stored, self.precision = stored, precision
+        self.dtype = getattr(torch, precision.dtype)
+        self.architecture: Architecture = architecture_of(stored.config)
+        self.prefix = "model"
+
+    def decoder(self, device: torch.device | str) -> Decoder:
+        """The decoder, filled, on `device`; weights are packed one linear layer at a time."""
+        decoder = Decoder(self.config(), self.precision, "meta")
+        tensors = {"embedding": self._float(f"{self.prefix}.embed_tokens.weight")}
+        if not decoder.config.tied:
+            tensors["head"] = self._float("lm_head.weight")
+        if decoder.norm is not None:
+            tensors["norm"] = self._float(f"{self.prefix}.norm.weight")
+        for index, layer in enumerate(decoder.layers):
+            tensors |= {f"layers.{index}.{name}": tensor for name, tensor in self._layer(index, layer).items()}
+        decoder.load_state_dict({name: tensor.to(device) for name, tensor in tensors.items()}, assign=True)
+        return decoder.eval()
+
+    def config(self) -> DecoderConfig:
+        """The decoder's shape, from the transformers configuration."""
+        config, shape = self.stored.config, self.architecture
+        frequencies, rope_scale = _rotary_frequencies(config)
+        return DecoderConfig(
+            vocabulary=config.vocab_size,
+            hidden=shape.hidden_size,
+            intermediate=shape.intermediate_size,
+            layers=shape.num_layers,
+            heads=shape.num_heads,
+            kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            norm_eps=config.rms_norm_eps,
+            inverse_frequencies=tuple(frequencies),
+            rope_scale=rope_scale,
+            max_positions=config.max_position_embeddings,
+            biases=tuple(name for name, site in self._sites() if self._bias(0, site) is not None),
+            norm_gains=self.stored.manifest.recipe.rotation is None,
+            tied="lm_head.weight" not in self.stored.floats or config.tie_word_embeddings,
+        )
+
+    def _sites(self) -> list[tuple[str, Site]]:
+        """The decoder's linear layers and the sites they stand at; both are in order of execution."""
+        return list(zip(LINEARS, self.architecture.sites, strict=True))
+
+    def _layer(self, index: int, layer: nn.Module) -> dict[str, Tensor]:
+        """The tensors of one decoder layer by the decoder's names."""
+        tensors = {}
+        for name, site in self._sites():
+            linear: QuantizedLinear = getattr(layer, name)
+            packed = pack([self.stored.weights[self._name(index, part, "weight")] for part in site.linears])
+            tensors |= {f"{name}.codes": packed.codes, f"{name}.scale": packed.scale}
+            if linear.bias is not None:
+                tensors[f"{name}.bias"] = self._bias(index, site)
+            if linear.inputs.static_scale is not None:
+                qparams: QParams = self.stored.manifest.static[index, site.name]
+                tensors[f"{name}.inputs.static_scale"] = qparams.scale.float().reshape(1)
+            if site.norm is not None and self.stored.manifest.recipe.rotation is None:
+                gain = {"qkv": "attention_norm", "gate_up": "mlp_norm"}[name]
+                tensors[gain] = self._float(self._name(index, site.norm, "weight"))
+        return tensors
+
+    def _bias(self, index: int, site: Site) -> Tensor | None:
+        """The biases of a site's linear layers, one after another, zeros where only some have one; or None."""
+        floats, weights = self.stored.floats, self.stored.weights
+        found = [floats.get(self._name(index, part, "bias")) for part in site.linears]
+        if all(bias is None for bias in found):
+            return None
+        rows = [weights[self._name(index, part, "weight")].shape[0] for part in site.linears]
+        parts = [torch.zeros(n) if bias is None else bias for bias, n in zip(found, rows, strict=True)]
+        return torch.cat([part.to(self.dtype) for part in parts])
+
+    def _float(self, name: str) -> Tensor:
+        return self.stored.floats[name].detach().to(self.dtype)
+
+    def _name(self, index: int, part: str, what: str) -> str:
+        return f"{self.prefix}.layers.{index}.{part}.{what}"
+
+
+def pack(parts: list[QuantizedWeight]) -> PackedWeight:
+    """Several weights that read the same input as one: their rows one after another."""
+    codes = torch.cat([part.codes for part in parts])
+    if parts[0].scheme.granularity == "group":
+        scale = torch.cat([part.qparams.scale.squeeze(-1) for part in parts])  # [out, groups]
+    else:  # one scale per row, or one for a whole weight
+        scale = torch.cat([part.qparams.scale.reshape(-1, 1).expand(len(part.codes), 1) for part in parts])
+    return PackedWeight.pack(codes, scale.float())
+
+
+def _rotary_frequencies(config: Any) -> tuple[list[float], float]:
+    """Inverse frequencies of transformers' rotary embedding for a configuration, and its scale of cos and sin."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    with torch.device("meta"):
+        module = rotary(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config))
+    real = type(module)(config=config)
+    return real.inv_freq.tolist(), float(real.attention_scaling)

@@ -1,0 +1,87 @@
+"""Generating text with a decoder: a prefill, then one CUDA graph replayed for every token.
+
+A graph holds one batch's whole step: embedding, layers, head and the choice of the next token, which it writes where
+the next replay reads it. The host launches and counts, and waits for nothing. Without a GPU each step runs as it is.
+"""
+
+import torch
+from torch import Tensor
+
+from rotquant.decoder.model import Decoder
+
+#: Runs before a capture, in which kernels are compiled and libraries make their workspaces.
+_WARM_UP = 2
+
+
+class Generation:
+    """Greedy decoding of `batch` texts of at most `capacity` tokens (prompt, prefix and continuation together).
+
+    token: int64 [batch], the next token of each text, on the device; every step replaces it.
+    """
+
+    def __init__(self, decoder: Decoder, batch: int, capacity: int) -> None:
+        self.decoder = decoder
+        self.cache = decoder.new_cache(batch, capacity)
+        self.token = torch.zeros(batch, dtype=torch.long, device=decoder.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def prefill(self, tokens: Tensor) -> Tensor:
+        """Start anew with tokens, int64 [batch, tokens]; returns the logits after the last, [batch, vocabulary].
+
+        Raises:
+            KernelError: they do not fit, or are for another batch.
+        """
+        self.cache.reset()
+        logits = self.decoder.prefill(tokens.to(self.decoder.device), self.cache)
+        self.token.copy_(logits.argmax(-1))
+        return logits
+
+    def step(self) -> None:
+        """Append `token` to each text and replace it by the next; on a GPU one graph launch.
+
+        Raises:
+            KernelError: the cache is full.
+        """
+        self.cache.check_room(1)
+        if self.decoder.device.type != "cuda":
+            self._step()
+            return
+        if self._graph is None:
+            self.capture()
+        self._graph.replay()
+        self.cache.length += 1
+
+    def generate(self, prompt: Tensor, count: int) -> Tensor:
+        """Continue a prompt, int64 [batch, tokens], by `count` tokens: int64 [batch, count]."""
+        self.prefill(prompt)
+        chosen = torch.empty(len(prompt), count, dtype=torch.long, device=self.decoder.device)
+        for index in range(count):
+            chosen[:, index] = self.token
+            if index + 1 < count:
+                self.step()
+        return chosen
+
+    def capture(self) -> None:
+        """Capture the graph of a step; the cache's content and `token` stay as they are."""
+        length, lengths, token = self.cache.length, self.cache.lengths.clone(), self.token.clone()
+
+        def restore() -> None:
+            self.cache.length = length
+            self.cache.lengths.copy_(lengths)
+            self.token.copy_(token)
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._step()
+                restore()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._step()
+        restore()
+
+    def _step(self) -> None:
+        logits = self.decoder.decode(self.token, self.cache)
+        self.token.copy_(logits.argmax(-1))

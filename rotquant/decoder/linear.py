@@ -1,0 +1,195 @@
+"""Linear layers of a decoder: floats, 4-bit weights on quantized inputs (QuaRot Sec. 4), 2-bit look-up tables (RCP).
+
+A layer is two halves. Its `inputs` turn what arises before it (a residual stream, gate and up projections, attention's
+output) into what it multiplies, each in one fused operation; `product` multiplies. Calling the layer on a plain tensor
+does both. A tensor is never quantized twice, and no layer keeps a second copy of its weight.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, silu
+
+from rotquant.decoder.config import DecoderConfig, InputScheme, Precision
+from rotquant.errors import KernelError
+from rotquant.kernels.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
+from rotquant.kernels.hadamard import hadamard
+from rotquant.kernels.layouts import K_BLOCK, STRIP, padded
+from rotquant.kernels.linear import GROUP_SIZE, PackedWeight, quantized_linear
+
+#: Value of `transform` beside NO_TRANSFORM and a number of heads.
+WHOLE_AXIS = 0
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Integers and their scales: codes int8 [rows, K] or packed uint8 [rows, K / 2]; scale float32 [rows] or [1]."""
+
+    codes: Tensor
+    scale: Tensor
+
+
+class FloatInputs(nn.Module):
+    """Inputs that stay floating-point numbers.
+
+    transform: the online Hadamard transform before the layer: NO_TRANSFORM, WHOLE_AXIS, or a number of heads.
+    half: its arithmetic is float16.
+    """
+
+    def __init__(self, transform: int = NO_TRANSFORM, half: bool = False) -> None:
+        super().__init__()
+        self.transform, self.half = transform, half
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [rows, features], transformed."""
+        return x if self.transform == NO_TRANSFORM else hadamard(x, self.transform, False, self.half)
+
+    def after_norm(
+        self, hidden: Tensor, update: Tensor | None, gain: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """hidden + update [rows, hidden], and its RMS norm."""
+        hidden = hidden if update is None else hidden + update
+        return hidden, self(rms_norm(hidden, hidden.shape[-1:], gain, eps))
+
+    def after_gate(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up of [rows, 2 * features]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self(silu(gate) * up)
+
+
+class QuantizedInputs(nn.Module):
+    """Inputs that become integers, after an online Hadamard transform if there is one.
+
+    transform, half: as in `FloatInputs`.
+    static_scale: float32 [1], a buffer, where the scheme is static.
+    """
+
+    def __init__(
+        self, scheme: InputScheme, transform: int = NO_TRANSFORM, half: bool = False, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__()
+        self.scheme, self.transform, self.half = scheme, transform, half
+        self.register_buffer("static_scale", torch.ones(1, device=device) if scheme.static else None)
+
+    @property
+    def _how(self) -> tuple[float, int, bool, Tensor | None]:
+        return self.scheme.clip_ratio, self.scheme.bits, self.scheme.packed, self.static_scale
+
+    def forward(self, x: Tensor) -> Quantized:
+        """x [rows, features], transformed and quantized."""
+        if self.transform == NO_TRANSFORM:
+            return Quantized(*quantize_rows(x, *self._how))
+        return Quantized(*hadamard_quantize(x, self.transform, self.half, False, *self._how))
+
+    def after_norm(
+        self, hidden: Tensor, update: Tensor | None, gain: Tensor | None, eps: float
+    ) -> tuple[Tensor, Quantized]:
+        """hidden + update [rows, hidden], and its RMS norm, quantized."""
+        codes, scale, total = rms_norm_quantize(hidden, update, gain, eps, *self._how)
+        return hidden if update is None else total, Quantized(codes, scale)
+
+    def after_gate(self, gate_up: Tensor) -> Quantized:
+        """silu(gate) * up of [rows, 2 * features], transformed and quantized."""
+        return Quantized(*hadamard_quantize(gate_up, self.transform, self.half, True, *self._how))
+
+
+class FloatLinear(nn.Module):
+    """A linear layer as it is: weight [out, in] of the decoder's type."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        inputs: FloatInputs,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.register_buffer("weight", torch.empty(out_features, in_features, dtype=dtype, device=device))
+        self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
+
+    def product(self, x: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        return linear(x, self.weight, self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`product` of the transformed input."""
+        return self.product(self.inputs(x))
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer of 4-bit weights and quantized inputs: exact integer sums, scaled once.
+
+    Buffers: codes and scale as in `PackedWeight`, bias [out] of `dtype` or None.
+
+    Raises:
+        KernelError: groups that do not divide the input features.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        inputs: QuantizedInputs,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        grouped: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        if grouped and in_features % GROUP_SIZE:
+            raise KernelError(f"groups of {GROUP_SIZE} weights do not divide {in_features} input features.")
+        self.inputs, self.shape, self.dtype = inputs, (out_features, in_features), dtype
+        size = (padded(out_features, STRIP) // STRIP, padded(in_features, K_BLOCK) // K_BLOCK, 32, 16)
+        groups = (in_features // GROUP_SIZE,) if grouped else ()
+        self.register_buffer("codes", torch.empty(size, dtype=torch.uint8, device=device))
+        self.register_buffer("scale", torch.empty(out_features, *groups, device=device))
+        self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
+
+    @property
+    def weight(self) -> PackedWeight:
+        """The weight as the kernels read it."""
+        return PackedWeight(self.codes, self.scale, self.shape)
+
+    def product(self, x: Quantized) -> Tensor:
+        """Quantized [rows, in] -> [rows, out] of `dtype`."""
+        return quantized_linear(x.codes, x.scale, self.weight, self.bias, self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`product` of the transformed and quantized input [rows, in]."""
+        return self.product(self.inputs(x))
+
+
+class LutLinear(nn.Module):
+    """stub"""
+
+
+def make_linear(config: DecoderConfig, precision: Precision, name: str, device: torch.device | str) -> nn.Module:
+    """The empty linear layer called `name` in `config.LINEARS`, with its inputs."""
+    transform = NO_TRANSFORM
+    if name == "o" and precision.rotate_heads:
+        transform = config.heads
+    elif name == "down" and precision.rotate_mlp:
+        transform = WHOLE_AXIS
+    half = precision.half_transforms
+    inputs: FloatInputs | QuantizedInputs
+    if precision.inputs is not None:
+        inputs = QuantizedInputs(precision.inputs, transform, half, device)
+    else:
+        inputs = FloatInputs(transform, half)
+    common = {
+        "inputs": inputs,
+        "bias": name in config.biases,
+        "dtype": getattr(torch, precision.dtype),
+        "device": device,
+    }
+    if precision.weights == "float":
+        return FloatLinear(*config.features(name), **common)
+    if precision.weights == "lut2":
+        return LutLinear(*config.features(name), **common)
+    return QuantizedLinear(*config.features(name), grouped=precision.weights == "int4-grouped", **common)

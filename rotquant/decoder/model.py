@@ -1,0 +1,122 @@
+"""A decoder of Llama's family in any `Precision`: QuaRot Sec. 4 and Fig. 3 with real integers, or the 16-bit baseline.
+
+The residual stream is carried as (hidden, update), because every norm first adds the last block's output and both
+happen in one pass. Nothing here waits for the GPU, so a step of decoding is one CUDA graph (`generation`).
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear, rms_norm
+
+from rotquant.decoder.cache import Cache, Step
+from rotquant.decoder.config import LINEARS, DecoderConfig, Precision
+from rotquant.decoder.linear import make_linear
+from rotquant.errors import KernelError
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP. Norm gains are buffers [hidden], or None where they were fused into the weights."""
+
+    def __init__(self, config: DecoderConfig, precision: Precision, device: torch.device | str) -> None:
+        super().__init__()
+        self.config = config
+        self.qkv, self.o, self.gate_up, self.down = (make_linear(config, precision, name, device) for name in LINEARS)
+        for name in ("attention_norm", "mlp_norm"):
+            self.register_buffer(name, _gain(config, precision, device))
+
+    def forward(
+        self, hidden: Tensor, update: Tensor | None, cache: Cache, index: int, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        """hidden, update: [rows, hidden]; returns the same, update being the MLP's output, not yet added."""
+        eps = self.config.norm_eps
+        hidden, x = self.qkv.inputs.after_norm(hidden, update, self.attention_norm, eps)
+        heads = self.qkv.product(x)  # [rows, (heads + 2 kv_heads) * head_dim]
+        update = self.o(cache.layers[index].attend(heads, step))  # [rows, heads * head_dim] -> [rows, hidden]
+        hidden, x = self.gate_up.inputs.after_norm(hidden, update, self.mlp_norm, eps)
+        gate_up = self.gate_up.product(x)  # [rows, 2 * intermediate]
+        return hidden, self.down.product(self.down.inputs.after_gate(gate_up))
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, norm and head. Weights are buffers and empty until filled (`random`, `conversion`, `storage`).
+
+    embedding, head: [vocabulary, hidden]; the head is the embedding where the configuration ties them.
+    """
+
+    def __init__(self, config: DecoderConfig, precision: Precision, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self.config, self.precision, self.dtype = config, precision, getattr(torch, precision.dtype)
+        table = torch.empty(config.vocabulary, config.hidden, dtype=self.dtype, device=device)
+        self.register_buffer("embedding", table)
+        self.register_buffer("head", None if config.tied else torch.empty_like(table))
+        self.register_buffer("norm", _gain(config, precision, device))
+        self.layers = nn.ModuleList(DecoderLayer(config, precision, device) for _ in range(config.layers))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.embedding.device
+
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        """An empty cache for `batch` texts of up to `capacity` tokens; the configuration's prefix is in it already."""
+        cache = Cache(self.config, self.precision, batch, capacity, self.device)
+        if self.config.prefix:
+            prefix = torch.tensor(self.config.prefix, device=self.device).expand(batch, -1)
+            self._extend(prefix, cache)
+            cache.keep()
+        return cache
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """int64 [...] -> [rows, hidden]."""
+        return embedding(tokens, self.embedding).flatten(0, -2)
+
+    @torch.no_grad()
+    def run(self, hidden: Tensor, cache: Cache, step: Step) -> Tensor:
+        """All layers: [rows, hidden] -> the residual stream after the last, [rows, hidden]."""
+        update = None
+        for index, layer in enumerate(self.layers):
+            hidden, update = layer(hidden, update, cache, index, step)
+        return hidden + update
+
+    @torch.no_grad()
+    def predict(self, hidden: Tensor) -> Tensor:
+        """Final norm and head: [..., hidden] -> logits [..., vocabulary]."""
+        normed = rms_norm(hidden, hidden.shape[-1:], self.norm, self.config.norm_eps)
+        return linear(normed, self.embedding if self.head is None else self.head)
+
+    def prefill(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Append tokens, int64 [batch, tokens], to the cache; returns the logits [batch, vocabulary] after the last.
+
+        Raises:
+            KernelError: the cache is for another batch, or too short.
+        """
+        hidden = self._extend(tokens, cache)
+        return self.predict(hidden.view(*tokens.shape, -1)[:, -1])
+
+    def decode(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Append one token to each text, int64 [batch]; returns the next logits [batch, vocabulary].
+
+        It only enqueues work and reads nothing back, so it can be captured in a CUDA graph.
+        """
+        cache.check_room(1)
+        logits = self.predict(self.run(self.embed(tokens), cache, cache.decode_step()))
+        cache.advance(1)
+        return logits
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Logits after every token of complete texts: int64 [batch, tokens] -> [batch, tokens, vocabulary]."""
+        cache = self.new_cache(tokens.shape[0], len(self.config.prefix) + tokens.shape[1])
+        return self.predict(self._extend(tokens, cache)).view(*tokens.shape, -1)
+
+    def _extend(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Append tokens [batch, tokens] to the cache; returns the residual stream [rows, hidden]."""
+        if tokens.shape[0] != cache.batch:
+            raise KernelError(f"the cache is for {cache.batch} texts, and {tokens.shape[0]} were given.")
+        hidden = self.run(self.embed(tokens), cache, cache.prefill_step(tokens.shape[1]))
+        cache.advance(tokens.shape[1])
+        return hidden
+
+
+def _gain(config: DecoderConfig, precision: Precision, device: torch.device | str) -> Tensor | None:
+    dtype = getattr(torch, precision.dtype)
+    return torch.ones(config.hidden, dtype=dtype, device=device) if config.norm_gains else None

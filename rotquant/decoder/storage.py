@@ -1,0 +1,133 @@
+"""Decoders on disk: a folder of the tensors as the kernels read them, a manifest and the tokenizer.
+
+decoder.safetensors (or shards) holds the decoder's buffers under its own names, decoder.json its configuration,
+precision and origin. Loading copies bytes: nothing is packed or quantized again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from rotquant.checkpoints import load_tokenizer, read_safetensors_header
+from rotquant.decoder.config import DecoderConfig, Precision
+from rotquant.decoder.model import Decoder
+from rotquant.errors import CheckpointError, ResultError
+from rotquant.files import atomic_directory, read_json, write_json
+from rotquant.recipes import first_problem
+from rotquant.schemes import Frozen
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+#: File that makes a folder a decoder's.
+MANIFEST = "decoder.json"
+_STEM = "decoder"
+_LARGEST_SHARD = "5GB"
+
+
+class DecoderManifest(Frozen):
+    """The content of decoder.json. source: what the decoder was made of, as the maker says it."""
+
+    format_version: Literal[1] = 1
+    config: DecoderConfig
+    precision: Precision
+    files: tuple[Annotated[str, Field(pattern=r"^[\w-]+\.safetensors$")], ...]
+    source: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StoredDecoder:
+    """What a decoder's folder holds."""
+
+    decoder: Decoder
+    tokenizer: "PreTrainedTokenizerBase | None"
+    manifest: DecoderManifest
+
+
+def save_decoder(
+    folder: str | Path,
+    decoder: Decoder,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    source: dict[str, Any] | None = None,
+) -> None:
+    """Write a folder; an existing one is replaced once the new one is complete."""
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in decoder.state_dict().items()}
+    shards = split_torch_state_dict_into_shards(
+        tensors, filename_pattern=_STEM + "{suffix}.safetensors", max_shard_size=_LARGEST_SHARD
+    )
+    with atomic_directory(folder) as temporary:
+        for file, names in shards.filename_to_tensors.items():
+            save_file({name: tensors[name] for name in names}, temporary / file)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
+        manifest = DecoderManifest(
+            config=decoder.config,
+            precision=decoder.precision,
+            files=tuple(shards.filename_to_tensors),
+            source=source or {},
+        )
+        write_json(temporary / MANIFEST, manifest.model_dump(mode="json"))
+
+
+def load_decoder(folder: str | Path, device: torch.device | str = "cpu") -> StoredDecoder:
+    """Load a folder that `save_decoder` wrote.
+
+    Raises:
+        ResultError: the manifest is missing, damaged or of another format version.
+        CheckpointError: a file is missing or truncated, or a tensor does not fit the manifest.
+    """
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    manifest = read_decoder_manifest(folder)
+    tensors: dict[str, Tensor] = {}
+    for file in manifest.files:
+        if not (folder / file).is_file():
+            raise CheckpointError(f"{folder} is incomplete: {file} is missing; convert the model again.")
+        read_safetensors_header(folder / file)
+        tensors |= load_file(folder / file, device=str(device))
+    decoder = Decoder(manifest.config, manifest.precision, "meta")
+    _check(folder, decoder, tensors)
+    decoder.load_state_dict(tensors, assign=True)
+    tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").is_file() else None
+    return StoredDecoder(decoder.eval(), tokenizer, manifest)
+
+
+def read_decoder_manifest(folder: str | Path) -> DecoderManifest:
+    """The manifest of a decoder's folder.
+
+    Raises:
+        ResultError: it is missing, damaged or of another format version.
+    """
+    path = Path(folder) / MANIFEST
+    try:
+        return DecoderManifest.model_validate(read_json(path, "manifest"))
+    except ValidationError as error:
+        raise ResultError(f"manifest {path} is damaged ({first_problem(error)}); convert the model again.") from None
+
+
+def is_decoder_folder(path: str | Path) -> bool:
+    """Whether a path is a folder that `save_decoder` wrote."""
+    return (Path(path) / MANIFEST).is_file()
+
+
+def _check(folder: Path, decoder: Decoder, tensors: dict[str, Tensor]) -> None:
+    """Raise CheckpointError unless the tensors are those of the decoder, in name, shape and type."""
+    expected = decoder.state_dict()
+    for name in sorted(expected.keys() ^ tensors.keys()):
+        problem = "is missing" if name in expected else "should not be there"
+        raise CheckpointError(f"{folder} is damaged: tensor {name} {problem}; convert the model again.")
+    for name, tensor in expected.items():
+        found = tensors[name]
+        if found.shape != tensor.shape or found.dtype != tensor.dtype:
+            raise CheckpointError(
+                f"{folder} is damaged: tensor {name} is {found.dtype} {list(found.shape)}, expected {tensor.dtype}"
+                f" {list(tensor.shape)}; convert the model again."
+            )
