@@ -60,7 +60,7 @@ class LinearArguments(Frozen):
 class DecodeAttentionArguments(Frozen):
     """Attention of one new token per sequence: its key and value are appended to the cache, then it attends.
 
-    cache: tokens that it attends to. hadamard: arithmetic of the transform of query and key.
+    cache: tokens that it attends to, itself among them. hadamard: arithmetic of the transform of query and key.
     """
 
     batch: Size
@@ -71,6 +71,14 @@ class DecodeAttentionArguments(Frozen):
     implementation: Literal["fp16", "int4"]
     hadamard: Arithmetic = "none"
 
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "DecodeAttentionArguments":
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+        if self.implementation == "fp16" and self.hadamard != "none":
+            raise ValueError("a 16-bit cache needs no Hadamard transform")
+        return self
+
 
 class TransformArguments(Frozen):
     """The Hadamard transform of every row, or across heads; `copy` is a device copy of the same tensor."""
@@ -80,14 +88,14 @@ class TransformArguments(Frozen):
     dtype: Literal["float16", "bfloat16", "float32"] = "float16"
     arithmetic: Literal["float32", "float16"] = "float32"
     heads: Annotated[int, Field(ge=0)] = 0
-    implementation: Literal["ours", "torch", "copy", "fast-hadamard-transform"]
+    implementation: Literal["ours", "torch", "copy", "fast-hadamard-transform", "hadacore"]
 
 
 class QuantizeArguments(Frozen):
     """Quantization of fp16 rows to 4 bits, with what a model does just before it fused in.
 
-    scale: found for each row, or known for the tensor. output: two codes to the byte, or one. copy: a device copy of the
-    fp16 input.
+    scale: found for each row, or known for the tensor. output: two codes to the byte, or one. copy: a device copy of
+    the fp16 input.
     """
 
     rows: Size

@@ -9,7 +9,8 @@ from rotquant.errors import RecipeError, nearest
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-#: LlamaConfig arguments of Llama-2 (Touvron et al. 2023) as published in the models' config files.
+#: LlamaConfig arguments as published in the models' config files: Llama-2 (Touvron et al. 2023), Llama-3 and 3.2
+#: (Grattafiori et al. 2024). CodeLlama-7B, and so RCP's WizardCoder-7B, has llama-2-7b's layers.
 SHAPES: dict[str, dict[str, int]] = {
     "llama-2-7b": {
         "hidden_size": 4096,
@@ -32,6 +33,38 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_attention_heads": 64,
         "num_key_value_heads": 8,
     },
+    "llama-3-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "llama-3-70b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "llama-3.2-1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "llama-3.2-3b": {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
 }
 
 
@@ -51,7 +84,7 @@ def random_model(
 
     if shape not in SHAPES:
         raise RecipeError(f"unknown shape {shape!r}{nearest(shape, list(SHAPES))}.")
-    config = LlamaConfig(**SHAPES[shape], vocab_size=32000, max_position_embeddings=4096, rms_norm_eps=1e-5)
+    config = LlamaConfig(**{"vocab_size": 32000} | SHAPES[shape], max_position_embeddings=4096, rms_norm_eps=1e-5)
     config.num_hidden_layers = num_layers or config.num_hidden_layers
     with torch.device("meta"):
         model = LlamaForCausalLM(config).to(dtype)

@@ -15,7 +15,9 @@ from rotquant.errors import KernelError
 
 #: Input sets together fill at least this multiple of the L2 cache.
 _L2_MULTIPLE = 3
-_REPLAYS = 15
+_MOST_SETS = 256
+#: Replays whose times are sorted for the median.
+REPLAYS = 15
 #: Seconds of GPU work in one replay: long against the 1 us resolution of events, short enough for many replays.
 _REPLAY_SECONDS = 4e-3
 
@@ -34,10 +36,10 @@ class Timing:
 def rotations(bytes_per_set: int, device: torch.device) -> int:
     """How many input sets of this size must take turns for none of them to be found in the L2 cache."""
     l2 = torch.cuda.get_device_properties(device).L2_cache_size
-    return max(1, min(64, -(-_L2_MULTIPLE * l2 // max(1, bytes_per_set))))
+    return max(1, min(_MOST_SETS, -(-_L2_MULTIPLE * l2 // max(1, bytes_per_set))))
 
 
-def time_gpu(call: Callable[[int], Any], sets: int = 1, *, replays: int = _REPLAYS, graph: bool = True) -> Timing:
+def time_gpu(call: Callable[[int], Any], sets: int = 1, *, replays: int = REPLAYS, graph: bool = True) -> Timing:
     """Time `call(i)`, i being the number of the input set, 0 to sets - 1, in turn.
 
     Args:
@@ -55,11 +57,11 @@ def time_gpu(call: Callable[[int], Any], sets: int = 1, *, replays: int = _REPLA
     with torch.cuda.stream(stream):
         for index in range(max(2, sets)):  # compile, allocate, warm up
             call(index % sets)
-        estimate = _elapsed(lambda: [call(index % sets) for index in range(max(3, sets))]) / max(3, sets)
+        estimate = elapsed(lambda: [call(index % sets) for index in range(max(3, sets))]) / max(3, sets)
         calls = sets * max(1, round(_REPLAY_SECONDS / estimate / sets))
         run = _graph(call, calls, sets, stream) if graph else lambda: [call(i % sets) for i in range(calls)]
         run()
-        seconds = sorted(_elapsed(run) / calls for _ in range(replays))
+        seconds = sorted(elapsed(run) / calls for _ in range(replays))
     torch.cuda.current_stream().wait_stream(stream)
     tenth = (replays - 1) // 10
     return Timing(seconds[replays // 2], seconds[tenth], seconds[-1 - tenth], replays, calls)
@@ -73,8 +75,8 @@ def _graph(call: Callable[[int], Any], calls: int, sets: int, stream: torch.cuda
     return graph.replay
 
 
-def _elapsed(run: Callable[[], Any]) -> float:
-    """Seconds of GPU time between two events around `run`."""
+def elapsed(run: Callable[[], Any]) -> float:
+    """Seconds of GPU time between two events around `run`; waits for the second."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     run()
