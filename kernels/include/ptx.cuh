@@ -51,7 +51,17 @@ __device__ __forceinline__ float load_shared_float(u32 shared) {
     return value;
 }
 
-// ---- matrices between shared memory and registers (ldmatrix sm_80, stmatrix sm_90) ----
+// ---- between shared memory and registers (ldmatrix sm_80, stmatrix sm_90) ----
+
+// 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_shared_16(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
 
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 shared) {
@@ -59,6 +69,13 @@ __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 shared) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared)
                  : "memory");
+}
+
+// Transpose an 8x8 matrix of 16-bit elements that a warp holds: lane 4 g + t has row g, columns 2 t and 2 t + 1.
+__device__ __forceinline__ u32 movmatrix_trans(u32 word) {
+    u32 transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
+    return transposed;
 }
 
 // ---- tensor cores of sm_80: d += a b, D [16, 8], A [16, K] in rows, B [K, 8] in columns ----

@@ -1,12 +1,197 @@
-"""W4A4 and W4A8 products of many rows on tensor cores."""
+"""W4A4 and W4A8 products of many rows on tensor cores, QuaRot Sec. 4 (stage 2a) and App. A.10.
 
+Hopper multiplies int8 with warpgroup instructions (kernels/gemm_sm90.cu), every other architecture with `mma.sync`
+(kernels/gemm_mma.cu), both exactly. Here a tile is chosen, tensor maps are made and the kernel is launched; arguments
+have been checked by `linear`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
 from torch import Tensor
 
 from rotquant.errors import KernelError
+from rotquant.kernels.layouts import K_BLOCK
+from rotquant.kernels.loading import Source, kernel
+from rotquant.kernels.operators import launch
+from rotquant.kernels.tma import matrix_map
+
+#: Sums are of 16 times the products, |sum| <= 16 * 8 * 128 * K, and must stay below 2^31.
+MAX_INNER = 131008
+
+_STEP = 128
+_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+_PROBLEM = np.dtype(
+    [(name, np.uint64) for name in ("row_scale", "column_scale", "bias", "out")]
+    + [(name, np.int32) for name in ("rows", "features", "k_steps", "row_scale_stride", "type", "tensor_store")]
+)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block of the Hopper kernel holds at a time.
+
+    consumers: warpgroups that multiply.
+    strips: 64 features each, of a warpgroup.
+    tokens: rows of the output.
+    stages: of 128 along K in shared memory.
+    cluster: blocks that share their tokens.
+    grouped: column scales are of groups of 128 along K.
+    """
+
+    consumers: int
+    strips: int
+    tokens: int
+    stages: int
+    cluster: int
+    grouped: bool = False
+
+    @property
+    def features(self) -> int:
+        return 64 * self.consumers * self.strips
+
+    @property
+    def instance(self) -> str:
+        sizes = (self.consumers, self.strips, self.tokens, self.stages, self.cluster)
+        return f"w4_gemm<{', '.join(map(str, sizes))}, {str(self.grouped).lower()}>"
+
+    @property
+    def source(self) -> Source:
+        return Source("gemm_sm90.cu", (self.instance,))
+
+    @property
+    def shared_bytes(self) -> int:
+        """As `Shape` in the kernel counts them."""
+        stages = self.stages * (self.features * _STEP // 2 + self.tokens * _STEP)
+        staging = self.consumers * self.strips * self.tokens * 128
+        return stages + staging + self.consumers * (self.tokens + 64 * self.strips) * 4 + 16 * self.stages
+
+
+TILES = (Tile(2, 2, 128, 5, 2), Tile(2, 1, 128, 6, 2), Tile(2, 1, 64, 8, 2))
+GROUPED_TILES = (Tile(2, 1, 128, 6, 2, grouped=True),)
+
+#: Features, tokens, threads and shared memory per block of the `mma.sync` kernel.
+_MMA_FEATURES, _MMA_TOKENS, _MMA_THREADS, _MMA_STAGES = 128, 128, 256, 4
+
+
+def sources(architecture: str) -> list[Source]:
+    """Everything that `launch_gemm` may compile."""
+    mma = [_mma_source(packed, grouped) for packed in (False, True) for grouped in (False, True)]
+    if architecture != "sm_90a":
+        return mma
+    return [*(tile.source for tile in TILES + GROUPED_TILES), Source("unpack.cu")]
 
 
 def launch_gemm(
     codes: Tensor, row_scale: Tensor, weight: Tensor, column_scale: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:
-    """Fill `out` [rows, out_features]; arguments as in `linear.w4_linear`, already checked."""
-    raise KernelError("not built yet.")
+    """Fill `out` [rows, out_features]; arguments as in `linear.w4_linear`, already checked.
+
+    Raises:
+        KernelError: the contraction is too long for int32 sums.
+    """
+    inner = weight.shape[1] * K_BLOCK
+    if inner > MAX_INNER:
+        raise KernelError(f"{inner} input features may overflow 32-bit sums; the kernel takes at most {MAX_INNER}.")
+    major, _ = torch.cuda.get_device_capability(out.device)
+    if codes.dtype == torch.uint8 and major >= 9:  # newer tensor cores have no 4-bit integers
+        codes = _unpacked(codes)
+    if major == 9:
+        tile = _best_tile(*out.shape, column_scale.dim() == 2, out.device)
+        launch_tile(tile, codes, row_scale, weight, column_scale, bias, out)
+    else:
+        launch_mma(codes, row_scale, weight, column_scale, bias, out)
+
+
+def launch_mma(
+    codes: Tensor, row_scale: Tensor, weight: Tensor, column_scale: Tensor, bias: Tensor | None, out: Tensor
+) -> None:
+    """The `mma.sync` kernel, on any architecture; codes int8, or packed for 4-bit tensor cores."""
+    rows, features = out.shape
+    packed = codes.dtype == torch.uint8
+    source = _mma_source(packed, column_scale.dim() == 2)
+    blocks = -(-rows // _MMA_TOKENS) * -(-features // _MMA_FEATURES)
+    stage = _MMA_FEATURES * K_BLOCK // 2 + _MMA_TOKENS * (K_BLOCK // 2 if packed else K_BLOCK)
+    launch(
+        kernel(source, source.instances[0], out.device),
+        (blocks, 1, 1),
+        (_MMA_THREADS, 1, 1),
+        weight,
+        codes,
+        _problem(row_scale, column_scale, bias, out, weight.shape[1], False),
+        device=out.device,
+        shared=_MMA_STAGES * stage,
+    )
+
+
+def launch_tile(
+    tile: Tile,
+    codes: Tensor,
+    row_scale: Tensor,
+    weight: Tensor,
+    column_scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+) -> None:
+    """The Hopper kernel with this tile; codes int8."""
+    rows, features = out.shape
+    strips, k_blocks = weight.shape[:2]
+    inner = codes.shape[1]
+    tensor_store = out.element_size() == 2 and features % 8 == 0
+    weight_map = matrix_map(
+        weight, element=4, columns=k_blocks * 128, rows=strips, box=(256, tile.features // 16), swizzled=False
+    )
+    code_map = matrix_map(
+        codes, element=1, columns=inner, rows=rows, box=(_STEP, tile.tokens // tile.cluster), swizzled=True
+    )
+    out_map = weight_map  # any: not used
+    if tensor_store:
+        out_map = matrix_map(out, element=2, columns=features, rows=rows, box=(64, tile.tokens), swizzled=True)
+    count = torch.cuda.get_device_properties(out.device).multi_processor_count
+    tiles = -(-rows // tile.tokens) * -(-features // (tile.features * tile.cluster))
+    launch(
+        kernel(tile.source, tile.instance, out.device),
+        (min(tiles, count // tile.cluster) * tile.cluster, 1, 1),
+        (128 * (tile.consumers + 1), 1, 1),
+        weight_map,
+        code_map,
+        out_map,
+        _problem(row_scale, column_scale, bias, out, -(-inner // _STEP), tensor_store),
+        device=out.device,
+        shared=tile.shared_bytes,
+    )
+
+
+def _best_tile(rows: int, features: int, grouped: bool, device: torch.device) -> Tile:
+    """The tile with the least work per multiprocessor, idle last wave included."""
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def cost(tile: Tile) -> int:
+        clusters = -(-rows // tile.tokens) * -(-features // (tile.features * tile.cluster))
+        return -(-clusters // (count // tile.cluster)) * (tile.features * tile.tokens + 2048)
+
+    return min(GROUPED_TILES if grouped else TILES, key=cost)
+
+
+def _mma_source(packed: bool, grouped: bool) -> Source:
+    return Source("gemm_mma.cu", (f"w4_gemm_mma<{str(packed).lower()}, {str(grouped).lower()}>",))
+
+
+def _problem(
+    row_scale: Tensor, column_scale: Tensor, bias: Tensor | None, out: Tensor, k_steps: int, tensor_store: bool
+) -> np.void:
+    """`Problem` of kernels/include/gemm.cuh, passed by value."""
+    rows, features = out.shape
+    pointers = (row_scale.data_ptr(), column_scale.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr())
+    sizes = (rows, features, k_steps, int(row_scale.shape[0] > 1), _TYPES[out.dtype], int(tensor_store))
+    return np.array((*pointers, *sizes), _PROBLEM)[()]
+
+
+def _unpacked(codes: Tensor) -> Tensor:
+    """Packed 4-bit activations as int8."""
+    held = torch.empty(codes.shape[0], 2 * codes.shape[1], dtype=torch.int8, device=codes.device)
+    blocks = codes.numel() // 16
+    function = kernel(Source("unpack.cu"), "unpack_codes", codes.device)
+    launch(function, (-(-blocks // 256), 1, 1), (256, 1, 1), codes, held, np.int64(blocks), device=codes.device)
+    return held

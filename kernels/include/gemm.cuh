@@ -1,0 +1,74 @@
+// What both matrix products share (gemm_sm90.cu and gemm_mma.cu): the problem, the order of tiles, writing of results.
+#pragma once
+
+#include "ptx.cuh"
+
+using ptx::u32;
+using ptx::u64;
+
+constexpr int TILES_PER_GROUP = 16;  // token tiles that take turns before the next feature tile, to share L2
+
+enum OutputType { HALF = 0, BFLOAT16 = 1, FLOAT = 2 };
+
+struct Problem {
+    const float* row_scale;     // [rows], or [1]
+    const float* column_scale;  // [features], or [features, groups]
+    const void* bias;           // [features] of the output's type, or null
+    void* out;                  // [rows, features]
+    int rows, features, k_steps, row_scale_stride, type;
+    int tensor_store;  // the copy engine can write `out`: 16-bit elements, rows of a multiple of 16 bytes
+};
+
+// Position of a tile: groups of token tiles, inside a group tokens first, then features.
+struct Tile {
+    int token, feature;
+};
+
+__device__ __forceinline__ Tile tile_at(int index, int token_tiles, int feature_tiles) {
+    const int group = index / (TILES_PER_GROUP * feature_tiles);
+    const int inside = index - group * TILES_PER_GROUP * feature_tiles;
+    const int first = group * TILES_PER_GROUP;
+    const int height = min(TILES_PER_GROUP, token_tiles - first);
+    return {first + inside % height, inside / height};
+}
+
+// First operands of two instructions (64 of K) out of 16 bytes of packed weights; values times 16.
+__device__ __forceinline__ void unpack_weights(u32 (&a)[2][4], const uint4& packed) {
+    constexpr u32 high = 0xF0F0F0F0u;
+    const u32 words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        a[i][0] = words[2 * i] << 4 & high;
+        a[i][1] = words[2 * i + 1] << 4 & high;
+        a[i][2] = words[2 * i] & high;
+        a[i][3] = words[2 * i + 1] & high;
+    }
+}
+
+__device__ __forceinline__ float bias_at(const Problem& p, int feature) {
+    if (p.bias == nullptr || feature >= p.features) return 0.f;
+    if (p.type == HALF) return __half2float(static_cast<const __half*>(p.bias)[feature]);
+    if (p.type == BFLOAT16) return __bfloat162float(static_cast<const __nv_bfloat16*>(p.bias)[feature]);
+    return static_cast<const float*>(p.bias)[feature];
+}
+
+// Two neighbouring tokens of one feature as 16-bit floats in a word.
+__device__ __forceinline__ u32 pack_pair(float first, float second, int type) {
+    if (type == HALF) {
+        const __half2 pair = __floats2half2_rn(first, second);
+        return reinterpret_cast<const u32&>(pair);
+    }
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return reinterpret_cast<const u32&>(pair);
+}
+
+__device__ __forceinline__ void store_one(unsigned char* at, float value, int type) {
+    if (type == HALF) {
+        *reinterpret_cast<__half*>(at) = __float2half_rn(value);
+    } else if (type == BFLOAT16) {
+        *reinterpret_cast<__nv_bfloat16*>(at) = __float2bfloat16_rn(value);
+    } else {
+        *reinterpret_cast<float*>(at) = value;
+    }
+}
+
