@@ -19,7 +19,7 @@ def rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None, hadamard: bool) ->
         first, second = x.chunk(2, dim=-1)
         x = x * cos[:, :, None] + torch.cat([-second, first], dim=-1) * sin[:, :, None]
     if hadamard:
-        x = hadamard_transform(x, compute_dtype=torch.promote_types(x.dtype, torch.float32))
+        x = hadamard_transform(x, compute_dtype=torch.promote_types(x.dtype, torch.float32), backend="torch")
     return x.contiguous()
 
 
@@ -101,7 +101,7 @@ def attend(
     """softmax(q k^T / sqrt(D)) v in float64; a sequence without tokens gives zeros."""
     batch, _, head_dim = q.shape
     x = rotate(q[:, None], cos, sin, False).double()
-    x = (hadamard_transform(x) if hadamard else x).squeeze(1)
+    x = (hadamard_transform(x, backend="torch") if hadamard else x).squeeze(1)
     table = page_table(block_table, batch, k_codes)
     capacity = table.shape[1] * k_codes.shape[2]
     longest = min(capacity, int(lengths.max()) + new_tokens)
@@ -126,9 +126,10 @@ def dequantize(
     tokens: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """(code - zero) * scale in float32, rounded to dtype."""
+    """(code - zero) * scale in float32 (float64 where that is asked for), rounded to dtype."""
+    arithmetic = torch.promote_types(dtype, torch.float32)
     table = page_table(block_table, batch, k_codes)
     return (
-        values_of(k_codes, k_params, table, tokens, False, torch.float32).to(dtype),
-        values_of(v_codes, v_params, table, tokens, True, torch.float32).to(dtype),
+        values_of(k_codes, k_params, table, tokens, False, arithmetic).to(dtype),
+        values_of(v_codes, v_params, table, tokens, True, arithmetic).to(dtype),
     )

@@ -1,0 +1,125 @@
+// The 4-bit KV cache on the device: where a token lies (rotquant/kernels/kv_layout.py), and one head's vector in a warp,
+// with RoPE and the Hadamard transform on it (QuaRot Sec. 4, stage 1d). Nothing here quantizes. sm_80 and newer.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace kv {
+
+constexpr int WARP = 32;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+// Pages of a cache: `table` [batch, per_sequence] of page numbers, or null for consecutive pages.
+struct Pages {
+    const int* table;
+    int count;         // pages of the pool
+    int per_sequence;  // pages of one sequence
+    int size;          // tokens of a page
+
+    __device__ __forceinline__ int capacity() const { return per_sequence * size; }
+
+    // A number outside the pool is taken for the nearest inside, so that a broken table reads no foreign memory.
+    __device__ __forceinline__ int number(int sequence, int index) const {
+        const int place = sequence * per_sequence + index;
+        return table == nullptr ? place : min(max(table[place], 0), count - 1);
+    }
+};
+
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T>
+__device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+
+template <typename T>
+__device__ __forceinline__ float rounded(float x) { return to_float(from_float<T>(x)); }
+
+// One head's vector in a warp: lane l holds elements l + 32 i. So do the halves of a RoPE pair fall to one lane, and
+// the elements 32 i .. 32 i + 31 of a quantization group to one register of all lanes.
+template <int D>
+struct HeadVector {
+    static constexpr int N = D / WARP;
+    float x[N];
+
+    template <typename T>
+    __device__ __forceinline__ void load(const T* head, int lane) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] = to_float(head[lane + WARP * i]);
+    }
+
+    // Half rotation; each product and the sum are rounded to T, as transformers computes them.
+    template <typename T>
+    __device__ __forceinline__ void rope(const T* cos, const T* sin, int lane) {
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            const float a = x[i], b = x[i + N / 2];
+            const int low = lane + WARP * i, high = low + D / 2;
+            x[i] = rounded<T>(rounded<T>(a * to_float(cos[low])) + rounded<T>(-b * to_float(sin[low])));
+            x[i + N / 2] = rounded<T>(rounded<T>(b * to_float(cos[high])) + rounded<T>(a * to_float(sin[high])));
+        }
+    }
+
+    // Normalized Sylvester-Hadamard transform, in float32.
+    __device__ __forceinline__ void hadamard(int lane) {
+#pragma unroll
+        for (int step = 1; step < WARP; step *= 2) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                const float other = __shfl_xor_sync(ALL_LANES, x[i], step);
+                x[i] = lane & step ? other - x[i] : x[i] + other;
+            }
+        }
+#pragma unroll
+        for (int step = 1; step < N; step *= 2) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                if ((i & step) == 0) {
+                    const float a = x[i], b = x[i + step];
+                    x[i] = a + b;
+                    x[i + step] = a - b;
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] *= D == 64 ? 0.125f : 0.08838834764831845f;
+    }
+
+    template <typename T>
+    __device__ __forceinline__ void round() {
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] = rounded<T>(x[i]);
+    }
+};
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
+    return x;
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
+    return x;
+}
+
+// Offset in a page of one head of the byte of key elements d, d + 1 (d even).
+template <int D>
+__device__ __forceinline__ int key_byte(int slot, int d) {
+    return slot * (D / 2) + d % 32 / 8 * (D / 8) + d / 32 * 4 + d % 8 / 2;
+}
+
+// Offset of the byte of value elements d, d + 8 (d % 16 < 8).
+template <int D>
+__device__ __forceinline__ int value_byte(int slot, int d) {
+    const int tile = d / 16, g = d % 8, s = slot % 16;
+    const int word = (tile / 4 * WARP + 4 * g + s % 8 / 2) * 4 + tile % 4;
+    return slot / 16 * (8 * D) + 4 * word + 2 * (s % 2) + s / 8;
+}
+
+}  // namespace kv
