@@ -1,0 +1,326 @@
+"""Linear layers on 2-bit look-up-table weights: RCP's non-uniform W2A4, and W2A16 (RCP Sec. 4.4, Eqs. 10, 11, 14).
+
+A weight is one of four levels of its output row and group of 128 inputs; y = x W^T with W made of levels. One row up to
+`MAX_ROWS` read the packed weight directly; for more, the weight is written out in 16 bits and multiplied by the
+library's product. Nothing here chooses levels or codes: that is the quantizer's business.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rotquant.errors import KernelError
+from rotquant.kernels.layouts import STRIP, padded
+from rotquant.kernels.loading import Source, kernel
+from rotquant.kernels.operators import check_same_device, check_tensor, launch, operator
+
+#: Input features that share a table.
+GROUP_SIZE = 128
+#: Up to so many rows the packed weight is multiplied directly.
+MAX_ROWS = 8
+
+_OUTPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+
+
+@dataclass(frozen=True)
+class LutWeight:
+    """A 2-bit weight with tables, as the kernel reads it: 2.5 bits per weight.
+
+    codes: uint8 [strips, groups, 32, 16], strips = ceil(out / 16), groups = in / 128. Lane 4g + t of a warp owns 16
+        bytes: four words, the codes' low bits of row g, their high bits, and the same of row g + 8, for inputs
+        32t..32t+31 of the group; bit 8b + r of a word belongs to input 4r + b of these.
+    table: float16 [strips, groups, 8, 2, 4], the levels of rows g and g + 8.
+    shape: (out, in).
+    """
+
+    codes: Tensor
+    table: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def pack(cls, codes: Tensor, table: Tensor) -> "LutWeight":
+        """From uint8 codes 0..3 [out, in] and levels [out, in / 128, 4], which are rounded to float16.
+
+        Raises:
+            KernelError: codes that are not uint8, inputs that are no multiple of 128, or levels of another shape.
+        """
+        rows, columns = codes.shape
+        if codes.dtype != torch.uint8:
+            raise KernelError(f"look-up-table codes are {codes.dtype}, and packing takes uint8.")
+        if columns % GROUP_SIZE:
+            raise KernelError(f"look-up tables serve groups of {GROUP_SIZE} inputs; {columns} is no multiple of that.")
+        groups = columns // GROUP_SIZE
+        if table.shape != (rows, groups, 4):
+            raise KernelError(
+                f"the table has shape {tuple(table.shape)}; codes of shape {(rows, columns)} take {(rows, groups, 4)}."
+            )
+        fill = padded(rows, STRIP) - rows
+        levels = pad(table.to(torch.float16), (0, 0, 0, 0, 0, fill)).view(-1, 2, 8, groups, 4)
+        return cls(
+            _pack_codes(pad(codes, (0, 0, 0, fill))), levels.permute(0, 3, 2, 1, 4).contiguous(), (rows, columns)
+        )
+
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        """The inverse of `pack`: codes uint8 [out, in] and levels float16 [out, in / 128, 4]."""
+        return _unpack_codes(self.codes)[: self.shape[0]], _unpack_table(self.table)[: self.shape[0]]
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight [out, in] as floating-point numbers."""
+        codes, table = self.unpack()
+        return _look_up(codes, table).to(dtype)
+
+
+def _pack_codes(codes: Tensor) -> Tensor:
+    """uint8 0..3 [16 strips, 128 groups] -> uint8 [strips, groups, 32, 16]; see `LutWeight`."""
+    strips, groups = codes.shape[0] // STRIP, codes.shape[1] // GROUP_SIZE
+    bits = torch.stack([codes & 1, codes >> 1], -1).view(strips, 2, 8, groups, 4, 8, 4, 2)
+    r = torch.arange(8, dtype=torch.uint8, device=codes.device).view(8, 1, 1)
+    words = (bits << r).sum(5, dtype=torch.uint8)  # [strip, half, g, group, t, byte, plane]
+    return words.permute(0, 3, 2, 4, 1, 6, 5).reshape(strips, groups, 32, 16).contiguous()
+
+
+def _unpack_codes(packed: Tensor) -> Tensor:
+    strips, groups = packed.shape[:2]
+    words = packed.view(strips, groups, 8, 4, 2, 2, 4).permute(0, 4, 2, 1, 3, 6, 5)
+    r = torch.arange(8, dtype=torch.uint8, device=packed.device).view(8, 1, 1)
+    bits = words.unsqueeze(5) >> r & 1  # [strip, half, g, group, t, r, byte, plane]
+    return (bits[..., 0] | bits[..., 1] << 1).reshape(strips * STRIP, groups * GROUP_SIZE)
+
+
+def _unpack_table(table: Tensor) -> Tensor:
+    """[strips, groups, 8, 2, 4] -> [16 strips, groups, 4]."""
+    return table.permute(0, 3, 2, 1, 4).reshape(table.shape[0] * STRIP, table.shape[1], 4)
+
+
+def _look_up(codes: Tensor, table: Tensor) -> Tensor:
+    """float16 [out, in]: the level that each code stands for."""
+    return table.gather(2, codes.unflatten(1, (-1, GROUP_SIZE)).long()).flatten(1)
+
+
+def lut_linear(
+    x: Tensor,
+    weight: LutWeight,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> Tensor:
+    """Multiply activations with a look-up-table weight.
+
+    Args:
+        x: [rows, in], float16 or bfloat16; or int8 codes (4-bit or 8-bit values), which `row_scale` multiplies.
+        row_scale: float32 [rows], or [1] for a static scale; with int8 codes only.
+        bias: [out] of `dtype`.
+
+    Returns:
+        [rows, out] of `dtype` (float16, bfloat16 or float32). A row with an infinity or NaN gives NaN.
+
+    Raises:
+        KernelError: a tensor of another dtype, shape or device, or not contiguous.
+    """
+    return w2_linear(x, row_scale, weight.codes, weight.table, bias, weight.shape[0], dtype)
+
+
+def _reference(
+    x: Tensor,
+    row_scale: Tensor | None,
+    codes: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The definition, in float64, rounded once."""
+    weight = _look_up(_unpack_codes(codes), _unpack_table(table))[:out_features].double()
+    y = x.double() @ weight.T
+    if row_scale is not None:
+        y = y * row_scale.double()[:, None]
+    return (y if bias is None else y + bias.double()).to(dtype)
+
+
+def _cuda(
+    x: Tensor,
+    row_scale: Tensor | None,
+    codes: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    _check(x, row_scale, codes, table, bias, out_features, dtype)
+    rows = x.shape[0]
+    y = torch.empty(rows, out_features, dtype=dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    if rows > MAX_ROWS:
+        return _multiply_dequantized(x, row_scale, codes, table, bias, y)
+    plan = choose_plan(x.dtype, rows, *codes.shape[:2], _multiprocessors(x.device))
+    for start in range(0, rows, plan.rows):
+        part = slice(start, start + plan.rows)
+        scale = row_scale if row_scale is None or row_scale.shape[0] == 1 else row_scale[part]
+        launch_lut_gemv(plan, x[part], scale, codes, table, bias, y[part])
+    return y
+
+
+def _check(
+    x: Tensor,
+    row_scale: Tensor | None,
+    codes: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    dtype: torch.dtype,
+) -> None:
+    check_tensor(x, "activations", dtypes=(torch.int8, torch.float16, torch.bfloat16), shape=(None, None))
+    rows, columns = x.shape
+    if columns % GROUP_SIZE or columns == 0:
+        raise KernelError(f"activations have {columns} columns, and look-up tables serve groups of {GROUP_SIZE}.")
+    strips, groups = padded(out_features, STRIP) // STRIP, columns // GROUP_SIZE
+    check_tensor(codes, "packed codes", dtypes=(torch.uint8,), shape=(strips, groups, 32, 16))
+    check_tensor(table, "packed table", dtypes=(torch.float16,), shape=(strips, groups, 8, 2, 4))
+    if (row_scale is None) != (x.dtype != torch.int8):
+        raise KernelError("int8 activations take a row scale, and floating-point activations take none.")
+    if row_scale is not None:
+        check_tensor(row_scale, "row scale", dtypes=(torch.float32,), shape=(None,))
+        if row_scale.shape[0] not in (1, rows):
+            raise KernelError(f"row scale has {row_scale.shape[0]} elements; {rows} rows take {rows}, or 1.")
+    if dtype not in _OUTPUTS:
+        raise KernelError(f"the output can be float16, bfloat16 or float32, not {dtype}.")
+    if bias is not None:
+        check_tensor(bias, "bias", dtypes=(dtype,), shape=(out_features,))
+    check_same_device(x, row_scale=row_scale, codes=codes, table=table, bias=bias)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product is cut up; template arguments of `lut_gemv` in kernels/lut_gemv.cu.
+
+    kind: C++ type of the activations.
+    rows: capacity, 1, 2, 4 or 8.
+    warps: of a block; they split the groups.
+    depth: units of 16 output features x 128 inputs that a warp keeps under way.
+    blocks: of the grid; they split the strips.
+    """
+
+    kind: str
+    rows: int
+    warps: int
+    depth: int
+    blocks: int
+
+    @property
+    def instance(self) -> str:
+        """The C++ name of the kernel."""
+        return f"lut_gemv<{self.kind}, {self.rows}, {self.warps}, {self.depth}>"
+
+    def shared_bytes(self, strips: int, groups: int) -> int:
+        """Dynamic shared memory of a block: digits of the activations, their units, partial sums."""
+        digits = 128 if self.kind == "signed char" else 3 * 128 + 4
+        partial = -(-strips // self.blocks) * self.warps * STRIP * 4
+        return self.rows * (groups * digits + partial)
+
+
+_KINDS = {torch.int8: "signed char", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+#: Shared memory that a block may have on every supported architecture.
+_SHARED = 99 * 1024
+_PROBLEM = np.dtype(
+    [(name, np.uint64) for name in ("x", "row_scale", "codes", "table", "bias", "out")]
+    + [(name, np.int32) for name in ("rows", "features", "strips", "groups", "row_scale_step", "dtype")]
+)
+
+
+def choose_plan(dtype: torch.dtype, rows: int, strips: int, groups: int, multiprocessors: int) -> Plan:
+    """The plan for so many rows; fewer rows at a time where their digits do not fit in shared memory."""
+    capacity = next(c for c in (1, 2, 4, 8) if c >= min(rows, 8 if dtype == torch.int8 else 4))
+    while True:
+        plan = Plan(_KINDS[dtype], capacity, 16, 4, min(strips, multiprocessors))
+        if plan.shared_bytes(strips, groups) <= _SHARED or capacity == 1:
+            return plan
+        capacity //= 2
+
+
+def launch_lut_gemv(
+    plan: Plan, x: Tensor, row_scale: Tensor | None, codes: Tensor, table: Tensor, bias: Tensor | None, out: Tensor
+) -> None:
+    """Fill `out` [rows, out_features], at most `plan.rows` rows; arguments as in `w2_linear`, already checked."""
+    strips, groups = codes.shape[:2]
+    problem = np.zeros((), _PROBLEM)
+    pointers = {"x": x, "row_scale": row_scale, "codes": codes, "table": table, "bias": bias, "out": out}
+    for name, tensor in pointers.items():
+        problem[name] = 0 if tensor is None else tensor.data_ptr()
+    problem["rows"], problem["features"], problem["strips"], problem["groups"] = *out.shape, strips, groups
+    problem["row_scale_step"] = int(row_scale is not None and row_scale.shape[0] > 1)
+    problem["dtype"] = _OUTPUTS[out.dtype]
+    function = kernel(Source("lut_gemv.cu", (plan.instance,)), plan.instance, x.device)
+    launch(
+        function,
+        (plan.blocks,),
+        (32 * plan.warps,),
+        problem[()],
+        device=x.device,
+        shared=plan.shared_bytes(strips, groups),
+    )
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _multiply_dequantized(
+    x: Tensor, row_scale: Tensor | None, codes: Tensor, table: Tensor, bias: Tensor | None, out: Tensor
+) -> Tensor:
+    """Write the weight out and multiply: integers and levels are exact in float16, sums are float32.
+
+    With bfloat16 activations the levels are rounded to bfloat16, as a bfloat16 model's weights are.
+    """
+    dtype = torch.float16 if x.dtype == torch.int8 else x.dtype
+    weight = launch_dequantize(codes, table, out.shape[1], dtype)
+    y = torch.mm(x.to(dtype), weight.T, out_dtype=torch.float32)
+    if row_scale is not None:
+        y *= row_scale[:, None]
+    if bias is not None:
+        y += bias
+    return y.to(out.dtype)
+
+
+def launch_dequantize(codes: Tensor, table: Tensor, out_features: int, dtype: torch.dtype) -> Tensor:
+    """The weight [out_features, in] of `dtype` (float16 or bfloat16), on a GPU."""
+    strips, groups = codes.shape[:2]
+    weight = torch.empty(strips * STRIP, groups * GROUP_SIZE, dtype=dtype, device=codes.device)
+    name = f"lut_dequantize<{_KINDS[dtype]}>"
+    function = kernel(Source("lut_gemv.cu", (name,)), name, codes.device)
+    units = strips * groups
+    launch(function, (-(-units // 8),), (256,), codes, table, weight, groups, units, device=codes.device)
+    return weight[:out_features]
+
+
+def sources(architecture: str) -> list[Source]:
+    """Everything that the operator may compile for this architecture."""
+    del architecture
+    instances = [Plan(_KINDS[torch.int8], rows, 16, 4, 1).instance for rows in (1, 2, 4, 8)]
+    instances += [Plan(_KINDS[dtype], rows, 16, 4, 1).instance for dtype in list(_KINDS)[1:] for rows in (1, 2, 4)]
+    instances += [f"lut_dequantize<{_KINDS[dtype]}>" for dtype in list(_KINDS)[1:]]
+    return [Source("lut_gemv.cu", (instance,)) for instance in instances]
+
+
+def _fake(
+    x: Tensor,
+    row_scale: Tensor | None,
+    codes: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty(x.shape[0], out_features, dtype=dtype)
+
+
+w2_linear = operator(
+    "w2_linear(Tensor x, Tensor? row_scale, Tensor codes, Tensor table, Tensor? bias, int out_features,"
+    " ScalarType dtype) -> Tensor",
+    reference=_reference,
+    cuda=_cuda,
+    fake=_fake,
+)
