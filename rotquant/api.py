@@ -14,25 +14,28 @@ from torch import Tensor
 from rotquant import evaluation, zeroshot
 from rotquant.checkpoints import checkpoint_digest, load_checkpoint
 from rotquant.corpora import CALIBRATION_CHARACTERS, DOCSTRINGS, CorpusSpec, calibration_samples, load_text, tokenize
-from rotquant.errors import ResultError
+from rotquant.decoder.network import Network
+from rotquant.decoder.storage import is_decoder_folder, load_decoder
+from rotquant.errors import RecipeError, ResultError
 from rotquant.presets import preset
 from rotquant.recipes import Recipe
 from rotquant.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.storage import Manifest, is_quantized_folder, load_quantized, save_quantized
 from rotquant.weights import build_weights, quantized_forward
+from rotquant.wrapping import Handle
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rotquant.storage import StoredModel
-    from rotquant.wrapping import Handle
 
 
 @dataclass(frozen=True)
 class Model:
     """A model with its recipe at work.
 
-    network: the transformers model; `handle.remove()` takes the online transforms and quantizers out again.
+    network: the transformers model, or a converted decoder in its place; `handle.remove()` takes the online transforms
+        and quantizers out of the former again.
     stored: integers and manifest, where weights were quantized in this process; `save` writes them.
     """
 
@@ -87,15 +90,18 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Model:
-    """Load a folder written by `quantize`, or a plain checkpoint.
+    """Load a folder written by `quantize` or by `rotquant convert`, or a plain checkpoint.
 
     Args:
-        recipe: what acts at run time, where it differs from what the folder was made for; a plain checkpoint has none.
+        recipe: what acts at run time, where it differs from what the folder was made for; a plain checkpoint has none,
+            and a converted one is what it is.
         dtype: default: the folder's own, which alone reproduces its numbers; float32 for a plain checkpoint.
 
     Raises:
         RotquantError: bad input, in one sentence.
     """
+    if is_decoder_folder(path):
+        return _load_decoder(path, recipe, device)
     manifest: Manifest | None = None
     if is_quantized_folder(path):
         network, tokenizer, manifest = load_quantized(path, device, dtype)
@@ -104,6 +110,13 @@ def load(
         network, tokenizer = load_checkpoint(path, dtype or torch.float32, device)
         recipe = recipe or Recipe()
     return Model(network, tokenizer, recipe, quantized_forward(network, recipe, manifest))
+
+
+def _load_decoder(path: str | Path, recipe: Recipe | None, device: torch.device | str) -> Model:
+    if recipe is not None:
+        raise RecipeError(f"{path} is a converted decoder, whose recipe is fixed: convert another model instead.")
+    stored = load_decoder(path, device)
+    return Model(Network(stored.decoder), stored.tokenizer, Recipe(), Handle())
 
 
 def perplexity(

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from rotquant import __version__
-from rotquant.commands import bench, data, models, tasks
+from rotquant.commands import bench, convert, data, models, tasks
 from rotquant.commands.report import report_app
 from rotquant.commands.runs import runs_app
 from rotquant.errors import RotquantError
@@ -23,6 +23,8 @@ cli = typer.Typer(
 )
 cli.command()(models.quantize)
 cli.command()(models.evaluate)
+cli.command()(convert.convert)
+cli.command()(convert.generate)
 cli.command()(models.diagnose)
 cli.command()(tasks.tasks)
 cli.command()(data.corpus)

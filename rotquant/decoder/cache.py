@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from rotquant.decoder.config import DecoderConfig, Precision
 from rotquant.errors import KernelError
 from rotquant.kernels.attention import HEAD_DIMS
+from rotquant.kernels.elementwise import rope_append, rotate
 from rotquant.kernels.kv import Int4KVCache
 from rotquant.kv_cache import KVQuantizer
 from rotquant.schemes import QuantizationScheme, RotationScheme
@@ -23,9 +24,10 @@ from rotquant.schemes import QuantizationScheme, RotationScheme
 class Step:
     """Where the tokens of one pass stand; its rows are the batch's texts, each text's tokens one after another.
 
-    cos, sin: of the rotary embedding, [1, tokens, head_dim] in a prefill and [batch, 1, head_dim] in decoding.
+    cos, sin: of the rotary embedding, [1 or batch, tokens, head_dim].
     lengths: int32 [batch], tokens before this pass.
-    start: the same number where the host knows it (prefill), else None (decoding).
+    start: the same number where the host knows it, else None: then one token of each text is decoded.
+    mask: [batch, 1, 1, capacity], 0 for what a text's token sees and -inf for the rest, where `start` is None.
     """
 
     batch: int
@@ -33,7 +35,8 @@ class Step:
     cos: Tensor
     sin: Tensor
     lengths: Tensor
-    start: int | None
+    start: int | None = None
+    mask: Tensor | None = None
 
 
 class Cache:
@@ -49,6 +52,7 @@ class Cache:
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
         self.cos, self.sin = rotary_table(config, capacity, getattr(torch, precision.dtype), device)
         self.layers = [make_layer_cache(config, precision, self, device) for _ in range(config.layers)]
+        self._masked = isinstance(self.layers[0], FloatCache)
 
     def prefill_step(self, tokens: int) -> Step:
         """The step of a pass over `tokens` more tokens of each text.
@@ -61,9 +65,16 @@ class Cache:
         return Step(self.batch, tokens, self.cos[None, here], self.sin[None, here], self.lengths, self.length)
 
     def decode_step(self) -> Step:
-        """The step of one more token of each text, its place read on the device."""
+        """The step of one more token of each text, its place read on the device: one graph serves every length."""
         positions = self.lengths.long()
-        return Step(self.batch, 1, self.cos[positions, None], self.sin[positions, None], self.lengths, None)
+        cos, sin = self.cos[positions, None], self.sin[positions, None]
+        return Step(self.batch, 1, cos, sin, self.lengths, mask=self._mask() if self._masked else None)
+
+    def _mask(self) -> Tensor:
+        """What each text's next token sees of a 16-bit cache, for all layers."""
+        hidden = torch.arange(self.capacity, device=self.lengths.device) > self.lengths[:, None]
+        mask = torch.zeros(self.batch, 1, 1, self.capacity, dtype=self.cos.dtype, device=self.lengths.device)
+        return mask.masked_fill_(hidden[:, None, None], -torch.inf)
 
     def advance(self, tokens: int) -> None:
         """Count tokens that every layer has appended."""
@@ -97,12 +108,6 @@ def rotary_table(
     return (angles.cos() * config.rope_scale).to(dtype), (angles.sin() * config.rope_scale).to(dtype)
 
 
-def rotate(x: Tensor, step: Step) -> Tensor:
-    """Rotary embedding of x [batch, tokens, heads, head_dim]: features i and i + head_dim / 2 turn together."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.addcmul(x * step.cos[:, :, None], torch.cat([-second, first], dim=-1), step.sin[:, :, None])
-
-
 def make_layer_cache(
     config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str
 ) -> "FloatCache | Int4Cache":
@@ -117,31 +122,21 @@ class FloatCache:
     """One layer's keys and values [batch, capacity, kv_heads, head_dim] in the decoder's type."""
 
     def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
-        self.heads = (config.heads, config.kv_heads, config.kv_heads)
+        self.heads, self.kv_heads = config.heads, config.kv_heads
         size, dtype = (cache.batch, cache.capacity, config.kv_heads, config.head_dim), getattr(torch, precision.dtype)
         self.keys, self.values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
-        self._texts = torch.arange(cache.batch, device=device)
 
     def attend(self, qkv: Tensor, step: Step) -> Tensor:
         """Projections [rows, (heads + 2 kv_heads) * head_dim] -> attention's output [rows, heads * head_dim]."""
-        qkv = qkv.view(step.batch, step.tokens, sum(self.heads), -1)
-        queries, keys = rotate(qkv[:, :, : -self.heads[2]], step).split(self.heads[:2], dim=2)
-        keys, values = self.stored(keys, qkv[:, :, -self.heads[2] :])
-        if step.start is None:
-            positions = step.lengths.long()
-            self.keys.index_put_((self._texts, positions), keys[:, 0])
-            self.values.index_put_((self._texts, positions), values[:, 0])
-            output = attend_to_lengths(queries, self.keys, self.values, step.lengths)
-        else:
+        queries, keys, values = self.append(qkv, step), self.keys, self.values
+        if step.start is not None:
             end = step.start + step.tokens
-            self.keys[:, step.start : end] = keys
-            self.values[:, step.start : end] = values
-            output = attend_causally(queries, self.keys[:, :end], self.values[:, :end])
-        return output.reshape(step.batch * step.tokens, -1)
+            keys, values = keys[:, :end], values[:, :end]
+        return attend(queries, keys, values, step.mask).reshape(len(qkv), -1)
 
-    def stored(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """What is kept of new keys and values [batch, tokens, kv_heads, head_dim]."""
-        return keys, values
+    def append(self, qkv: Tensor, step: Step) -> Tensor:
+        """Store new keys and values; returns the queries after RoPE, [batch, tokens, heads, head_dim]."""
+        return rope_append(qkv, step.cos, step.sin, step.lengths, self.keys, self.values, self.heads)
 
 
 class RoundedCache(FloatCache):
@@ -161,9 +156,15 @@ class RoundedCache(FloatCache):
             transform if scheme.rotate else None,
         )
 
-    def stored(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values as a 4-bit cache would return them, the keys turned back."""
-        return self.quantizer.fake(keys, values)
+    def append(self, qkv: Tensor, step: Step) -> Tensor:
+        """As in `FloatCache`, keys and values passing through the simulation's quantizer, keys there and back by R3."""
+        heads = (self.heads, self.kv_heads, self.kv_heads)
+        queries, keys, values = qkv.view(step.batch, step.tokens, sum(heads), -1).split(heads, dim=2)
+        keys, values = self.quantizer.fake(rotate(keys, step.cos, step.sin), values)
+        positions = step.lengths.long()[:, None] + torch.arange(step.tokens, device=qkv.device)
+        texts = torch.arange(step.batch, device=qkv.device)[:, None]
+        self.keys[texts, positions], self.values[texts, positions] = keys, values
+        return rotate(queries, step.cos, step.sin)
 
 
 class Int4Cache:
@@ -196,38 +197,24 @@ class Int4Cache:
         if step.start is None:
             return self.store.attend(queries[:, 0], *turn, new_tokens=1).flatten(1)
         keys, values = self.store.dequantize(step.start + step.tokens, qkv.dtype)
-        output = attend_causally(
-            self.store.rotate_queries(queries, *turn), keys.transpose(1, 2), values.transpose(1, 2)
-        )
-        return output.reshape(step.batch * step.tokens, -1)
+        queries = self.store.rotate_queries(queries, *turn)
+        return attend(queries, keys.transpose(1, 2), values.transpose(1, 2)).reshape(step.batch * step.tokens, -1)
 
 
-def attend_causally(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The library's attention of the last tokens over all: [batch, tokens, heads, head_dim], keys [batch, all, ...]."""
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The library's attention of the last tokens over all, causal where no mask says otherwise.
+
+    queries: [batch, tokens, heads, head_dim]. keys, values: [batch, all tokens, kv_heads, head_dim].
+    """
     tokens, total = queries.shape[1], keys.shape[1]
-    mask = None if tokens == total else causal_lower_right(tokens, total)
+    if mask is None and 1 < tokens < total:
+        mask = causal_lower_right(tokens, total)
     output = scaled_dot_product_attention(
         queries.transpose(1, 2),
         keys.transpose(1, 2),
         values.transpose(1, 2),
         attn_mask=mask,
-        is_causal=mask is None,
-        enable_gqa=queries.shape[2] != keys.shape[2],
-    )
-    return output.transpose(1, 2)
-
-
-def attend_to_lengths(queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
-    """One query per text over its first `lengths` + 1 tokens: [batch, 1, heads, head_dim] -> the same.
-
-    keys, values: [batch, capacity, kv_heads, head_dim]; what lies behind a text's length is not looked at.
-    """
-    seen = torch.arange(keys.shape[1], device=keys.device) <= lengths[:, None]
-    output = scaled_dot_product_attention(
-        queries.transpose(1, 2),
-        keys.transpose(1, 2),
-        values.transpose(1, 2),
-        attn_mask=seen[:, None, None],
+        is_causal=mask is None and tokens > 1,
         enable_gqa=queries.shape[2] != keys.shape[2],
     )
     return output.transpose(1, 2)

@@ -9,14 +9,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import linear
 
 from rotquant.decoder.config import DecoderConfig, InputScheme, Precision
 from rotquant.errors import KernelError
 from rotquant.kernels.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
+from rotquant.kernels.elementwise import add_rms_norm, swiglu
 from rotquant.kernels.hadamard import hadamard
 from rotquant.kernels.layouts import K_BLOCK, STRIP, padded
 from rotquant.kernels.linear import GROUP_SIZE, PackedWeight, quantized_linear
+from rotquant.kernels.lut import GROUP_SIZE as LUT_GROUP
+from rotquant.kernels.lut import LutWeight, lut_linear
 
 #: Value of `transform` beside NO_TRANSFORM and a number of heads.
 WHOLE_AXIS = 0
@@ -49,13 +52,12 @@ class FloatInputs(nn.Module):
         self, hidden: Tensor, update: Tensor | None, gain: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         """hidden + update [rows, hidden], and its RMS norm."""
-        hidden = hidden if update is None else hidden + update
-        return hidden, self(rms_norm(hidden, hidden.shape[-1:], gain, eps))
+        normed, total = add_rms_norm(hidden, update, gain, eps)
+        return hidden if update is None else total, self(normed)
 
     def after_gate(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up of [rows, 2 * features]."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self(silu(gate) * up)
+        return self(swiglu(gate_up))
 
 
 class QuantizedInputs(nn.Module):
@@ -166,7 +168,46 @@ class QuantizedLinear(nn.Module):
 
 
 class LutLinear(nn.Module):
-    """stub"""
+    """A linear layer of 2-bit codes into tables of four levels (RCP Sec. 4.4), inputs quantized or not.
+
+    Buffers: codes and table as in `LutWeight`, bias [out] of `dtype` or None.
+
+    Raises:
+        KernelError: groups that do not divide the input features.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        inputs: FloatInputs | QuantizedInputs,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        if in_features % LUT_GROUP:
+            raise KernelError(f"look-up tables of {LUT_GROUP} weights do not divide {in_features} input features.")
+        self.inputs, self.shape, self.dtype = inputs, (out_features, in_features), dtype
+        size = (padded(out_features, STRIP) // STRIP, in_features // LUT_GROUP)
+        self.register_buffer("codes", torch.empty(*size, 32, 16, dtype=torch.uint8, device=device))
+        self.register_buffer("table", torch.empty(*size, 8, 2, 4, dtype=torch.float16, device=device))
+        self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
+
+    @property
+    def weight(self) -> LutWeight:
+        """The weight as the kernel reads it."""
+        return LutWeight(self.codes, self.table, self.shape)
+
+    def product(self, x: Tensor | Quantized) -> Tensor:
+        """[rows, in], quantized or not -> [rows, out] of `dtype`."""
+        values, scale = (x.codes, x.scale) if isinstance(x, Quantized) else (x, None)
+        return lut_linear(values, self.weight, scale, self.bias, self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`product` of the transformed (and quantized) input [rows, in]."""
+        return self.product(self.inputs(x))
 
 
 def make_linear(config: DecoderConfig, precision: Precision, name: str, device: torch.device | str) -> nn.Module:

@@ -1,0 +1,151 @@
+// What lies between the matrix products of a 16-bit decoder, fused as it is in the quantized one: residual add and
+// RMSNorm, SwiGLU, rotary embedding and append to the cache. All are bound by memory. Arithmetic is float32, rounded
+// where it is stored. sm_80 and newer.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace {
+
+constexpr int WARP = 32;
+
+// Eight 16-bit numbers, one load.
+template <typename T>
+struct alignas(16) Eight {
+    T x[8];
+};
+
+template <typename T>
+__device__ __forceinline__ Eight<T> load(const T* p) {
+    return *reinterpret_cast<const Eight<T>*>(p);
+}
+
+template <typename T>
+__device__ __forceinline__ void store(T* p, const Eight<T>& v) {
+    *reinterpret_cast<Eight<T>*>(p) = v;
+}
+
+__device__ __forceinline__ float wide(__half x) { return __half2float(x); }
+__device__ __forceinline__ float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+__device__ __forceinline__ void narrow(float x, __half& y) { y = __float2half_rn(x); }
+__device__ __forceinline__ void narrow(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
+
+// x rounded to T and back.
+template <typename T>
+__device__ __forceinline__ float rounded(float x) {
+    T y;
+    narrow(x, y);
+    return wide(y);
+}
+
+// Sum over a block of whole warps, in every thread.
+__device__ __forceinline__ float block_sum(float x) {
+    __shared__ float partial[WARP];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+#pragma unroll
+    for (int mask = WARP / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, mask);
+    if (lane == 0) partial[warp] = x;
+    __syncthreads();
+    x = lane < static_cast<int>(blockDim.x) / WARP ? partial[lane] : 0.f;
+#pragma unroll
+    for (int mask = WARP / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, mask);
+    return x;
+}
+
+}  // namespace
+
+// A block per row of n values, n <= 16 * blockDim.x and a multiple of eight. sum = x + residual, where there is one;
+// out = RMSNorm(sum) * gain.
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    add_rms_norm(const T* x, const T* residual, const T* gain, float eps, int n, T* sum, T* out) {
+    constexpr int VECTORS = 2;
+    const long long row = static_cast<long long>(blockIdx.x) * n;
+    float v[VECTORS][8];
+    float squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        const int column = 8 * (threadIdx.x + i * blockDim.x);
+        if (column >= n) continue;
+        Eight<T> a = load(x + row + column);
+        if (residual) {
+            const Eight<T> b = load(residual + row + column);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) narrow(wide(a.x[j]) + wide(b.x[j]), a.x[j]);
+            store(sum + row + column, a);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            v[i][j] = wide(a.x[j]);
+            squares = fmaf(v[i][j], v[i][j], squares);
+        }
+    }
+    const float factor = rsqrtf(block_sum(squares) / n + eps);
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        const int column = 8 * (threadIdx.x + i * blockDim.x);
+        if (column >= n) continue;
+        Eight<T> g, y;
+        if (gain) g = load(gain + column);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) narrow(v[i][j] * factor * (gain ? wide(g.x[j]) : 1.f), y.x[j]);
+        store(out + row + column, y);
+    }
+}
+
+// out [rows, n] = silu(gate) * up of (gate | up) [rows, 2 n], silu rounded as torch rounds it; n a multiple of eight.
+template <typename T>
+__global__ void __launch_bounds__(256) swiglu(const T* gate_up, long long vectors, int n, T* out) {
+    const long long item = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (item >= vectors) return;
+    const long long row = item / (n / 8), column = 8 * (item % (n / 8));
+    const Eight<T> gate = load(gate_up + row * 2 * n + column), up = load(gate_up + row * 2 * n + n + column);
+    Eight<T> y;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        const float g = wide(gate.x[j]);
+        narrow(rounded<T>(g / (1.f + __expf(-g))) * wide(up.x[j]), y.x[j]);
+    }
+    store(out + row * n + column, y);
+}
+
+// Projections (q | k | v) [batch * tokens, (heads + 2 kv_heads) * D]: rotary embedding of q to `queries`, of k into the
+// cache, and v into the cache, at positions lengths[b] + t. cos, sin [1 or batch, tokens, D], their halves equal. A
+// thread turns eight features of a head's first half with the eight of its second.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    rope_append(const T* qkv, const T* cos, const T* sin, int cos_batch, const int* lengths, int batch, int tokens,
+                int heads, int kv_heads, int head_dim, int capacity, T* queries, T* keys, T* values) {
+    const int all = heads + 2 * kv_heads, half = head_dim / 2;
+    const long long item = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const int i = 8 * (item % (half / 8)), head = item / (half / 8) % all;
+    const long long row = item / (half / 8) / all;
+    if (row >= static_cast<long long>(batch) * tokens) return;
+    const int text = row / tokens, token = row % tokens;
+    const T* source = qkv + (row * all + head) * head_dim + i;
+    Eight<T> first = load(source), second = load(source + half);
+    if (head < heads + kv_heads) {
+        const long long angle = (static_cast<long long>(cos_batch == 1 ? 0 : text) * tokens + token) * head_dim + i;
+        const Eight<T> c = load(cos + angle), s = load(sin + angle);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const float a = wide(first.x[j]), b = wide(second.x[j]), cj = wide(c.x[j]), sj = wide(s.x[j]);
+            narrow(a * cj - b * sj, first.x[j]);
+            narrow(b * cj + a * sj, second.x[j]);
+        }
+    }
+    T* target;
+    if (head < heads) {
+        target = queries + (row * heads + head) * head_dim;
+    } else {
+        const int position = lengths[text] + token;
+        if (position >= capacity) return;
+        const bool is_key = head < heads + kv_heads;
+        const int kv_head = head - heads - (is_key ? 0 : kv_heads);
+        const long long place = static_cast<long long>(text) * capacity + position;
+        target = (is_key ? keys : values) + (place * kv_heads + kv_head) * head_dim;
+    }
+    store(target + i, first);
+    store(target + i + half, second);
+}

@@ -1,0 +1,63 @@
+"""`rotquant convert` and `generate`: a quantized model as a decoder on real integers, and text from it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rotquant.commands.options import Device
+from rotquant.devices import torch_device
+from rotquant.errors import CheckpointError, RecipeError, ResultError
+
+
+def convert(
+    model: Annotated[Path, typer.Argument(help="Folder written by `rotquant quantize`.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    dtype: Annotated[
+        str, typer.Option(help="Floating-point type of all that is not an integer: float16, bfloat16 or float32.")
+    ] = "float16",
+) -> None:
+    """Turn a fake-quantized MODEL into a decoder that multiplies its integers: CUDA kernels on a GPU, torch elsewhere.
+
+    Example: `rotquant convert quantized/ -o decoder/`, then `rotquant evaluate decoder/`
+    """
+    if dtype not in ("float16", "bfloat16", "float32"):
+        raise RecipeError(f"a decoder cannot be of type {dtype!r}; use float16, bfloat16 or float32.")
+    if output.exists() and any(output.iterdir()) and not (output / "decoder.json").exists():
+        raise ResultError(f"{output} exists and is not a decoder; name another folder.")
+    from rotquant.checkpoints import load_tokenizer
+    from rotquant.decoder import conversion, save_decoder
+    from rotquant.storage import read_manifest
+
+    manifest = read_manifest(model)
+    decoder = conversion.convert(model, dtype=dtype)
+    origin = manifest.model_dump(mode="json", include={"recipe", "seed", "source", "versions"})
+    save_decoder(output, decoder, load_tokenizer(model), origin)
+    size = sum(file.stat().st_size for file in output.iterdir()) / 2**20
+    Console().print(f"{model}: {decoder.config.layers} layers converted; {output}, {size:.1f} MiB", highlight=False)
+
+
+def generate(
+    model: Annotated[Path, typer.Argument(help="Folder written by `rotquant convert`.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")],
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 64,
+    device: Device = "auto",
+) -> None:
+    """Continue a text greedily with a converted MODEL.
+
+    Example: `rotquant generate decoder/ --prompt "Returns the sum of" --tokens 32`
+    """
+    from rotquant.corpora import tokenize
+    from rotquant.decoder import Generation, load_decoder
+
+    stored = load_decoder(model, torch_device(device))
+    if stored.tokenizer is None:
+        raise CheckpointError(f"{model} has no tokenizer: convert the model again.")
+    ids = tokenize(prompt, stored.tokenizer)
+    config = stored.decoder.config
+    capacity = len(config.prefix) + len(ids) + tokens
+    if capacity > config.max_positions:
+        raise RecipeError(f"{len(ids)} + {tokens} tokens exceed the model's {config.max_positions} positions.")
+    new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens)
+    typer.echo(prompt + stored.tokenizer.decode(new[0].tolist()))
