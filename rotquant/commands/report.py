@@ -63,6 +63,38 @@ def page(name: TableName, config: Configs = None) -> None:
 
 
 @report_app.command()
+def speed(name: TableName, config: Configs = None) -> None:
+    """Render the page of a speed table, and its numbers as CSV, from the record of this machine or a committed one."""
+    from rotquant.reporting.markdown import page_path
+    from rotquant.reporting.speed import numbers, page
+    from rotquant.reporting.tables import table_path
+
+    project = open_project(config)
+    table = project.speed_table(name)
+    if table.grids:
+        source = numbers.find_source(project, table)
+        values = numbers.collect(project, table, source)
+        gpu = None if source is None else source.record.gpu
+        numbers.write_csv(project.root / table_path(name), table, values, gpu)
+    write_text(project.root / page_path(name), page.page(project, table))
+    typer.echo(str(page_path(name)))
+
+
+@report_app.command()
+def speed_figure(name: TableName, config: Configs = None) -> None:
+    """Draw the figure of a speed table into reports/figures/<name>.svg."""
+    from rotquant.reporting.figures import figure_path
+    from rotquant.reporting.speed import figures
+
+    project = open_project(config)
+    table = project.speed_table(name)
+    if table.drawing is None:
+        raise ResultError(f"table {name} has no figure.")
+    figures.draw(project, table, project.root / figure_path(name))
+    typer.echo(str(figure_path(name)))
+
+
+@report_app.command()
 def index(config: Configs = None) -> None:
     """Render the scoreboard over all targets of the papers into reports/index.md, and as a page into index.html."""
     from rotquant.reporting import html, scoreboard

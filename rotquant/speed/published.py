@@ -19,14 +19,15 @@ UNITS = {"ms": 1e-3, "ms/token": 1e-3, "GB": 2.0**30, "x": 1.0}
 class Reference:
     """What the paper printed for a cell on one GPU.
 
-    value: in SI units; ratio: over its baseline, as printed or from two printed numbers; either may be missing.
-    text: the number as printed, with its unit, or a word such as OOM.
+    value: in SI units; ratio: the baseline's number by this one, as printed or from two printed numbers. Either may be
+    missing. text: the number as printed, or a word such as OOM; unit: the factor from it to SI.
     """
 
     gpu: str
     value: float | None
     ratio: float | None
     text: str
+    unit: float
 
 
 References = Mapping[tuple[str, str, str], tuple[Reference, ...]]
@@ -109,7 +110,7 @@ def _reference(printout: Printout, grid: Grid, row: Row, column: Column, gpu: st
     if speedup is None and value and over is not None:
         base, _ = _texts(printout, grid, row, grid.column(over), gpu)
         speedup = base.value / value if base is not None and base.value is not None else None
-    return Reference(gpu, value, speedup, "-" if number is None else number.text)
+    return Reference(gpu, value, speedup, *(("-", 1.0) if number is None else (number.text, UNITS[number.unit])))
 
 
 def _texts(printout: Printout, grid: Grid, row: Row, column: Column, gpu: str) -> tuple[Text | None, Text | None]:

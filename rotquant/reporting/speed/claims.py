@@ -1,0 +1,143 @@
+"""Claims about speed, decided by ratios of two columns: by our measurements, and by the paper's on each of its GPUs.
+
+What lacks a number is named and left out; a claim without anything to compare has no verdict. Bounds are met up to
+rounding of floating-point numbers, never up to a spread: a claim that holds within its noise fails, and shows by how
+little.
+"""
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rotquant.project import Project
+from rotquant.reporting.claims import EPSILON, Finding, Verdict
+from rotquant.reporting.speed.numbers import Numbers, row_names
+from rotquant.speed.definitions import Check, Claim, Grid, SpeedTable, matches
+from rotquant.speed.published import Reference, References, references
+
+#: More rows than these are summed up.
+_ROWS = 6
+
+Ratio = Callable[[str, str, str, str], float | None]
+"""The number of a grid's row in column `over` by that in another column: (grid, row, column, over)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A claim with the verdict by our numbers and the verdict by the paper's own."""
+
+    claim: Claim
+    ours: Verdict
+    papers: Verdict
+
+
+def outcomes(project: Project, table: SpeedTable, numbers: Numbers) -> tuple[Outcome, ...]:
+    """Every claim of a table."""
+    printed = references(table, project.root)
+    found = []
+    for claim in table.claims:
+        papers = [judge(claim, table, _printed_ratio(table, printed, gpu), gpu) for gpu in table.gpus]
+        together = Verdict(
+            tuple(finding for verdict in papers for finding in verdict.findings),
+            tuple(place for verdict in papers for place in verdict.missing),
+        )
+        found.append(Outcome(claim, judge(claim, table, _measured_ratio(numbers)), together))
+    return tuple(found)
+
+
+def judge(claim: Claim, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdict:
+    """Decide a claim by one set of ratios; `gpu` is named where it is not ours."""
+    results = [
+        result
+        for grid in table.grids
+        if matches(grid.name, claim.grid)
+        for result in _findings(claim, grid, ratio, _prefix(table, grid, gpu))
+    ]
+    findings = tuple(result for result in results if isinstance(result, Finding))
+    return Verdict(findings, tuple(result for result in results if isinstance(result, str)))
+
+
+def _findings(claim: Claim, grid: Grid, ratio: Ratio, prefix: str) -> Iterator[Finding | str]:
+    check = claim.check
+    ratios: dict[str, float] = {}
+    for row in row_names(grid):
+        if matches(row, *claim.rows):
+            speedup = ratio(grid.name, row, check.column, check.over)
+            if speedup is None:
+                yield f"{prefix}{row}, {check.column}"
+            else:
+                ratios[row] = speedup if check.compare == "speedup" else 1 / speedup
+    if not ratios:
+        return
+    if check.increasing:
+        for (before, less), (after, more) in itertools.pairwise(ratios.items()):
+            numbers = f"{show(more)} > {show(less)}"
+            yield Finding(f"{prefix}{after} after {before}", numbers, more - less > EPSILON)
+    elif check.of == "every":
+        yield from _every(check, prefix, ratios)
+    elif check.of == "best":
+        row = max(ratios, key=lambda name: ratios[name])
+        yield _bounded(check, f"{prefix}best, {row}", ratios[row])
+    else:
+        yield _bounded(check, f"{prefix}mean of {len(ratios)}", statistics.fmean(ratios.values()))
+
+
+def _every(check: Check, prefix: str, ratios: dict[str, float]) -> Iterator[Finding]:
+    """A finding per row; of many rows the worst alone, which decides, with the range of all."""
+    found = {row: _bounded(check, f"{prefix}{row}", value) for row, value in ratios.items()}
+    if len(found) <= _ROWS:
+        yield from found.values()
+        return
+    worst = (min if check.at_least is not None else max)(ratios, key=lambda row: ratios[row])
+    fail = sum(not finding.holds for finding in found.values())
+    span = f"{show(min(ratios.values()))} to {show(max(ratios.values()))}"
+    numbers = f"{found[worst].numbers}; all {span}{f', {fail} fail' if fail else ''}"
+    yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, found[worst].holds)
+
+
+def _bounded(check: Check, place: str, value: float) -> Finding:
+    if check.at_least is not None:
+        return Finding(place, f"{show(value)} ≥ {check.at_least:g}", value >= check.at_least - EPSILON)
+    assert check.at_most is not None
+    return Finding(place, f"{show(value)} ≤ {check.at_most:g}", value <= check.at_most + EPSILON)
+
+
+def _measured_ratio(numbers: Numbers) -> Ratio:
+    def ratio(grid: str, row: str, column: str, over: str) -> float | None:
+        ours, base = numbers[grid, row, column].ours, numbers[grid, row, over].ours
+        return None if ours is None or base is None or not ours.value else base.value / ours.value
+
+    return ratio
+
+
+def _printed_ratio(table: SpeedTable, printed: References, gpu: str) -> Ratio:
+    def ratio(grid: str, row: str, column: str, over: str) -> float | None:
+        several = {name: _of_gpu(printed, (grid, row, name), gpu) for name in (column, over)}
+        mine, base = several[column], several[over]
+        if (
+            mine is not None
+            and table.grid(grid).over(table.grid(grid).column(column)) == over
+            and mine.ratio is not None
+        ):
+            return mine.ratio
+        if mine is None or base is None or not mine.value or base.value is None:
+            return None
+        return base.value / mine.value
+
+    return ratio
+
+
+def _of_gpu(printed: References, place: tuple[str, str, str], gpu: str) -> Reference | None:
+    return next((one for one in printed.get(place, ()) if one.gpu == gpu), None)
+
+
+def _prefix(table: SpeedTable, grid: Grid, gpu: str) -> str:
+    parts = [grid.name] if len(table.grids) > 1 else []
+    parts += [gpu] if gpu and len(table.gpus) > 1 else []
+    return "".join(f"{part}, " for part in parts)
+
+
+def show(ratio: float) -> str:
+    """A ratio as printed: two decimals, three up to a little above one."""
+    return f"{ratio:.3f}" if ratio <= 1.1 else f"{ratio:.2f}"

@@ -1,0 +1,112 @@
+"""Section "Against the limits": bytes and operations of each kernel over its time, beside the GPU's measured ceilings.
+
+The floor of a kernel is the larger of two times: its fewest bytes at the speed of a large copy, and its operations at
+the rate of the number format that it multiplies in (Williams et al. 2009, the roofline). It is shown for tables that
+measured their own ceilings.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rotquant.bench.records import CellRecord
+from rotquant.reporting.speed.numbers import Numbers, Place
+from rotquant.reporting.tables import markdown_table
+from rotquant.speed.definitions import Grid, SpeedTable, rows
+
+CEILING = "ceiling"
+
+#: The number format that an implementation multiplies in; others are bound by memory alone.
+FORMATS = {
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "w16a4": "fp16",
+    "w2a16": "fp16",
+    "fp8": "fp8",
+    "int8": "int8",
+    "int4": "int8",
+    "int4-grouped": "int8",
+    "int4-a8": "int8",
+    "w2a4": "int8",
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured kernel on the roofline: seconds, fewest bytes, operations, and the number format of its
+    arithmetic."""
+
+    place: Place
+    seconds: float
+    bytes: float
+    operations: float
+    arithmetic: str | None
+
+    def floor(self, ceilings: Mapping[str, float]) -> tuple[float, str]:
+        """The least time, and what sets it: "memory" or "arithmetic"."""
+        memory = self.bytes / ceilings["copy"]
+        rate = ceilings.get(self.arithmetic or "")
+        multiplying = self.operations / rate if rate else 0.0
+        return (memory, "memory") if memory >= multiplying else (multiplying, "arithmetic")
+
+
+def ceilings(numbers: Numbers) -> dict[str, float]:
+    """What the GPU reached: bytes per second of a copy, operations per second by format; nothing unless measured."""
+    found = {}
+    for number in numbers.values():
+        record = number.record
+        if record is not None and record.benchmark == CEILING and record.missing is None:
+            what = str(record.arguments["what"])
+            amount = record.quantities["bytes" if what == "copy" else "operations"].value
+            found[what] = amount / record.quantities["seconds"].value
+    return found
+
+
+def points(numbers: Numbers) -> list[Point]:
+    """Every measured cell that knows its bytes."""
+    several = ((place, number.record) for place, number in numbers.items())
+    return [_point(place, record) for place, record in several if record is not None and _is_kernel(record)]
+
+
+def section(table: SpeedTable, numbers: Numbers) -> str:
+    """Share of the floor that each kernel reaches, grid by grid; nothing without ceilings."""
+    known = ceilings(numbers)
+    if "copy" not in known:
+        return ""
+    rates = ", ".join(f"{name} {rate / 1e12:.0f} TOP/s" for name, rate in known.items() if name != "copy")
+    parts = [
+        "## Against the limits\n",
+        f"Ceilings measured in the same run: copy {known['copy'] / 1e12:.2f} TB/s; products {rates}. The floor is the "
+        "time that bytes or operations alone would take there, whichever is longer. Shown is the floor in percent of "
+        "the kernel's time, and whether memory (m) or arithmetic (a) sets it.\n",
+    ]
+    by_place = {point.place: point for point in points(numbers)}
+    for grid in table.grids:
+        if grid.benchmark != CEILING:
+            parts += [f"{grid.name}:\n", _table(grid, by_place, known)]
+    return "\n".join(parts)
+
+
+def _table(grid: Grid, by_place: Mapping[Place, Point], known: dict[str, float]) -> str:
+    lines = []
+    for row in rows(grid):
+        several = (by_place.get((grid.name, row.name, column.name)) for column in grid.columns)
+        lines.append([*row.labels, *("-" if point is None else _share(point, known) for point in several)])
+    header = [*(axis.name for axis in grid.axes), *(column.name for column in grid.columns)]
+    return markdown_table(header, lines, "l" * len(grid.axes) + "r" * len(grid.columns))
+
+
+def _share(point: Point, known: dict[str, float]) -> str:
+    floor, bound = point.floor(known)
+    return f"{100 * floor / point.seconds:.0f} % {bound[0]}"
+
+
+def _is_kernel(record: CellRecord) -> bool:
+    return record.benchmark != CEILING and {"seconds", "bytes"} <= set(record.quantities)
+
+
+def _point(place: Place, record: CellRecord) -> Point:
+    quantities = record.quantities
+    operations = quantities["operations"].value if "operations" in quantities else 0.0
+    attends = record.benchmark == "decode_attention"  # on dequantized keys and values
+    which = "fp16" if attends else FORMATS.get(str(record.arguments.get("implementation")))
+    return Point(place, quantities["seconds"].value, quantities["bytes"].value, operations, which)

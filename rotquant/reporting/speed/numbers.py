@@ -1,0 +1,147 @@
+"""The numbers of a speed table: each cell of its record beside what the paper printed, and its ratio to the baseline.
+
+A record lies in results/speed/ when this machine measured it, in results/bench/<gpu>/ when it was committed from
+another; the first goes before the second, and the newest of several goes first.
+"""
+
+import csv
+import io
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from rotquant.bench.records import SPEED, CellRecord, Measurement, Record, committed, read_record
+from rotquant.files import write_text
+from rotquant.project import Project
+from rotquant.speed.definitions import Cell, Grid, SpeedTable, rows
+from rotquant.speed.published import Reference, references
+
+Place = tuple[str, str, str]
+"""Grid, row and column."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The record that a page shows. path: relative to the project; recorded: measured on another machine."""
+
+    record: Record
+    path: Path
+    recorded: bool
+
+
+@dataclass(frozen=True)
+class Number:
+    """One cell: our measurement or why there is none, its ratio over the baseline, and the paper's on each GPU.
+
+    spread: of the measurement, as a share of it. ratio_spread: of the ratio, as a share of it.
+    """
+
+    ours: Measurement | None
+    missing: str | None
+    ratio: float | None
+    ratio_spread: float | None
+    papers: tuple[Reference, ...]
+    record: CellRecord | None = None
+
+
+Numbers = dict[Place, Number]
+"""The numbers of a table by place."""
+
+
+def find_source(project: Project, table: SpeedTable) -> Source | None:
+    """The record of a table, None when there is none.
+
+    Raises:
+        ResultError: it is damaged.
+    """
+    path = record_path(project.root, table.id)
+    if path is None:
+        return None
+    return Source(read_record(project.root / path, table.id), path, path.parent != SPEED)
+
+
+def record_path(root: Path, table: str) -> Path | None:
+    """Where the record of a table lies, relative to the project; None when it was never measured."""
+    own = SPEED / f"{table}.json"
+    if (root / own).exists():
+        return own
+    found = list(committed(root, table).values())
+    if not found:
+        return None
+    newest = max(found, key=lambda path: _date(read_record(path, table)))
+    return newest.relative_to(root)
+
+
+def collect(project: Project, table: SpeedTable, source: Source | None) -> Numbers:
+    """Every cell of a table, measured or not."""
+    printed = references(table, project.root)
+    known = {} if source is None else source.record.by_key
+    cells = {(cell.grid, cell.row, cell.column): cell for cell in table.cells}
+    return {place: _number(table, cells, place, known, printed.get(place, ())) for place in cells}
+
+
+def shown_ratio(grid: Grid, speedup: float) -> float:
+    """A ratio as the grid shows it: a cost is the inverse of a speedup."""
+    return 1 / speedup if grid.ratio == "cost" else speedup
+
+
+def write_csv(path: Path, table: SpeedTable, numbers: Numbers, gpu: str | None) -> None:
+    """All numbers of a table, one line per cell and GPU, in SI units; - where there is none."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("grid", "row", "column", "gpu", "source", "unit", "value", "low", "high", "ratio", "missing"))
+    for place, number in numbers.items():
+        one = number.ours
+        measured = ("-",) * 4 if one is None else (one.unit, repr(one.value), _cell(one.low), _cell(one.high))
+        writer.writerow((*place, gpu or "-", "measured", *measured, _cell(number.ratio), number.missing or "-"))
+        for paper in number.papers:
+            unit = "-" if one is None else one.unit
+            writer.writerow(
+                (*place, paper.gpu, "published", unit, _cell(paper.value), "-", "-", _cell(paper.ratio), "-")
+            )
+    write_text(path, text.getvalue())
+
+
+def _number(
+    table: SpeedTable,
+    cells: dict[Place, Cell],
+    place: Place,
+    known: dict[str, CellRecord],
+    papers: tuple[Reference, ...],
+) -> Number:
+    grid = table.grid(place[0])
+    column = grid.column(place[2])
+    record = known.get(cells[place].key)
+    ours = _measurement(record, grid, column.name)
+    ratio = spread = None
+    over = grid.over(column)
+    if over is not None and ours is not None and ours.value:
+        base = _measurement(known.get(cells[place[0], place[1], over].key), grid, over)
+        if base is not None:
+            ratio, spread = base.value / ours.value, math.hypot(base.spread or 0.0, ours.spread or 0.0)
+    return Number(ours, _why(record, ours), ratio, spread, papers, record)
+
+
+def _measurement(record: CellRecord | None, grid: Grid, column: str) -> Measurement | None:
+    return None if record is None else record.quantities.get(grid.quantity_of(grid.column(column)))
+
+
+def _why(record: CellRecord | None, ours: Measurement | None) -> str | None:
+    if ours is not None:
+        return None
+    if record is None:
+        return "not measured"
+    return record.missing or "the benchmark returns no such quantity"
+
+
+def _date(record: Record) -> str:
+    return max((str(sitting.environment.get("date", "")) for sitting in record.sittings), default="")
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else repr(value)
+
+
+def row_names(grid: Grid) -> list[str]:
+    """The names of a grid's rows in order."""
+    return [row.name for row in rows(grid)]

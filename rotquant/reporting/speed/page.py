@@ -1,0 +1,137 @@
+"""The page of a speed table as Markdown: claims, ratios and times beside the paper's, what is missing, and provenance.
+
+Upright numbers were measured, on the GPU that is named; *italic* ones are the paper's, on its own GPU.
+"""
+
+import os
+from collections.abc import Sequence
+
+from rotquant.project import Project
+from rotquant.reporting.claims import score
+from rotquant.reporting.describe import is_of_the_paper, title
+from rotquant.reporting.figures import figure_path
+from rotquant.reporting.pages.verdicts import findings, verdict_words
+from rotquant.reporting.speed import limits
+from rotquant.reporting.speed.claims import Outcome, outcomes
+from rotquant.reporting.speed.grids import grid_sections, part_table
+from rotquant.reporting.speed.numbers import Numbers, Source, collect, find_source
+from rotquant.reporting.speed.provenance import provenance_section, when_and_where
+from rotquant.reporting.tables import markdown_table
+from rotquant.results import REPORTS
+from rotquant.speed.definitions import SpeedTable
+
+
+def page(project: Project, table: SpeedTable) -> str:
+    """The whole page; links are relative to the reports folder.
+
+    Raises:
+        ResultError: the table's record, or for a figure the record of a table that it draws, is damaged.
+    """
+    source = f"{table.paper_title}, Section {table.section}" if is_of_the_paper(table) else table.paper_title
+    head = [f"# {title(table)}\n", f"{table.caption} ({source})\n"]
+    if not table.grids:
+        return "\n".join([*head, *_figure_page(project, table)])
+    measured = find_source(project, table)
+    numbers = collect(project, table, measured)
+    sections = [
+        *head,
+        _reading(table, measured),
+        _figure(table),
+        claims_section(table, outcomes(project, table, numbers)),
+        *(section for grid in table.grids for section in grid_sections(table, grid, numbers)),
+        limits.section(table, numbers),
+        _notes(table),
+        _missing(numbers),
+        provenance_section(table, measured),
+    ]
+    return "\n".join(section for section in sections if section)
+
+
+def claims_section(table: SpeedTable, decided: Sequence[Outcome]) -> str:
+    """The verdicts as a table, the numbers behind them folded below; nothing for a table without claims."""
+    if not decided:
+        return ""
+    of_paper, lines, details = is_of_the_paper(table), [], []
+    for number, outcome in enumerate(decided, 1):
+        claim, here = outcome.claim, outcome.ours.holds
+        text = claim.text + (f"<br><sub>Check: {claim.note}</sub>" if claim.note else "")
+        if claim.if_it_fails and here is False:
+            text += f"<br>❌ Why it may fail here: {claim.if_it_fails}"
+        papers = [claim.section, verdict_words(outcome.papers.holds)] if of_paper else []
+        lines.append([number, text, verdict_words(here), *papers])
+        printed = f"   - *published*: {findings(outcome.papers)}\n" if of_paper else ""
+        details.append(f"{number}. {claim.text}\n\n   - here: {findings(outcome.ours)}\n{printed}")
+    counted = score(decided)
+    name, verb = ("Claims of the paper", "hold here") if of_paper else ("Goals", "are reached")
+    unchecked = f", {counted.unchecked} cannot be checked" if counted.unchecked else ""
+    header = ["", "Claim" if of_paper else "Goal", "here", *(["Section", "*paper's numbers*"] if of_paper else [])]
+    return "\n".join(
+        [
+            f"## {name}: {counted.holds} of {counted.checked} {verb}{unchecked}\n",
+            markdown_table(header, lines, "rllll"[: len(header)]),
+            f"<details><summary>The numbers behind each verdict</summary>\n\n{''.join(details)}\n</details>\n",
+        ]
+    )
+
+
+def _reading(table: SpeedTable, source: Source | None) -> str:
+    """How to read the numbers: whose they are, and where they were measured."""
+    papers = f" *Italic* ones are the paper's, on {_list(table.gpus)}." if table.gpus else ""
+    if source is None:
+        how = "`rotquant bench measure` does it on a machine with an NVIDIA GPU"
+        return f"> **Not measured yet:** there is no record of this table; {how}.\n\n{papers.strip()}\n"
+    return f"{when_and_where(source)}{papers}\n"
+
+
+def _figure(table: SpeedTable) -> str:
+    if table.drawing is None:
+        return ""
+    link = os.path.relpath(figure_path(table.id), REPORTS)
+    return f"![{table.drawing.caption}]({link})\n\n{table.drawing.caption}\n"
+
+
+def _notes(table: SpeedTable) -> str:
+    """What a reader must know, and how times are taken."""
+    lines = [
+        "Times are GPU time of CUDA-graph replays; successive calls take turns on copies of their inputs that together "
+        "exceed the L2 cache, so that weights come from memory.",
+        *table.notes,
+    ]
+    return "## Notes\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def _missing(numbers: Numbers) -> str:
+    """Every cell without a number, and why."""
+    reasons: dict[str, list[str]] = {}
+    for (_, row, column), number in numbers.items():
+        if number.missing is not None:
+            reasons.setdefault(number.missing.rstrip("."), []).append(f"{row}, {column}")
+    if not reasons:
+        return ""
+    lines = "".join(
+        f"- {reason}: {len(places)} cell{'s' if len(places) > 1 else ''} ({'; '.join(places[:6])}"
+        f"{'; ...' if len(places) > 6 else ''})\n"
+        for reason, places in reasons.items()
+    )
+    return f"## Cells without a number\n\n{lines}"
+
+
+def _figure_page(project: Project, table: SpeedTable) -> list[str]:
+    """A figure's page: the drawing, the ratios in it, and the tables they are from."""
+    assert table.drawing is not None
+    parts = [_figure(table), "## Numbers\n"]
+    sources: dict[str, Source | None] = {}
+    for part in table.drawing.parts:
+        origin = project.speed_table(part.table)
+        sources.setdefault(part.table, find_source(project, origin))
+        parts.append(part_table(origin, part, collect(project, origin, sources[part.table])))
+    parts.append("## Where the numbers are from\n")
+    for name, source in sources.items():
+        where = "not measured yet" if source is None else when_and_where(source)
+        parts.append(f"- [{name}]({name}.md): {where}")
+    parts.append(f"\n*Italic* numbers are the paper's, on {_list(table.gpus)}.\n")
+    return [*parts, "".join(f"- {note}\n" for note in table.notes)]
+
+
+def _list(items: Sequence[str]) -> str:
+    return " and ".join(dict.fromkeys(items))

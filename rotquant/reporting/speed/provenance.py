@@ -1,0 +1,75 @@
+"""Where the numbers of a speed table come from: GPU, clocks before and after, versions, commit, code, wall time."""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from rotquant.bench.records import Sitting
+from rotquant.reporting.speed.numbers import Source
+from rotquant.reporting.tables import table_path
+from rotquant.results import REPORTS
+from rotquant.speed.definitions import SpeedTable
+
+_STATE = {
+    "clocks.sm": "SM clock {} MHz",
+    "clocks.mem": "memory clock {} MHz",
+    "power.draw": "{} W",
+    "temperature.gpu": "{} °C",
+}
+
+
+def when_and_where(source: Source) -> str:
+    """A sentence: measured here or recorded elsewhere, on which GPU, when, from which commit."""
+    used = [source.record.sittings[number] for number in sorted({cell.sitting for cell in source.record.cells})]
+    dates = sorted(str(sitting.environment.get("date", "-"))[:10] for sitting in used) or ["-"]
+    day = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    commits = _list(_commit(sitting.environment) for sitting in used)
+    verb = "were recorded on another machine, with" if source.recorded else "were measured on this machine, with"
+    return f"Upright numbers {verb} an **{source.record.gpu}** ({day}, {commits})."
+
+
+def provenance_section(table: SpeedTable, source: Source | None) -> str:
+    """The circumstances of each sitting that cells come from, and links to the files."""
+    if source is None:
+        return ""
+    record = source.record
+    counts = {
+        number: [cell for cell in record.cells if cell.sitting == number] for number in range(len(record.sittings))
+    }
+    lines = []
+    for number, cells in counts.items():
+        if cells:
+            sitting = record.sittings[number]
+            seconds = sum(cell.seconds for cell in cells)
+            lines += [f"{len(cells)} cells in {seconds:.0f} s, {_place(sitting)}", *_states(sitting)]
+    lines.append(f"Digest of kernels and benchmarks: {_list(f'`{cell.code}`' for cell in record.cells)}")
+    for words, path in (("Record", source.path), ("Table as CSV", table_path(table.id))):
+        lines.append(f"{words}: [{path}]({os.path.relpath(path, REPORTS)})")
+    return "## Provenance\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def _place(sitting: Sitting) -> str:
+    data = sitting.environment
+    versions = ", ".join(f"{name} {version}" for name, version in data.get("versions", {}).items())
+    driver = sitting.gpu_before.get("driver_version", "-")
+    cuda = sitting.gpu_before.get("cuda", "-")
+    return f"{data.get('date', '-')}, {_commit(data)}; driver {driver}, CUDA {cuda}; {versions}; {data.get('cpu', '-')}"
+
+
+def _states(sitting: Sitting) -> list[str]:
+    return [
+        f"GPU {when}: {', '.join(form.format(state[name]) for name, form in _STATE.items() if name in state)}"
+        for when, state in (("before", sitting.gpu_before), ("after", sitting.gpu_after))
+        if state
+    ]
+
+
+def _commit(data: dict[str, Any]) -> str:
+    commit = data.get("git_commit")
+    if not commit:
+        return "commit unknown"
+    return f"commit `{commit[:12]}`{' with uncommitted changes' if data.get('git_dirty') else ''}"
+
+
+def _list(items: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(items))

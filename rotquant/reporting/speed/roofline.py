@@ -1,0 +1,89 @@
+"""The roofline of all kernels: how near each comes to what the GPU's memory and arithmetic allow.
+
+Operations per second over operations per byte (Williams et al. 2009), each number format below its own measured roof.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rotquant.project import Project
+from rotquant.reporting.speed.limits import Point, ceilings, points
+from rotquant.reporting.speed.numbers import collect, find_source
+from rotquant.reporting.style import NEUTRAL, OURS, PUBLISHED, SERIES, save_svg, styled
+from rotquant.speed.definitions import SpeedTable
+
+_MARKS = ("o", "s", "^", "D", "v", "P", "X")
+#: Names of grids in the figure.
+_SHORT = {
+    "Hadamard transform": "transform",
+    "Hadamard transform and quantization": "with quantization",
+    "Quantization without a transform": "quantization",
+}
+#: Columns that are not ours.
+_OTHERS = ("FP16", "BF16", "FP8", "INT8", "SDPA FP16", "Eager PyTorch", "fast-hadamard-transform", "hadacore")
+
+
+def roofline(project: Project, table: SpeedTable, path: Path) -> None:
+    """Kernels that multiply below their roof; on the left those that only move bytes, against a copy."""
+    numbers = collect(project, table, find_source(project, table))
+    known, found = ceilings(numbers), points(numbers)
+    multiplying = [point for point in found if point.operations and point.arithmetic in known]
+    moving = [point for point in found if not point.operations]
+    with styled() as plt:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.9), layout="constrained", width_ratios=(1, 1.25))
+        _bandwidth(left, table, moving, known)
+        _roof(right, table, multiplying, known)
+        handles, labels = right.get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, labels, loc="outside right center", fontsize=7.5)
+        save_svg(figure, path)
+
+
+def _bandwidth(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict[str, float]) -> None:
+    """Kernels that only move bytes, as a share of a large copy's speed."""
+    groups: dict[str, list[float]] = {}
+    for point in found:
+        grid, _, column = point.place
+        if "copy" in known and column != "Copy":
+            short = {"Hadamard transform": "transform", "Hadamard transform and quantization": "fused"}.get(
+                grid, "plain"
+            )
+            share = 100 * point.bytes / point.seconds / known["copy"]
+            groups.setdefault(f"{short}: {column}", []).append(share)
+    for place, (name, shares) in enumerate(groups.items()):
+        color = PUBLISHED if name.endswith(_OTHERS) else OURS
+        axis.plot(shares, [place] * len(shares), "o", color=color, markersize=4, alpha=0.8)
+    axis.axvline(100, color=NEUTRAL, linewidth=0.8)
+    axis.set(yticks=range(len(groups)), xlim=(0, 115), xlabel="bytes per second, % of a large copy")
+    axis.set_yticklabels(list(groups), fontsize=7)
+    axis.invert_yaxis()
+    axis.set_title("What only moves bytes")
+
+
+def _roof(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict[str, float]) -> None:
+    """Kernels that multiply: ceilings as lines, a colour per number format, a mark per grid."""
+    formats = [name for name in ("fp16", "fp8", "int8") if name in known]
+    colors = dict(zip(formats, SERIES, strict=False)) | {"bf16": SERIES[0]}
+    if formats and "copy" in known:
+        for name in formats:
+            corner = known[name] / known["copy"]
+            xs, ys = [1.0, corner, 2e4], [known["copy"], known[name], known[name]]
+            axis.plot(xs, [y / 1e12 for y in ys], color=colors[name], linewidth=1, alpha=0.7)
+            axis.annotate(
+                f"{name} {known[name] / 1e12:.0f} TOP/s", (2e4, known[name] / 1e12), ha="right", va="bottom", fontsize=7
+            )
+    names = list(dict.fromkeys(point.place[0] for point in found))
+    for point in found:
+        mark = _MARKS[names.index(point.place[0]) % len(_MARKS)]
+        ours = point.place[2] not in _OTHERS
+        look = {"markerfacecolor": colors[point.arithmetic] if ours else "white", "markersize": 4.5}
+        place = point.operations / point.bytes, point.operations / point.seconds / 1e12
+        axis.plot(*place, mark, color=colors[point.arithmetic], **look)
+    for name in names:
+        mark = _MARKS[names.index(name) % len(_MARKS)]
+        axis.plot([], [], mark, color=NEUTRAL, label=name)
+    for name, text in (("full", "ours"), ("none", "others")):
+        axis.plot([], [], "o", color=NEUTRAL, fillstyle=name, label=text)
+    axis.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="10¹² operations per second")
+    axis.set_title("What multiplies")
