@@ -135,6 +135,6 @@ class GenerateArguments(Frozen):
 
 
 class CeilingArguments(Frozen):
-    """What the GPU reaches at most: a large device copy, or a large product in one number format."""
+    """What the GPU reaches at most: a large device copy, reading alone, or a large product in one number format."""
 
-    what: Literal["copy", "fp16", "bf16", "fp8", "int8"]
+    what: Literal["copy", "read", "fp16", "bf16", "fp8", "int8"]

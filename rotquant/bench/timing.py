@@ -58,13 +58,26 @@ def time_gpu(call: Callable[[int], Any], sets: int = 1, *, replays: int = REPLAY
         for index in range(max(2, sets)):  # compile, allocate, warm up
             call(index % sets)
         estimate = elapsed(lambda: [call(index % sets) for index in range(max(3, sets))]) / max(3, sets)
-        calls = sets * max(1, round(_REPLAY_SECONDS / estimate / sets))
-        run = _graph(call, calls, sets, stream) if graph else lambda: [call(i % sets) for i in range(calls)]
+        calls, run = _repeated(call, estimate, sets, stream if graph else None)
         run()
+        estimate, launched = elapsed(run) / calls, estimate
+        if graph and estimate < launched / 2:  # launching took longer than the work: a replay can hold more calls
+            calls, run = _repeated(call, estimate, sets, stream)
+            run()
         seconds = sorted(elapsed(run) / calls for _ in range(replays))
     torch.cuda.current_stream().wait_stream(stream)
     tenth = (replays - 1) // 10
     return Timing(seconds[replays // 2], seconds[tenth], seconds[-1 - tenth], replays, calls)
+
+
+def _repeated(
+    call: Callable[[int], Any], estimate: float, sets: int, stream: torch.cuda.Stream | None
+) -> tuple[int, Callable[[], Any]]:
+    """How many calls of `estimate` seconds make a replay, and the replay: a graph captured on `stream`, or a loop."""
+    calls = sets * max(1, round(_REPLAY_SECONDS / estimate / sets))
+    if stream is None:
+        return calls, lambda: [call(index % sets) for index in range(calls)]
+    return calls, _graph(call, calls, sets, stream)
 
 
 def _graph(call: Callable[[int], Any], calls: int, sets: int, stream: torch.cuda.Stream) -> Callable[[], Any]:

@@ -1,0 +1,70 @@
+"""Benchmarks of blocks and decoders on the CPU, at a tiny shape: what they run and what they return, never how fast."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rotquant.bench import models
+from rotquant.bench.arguments import BlockArguments, FirstTokenArguments, GenerateArguments
+from rotquant.bench.shapes import SHAPES
+from rotquant.bench.timing import Timing
+from rotquant.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+
+TINY = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny shape on the CPU; timing runs each call twice, as replays would."""
+
+    def time_gpu(call: Callable[[int], object], sets: int = 1, *, replays: int = 1) -> Timing:
+        assert call(0).isfinite().all()
+        assert call(0).isfinite().all()
+        return Timing(1e-3, 1e-3, 1e-3, replays, sets)
+
+    def elapsed(run: Callable[[], object]) -> float:
+        run()
+        return 1.0
+
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    monkeypatch.setattr(models, "gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(models, "time_gpu", time_gpu)
+    monkeypatch.setattr(models, "elapsed", elapsed)
+    for name in ("memory_allocated", "max_memory_allocated", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+
+
+@pytest.mark.parametrize("implementation", ["fp16", "int4"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_block_runs_in_both_phases(implementation: str, phase: str) -> None:
+    measured = models.block(BlockArguments(shape="tiny", batch=2, tokens=5, phase=phase, implementation=implementation))
+    assert set(measured) == {"seconds", "peak_bytes"}
+
+
+@pytest.mark.parametrize("implementation", ["fp16", "quarot", "prefixquant"])
+def test_the_first_token_of_a_whole_decoder(implementation: str) -> None:
+    measured = models.first_token(FirstTokenArguments(shape="tiny", batch=2, tokens=5, implementation=implementation))
+    assert measured["seconds"].value == 1e-3
+
+
+@pytest.mark.parametrize("implementation", ["bf16", "w2"])
+def test_generation_counts_per_token(implementation: str) -> None:
+    measured = models.generate(GenerateArguments(shape="tiny", prompt=4, tokens=3, implementation=implementation))
+    assert measured["prefill_seconds_per_token"].value == pytest.approx(1e-3 / 4)
+    assert measured["decode_seconds_per_token"].value == pytest.approx(1.0 / 3)
+    assert measured["total_seconds_per_token"].value == pytest.approx(1e-3 / 4 + 1.0 / 3)
+
+
+def test_an_unknown_shape_is_named() -> None:
+    with pytest.raises(ConfigError, match="unknown shape 'llama-2-8b'"):
+        models.decoder_config("llama-2-8b")
