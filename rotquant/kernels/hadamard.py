@@ -19,12 +19,15 @@ def sources(architecture: str) -> list[Source]:
 
 
 def transform_reference(x: Tensor, heads: int, inverse: bool, half: bool) -> Tensor:
-    """The transform of x [rows, n] as float32, not rounded to the type of x; float16 arithmetic with `half`."""
-    arithmetic = torch.float16 if half else torch.float32
-    x = x.to(arithmetic)
+    """The transform of x [rows, n] as float32, not rounded to the type of x; float16 arithmetic with `half`.
+
+    Rows of float64, which only references take, stay float64, as `rotation.online_dtype` has it.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x = x.to(torch.float16 if half and x.dtype != torch.float64 else wide)
     if heads:
-        return head_hadamard_transform(x, heads, inverse=inverse, backend="torch").float()
-    return hadamard_transform(x, inverse=inverse, backend="torch").float()
+        return head_hadamard_transform(x, heads, inverse=inverse, backend="torch").to(wide)
+    return hadamard_transform(x, inverse=inverse, backend="torch").to(wide)
 
 
 def _reference(x: Tensor, heads: int, inverse: bool, half: bool) -> Tensor:
