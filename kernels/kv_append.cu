@@ -1,5 +1,5 @@
 // Tokens into and out of the 4-bit KV cache: RoPE, Hadamard transform, asymmetric quantization and write (QuaRot Sec. 4,
-// stages 1d and 2c); and the dequantization that prefill attention reads. One warp works on one head of one token.
+// stages 1d and 2c); and the dequantization that prefill attention reads. One warp works on one head of a token.
 // Quantization is that of rotquant/quantization.py, operation for operation in float32. sm_80 and newer.
 
 #include "kv.cuh"
@@ -9,7 +9,7 @@ using namespace kv;
 
 constexpr int WARPS = 8;
 
-// Scale and zero point of Values consecutive 32-element blocks of the vector, from the whole warp.
+// Scales and zero points of a vector, known to the whole warp.
 template <int D, int GROUPS>
 struct Quantizer {
     static constexpr int N = D / WARP, PER_GROUP = N / GROUPS;
@@ -38,62 +38,125 @@ struct Quantizer {
         return static_cast<int>(fminf(fmaxf(code, 0.f), 15.f));
     }
 
-    // Lane 0 writes; `params` is the token's first pair.
-    __device__ __forceinline__ void store(__half2* params, int lane) const {
-#pragma unroll
-        for (int group = 0; group < GROUPS; ++group)
-            if (lane == group) params[group] = __floats2half2_rn(scale[group], zero[group]);
+    __device__ __forceinline__ __half2 pair(int group) const { return __floats2half2_rn(scale[group], zero[group]); }
+};
+
+// New tokens [batch, tokens, kv_heads, D] with strides in elements, and how they are stored.
+template <typename T, int D>
+struct Tokens {
+    const T* x;
+    long long batch_stride, token_stride;
+    const T *cos, *sin;  // null for values, and for keys without RoPE
+    int cos_batch;       // rows of angles from one sequence to the next
+    bool rotate;
+    float clip;
+
+    // One head of one token, as its codes and parameters are computed from it.
+    __device__ __forceinline__ HeadVector<D> load(int sequence, int token, int head, int lane) const {
+        HeadVector<D> v;
+        v.load(x + sequence * batch_stride + token * token_stride + head * D, lane);
+        if (cos != nullptr) {
+            const int row = (sequence * cos_batch + token) * D;
+            v.template rope<T>(cos + row, sin + row, lane);
+        }
+        if (rotate) {
+            v.hadamard(lane);
+            v.template round<T>();
+        }
+        return v;
     }
 };
 
-// A warp per (sequence, token, head), keys and values in turn along blockIdx.y. Strides are in elements.
-template <typename T, int D, int GROUPS>
+// Quantize one head of one token; `codes` is a page, or 16 tokens, of which this is number `slot`.
+template <bool VALUES, int D, int GROUPS>
+__device__ __forceinline__ void store(const HeadVector<D>& v, float clip, unsigned char* codes, __half2* params,
+                                      int slot, int lane) {
+    Quantizer<D, GROUPS> quantizer;
+    quantizer.choose(v, clip);
+#pragma unroll
+    for (int i = 0; i < D / WARP; ++i) {
+        const int code = quantizer.code(v, i), d = WARP * i + lane;
+        const int partner = __shfl_xor_sync(ALL_LANES, code, VALUES ? 8 : 1);
+        if ((lane & (VALUES ? 8 : 1)) == 0)
+            codes[VALUES ? value_byte<D>(slot, d) : key_byte<D>(slot, d)] = code | partner << 4;
+    }
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group)
+        if (lane == group) params[slot * GROUPS + group] = quantizer.pair(group);
+}
+
+// Decode: a warp per (sequence, token, head).
+template <bool VALUES, typename T, int D, int GROUPS>
+__device__ __forceinline__ void append_token(const Tokens<T, D>& in, unsigned char* codes, __half2* params,
+                                             const int* starts, const Pages& book, int batch, int tokens,
+                                             int kv_heads) {
+    const int lane = threadIdx.x % WARP;
+    const long long item = static_cast<long long>(blockIdx.x) * WARPS + threadIdx.x / WARP;
+    if (item >= static_cast<long long>(batch) * tokens * kv_heads) return;
+    const int head = item % kv_heads, token = item / kv_heads % tokens, sequence = item / kv_heads / tokens;
+    const HeadVector<D> v = in.load(sequence, token, head, lane);
+    const int position = starts[sequence] + token;
+    if (position < 0 || position >= book.capacity()) return;
+    const long long first = book.plane(sequence, position, head, kv_heads) * book.size;
+    store<VALUES, D, GROUPS>(v, in.clip, codes + first * (D / 2), params + first * GROUPS, position % book.size, lane);
+}
+
+// Prefill: a block per 16 consecutive positions of a head, so that the bytes of values, of which a token's lie apart,
+// meet in shared memory and leave in one piece.
+template <bool VALUES, typename T, int D, int GROUPS>
+__device__ __forceinline__ void append_block(const Tokens<T, D>& in, unsigned char* codes, __half2* params,
+                                             const int* starts, const Pages& book, int tokens, int kv_heads) {
+    constexpr int BYTES = 16 * D / 2;
+    __shared__ __align__(16) unsigned char staged[BYTES];
+    __shared__ __half2 staged_params[16 * GROUPS];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int blocks = (tokens + 15) / 16 + 1;  // one more, because the first position need not be a multiple of 16
+    const int head = blockIdx.x % kv_heads, sequence = blockIdx.x / kv_heads / blocks;
+    const int start = starts[sequence], position = start / 16 * 16 + blockIdx.x / kv_heads % blocks * 16;
+    if (start < 0 || position >= start + tokens || position >= book.capacity()) return;
+    for (int slot = warp; slot < 16; slot += WARPS) {
+        const int token = position + slot - start;
+        if (token >= 0 && token < tokens)
+            store<VALUES, D, GROUPS>(in.load(sequence, token, head, lane), in.clip, staged, staged_params, slot, lane);
+    }
+    __syncthreads();
+    const long long first = book.plane(sequence, position, head, kv_heads) * book.size + position % book.size;
+    codes += first * (D / 2);
+    params += first * GROUPS;
+    const int low = start - position, high = start + tokens - position;  // slots that are new: low .. high - 1
+    for (int at = threadIdx.x; at < 16 * GROUPS; at += WARPS * WARP)
+        if (at / GROUPS >= low && at / GROUPS < high) params[at] = staged_params[at];
+    if (low <= 0 && high >= 16) {
+        for (int at = threadIdx.x * 16; at < BYTES; at += WARPS * WARP * 16)
+            *reinterpret_cast<uint4*>(codes + at) = *reinterpret_cast<const uint4*>(staged + at);
+    } else {
+        for (int at = threadIdx.x; at < BYTES; at += WARPS * WARP) {
+            const int slot = VALUES ? at / 16 % 4 * 2 + at % 4 / 2 + at % 2 * 8 : at / (D / 2);
+            if (slot >= low && slot < high) codes[at] = staged[at];
+        }
+    }
+}
+
+// Keys (blockIdx.y 0) and values (1). BLOCKED: 16 positions of a head per block of threads, else a token per warp.
+template <typename T, int D, int GROUPS, bool BLOCKED>
 __global__ void __launch_bounds__(WARPS * WARP)
     kv_append(const T* k, const T* v, long long k_batch, long long k_token, long long v_batch, long long v_token,
               const T* cos, const T* sin, int cos_batch, unsigned char* k_codes, unsigned char* v_codes,
               __half2* k_params, __half2* v_params, const int* starts, const int* table, int pages, int per_sequence,
               int page_size, int batch, int tokens, int kv_heads, int rotate, float clip_k, float clip_v) {
-    const int lane = threadIdx.x % WARP;
-    const long long item = static_cast<long long>(blockIdx.x) * WARPS + threadIdx.x / WARP;
-    if (item >= static_cast<long long>(batch) * tokens * kv_heads) return;
-    const int head = item % kv_heads, token = item / kv_heads % tokens, sequence = item / kv_heads / tokens;
     const Pages book{table, pages, per_sequence, page_size};
-    const int position = starts[sequence] + token;
-    if (position < 0 || position >= book.capacity()) return;
-    const long long plane = static_cast<long long>(book.number(sequence, position / page_size)) * kv_heads + head;
-    const int slot = position % page_size;
-    const long long bytes = plane * page_size * (D / 2);
-    const long long params = (plane * page_size + slot) * GROUPS;
-    HeadVector<D> x;
-    Quantizer<D, GROUPS> quantizer;
-    if (blockIdx.y == 0) {
-        x.load(k + sequence * k_batch + token * k_token + head * D, lane);
-        if (cos != nullptr) {
-            const int row = (sequence * cos_batch + token) * D;
-            x.template rope<T>(cos + row, sin + row, lane);
-        }
-        if (rotate) {
-            x.hadamard(lane);
-            x.template round<T>();
-        }
-        quantizer.choose(x, clip_k);
-#pragma unroll
-        for (int i = 0; i < D / WARP; ++i) {
-            const int code = quantizer.code(x, i);
-            const int next = __shfl_xor_sync(ALL_LANES, code, 1);
-            if (lane % 2 == 0) k_codes[bytes + key_byte<D>(slot, WARP * i + lane)] = code | next << 4;
-        }
-        quantizer.store(k_params + params, lane);
+    const Tokens<T, D> keys{k, k_batch, k_token, cos, sin, cos_batch, rotate != 0, clip_k};
+    const Tokens<T, D> values{v, v_batch, v_token, nullptr, nullptr, 0, false, clip_v};
+    if constexpr (BLOCKED) {
+        if (blockIdx.y == 0)
+            append_block<false, T, D, GROUPS>(keys, k_codes, k_params, starts, book, tokens, kv_heads);
+        else
+            append_block<true, T, D, GROUPS>(values, v_codes, v_params, starts, book, tokens, kv_heads);
     } else {
-        x.load(v + sequence * v_batch + token * v_token + head * D, lane);
-        quantizer.choose(x, clip_v);
-#pragma unroll
-        for (int i = 0; i < D / WARP; ++i) {
-            const int code = quantizer.code(x, i);
-            const int next = __shfl_xor_sync(ALL_LANES, code, 8);
-            if (lane % 16 < 8) v_codes[bytes + value_byte<D>(slot, WARP * i + lane)] = code | next << 4;
-        }
-        quantizer.store(v_params + params, lane);
+        if (blockIdx.y == 0)
+            append_token<false, T, D, GROUPS>(keys, k_codes, k_params, starts, book, batch, tokens, kv_heads);
+        else
+            append_token<true, T, D, GROUPS>(values, v_codes, v_params, starts, book, batch, tokens, kv_heads);
     }
 }
 
@@ -132,7 +195,7 @@ __global__ void __launch_bounds__(WARPS * WARP)
     if (item >= static_cast<long long>(batch) * kv_heads * blocks) return;
     const int first = item % blocks * 16, head = item / blocks % kv_heads, sequence = item / blocks / kv_heads;
     const Pages book{table, pages, per_sequence, page_size};
-    const long long plane = static_cast<long long>(book.number(sequence, first / page_size)) * kv_heads + head;
+    const long long plane = book.plane(sequence, first, head, kv_heads);
     const int slot = first % page_size;
     const bool values = blockIdx.y;
     const unsigned* codes =

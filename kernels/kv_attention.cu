@@ -16,6 +16,7 @@ constexpr int BLOCKS = TILE / 16;
 constexpr float LOW_NIBBLE = 1.f / (1 << 24), HIGH_NIBBLE = 1.f / (1 << 20);
 // Weights w stay below 2^WEIGHT_BITS in fp16, so that small ones are far from denormal.
 constexpr float WEIGHT_BITS = 8.f;
+constexpr int MAX_SPLITS = 64;
 // Score of a token that is not there: below every other, and finite, so that differences are never NaN.
 constexpr float NOTHING = -3e38f;
 
@@ -330,33 +331,52 @@ struct Merge {
     }
 };
 
-// Where splits leave their sums: per split and head, D sums, then their reference exponent and the sum of weights.
+// Where the splits of a (sequence, kv head) leave their sums: for each split and head a row of D sums, their reference
+// exponent and the sum of weights, and padding to 16 bytes.
 template <int D>
 struct Partial {
     float* base;
-    __device__ __forceinline__ float* row(long long index) const { return base + index * (D + 2); }
+    int group;
+    __device__ __forceinline__ float* row(int split, int head) const { return base + (split * group + head) * (D + 4); }
 };
 
 // The last block of a (sequence, kv head) to finish adds all splits' sums, in their order, and writes the output.
 template <typename T, int D>
-__device__ void combine(const Partial<D>& partial, long long first, int splits, int group, T* out, float (*factor)[16]) {
-    for (int head = threadIdx.x; head < group; head += WARPS * WARP) {
+__device__ void combine(const Partial<D>& partial, int splits, T* out, float (*factor)[MAX_SPLITS]) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    for (int head = warp; head < partial.group; head += WARPS) {
+        float2 sums[MAX_SPLITS / WARP];  // reference exponent, sum of weights
         float top = NOTHING, total = 0.f;
-        for (int s = 0; s < splits; ++s) top = fmaxf(top, __ldcg(partial.row(first + s * group + head) + D));
-        for (int s = 0; s < splits; ++s) {
-            const float* row = partial.row(first + s * group + head);
-            factor[s][head] = ptx::exp2_approx(__ldcg(row + D) - top);
-            total += factor[s][head] * __ldcg(row + D + 1);
+#pragma unroll
+        for (int i = 0; i < MAX_SPLITS / WARP; ++i) {
+            const int split = lane + WARP * i;
+            const float* tail = partial.row(split, head) + D;
+            sums[i] = split < splits ? __ldcg(reinterpret_cast<const float2*>(tail)) : make_float2(NOTHING, 0.f);
+            top = fmaxf(top, sums[i].x);
         }
-        for (int s = 0; s < splits; ++s) factor[s][head] = total > 0.f ? factor[s][head] / total : 0.f;
+        top = warp_max(top);
+#pragma unroll
+        for (int i = 0; i < MAX_SPLITS / WARP; ++i) {
+            sums[i].x = ptx::exp2_approx(sums[i].x - top);
+            total += sums[i].x * sums[i].y;
+        }
+        total = warp_sum(total);
+#pragma unroll
+        for (int i = 0; i < MAX_SPLITS / WARP; ++i)
+            factor[head][lane + WARP * i] = total > 0.f ? sums[i].x / total : 0.f;
     }
     __syncthreads();
-    for (int at = threadIdx.x; at < group * D; at += WARPS * WARP) {
-        const int head = at / D, d = at % D;
-        float sum = 0.f;
+    for (int at = threadIdx.x; at < partial.group * (D / 4); at += WARPS * WARP) {
+        const int head = at / (D / 4), d = at % (D / 4) * 4;
+        float sum[4] = {};
 #pragma unroll 8
-        for (int s = 0; s < splits; ++s) sum += factor[s][head] * __ldcg(partial.row(first + s * group + head) + d);
-        out[at] = from_float<T>(sum);
+        for (int s = 0; s < splits; ++s) {
+            const float4 x = __ldcg(reinterpret_cast<const float4*>(partial.row(s, head) + d));
+            const float f = factor[head][s];
+            sum[0] += f * x.x, sum[1] += f * x.y, sum[2] += f * x.z, sum[3] += f * x.w;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[head * D + d + i] = from_float<T>(sum[i]);
     }
 }
 
@@ -368,11 +388,18 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 ? 4 : 2)
                  const unsigned char* v_codes, const __half2* k_params, const __half2* v_params, const int* lengths,
                  int new_tokens, const int* table, int pages, int per_sequence, int page_size, int group, int rotate,
                  float scale, float* workspace, int* counters, T* out) {
+    constexpr int HEADS_PER_WARP = NT * 8 / WARPS;
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ QueryTile<D, GROUPS, NT> queries;
     __shared__ int arrived;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int split = blockIdx.x, kv_head = blockIdx.y, sequence = blockIdx.z, kv_heads = gridDim.y;
+    // Loads that depend on nothing first: they return while the length does.
+    HeadVector<D> x[HEADS_PER_WARP] = {};
+#pragma unroll
+    for (int i = 0; i < HEADS_PER_WARP; ++i)
+        if (warp + WARPS * i < group)
+            x[i].load(q + sequence * q_batch + (kv_head * group + warp + WARPS * i) * D, lane);
     const Pages book{table, pages, per_sequence, page_size};
     const int length = min(max(lengths[sequence] + new_tokens, 0), book.capacity());
     const int tiles = (length + TILE - 1) / TILE;
@@ -398,16 +425,16 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 ? 4 : 2)
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) fetch_next();
 
-    for (int head = warp; head < NT * 8; head += WARPS) {
-        HeadVector<D> x = {};
-        if (head < group) {
-            x.load(q + sequence * q_batch + (kv_head * group + head) * D, lane);
-            if (cos != nullptr) x.template rope<T>(cos + sequence * cos_batch * D, sin + sequence * cos_batch * D, lane);
-            if (rotate) x.hadamard(lane);
+    const int angles = sequence * cos_batch * D;
 #pragma unroll
-            for (int i = 0; i < D / WARP; ++i) x.x[i] *= scale;
+    for (int i = 0; i < HEADS_PER_WARP; ++i) {
+        if (warp + WARPS * i < group) {
+            if (cos != nullptr) x[i].template rope<T>(cos + angles, sin + angles, lane);
+            if (rotate) x[i].hadamard(lane);
+#pragma unroll
+            for (int j = 0; j < D / WARP; ++j) x[i].x[j] *= scale;
         }
-        queries.store(x, head, lane);
+        queries.store(x[i], warp + WARPS * i, lane);
     }
     __syncthreads();
     Queries<D, GROUPS> operand[NT];
@@ -435,8 +462,7 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 ? 4 : 2)
     merge.store(sums, warp, lane);
     __syncthreads();
     const long long pair = static_cast<long long>(sequence) * kv_heads + kv_head;
-    const long long first = pair * gridDim.x * group;
-    const Partial<D> partial{workspace};
+    const Partial<D> partial{workspace + pair * gridDim.x * group * (D + 4), group};
     T* target = out + pair * group * D;
     for (int at = threadIdx.x; at < group * D; at += WARPS * WARP) {
         const int head = at / D, d = at % D;
@@ -452,7 +478,7 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 ? 4 : 2)
         if (splits == 1) {
             target[at] = from_float<T>(total > 0.f ? sum / total : 0.f);
         } else {
-            float* row = partial.row(first + split * group + head);
+            float* row = partial.row(split, head);
             row[d] = sum;
             if (d == 0) row[D] = top, row[D + 1] = total;
         }
@@ -464,6 +490,6 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 ? 4 : 2)
     __syncthreads();
     if (arrived != splits - 1) return;
     __threadfence();
-    combine<T, D>(partial, first, splits, group, target, reinterpret_cast<float(*)[16]>(shared));
+    combine<T, D>(partial, splits, target, reinterpret_cast<float(*)[MAX_SPLITS]>(shared));
     if (threadIdx.x == 0) counters[pair] = 0;
 }

@@ -24,6 +24,11 @@ struct Pages {
         const int place = sequence * per_sequence + index;
         return table == nullptr ? place : min(max(table[place], 0), count - 1);
     }
+
+    // Number of the (page, head) that holds a position.
+    __device__ __forceinline__ long long plane(int sequence, int position, int head, int heads) const {
+        return static_cast<long long>(number(sequence, position / size)) * heads + head;
+    }
 };
 
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }

@@ -34,7 +34,8 @@ def sources(architecture: str) -> list[Source]:
     found = []
     for head_dim in HEAD_DIMS:
         shape = _Shape(head_dim, 1, torch.float16)
-        found += [Source("kv_append.cu", (name,)) for name in (shape.append, shape.rotate, shape.dequantize)]
+        found += [Source("kv_append.cu", (name,)) for name in (shape.append(False), shape.append(True))]
+        found += [Source("kv_append.cu", (name,)) for name in (shape.rotate, shape.dequantize)]
         found.append(Source("kv_attention.cu", (shape.attention(1),)))
     return found
 
@@ -47,9 +48,8 @@ class _Shape:
     groups: int
     dtype: torch.dtype
 
-    @property
-    def append(self) -> str:
-        return f"kv_append<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}>"
+    def append(self, blocked: bool) -> str:
+        return f"kv_append<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}, {str(blocked).lower()}>"
 
     @property
     def rotate(self) -> str:
@@ -96,9 +96,12 @@ def _append_cuda(
     )
     if k.numel() == 0:
         return
+    blocked = tokens >= 16
+    blocks = batch * (-(-tokens // 16) + 1) * kv_heads if blocked else -(-batch * tokens * kv_heads // _WARPS)
+    name = shape.append(blocked)
     launch(
-        kernel(Source("kv_append.cu", (shape.append,)), shape.append, k.device),
-        (-(-batch * tokens * kv_heads // _WARPS), 2),
+        kernel(Source("kv_append.cu", (name,)), name, k.device),
+        (blocks, 2),
         (32 * _WARPS,),
         *(k, v, *map(np.int64, (k.stride(0), k.stride(1), v.stride(0), v.stride(1))), cos, sin, cos_batch),
         *(k_codes, v_codes, k_params, v_params, starts, block_table, k_codes.shape[0], per_sequence),
@@ -141,7 +144,7 @@ def _attend_cuda(
     if counters is None:
         counters = torch.zeros(batch * kv_heads, dtype=torch.int32, device=q.device)
     check_tensor(counters, "counters", dtypes=(torch.int32,), shape=(batch * kv_heads,))
-    workspace = torch.empty(batch * heads * splits * (head_dim + 2) * (splits > 1), device=q.device)
+    workspace = torch.empty(batch * heads * splits * (head_dim + 4) * (splits > 1), device=q.device)
     name = shape.attention(column_tiles)
     launch(
         kernel(Source("kv_attention.cu", (name,)), name, q.device),
@@ -204,7 +207,7 @@ def _rotate_cuda(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool
 
 @functools.cache
 def _splits(pairs: int, capacity: int, shape: _Shape, column_tiles: int, device: torch.device) -> int:
-    """Blocks that share the tokens of a (sequence, key head): as many as make few waves of what the GPU holds at once."""
+    """Blocks that share the tokens of one (sequence, key head), so that all make few waves of what the GPU holds."""
     properties = torch.cuda.get_device_properties(device)
     fitting = properties.shared_memory_per_multiprocessor // (shape.shared_bytes(column_tiles) + 4096)
     resident = properties.multi_processor_count * max(1, min(4 if column_tiles == 1 else 2, fitting))

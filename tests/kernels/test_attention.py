@@ -1,5 +1,7 @@
 """The 4-bit KV cache: its layout, its references against the simulated cache, its kernels against the references."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +11,11 @@ from rotquant.errors import KernelError
 from rotquant.hadamard import hadamard_transform
 from rotquant.kernels.kv import Int4KVCache
 from rotquant.kernels.kv_layout import byte_offsets, unpack_pages
+from rotquant.kernels.operators import references
 from rotquant.kv_cache import KVQuantizer, QuantizedCacheLayer
 from rotquant.schemes import QuantizationScheme, RotationScheme
+
+POOLS = ("k_codes", "v_codes", "k_params", "v_params")
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
 
@@ -129,3 +134,184 @@ def test_the_operators_have_shape_rules() -> None:
         (ops.kv_rotate, (k, None, None, True)),
     ):
         torch.library.opcheck(op.default, arguments)
+
+
+def gpu_cache(
+    batch: int, capacity: int, kv_heads: int, head_dim: int, *, page_size: int | None = None, **options: object
+) -> Int4KVCache:
+    """A cache on the GPU whose memory is poison: codes of 0x7f, scales that are not numbers. Paged: shuffled pages."""
+    cache = Int4KVCache.allocate(batch, capacity, kv_heads, head_dim, **options)
+    if page_size is not None:
+        pages = -(-capacity // page_size)
+        table = torch.randperm(batch * pages + 2, device="cuda")[: batch * pages].view(batch, pages).int()
+        shape = (batch * pages + 2, kv_heads, page_size)
+        codes = [torch.empty(*shape, head_dim // 2, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        params = [cache.k_params.new_empty(*shape, *cache.k_params.shape[3:]) for _ in range(2)]
+        cache = dataclasses.replace(
+            cache,
+            **dict(zip(POOLS, codes + params, strict=True)),
+            block_table=table.contiguous(),
+        )
+    for codes in (cache.k_codes, cache.v_codes):
+        codes.fill_(0x7F)
+    for params in (cache.k_params, cache.v_params):
+        params.fill_(torch.nan)
+    return cache
+
+
+def on_cpu(cache: Int4KVCache) -> Int4KVCache:
+    """A copy on the CPU, where the references run."""
+    fields = {field.name: getattr(cache, field.name) for field in dataclasses.fields(cache)}
+    return Int4KVCache(**{name: x.cpu() if isinstance(x, Tensor) else x for name, x in fields.items()})
+
+
+def projection(
+    batch: int, tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Views q, k, v of one merged projection; keys with a mean, as real ones have."""
+    merged = torch.randn(batch, tokens, (heads + 2 * kv_heads) * head_dim, device="cuda")
+    q, k, v = merged.to(dtype).unflatten(-1, (-1, head_dim)).split([heads, kv_heads, kv_heads], dim=2)
+    k += 2 * torch.randn(kv_heads, head_dim, device="cuda").to(dtype)
+    return q, k, v
+
+
+def angles(tokens: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    angle = torch.rand(1, tokens, head_dim // 2, device="cuda").mul(6).repeat(1, 1, 2)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def relative_error(x: Tensor, expected: Tensor) -> float:
+    return float((x.double() - expected.double()).norm() / expected.double().norm())
+
+
+GPU_CASES = [
+    # batch, tokens, heads, kv_heads, head_dim, group_size, page_size
+    (1, 1, 1, 1, 128, None, None),
+    (2, 17, 4, 4, 128, None, None),
+    (3, 129, 8, 1, 128, None, None),
+    (1, 2048, 32, 8, 128, None, None),
+    (2, 333, 12, 1, 64, None, None),
+    (2, 700, 16, 1, 128, 32, None),
+    (3, 100, 9, 3, 128, 64, 64),
+    (3, 700, 8, 2, 64, 32, 128),
+    (1, 5000, 4, 4, 64, None, 64),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", GPU_CASES, ids=str)
+def test_the_append_kernel_writes_what_the_reference_writes(case: tuple, dtype: torch.dtype) -> None:
+    batch, tokens, heads, kv_heads, head_dim, group_size, page_size = case
+    _, k, v = projection(batch, tokens, heads, kv_heads, head_dim, dtype)
+    rope = angles(tokens, head_dim, dtype)
+    cache = gpu_cache(batch, tokens + 3, kv_heads, head_dim, group_size=group_size, page_size=page_size)
+    expected = on_cpu(cache)
+    for part in (slice(0, 5), slice(5, None)):  # the second part starts inside a block of 16 positions
+        if k[:, part].numel():
+            angle = [x[:, part].contiguous() for x in rope]
+            cache.append(k[:, part], v[:, part], *angle)
+            expected.append(k[:, part].cpu(), v[:, part].cpu(), *(x.cpu() for x in angle))
+        cache.lengths.fill_(5)
+        expected.lengths.fill_(5)
+    written = on_cpu(cache)
+    assert torch.equal(written.v_codes, expected.v_codes)
+    assert torch.equal(written.v_params.view(torch.int16), expected.v_params.view(torch.int16))
+    # Sums of the Hadamard transform in another order: a last bit now and then, and a code at the edge of its interval.
+    assert (written.k_codes != expected.k_codes).sum() <= 1e-3 * k.numel() + 1
+    assert torch.equal(written.k_params.isnan(), expected.k_params.isnan())
+    torch.testing.assert_close(
+        written.k_params.nan_to_num(), expected.k_params.nan_to_num(), rtol=2**-9, atol=1.0
+    )  # a zero point may move by one
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", GPU_CASES, ids=str)
+def test_the_attention_kernel_agrees_with_float64(case: tuple, dtype: torch.dtype) -> None:
+    batch, tokens, heads, kv_heads, head_dim, group_size, page_size = case
+    q, k, v = projection(batch, tokens, heads, kv_heads, head_dim, dtype)
+    cache = gpu_cache(batch, tokens + 3, kv_heads, head_dim, group_size=group_size, page_size=page_size)
+    cache.append(k, v)
+    cache.lengths.copy_(torch.linspace(max(1, tokens // 3), tokens, batch) - 1)
+    rope = angles(1, head_dim, dtype)
+    out = cache.attend(q[:, -1], *rope, new_tokens=1)
+    with references():
+        expected = cache.attend(q[:, -1], *rope, new_tokens=1)
+    # Rotated queries and weights are rounded to float16 (2^-12 each), the output to its type (2^-12 or 2^-9).
+    assert relative_error(out, expected) < (1e-3 if dtype == torch.float16 else 4e-3)
+    assert not cache.counters.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_small_and_large_values_lose_no_precision(scale: float) -> None:
+    q, k, v = projection(2, 400, 8, 2, 128, torch.float16)
+    cache = gpu_cache(2, 400, 2, 128)
+    cache.append(k, v * scale)
+    cache.lengths.fill_(400)
+    with references():
+        expected = cache.attend(q[:, -1])
+    assert relative_error(cache.attend(q[:, -1]), expected) < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", GPU_CASES, ids=str)
+def test_prefill_reads_the_same_numbers(case: tuple) -> None:
+    batch, tokens, heads, kv_heads, head_dim, group_size, page_size = case
+    q, k, v = projection(batch, tokens, heads, kv_heads, head_dim, torch.float16)
+    cache = gpu_cache(batch, tokens + 3, kv_heads, head_dim, group_size=group_size, page_size=page_size)
+    cache.append(k, v)
+    rope = angles(tokens, head_dim, torch.float16)
+    rotated = cache.rotate_queries(q, *rope)
+    with references():
+        expected, expected_queries = cache.dequantize(tokens), cache.rotate_queries(q, *rope)
+    for x, wanted in zip(cache.dequantize(tokens), expected, strict=True):
+        assert torch.equal(x, wanted)
+    assert relative_error(rotated, expected_queries) < 1e-4  # last bits, from the order of sums
+
+
+@pytest.mark.gpu
+def test_a_captured_step_serves_every_length() -> None:
+    q, k, v = projection(2, 1, 8, 2, 128, torch.float16)
+    cache = gpu_cache(2, 300, 2, 128)
+    out = torch.empty(2, 8, 128, dtype=torch.float16, device="cuda")
+
+    def step() -> None:
+        cache.append(k, v)
+        out.copy_(cache.attend(q[:, -1], new_tokens=1))
+        cache.lengths.add_(1)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for length in range(2, 300):
+        for new in (q, k, v):
+            new.copy_(torch.randn_like(new))
+        graph.replay()
+        if length % 37 == 0:
+            with references():
+                assert relative_error(out, cache.attend(q[:, -1])) < 1e-3
+
+
+@pytest.mark.gpu
+def test_what_the_kernels_cannot_do_is_refused() -> None:
+    q, k, v = projection(2, 5, 4, 2, 128, torch.float16)
+    cache = gpu_cache(2, 64, 2, 128)
+    with pytest.raises(KernelError, match="keys are on cpu"):
+        cache.append(k.cpu(), v.cpu())
+    with pytest.raises(KernelError, match="float32, and the kernel takes float16 or bfloat16"):
+        cache.append(k.float(), v.float())
+    with pytest.raises(KernelError, match="not contiguous along heads"):
+        cache.append(k.transpose(1, 2).contiguous().transpose(1, 2), v)
+    with pytest.raises(KernelError, match="3 axes, the last of 64 or 128"):
+        cache.attend(torch.randn(2, 4, 96, device="cuda").half())
+    with pytest.raises(KernelError, match="1 to 16 query heads"):
+        cache.attend(torch.randn(2, 34, 128, device="cuda").half())
+    with pytest.raises(KernelError, match="RoPE needs both"):
+        cache.attend(q[:, -1], q[:, :1, 0].contiguous(), None)
+    with pytest.raises(KernelError, match="has room for 64"):
+        cache.dequantize(65)
+    with pytest.raises(KernelError, match="key scales"):
+        dataclasses.replace(cache, k_params=cache.k_params.float()).attend(q[:, -1])
