@@ -10,7 +10,8 @@ from rotquant.bench import arguments, measurement
 from rotquant.bench.attention import float_case, int4_case
 from rotquant.bench.baselines import decode_attentions
 from rotquant.bench.layers import linear, linear_case
-from rotquant.bench.measurement import Case, measure
+from rotquant.bench.measurement import Case, fastest, measure
+from rotquant.bench.records import Measurement
 from rotquant.bench.timing import Timing
 from rotquant.bench.transforms import quantize_case, transform_call
 from rotquant.errors import KernelError
@@ -177,3 +178,21 @@ def test_torch_and_ours_are_the_same_transform() -> None:
 def test_a_peer_that_is_not_installed_is_named() -> None:
     with pytest.raises(KernelError, match="hadacore is not installed here"):
         transform_call(arguments.TransformArguments(rows=1, features=64, implementation="hadacore"))
+
+
+def test_the_fastest_of_what_runs_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    times = {"slow": 3e-6, "quick": 1e-6}
+    cases = {name: Case(lambda: None, (), operations=len(name)) for name in times}
+    by_operations = {len(name): seconds for name, seconds in times.items()}
+
+    def measured(case: Case, *, replays: int) -> dict[str, Measurement]:
+        case()
+        return {"seconds": Measurement(by_operations[case.operations], "s")}
+
+    monkeypatch.setattr(measurement, "measure", measured)
+    assert fastest([Case(refused, ()), *cases.values()]) is cases["quick"]
+    with pytest.raises(KernelError, match="none of the calls"):
+        fastest([Case(refused, ())])
