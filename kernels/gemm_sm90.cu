@@ -16,6 +16,10 @@
 
 constexpr int STEP = 128;  // of K, in one stage
 constexpr int WARPGROUP = 128;
+constexpr int CHUNK = 64;  // tokens that leave through the copy engine at a time
+#ifndef SKEW
+#define SKEW 0
+#endif
 
 // Sizes and offsets of one instance, in bytes of dynamic shared memory.
 template <int Consumers, int Strips, int Tokens, int Stages, int Cluster>
@@ -26,13 +30,16 @@ struct Shape {
     static constexpr int weight_bytes = features * STEP / 2;
     static constexpr int code_bytes = Tokens * STEP;
     static constexpr int stage_bytes = weight_bytes + code_bytes;
-    static constexpr int staging_bytes = Strips * Tokens * 128;  // of one warpgroup: 64 features of 2 bytes in a row
+    static constexpr int staging_bytes = 2 * CHUNK * 128;  // of one warpgroup: rows of 64 features of 2 bytes
     static constexpr int scales = Tokens + Strips * 64;          // floats of one warpgroup
     static constexpr int staging = Stages * stage_bytes;
     static constexpr int scale = staging + Consumers * staging_bytes;
     static constexpr int barriers = scale + Consumers * scales * 4;
     static constexpr int sum_registers = Tokens / 2;
 };
+
+template <auto Value>
+using constant = cuda::std::integral_constant<decltype(Value), Value>;
 
 // The ring of stages as one side sees it.
 template <int Stages>
@@ -177,57 +184,65 @@ __device__ __forceinline__ void fetch_scales(u32 scales, const Problem& p, int t
     ptx::cp_async_commit();
 }
 
-// What turns one thread's sums into values: the scales and biases of its two features.
+// Scales and biases of one thread's two features; `column` contains the 1/16 that sums are too large by.
 struct Scaling {
     float column[2], bias[2];
-    bool add_bias;
 
     // `column_scale` null: the sums contain it.
     __device__ __forceinline__ Scaling(const float* column_scale, const Problem& p, int feature) {
         const int own = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-        add_bias = p.bias != nullptr;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            column[h] = column_scale == nullptr ? 1.f : column_scale[own + 8 * h];
+            column[h] = 0.0625f * (column_scale == nullptr ? 1.f : column_scale[own + 8 * h]);
             bias[h] = bias_at(p, feature + own + 8 * h);
         }
     }
-    // Row scale first, each product rounded; `row` is a sixteenth of the row's scale, as sums are 16 times too large.
-    template <typename T>
-    __device__ __forceinline__ float operator()(T sum, float row, int h) const {
+    // Row scale first, each product rounded: sixteenths are exact, so this is the order of the definition.
+    template <bool Bias, typename T>
+    __device__ __forceinline__ float value(T sum, float row, int h) const {
         const float y = __fmul_rn(__fmul_rn(static_cast<float>(sum), row), column[h]);
-        return add_bias ? __fadd_rn(y, bias[h]) : y;
+        return Bias ? __fadd_rn(y, bias[h]) : y;
     }
 };
 
-// Write 64 features by Tokens tokens of a 16-bit output: transposed on the way to shared memory, then the copy engine.
-template <int Tokens, typename T>
+// Write 64 features by Tokens tokens of a 16-bit output in chunks: transposed on the way to shared memory, from there
+// by the copy engine. Two buffers take turns, of which `chunk` counts the uses.
+template <int Tokens, int Type, bool Bias, typename T>
 __device__ __forceinline__ void write_staged(const T (&sums)[Tokens / 2], const float* row_scale,
-                                             const Scaling& scaling, u32 staging, const Problem& p,
+                                             const Scaling& scaling, u32 staging, int& chunk, const Problem& p,
                                              const ptx::TensorMap& out, int token, int feature, int barrier) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const bool leader = threadIdx.x % WARPGROUP == 0;
     // Lane l addresses row l % 8 (a token) of the 8x8 matrix l / 8: features h = l / 8 % 2, tokens 8 (j + l / 16).
-    const u32 row = staging + (8 * (lane / 16) + lane % 8) * 128 + (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
+    const u32 row = (8 * (lane / 16) + lane % 8) * 128 + (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
 #pragma unroll
-    for (int j = 0; j < Tokens / 8; j += 2) {
-        u32 words[4];
+    for (int first = 0; first < Tokens / 8; first += CHUNK / 8, ++chunk) {
+        const u32 buffer = staging + chunk % 2 * (CHUNK * 128);
+        if (leader) ptx::tma_store_wait_read<1>();
+        ptx::named_barrier<WARPGROUP>(barrier);
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            const float2 scale = *reinterpret_cast<const float2*>(row_scale + 8 * (j + n) + lane % 4 * 2);
+        for (int j = 0; j < CHUNK / 8; j += 2) {
+            u32 words[4];
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int at = 4 * (j + n) + 2 * h;
-                words[2 * n + h] = pack_pair(scaling(sums[at], scale.x * 0.0625f, h),
-                                             scaling(sums[at + 1], scale.y * 0.0625f, h), p.type);
+            for (int n = 0; n < 2; ++n) {
+                const float2 scale = *reinterpret_cast<const float2*>(row_scale + 8 * (first + j + n) + lane % 4 * 2);
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const int at = 4 * (first + j + n) + 2 * h;
+                    words[2 * n + h] = pack_pair(scaling.value<Bias>(sums[at], scale.x, h),
+                                                 scaling.value<Bias>(sums[at + 1], scale.y, h), Type);
+                }
             }
+            ptx::stmatrix_x4_trans(buffer + row + 8 * j * 128, words[0], words[1], words[2], words[3]);
         }
-        ptx::stmatrix_x4_trans(row + 8 * j * 128, words[0], words[1], words[2], words[3]);
-    }
-    ptx::fence_async_shared();
-    ptx::named_barrier<WARPGROUP>(barrier);
-    if (threadIdx.x % WARPGROUP == 0 && feature < p.features && token < p.rows) {
-        ptx::tma_store_2d(out, staging, feature, token);
-        ptx::tma_store_commit();
+        ptx::fence_async_shared();
+        ptx::named_barrier<WARPGROUP>(barrier);
+        if (leader) {
+            if (feature < p.features && token + 8 * first < p.rows) {
+                ptx::tma_store_2d(out, buffer, feature, token + 8 * first);
+            }
+            ptx::tma_store_commit();  // also when empty: the wait above counts groups
+        }
     }
 }
 
@@ -248,7 +263,7 @@ __device__ __forceinline__ void write_direct(const T (&sums)[Tokens / 2], const 
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 if (token + i < p.rows && own + 8 * h < p.features) {
-                    const float value = scaling(sums[4 * j + 2 * h + i], row_scale[i] * 0.0625f, h);
+                    const float value = scaling.value<true>(sums[4 * j + 2 * h + i], row_scale[i], h);
                     store_one(at + i * pitch + 8 * h * size, value, p.type);
                 }
             }
@@ -292,7 +307,17 @@ __global__ void __cluster_dims__(Cluster, 1, 1) __launch_bounds__((Consumers + 1
         ptx::registers_grow<S::consumer_registers>();
         const u32 scales = S::scale + warpgroup * S::scales * 4;
         const float* row_scale = reinterpret_cast<const float*>(memory + scales);
+        const u32 staging = shared + S::staging + warpgroup * S::staging_bytes;
         const int barrier = 1 + warpgroup;
+        int chunk = 0;
+#if SKEW
+        if (warpgroup > 0 && tiles > gridDim.x / Cluster) {
+            ptx::mbarrier_wait(ring.full_barrier(), ring.parity);
+            const long long start = clock64();
+            while (clock64() - start < warpgroup * SKEW) {
+            }
+        }
+#endif
         for (int index = blockIdx.x / Cluster; index < tiles; index += gridDim.x / Cluster) {
             const Tile tile = tile_at(index, token_tiles, feature_tiles);
             const int token = tile.token * Tokens;
@@ -310,18 +335,23 @@ __global__ void __cluster_dims__(Cluster, 1, 1) __launch_bounds__((Consumers + 1
             } else {
                 multiply<S, Strips, Tokens, Stages, Cluster>(sums, shared, ring, p.k_steps);
             }
-            if (threadIdx.x % WARPGROUP == 0) ptx::tma_store_wait_read();
             ptx::cp_async_wait<0>();
-            ptx::named_barrier<WARPGROUP>(barrier);
+            ptx::named_barrier<WARPGROUP>(barrier);  // the scales have arrived
 #pragma unroll
             for (int m = 0; m < Strips; ++m) {
-                const u32 staging = shared + S::staging + warpgroup * S::staging_bytes + m * Tokens * 128;
                 const Scaling scaling(Grouped ? nullptr : row_scale + Tokens + 64 * m, p, feature + 64 * m);
-                if (p.tensor_store) {
-                    write_staged<Tokens>(sums[m], row_scale, scaling, staging, p, out, token, feature + 64 * m,
-                                         barrier);
-                } else {
+                auto write = [&](auto type, auto bias) {
+                    write_staged<Tokens, type.value, bias.value>(sums[m], row_scale, scaling, staging, chunk, p, out,
+                                                                 token, feature + 64 * m, barrier);
+                };
+                if (!p.tensor_store) {
                     write_direct<Tokens>(sums[m], row_scale, scaling, p, token, feature + 64 * m);
+                } else if (p.type == HALF) {
+                    p.bias == nullptr ? write(constant<HALF>{}, constant<false>{})
+                                      : write(constant<HALF>{}, constant<true>{});
+                } else {
+                    p.bias == nullptr ? write(constant<BFLOAT16>{}, constant<false>{})
+                                      : write(constant<BFLOAT16>{}, constant<true>{});
                 }
             }
             ptx::named_barrier<WARPGROUP>(barrier);  // the scales have been read

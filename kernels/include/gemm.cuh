@@ -6,7 +6,10 @@
 using ptx::u32;
 using ptx::u64;
 
-constexpr int TILES_PER_GROUP = 16;  // token tiles that take turns before the next feature tile, to share L2
+#ifndef RASTER
+#define RASTER 16
+#endif
+constexpr int TILES_PER_GROUP = RASTER;  // token tiles that take turns before the next feature tile, to share L2
 
 enum OutputType { HALF = 0, BFLOAT16 = 1, FLOAT = 2 };
 

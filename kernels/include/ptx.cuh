@@ -78,6 +78,14 @@ __device__ __forceinline__ u32 movmatrix_trans(u32 word) {
     return transposed;
 }
 
+// Two of them; lanes 0 to 15 give the addresses.
+__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 shared) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared)
+                 : "memory");
+}
+
 // ---- tensor cores of sm_80: d += a b, D [16, 8], A [16, K] in rows, B [K, 8] in columns ----
 
 __device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -213,9 +221,10 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 shared, i
 
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Wait until this thread's stores have read their shared memory, so that it may be written again.
+// Wait until all but `Pending` of this thread's stores have read their shared memory, so that it may be written again.
+template <int Pending>
 __device__ __forceinline__ void tma_store_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 
 // Wait until this thread's stores have arrived.
@@ -236,27 +245,17 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// What `pointer`, an address in this block's shared memory, holds in the block with this rank in the cluster.
-__device__ __forceinline__ u32 load_cluster_word(const void* pointer, u32 rank) {
-    u32 word;
+// 16 bytes at `shared`, an address in this block's shared memory, from the block with this rank in the cluster.
+__device__ __forceinline__ void load_cluster_16(u32 (&r)[4], u32 shared, u32 rank) {
     asm volatile(
         "{\n"
         ".reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %1, %2;\n"
-        "ld.shared::cluster.u32 %0, [remote];\n"
+        "mapa.shared::cluster.u32 remote, %4, %5;\n"
+        "ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [remote];\n"
         "}\n"
-        : "=r"(word)
-        : "r"(shared_address(pointer)), "r"(rank)
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+        : "r"(shared), "r"(rank)
         : "memory");
-    return word;
-}
-
-__device__ __forceinline__ int load_cluster(const int* pointer, u32 rank) {
-    return static_cast<int>(load_cluster_word(pointer, rank));
-}
-
-__device__ __forceinline__ float load_cluster(const float* pointer, u32 rank) {
-    return __uint_as_float(load_cluster_word(pointer, rank));
 }
 
 #endif
@@ -275,6 +274,22 @@ __device__ __forceinline__ void registers_shrink() {
 }
 
 #endif
+
+// ---- launches that overlap (sm_90; before that, and in an ordinary launch, these do nothing) ----
+
+// Let the next launch of the stream start: its blocks move in as this launch's leave room.
+__device__ __forceinline__ void release_next_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Wait until everything that earlier launches wrote is there to be read.
+__device__ __forceinline__ void await_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // Barrier `id` (1 to 15; 0 is __syncthreads) among `Threads` threads of the block.
 template <int Threads>

@@ -64,11 +64,11 @@ class Tile:
     def shared_bytes(self) -> int:
         """As `Shape` in the kernel counts them."""
         stages = self.stages * (self.features * _STEP // 2 + self.tokens * _STEP)
-        staging = self.consumers * self.strips * self.tokens * 128
+        staging = self.consumers * 2 * 64 * 128
         return stages + staging + self.consumers * (self.tokens + 64 * self.strips) * 4 + 16 * self.stages
 
 
-TILES = (Tile(2, 2, 128, 5, 2), Tile(2, 1, 128, 6, 2), Tile(2, 1, 64, 8, 2))
+TILES = (Tile(2, 2, 128, 6, 2), Tile(2, 1, 128, 6, 2), Tile(2, 1, 64, 8, 2))
 GROUPED_TILES = (Tile(2, 1, 128, 6, 2, grouped=True),)
 
 #: Features, tokens, threads and shared memory per block of the `mma.sync` kernel.
@@ -147,7 +147,7 @@ def launch_tile(
     )
     out_map = weight_map  # any: not used
     if tensor_store:
-        out_map = matrix_map(out, element=2, columns=features, rows=rows, box=(64, tile.tokens), swizzled=True)
+        out_map = matrix_map(out, element=2, columns=features, rows=rows, box=(64, 64), swizzled=True)
     count = torch.cuda.get_device_properties(out.device).multi_processor_count
     tiles = -(-rows // tile.tokens) * -(-features // (tile.features * tile.cluster))
     launch(
