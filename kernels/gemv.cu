@@ -28,7 +28,7 @@ struct Problem {
     const float* column_scale;         // [features], or [features, groups]
     const void* bias;                  // [features] of the output's dtype, or null
     void* out;                         // [rows, features]
-    int rows, features, inner, row_scale_step, groups, dtype;
+    int rows, features, inner, row_scale_step, groups, dtype, early;
 };
 
 // How a launch is cut up; every member is known to the compiler.
@@ -52,6 +52,9 @@ struct Shape {
     static constexpr int kWeightBytes = kBlockStrips * 2 * kBlockBytes;
     static constexpr int kSlotBytes = kWeightBytes + RowCapacity * kRowBytes + (GroupScales ? kFeatures * 4 : 0);
     static constexpr int kPartialStep = kFeatures + 4;           // words; the 4 keep the stores off shared banks
+    static constexpr int kRingBytes = Depth * kSlotBytes;
+    static constexpr int kPartialBytes = RowCapacity * kPartialStep * 4;
+    static constexpr int kGroupBytes = kRingBytes > kPartialBytes ? kRingBytes : kPartialBytes;
     static constexpr int kFactor = PackedRows ? 256 : 16;        // nibbles are multiplied in the upper half of a byte
 };
 
@@ -91,8 +94,8 @@ struct Ring {
         return activation_slot(index) + S::kRows * S::kRowBytes + warp * S::kStrips * kStrip * 4;
     }
 
-    // Start the copies of one stage. Past the ends of the weight zeros are written and nothing is read.
-    __device__ __forceinline__ void load(int index, int stage) const {
+    // Start the copies of one stage of the weight. Past its ends zeros are written and nothing is read.
+    __device__ __forceinline__ void load_weight(int index, int stage) const {
         const int strips = (problem.features + kStrip - 1) / kStrip;
 #pragma unroll
         for (int strip = 0; strip < S::kStrips; ++strip) {
@@ -105,7 +108,6 @@ struct Ring {
                 ptx::cp_async_16(weight_slot(index, strip, half), weight + (valid ? offset : 0), valid);
             }
         }
-        load_activations(index, stage);
         if constexpr (S::kGrouped) load_scales(index, stage);
     }
 
@@ -146,24 +148,30 @@ struct Ring {
         }
     }
 
-    // A stage of 8 rows as four operands of 32 input features, two registers each.
-    __device__ __forceinline__ void rows(u32 (&b)[8], int index, int tile) const {
-        // A capacity below 8 repeats its last row: columns of the result that nobody stores.
-        const int row = tile * 8 + min(lane % 8, S::kRows - 1);
-        u32 words[4];
-        if constexpr (S::kPacked) {
-            ptx::ldmatrix_x4(words, activation_slot(index) + activation_offset<S>(row, lane / 8));
+    // Half of a stage of `Tiles` times 8 rows: for each two operands of 32 input features, two registers each.
+    template <int Tiles>
+    __device__ __forceinline__ void rows(u32 (&b)[Tiles][4], int index, int tile, int half) const {
+        if constexpr (!S::kPacked) {
 #pragma unroll
-            for (int part = 0; part < 4; ++part)
-                b[2 * part] = low_nibbles(words[part]), b[2 * part + 1] = high_nibbles(words[part]);
+            for (int i = 0; i < Tiles; ++i)
+                ptx::ldmatrix_x4(b[i], activation_address(index, tile + i, 4 * half + lane / 8));
         } else {
+            u32 words[2 * Tiles];
+            if constexpr (Tiles == 2)
+                ptx::ldmatrix_x4(words, activation_address(index, tile + lane / 16, 2 * half + lane / 8 % 2));
+            else
+                ptx::ldmatrix_x2(words, activation_address(index, tile, 2 * half + lane / 8 % 2));
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                ptx::ldmatrix_x4(words, activation_slot(index) + activation_offset<S>(row, 4 * half + lane / 8));
-#pragma unroll
-                for (int part = 0; part < 4; ++part) b[4 * half + part] = words[part];
+            for (int i = 0; i < 2 * Tiles; ++i) {
+                b[i / 2][i % 2 * 2] = low_nibbles(words[i]);
+                b[i / 2][i % 2 * 2 + 1] = high_nibbles(words[i]);
             }
         }
+    }
+
+    // Where this lane's row of a tile lies. A capacity below 8 repeats its last row: columns that nobody stores.
+    __device__ __forceinline__ u32 activation_address(int index, int tile, int chunk) const {
+        return activation_slot(index) + activation_offset<S>(tile * 8 + min(lane % 8, S::kRows - 1), chunk);
     }
 };
 
@@ -176,52 +184,83 @@ struct SumOf<true> {
     using Type = float;
 };
 
-// Sums of a warp: its strips by 8-row tiles, integers, or floats where every stage has a scale of its own.
+// Sums of a warp: 8-row tiles by strips, integers, or floats where every stage has a scale of its own.
 template <class S>
 struct Accumulator {
+    static constexpr int kTogether = S::kTiles > 1 ? 2 : 1;  // tiles whose instructions do not wait for each other
     using Value = typename SumOf<S::kGrouped>::Type;
-    Value values[S::kStrips][S::kTiles][4];
+    Value values[S::kTiles][S::kStrips][4];
 
     __device__ __forceinline__ Accumulator() {
 #pragma unroll
-        for (int i = 0; i < S::kStrips * S::kTiles * 4; ++i) (&values[0][0][0])[i] = 0;
+        for (int i = 0; i < S::kTiles * S::kStrips * 4; ++i) (&values[0][0][0])[i] = 0;
     }
 
     __device__ __forceinline__ void stage(const Ring<S>& ring, int index) {
-        WeightFragment a[S::kStrips][2][2];
-        float scale[S::kStrips][2];
+        if constexpr (S::kGrouped)
+            stage_of_group(ring, index);
+        else
 #pragma unroll
-        for (int strip = 0; strip < S::kStrips; ++strip) {
+            for (int half = 0; half < 2; ++half) {
+                WeightFragment a[S::kStrips][2];
 #pragma unroll
-            for (int half = 0; half < 2; ++half) ring.weights(a[strip][half], index, strip, half);
-            if constexpr (S::kGrouped)
+                for (int strip = 0; strip < S::kStrips; ++strip) ring.weights(a[strip], index, strip, half);
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    scale[strip][half] =
-                        ptx::load_shared_float(ring.scale_slot(index) + (strip * 16 + half * 8 + ring.lane / 4) * 4);
-        }
-#pragma unroll
-        for (int tile = 0; tile < S::kTiles; ++tile) {
-            u32 b[8];
-            ring.rows(b, index, tile);
-#pragma unroll
-            for (int strip = 0; strip < S::kStrips; ++strip) {
-                if constexpr (S::kGrouped) {
-                    Sums sums = {0, 0, 0, 0};
-                    multiply(sums, a[strip], b);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) values[strip][tile][i] += float(sums[i]) * scale[strip][i / 2];
-                } else {
-                    multiply(values[strip][tile], a[strip], b);
+                for (int tile = 0; tile < S::kTiles; tile += kTogether) {
+                    u32 b[kTogether][4];
+                    ring.rows(b, index, tile, half);
+                    multiply(&values[tile], a, b);
                 }
             }
+    }
+
+    // A tile's integers must be whole before they are scaled, so tiles are outermost.
+    __device__ __forceinline__ void stage_of_group(const Ring<S>& ring, int index) {
+        WeightFragment a[2][S::kStrips][2];
+#pragma unroll
+        for (int strip = 0; strip < S::kStrips; ++strip)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) ring.weights(a[half][strip], index, strip, half);
+#pragma unroll
+        for (int tile = 0; tile < S::kTiles; tile += kTogether) {
+            Sums sums[kTogether][S::kStrips] = {};
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                u32 b[kTogether][4];
+                ring.rows(b, index, tile, half);
+                multiply(sums, a[half], b);
+            }
+            add_scaled(&values[tile], sums, ring, index);
         }
     }
 
-    static __device__ __forceinline__ void multiply(Sums& sums, const WeightFragment (&a)[2][2], const u32 (&b)[8]) {
+    // 64 input features; instructions on the same sums stand as far apart as they can.
+    static __device__ __forceinline__ void multiply(Sums (*sums)[S::kStrips], const WeightFragment (&a)[S::kStrips][2],
+                                                    const u32 (&b)[kTogether][4]) {
 #pragma unroll
-        for (int part = 0; part < 4; ++part)
-            ptx::mma_m16n8k32_s8(sums, a[part / 2][part % 2], b[2 * part], b[2 * part + 1]);
+        for (int part = 0; part < 2; ++part)
+#pragma unroll
+            for (int tile = 0; tile < kTogether; ++tile)
+#pragma unroll
+                for (int strip = 0; strip < S::kStrips; ++strip)
+                    ptx::mma_m16n8k32_s8(sums[tile][strip], a[strip][part], b[tile][2 * part], b[tile][2 * part + 1]);
+    }
+
+    static __device__ __forceinline__ void add_scaled(Value (*values)[S::kStrips][4],
+                                                      const Sums (&sums)[kTogether][S::kStrips], const Ring<S>& ring,
+                                                      int index) {
+#pragma unroll
+        for (int strip = 0; strip < S::kStrips; ++strip)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int feature = strip * kStrip + half * 8 + ring.lane / 4;
+                const float scale = ptx::load_shared_float(ring.scale_slot(index) + feature * 4);
+#pragma unroll
+                for (int tile = 0; tile < kTogether; ++tile)
+#pragma unroll
+                    for (int i = 2 * half; i < 2 * half + 2; ++i)
+                        values[tile][strip][i] += float(sums[tile][strip][i]) * scale;
+            }
     }
 
     // Write to a group's partial sums [rows, kPartialStep] in shared memory.
@@ -234,7 +273,7 @@ struct Accumulator {
                 for (int i = 0; i < 4; ++i) {
                     const int row = tile * 8 + lane % 4 * 2 + i % 2;
                     const int feature = (warp * S::kStrips + strip) * kStrip + lane / 4 + i / 2 * 8;
-                    if (row < rows) partial[row * S::kPartialStep + feature] = values[strip][tile][i];
+                    if (row < rows) partial[row * S::kPartialStep + feature] = values[tile][strip][i];
                 }
     }
 };
@@ -254,48 +293,87 @@ __device__ __forceinline__ void store_float(void* values, size_t index, float va
         static_cast<float*>(values)[index] = value;
 }
 
-// Scales and bias, each step rounded on its own: contraction to fused multiply-adds would change the last bit.
+// Row and column scales of a block in shared memory, copied while the weight streams.
 template <class S>
-__device__ __forceinline__ float scaled(const Problem& p, typename Accumulator<S>::Value sum, int row, int feature) {
-    const float row_scale = p.row_scale[row * p.row_scale_step];
-    float y;
-    if constexpr (S::kGrouped)
-        y = __fmul_rn(sum * (1.0f / S::kFactor), row_scale);
-    else
-        y = __fmul_rn(__fmul_rn(__int2float_rn(sum / S::kFactor), row_scale), p.column_scale[feature]);
-    return p.bias ? __fadd_rn(y, load_as_float(p.bias, feature, p.dtype)) : y;
-}
+struct Scales {
+    float* rows;
+    float* columns;
+
+    __device__ __forceinline__ explicit Scales(void* shared) : rows(static_cast<float*>(shared)), columns(rows + S::kRows) {}
+
+    __device__ __forceinline__ void load_columns(const Problem& p, int first_feature) const {
+        if constexpr (S::kGrouped) return;  // they come with their stages
+        for (int i = threadIdx.x; i < S::kFeatures; i += S::kThreads)
+            if (first_feature + i < p.features)
+                ptx::cp_async_4(ptx::shared_address(columns + i), p.column_scale + first_feature + i);
+    }
+
+    __device__ __forceinline__ void load_rows(const Problem& p) const {
+        for (int i = threadIdx.x; i < p.rows; i += S::kThreads)
+            ptx::cp_async_4(ptx::shared_address(rows + i), p.row_scale + i * p.row_scale_step);
+    }
+
+    // Each step is rounded on its own: contraction to fused multiply-adds would change the last bit.
+    __device__ __forceinline__ float apply(typename Accumulator<S>::Value sum, int row, int column) const {
+        if constexpr (S::kGrouped)
+            return __fmul_rn(sum * (1.0f / S::kFactor), rows[row]);
+        else
+            return __fmul_rn(__fmul_rn(__int2float_rn(sum / S::kFactor), rows[row]), columns[column]);
+    }
+};
 
 // Blocks that work on the same strips: one, or a cluster that reads one another's shared memory.
 template <int Size>
 struct Team {
 #if __CUDA_ARCH__ >= 900
     static __device__ __forceinline__ void barrier() { ptx::cluster_sync(); }
-    template <class Value>
-    static __device__ __forceinline__ Value load(const Value* shared, int rank) {
-        return ptx::load_cluster(shared, rank);
+    static __device__ __forceinline__ void load(u32 (&words)[4], u32 shared, int rank) {
+        ptx::load_cluster_16(words, shared, rank);
     }
 #endif
 };
 template <>
 struct Team<1> {
     static __device__ __forceinline__ void barrier() { __syncthreads(); }
-    template <class Value>
-    static __device__ __forceinline__ Value load(const Value* shared, int) {
-        return *shared;
-    }
+    static __device__ __forceinline__ void load(u32 (&words)[4], u32 shared, int) { ptx::load_shared_16(words, shared); }
 };
 
-// All groups of all blocks, always added in the same order.
-template <class S>
-__device__ __forceinline__ typename Accumulator<S>::Value partial_sum(
-    const typename Accumulator<S>::Value* partials, int row, int feature) {
-    typename Accumulator<S>::Value sum = 0;
+__device__ __forceinline__ void add(int& sum, u32 word) { sum += static_cast<int>(word); }
+__device__ __forceinline__ void add(float& sum, u32 word) { sum += __uint_as_float(word); }
+
+// Four features of a row over all groups of all blocks, always added in the same order.
+template <class S, class Value>
+__device__ __forceinline__ void add_partials(Value (&sums)[4], u32 partials, int row, int column) {
+#pragma unroll
     for (int rank = 0; rank < S::kCluster; ++rank)
 #pragma unroll
-        for (int group = 0; group < S::kAlong; ++group)
-            sum += Team<S::kCluster>::load(partials + (group * S::kRows + row) * S::kPartialStep + feature, rank);
-    return sum;
+        for (int group = 0; group < S::kAlong; ++group) {
+            u32 words[4];
+            const u32 partial = partials + group * S::kGroupBytes + (row * S::kPartialStep + column) * 4;
+            Team<S::kCluster>::load(words, partial, rank);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) add(sums[i], words[i]);
+        }
+}
+
+// Add up and store this block's share of the outputs.
+template <class S>
+__device__ __forceinline__ void finish(const Problem& p, const Scales<S>& scales, u32 partials, int rank,
+                                       int first_feature) {
+    constexpr int kQuads = S::kFeatures / 4;
+    for (int i = rank * S::kThreads + threadIdx.x; i < p.rows * kQuads; i += S::kCluster * S::kThreads) {
+        const int row = i / kQuads, column = i % kQuads * 4;
+        typename Accumulator<S>::Value sums[4] = {0, 0, 0, 0};
+        add_partials<S>(sums, partials, row, column);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int feature = first_feature + column + j;
+            if (feature >= p.features) break;
+            float y = scales.apply(sums[j], row, column + j);
+            if (p.bias) y = __fadd_rn(y, load_as_float(p.bias, feature, p.dtype));
+            store_float(p.out, size_t(row) * p.features + feature, y, p.dtype);
+        }
+    }
 }
 
 template <class S>
@@ -308,32 +386,54 @@ __device__ __forceinline__ void group_barrier(int group) {
         ptx::named_barrier<32 * S::kAcross>(1 + group);
 }
 
-// Grid: kCluster blocks for each kBlockStrips strips. Dynamic shared memory: kAlong rings of kDepth slots, or the
-// partial sums that take their place.
+// Start the copies of the first kDepth - 1 stages. Nothing that an earlier launch writes is read before its end.
+template <class S>
+__device__ __forceinline__ void start(const Problem& p, const Ring<S>& ring, const Scales<S>& scales, int first,
+                                      int step, int stages) {
+    scales.load_columns(p, ring.first_strip * kStrip);
+    if (p.early) {
+#pragma unroll
+        for (int slot = 0; slot < S::kDepth - 1; ++slot)
+            if (first + slot * step < stages) ring.load_weight(slot, first + slot * step);
+    }
+    ptx::await_previous_launch();
+    scales.load_rows(p);
+#pragma unroll
+    for (int slot = 0; slot < S::kDepth - 1; ++slot) {
+        if (first + slot * step < stages) {
+            if (!p.early) ring.load_weight(slot, first + slot * step);
+            ring.load_activations(slot, first + slot * step);
+        }
+        ptx::cp_async_commit();
+    }
+}
+
+// Grid: kCluster blocks for each kBlockStrips strips. Dynamic shared memory: for each of kAlong groups kDepth slots, or
+// the partial sums that take their place; then the scales.
 template <class S>
 __device__ __forceinline__ void product(const Problem& p) {
     extern __shared__ __align__(128) unsigned char shared[];
+    ptx::release_next_launch();
     const int group = threadIdx.x / (32 * S::kAcross);
     const int rank = blockIdx.x % S::kCluster;
     const int first_strip = blockIdx.x / S::kCluster * S::kBlockStrips;
-    const Ring<S> ring(p, ptx::shared_address(shared) + group * S::kDepth * S::kSlotBytes,
-                       threadIdx.x % (32 * S::kAcross), first_strip);
+    const Scales<S> scales(shared + S::kAlong * S::kGroupBytes);
+    const Ring<S> ring(p, ptx::shared_address(shared) + group * S::kGroupBytes, threadIdx.x % (32 * S::kAcross),
+                       first_strip);
 
     constexpr int kStep = S::kCluster * S::kAlong;
-    const int stages = (p.inner + kStageK - 1) / kStageK;
-    int next = rank * S::kAlong + group;
-#pragma unroll
-    for (int slot = 0; slot < S::kDepth - 1; ++slot, next += kStep) {
-        if (next < stages) ring.load(slot, next);
-        ptx::cp_async_commit();
-    }
+    const int stages = (p.inner + kStageK - 1) / kStageK, first = rank * S::kAlong + group;
+    start(p, ring, scales, first, kStep, stages);
     Accumulator<S> sums;
     int slot = 0;
-    for (int stage = rank * S::kAlong + group; stage < stages; stage += kStep, next += kStep) {
+    for (int stage = first; stage < stages; stage += kStep) {
         ptx::cp_async_wait<S::kDepth - 2>();
         group_barrier<S>(group);  // the copies of the others have arrived, and they have left the slot filled next
-        const int freed = slot == 0 ? S::kDepth - 1 : slot - 1;
-        if (next < stages) ring.load(freed, next);
+        const int freed = slot == 0 ? S::kDepth - 1 : slot - 1, next = stage + (S::kDepth - 1) * kStep;
+        if (next < stages) {
+            ring.load_weight(freed, next);
+            ring.load_activations(freed, next);
+        }
         ptx::cp_async_commit();
         sums.stage(ring, slot);
         slot = slot == S::kDepth - 1 ? 0 : slot + 1;
@@ -341,29 +441,30 @@ __device__ __forceinline__ void product(const Problem& p) {
     ptx::cp_async_wait<0>();
     __syncthreads();
 
-    auto* partials = reinterpret_cast<typename Accumulator<S>::Value*>(shared);
-    sums.store(partials + group * S::kRows * S::kPartialStep, ring.warp, ring.lane, p.rows);
+    auto* partials = reinterpret_cast<typename Accumulator<S>::Value*>(shared + group * S::kGroupBytes);
+    sums.store(partials, ring.warp, ring.lane, p.rows);
     Team<S::kCluster>::barrier();
-    for (int i = rank * S::kThreads + threadIdx.x; i < p.rows * S::kFeatures; i += S::kCluster * S::kThreads) {
-        const int row = i / S::kFeatures, feature = first_strip * kStrip + i % S::kFeatures;
-        if (feature < p.features) {
-            const auto sum = partial_sum<S>(partials, row, i % S::kFeatures);
-            store_float(p.out, size_t(row) * p.features + feature, scaled<S>(p, sum, row, feature), p.dtype);
-        }
-    }
+    finish(p, scales, ptx::shared_address(shared), rank, first_strip * kStrip);
     if constexpr (S::kCluster > 1) Team<S::kCluster>::barrier();  // others may still read this block's sums
 }
 
+// Blocks that must fit a multiprocessor at once, so that the compiler keeps to 64, 128 or 255 registers a thread.
+constexpr int resident_blocks(int rows, int strips, int threads, bool grouped) {
+    const int sums = (rows + 7) / 8 * strips * (grouped ? 2 : 1);  // sets of 4
+    const int warps = sums <= 4 ? 32 : sums <= 16 ? 16 : 8;
+    return warps * 32 > threads ? warps * 32 / threads : 1;
+}
+
 template <int Rows, int Strips, int Across, int Along, int Depth, bool Packed, bool Grouped>
-__global__ void __launch_bounds__(32 * Across * Along)
+__global__ void __launch_bounds__(32 * Across * Along, resident_blocks(Rows, Strips, 32 * Across * Along, Grouped))
     gemv(const __grid_constant__ Problem problem) {
     product<Shape<Rows, Strips, Across, Along, Depth, 1, Packed, Grouped>>(problem);
 }
 
 #if __CUDA_ARCH__ >= 900
 template <int Rows, int Strips, int Across, int Along, int Depth, int Cluster, bool Packed, bool Grouped>
-__global__ void __launch_bounds__(32 * Across * Along) __cluster_dims__(Cluster, 1, 1)
-    gemv_cluster(const __grid_constant__ Problem problem) {
+__global__ void __launch_bounds__(32 * Across * Along, resident_blocks(Rows, Strips, 32 * Across * Along, Grouped))
+    __cluster_dims__(Cluster, 1, 1) gemv_cluster(const __grid_constant__ Problem problem) {
     product<Shape<Rows, Strips, Across, Along, Depth, Cluster, Packed, Grouped>>(problem);
 }
 #endif

@@ -25,7 +25,7 @@ _STAGE_K = 128
 _DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 _PROBLEM = np.dtype(
     [(name, np.uint64) for name in ("activations", "row_scale", "weight", "column_scale", "bias", "out")]
-    + [(name, np.int32) for name in ("rows", "features", "inner", "row_scale_step", "groups", "dtype")]
+    + [(name, np.int32) for name in ("rows", "features", "inner", "row_scale_step", "groups", "dtype", "early")]
 )
 
 
@@ -60,7 +60,7 @@ class Plan:
         """Dynamic shared memory of a block: the rings, or the partial sums that replace them."""
         features = self.block_strips * STRIP
         slot = features * _STAGE_K // 2 + self.rows * _STAGE_K // (2 if packed else 1) + 4 * features * grouped
-        return self.along * max(self.depth * slot, 4 * self.rows * (features + 4))
+        return self.along * max(self.depth * slot, 4 * self.rows * (features + 4)) + 4 * (self.rows + features)
 
     def instance(self, packed: bool, grouped: bool) -> str:
         """The C++ name of the kernel."""
@@ -95,6 +95,7 @@ def launch_gemv(
     bias: Tensor | None,
     out: Tensor,
     plan: Plan | None = None,
+    early: bool = False,
 ) -> None:
     """Fill `out` [rows, out_features]; arguments as in `linear.w4_linear`, already checked.
 
@@ -122,6 +123,7 @@ def launch_gemv(
     problem["row_scale_step"] = int(row_scale.shape[0] > 1)
     problem["groups"] = column_scale.shape[1] if grouped else 0
     problem["dtype"] = _DTYPES[out.dtype]
+    problem["early"] = early
     blocks = -(-weight.shape[0] // plan.block_strips) * plan.cluster
     launch(
         kernel(Source("gemv.cu", (instance,)), instance, out.device),
