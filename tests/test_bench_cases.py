@@ -15,6 +15,7 @@ from rotquant.bench.records import Measurement
 from rotquant.bench.timing import Timing
 from rotquant.bench.transforms import quantize_case, transform_call
 from rotquant.errors import KernelError
+from rotquant.kernels import overlap
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
 
@@ -74,6 +75,12 @@ def test_what_happens_online_to_the_input_is_a_choice(implementation: str, quant
     assert y.isfinite().all()
 
 
+def test_overlapping_is_switched_on_around_the_call_alone() -> None:
+    case = linear_case(layer("int4", overlapped=True), CPU)
+    assert case().shape == (32, 48)
+    assert not overlap._overlapping.get()
+
+
 def test_a_quantized_layer_reads_fewer_bytes_and_does_as_many_operations() -> None:
     # One token and many outputs, so that weights are nearly everything: 16 bits, 4 bits, 2 bits and a table of four
     # 16-bit levels for every 128 weights (half a bit each).
@@ -92,6 +99,7 @@ def test_a_quantized_layer_reads_fewer_bytes_and_does_as_many_operations() -> No
         ({"implementation": "fp16", "hadamard": "float32"}, "takes its input as it is"),
         ({"implementation": "fp8", "quantization": "dynamic"}, "takes its input as it is"),
         ({"implementation": "fp16", "product": "gemv"}, "only W4 products"),
+        ({"implementation": "fp8", "overlapped": True}, "no kernel of ours"),
         ({"implementation": "int8", "tokens": 1}, "takes 17 rows"),
         ({"implementation": "int4-grouped", "in_features": 192}, "groups of 128"),
         ({"implementation": "int4", "in_features": 100}, "multiple of 64"),

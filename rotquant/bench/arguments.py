@@ -33,6 +33,7 @@ class LinearArguments(Frozen):
     quantization: of the input. With `none` it arrives quantized, and a transform's result is not used (RCP's Tables 5
         and 18).
     product: force one of the two W4 kernels.
+    overlapped: our kernels may fetch their weight while the launch before them ends, as in a decoder's graph.
     """
 
     tokens: Size
@@ -42,6 +43,7 @@ class LinearArguments(Frozen):
     hadamard: Arithmetic = "none"
     quantization: Literal["none", "dynamic", "static"] = "none"
     product: Literal["auto", "gemm", "gemv"] = "auto"
+    overlapped: bool = False
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "LinearArguments":
@@ -50,6 +52,8 @@ class LinearArguments(Frozen):
             raise ValueError(f"{self.implementation} takes its input as it is: no hadamard, quantization none")
         if self.product != "auto" and self.implementation not in ("int4", "int4-grouped", "int4-a8"):
             raise ValueError("only W4 products have a choice of kernel")
+        if self.overlapped and self.implementation not in (*_ONLINE, "w2a16"):
+            raise ValueError(f"{self.implementation} has no kernel of ours that could overlap")
         if self.implementation == "int8" and self.tokens < _INT8_ROWS:
             raise ValueError(f"torch._int_mm takes {_INT8_ROWS} rows or more")
         if self.implementation in ("int4-grouped", "w2a16", "w2a4") and self.in_features % _GROUP_SIZE:

@@ -18,6 +18,7 @@ from rotquant.kernels.activations import hadamard_quantize, quantize_rows
 from rotquant.kernels.hadamard import hadamard
 from rotquant.kernels.layouts import K_BLOCK, STRIP, pack_rows, padded
 from rotquant.kernels.linear import GROUP_SIZE, w4_linear
+from rotquant.kernels.overlap import overlapping_launches
 
 #: QuaRot's clip of activations; it does not change the time.
 _CLIP = 0.9
@@ -39,10 +40,20 @@ def linear(arguments: LinearArguments) -> Measurements:
 def linear_case(arguments: LinearArguments, device: torch.device) -> Case:
     """The tensors and the call that `linear` times."""
     run, inputs = _BUILDERS[arguments.implementation](arguments, device)
+    if arguments.overlapped:
+        run = _overlapped(run)
     return Case(run, inputs, 2.0 * arguments.tokens * arguments.in_features * arguments.out_features)
 
 
 Built = tuple[Callable[..., Tensor], tuple[Tensor, ...]]
+
+
+def _overlapped(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def within(*inputs: Tensor) -> Tensor:
+        with overlapping_launches():
+            return run(*inputs)
+
+    return within
 
 
 def _cublas(a: LinearArguments, device: torch.device) -> Built:
