@@ -13,11 +13,12 @@ include: "workflow/rules/weights.smk"
 include: "workflow/rules/runs.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/figures.smk"
+include: "workflow/rules/speed.smk"
 include: "workflow/rules/reports.smk"
 
 
 rule all:
     default_target: True
     input:
-        expand("reports/{table}.md", table=PROJECT.tables),
+        expand("reports/{table}.md", table=[*PROJECT.tables, *PROJECT.speed]),
         "reports/index.md",

@@ -155,9 +155,10 @@ class Copy:
         self.write("config/config.yaml", yaml.safe_dump(config))
 
     def set_tables(self, tables: dict[str, Any]) -> None:
-        """Replace QuaRot's tables."""
-        for path in (self.root / "workflow/papers/quarot").glob("*.yaml"):
+        """Replace all tables by these."""
+        for path in (self.root / "workflow").glob("papers/*/*.yaml"):
             path.unlink()
+        (self.root / "workflow/kernels/speed.yaml").unlink(missing_ok=True)
         self.write("workflow/papers/quarot/tables.yaml", yaml.safe_dump(tables, sort_keys=False))
 
     def environment(self) -> dict[str, str]:

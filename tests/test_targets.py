@@ -11,7 +11,9 @@ from rotquant.project import Project, load_project
 from rotquant.reporting import scoreboard
 from rotquant.reporting.claims import Score
 from rotquant.reporting.tables import Value, table_path, write_csv
+from rotquant.speed.loading import load_speed
 from tests.project import Copy
+from tests.speed import SPEED, record
 
 LISTED = yaml.safe_load((Path(__file__).parents[1] / "config" / "targets.yaml").read_text(encoding="utf-8"))
 TARGETS = LISTED["targets"]
@@ -120,7 +122,17 @@ def test_a_report_of_our_own_stands_under_its_paper_and_is_not_counted(project: 
     assert own.label == "Switches"
 
 
-def test_a_record_from_a_gpu_names_it(project: Project) -> None:
-    write_text(project.root / "results/bench/some-gpu/quarot_table14.json", "{}")
+def test_a_record_from_another_machine_names_its_gpu(project: Project) -> None:
+    write_text(project.root / "workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
+    project = load_project(root=project.root)
     assert "| quarot_table14 | Time of the 4-bit linear layer |" in scoreboard.index(project)
-    assert "| recorded on some-gpu | - | - | - |" in scoreboard.index(project)
+    assert "recorded on" not in scoreboard.index(project)
+    record(project.root / "results/bench/some-gpu/quarot_table14.json", load_speed(project.root)["quarot_table14"])
+    assert "| recorded on some-gpu | 1 | 0 | 0 |" in scoreboard.index(project)
+
+
+def test_a_record_of_this_machine_counts_as_computed(project: Project) -> None:
+    write_text(project.root / "workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
+    project = load_project(root=project.root)
+    record(project.root / "results/speed/quarot_table14.json", load_speed(project.root)["quarot_table14"])
+    assert "| computed | 1 | 0 | 0 |" in scoreboard.index(project)

@@ -124,7 +124,7 @@ def gallery(
     depth = "../" * len(output.parts)
     for file in pages:
         text = file.read_text(encoding="utf-8")
-        text = re.sub(r"\[([^\]]*)\]\((?:\.\./results/[^)]*|index\.html)\)", r"\1", text)
+        text = re.sub(r"\[([^\]]*)\]\((?:\.\./results/(?!bench/)[^)]*|index\.html)\)", r"\1", text)
         write_text(target / file.name, text.replace("](../", f"]({depth}"))
     for file in sorted((project.root / FIGURES).glob("*.svg")):
         with atomic_path(target / "figures" / file.name) as temporary:

@@ -1,24 +1,26 @@
 """The scoreboard: every table and figure of the papers and every report of our own, and how far each is.
 
 A target is computed when its report was rendered from runs of this machine, recorded when results/bench/<gpu>/ holds
-its measurements from a real GPU. The list is config/targets.yaml; what is done is read from the files, never from a
-list. `index` writes it as Markdown; `rotquant.reporting.html` shows the same standings as a page.
+its measurements from another machine's GPU. The list is config/targets.yaml; what is done is read from the files, never
+from a list. `index` writes it as Markdown; `rotquant.reporting.html` shows the same standings as a page.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from rotquant.bench.records import gpu_folder
 from rotquant.errors import ResultError
 from rotquant.project import Project
 from rotquant.reporting.claims import Outcome, Score, outcomes, score
+from rotquant.reporting.speed.claims import Outcome as SpeedOutcome
+from rotquant.reporting.speed.claims import outcomes as speed_outcomes
+from rotquant.reporting.speed.numbers import collect, find_source
 from rotquant.reporting.tables import Values, markdown_table, read_csv, table_path
 from rotquant.results import REPORTS
+from rotquant.speed.definitions import SpeedTable
 from rotquant.tables import Table, load_targets
-
-BENCH = Path("results/bench")
 
 Status = Literal["computed", "recorded", "not yet"]
 
@@ -29,8 +31,9 @@ class Standing:
 
     kind: what sort of target, in words. listed: whether it stands in the paper; the others are reports of our own.
     status, machines: computed here, recorded on these GPUs, or neither.
-    table: its definition, None before there is one. values, claims: its numbers and the outcome of each of its claims,
-        None and empty before they are collected.
+    rendered: whether its report is there.
+    table, speed: its definition, as a table of accuracy or of speed; neither before there is one.
+    values: its numbers, of accuracy. claims: the outcome of each claim. None and empty before they are collected.
     """
 
     id: str
@@ -40,9 +43,11 @@ class Standing:
     listed: bool
     status: Status
     machines: tuple[str, ...]
-    table: Table | None
-    values: Values | None
-    claims: tuple[Outcome, ...]
+    rendered: bool
+    table: Table | None = None
+    speed: SpeedTable | None = None
+    values: Values | None = None
+    claims: tuple[Outcome | SpeedOutcome, ...] = ()
 
     @property
     def label(self) -> str:
@@ -57,13 +62,17 @@ class Standing:
 
 
 def standings(project: Project) -> dict[str, tuple[Standing, ...]]:
-    """Every target by paper, in the order of config/targets.yaml, then the paper's further reports."""
+    """Every target by paper, in the order of config/targets.yaml, then the paper's further reports.
+
+    Reports that are about no paper come last, under the name of their subject.
+    """
     data = load_targets(project.root)
     listed = {target["id"] for target in data["targets"]}
     found: dict[str, tuple[Standing, ...]] = {}
-    for paper in data["papers"]:
+    for paper in subjects(project):
         targets = [target for target in data["targets"] if target["paper"] == paper]
-        own = [table for table in project.tables.values() if table.paper == paper and table.id not in listed]
+        tables = [*project.tables.values(), *project.speed.values()]
+        own = [table for table in tables if table.paper == paper and table.id not in listed]
         found[paper] = (
             *(
                 _standing(project, target["id"], paper, target["title"], data["kinds"][target["kind"]])
@@ -74,6 +83,14 @@ def standings(project: Project) -> dict[str, tuple[Standing, ...]]:
     return found
 
 
+def subjects(project: Project) -> dict[str, str]:
+    """The papers by their short name, with their titles; then what else there are reports about."""
+    others = {table.paper: table.paper_title for table in project.speed.values()}
+    return load_targets(project.root)["papers"] | {
+        name: title for name, title in others.items() if name not in load_targets(project.root)["papers"]
+    }
+
+
 def totals(scores: Iterable[Score]) -> Score:
     """Scores added up."""
     found = list(scores)
@@ -82,7 +99,7 @@ def totals(scores: Iterable[Score]) -> Score:
 
 def index(project: Project) -> str:
     """The scoreboard as Markdown; links are relative to the reports folder."""
-    papers = load_targets(project.root)["papers"]
+    papers = subjects(project)
     found = standings(project)
     targets = [standing for group in found.values() for standing in group if standing.listed]
     counted = totals(standing.score for group in found.values() for standing in group)
@@ -96,21 +113,39 @@ def index(project: Project) -> str:
     ]
     for paper, group in found.items():
         listed = [standing for standing in group if standing.listed]
-        parts += [f"## {papers[paper]}\n", f"{_done(listed)} of {len(listed)}\n", _table(listed)]
+        parts.append(f"## {papers[paper]}\n")
+        if listed:
+            parts += [f"{_done(listed)} of {len(listed)}\n", _table(listed)]
         if own := [standing for standing in group if not standing.listed]:
             parts += ["Further reports, of our own:\n", _table(own)]
     return "\n".join(parts)
 
 
 def _standing(project: Project, name: str, paper: str, title: str, kind: str, *, listed: bool = True) -> Standing:
+    rendered = (project.root / REPORTS / f"{name}.md").exists()
+    if name in project.speed:
+        found = _speed(project, project.speed[name])
+        return Standing(name, paper, title, kind, listed, rendered=rendered, speed=project.speed[name], **found)
     table = project.tables.get(name)
-    machines = tuple(sorted({path.parent.name for path in (project.root / BENCH).glob(f"*/{name}.*")}))
-    status: Status = "recorded" if machines else "not yet"
-    if (project.root / REPORTS / f"{name}.md").exists():
-        status = "computed"
     values = None if table is None else _values(project, table)
     claims = () if table is None or values is None else outcomes(project, table, values)
-    return Standing(name, paper, title, kind, listed, status, machines, table, values, claims)
+    status: Status = "computed" if rendered else "not yet"
+    return Standing(name, paper, title, kind, listed, status, (), rendered, table, None, values, claims)
+
+
+def _speed(project: Project, table: SpeedTable) -> dict[str, Any]:
+    """Status, machines and claims of a speed table; a figure is as far as all the tables that it draws."""
+    try:
+        sources = [find_source(project, project.speed_table(name)) for name in table.sources]
+    except ResultError:  # rendering it says so
+        sources = [None]
+    known = [source for source in sources if source is not None]
+    if len(known) < len(sources):
+        return {"status": "not yet", "machines": ()}
+    machines = tuple(sorted({gpu_folder(source.record.gpu) for source in known}))
+    status = "recorded" if any(source.recorded for source in known) else "computed"
+    decided = speed_outcomes(project, table, collect(project, table, known[0])) if table.grids else ()
+    return {"status": status, "machines": machines, "claims": decided}
 
 
 def _values(project: Project, table: Table) -> Values | None:
@@ -131,9 +166,9 @@ def _table(group: Sequence[Standing]) -> str:
 
 
 def _line(standing: Standing) -> list[object]:
-    link = f"[{standing.id}]({standing.id}.md)" if standing.status == "computed" else standing.id
+    link = f"[{standing.id}]({standing.id}.md)" if standing.rendered else standing.id
     status = f"recorded on {', '.join(standing.machines)}" if standing.status == "recorded" else standing.status
     counts: list[object] = ["-", "-", "-"]
-    if standing.values is not None:
+    if standing.values is not None or (standing.speed and standing.claims):
         counts = [standing.score.holds, standing.score.fails, standing.score.unchecked]
     return [link, standing.title, standing.kind, status, *counts]

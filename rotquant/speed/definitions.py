@@ -140,13 +140,13 @@ class Claim(Frozen):
 
 
 class Part(Frozen):
-    """One panel of a figure: the rows and columns of a table's grid that it shows."""
+    """One panel of a figure: a column of a table's grid, in the rows that match."""
 
     table: str
     title: str
     grid: str
     rows: tuple[str, ...] = ("*",)
-    columns: tuple[str, ...]
+    column: str
 
 
 class Drawing(Frozen):
@@ -180,6 +180,15 @@ class SpeedTable(Frozen):
     def label(self) -> str:
         """The part after the paper's name: "table14"."""
         return self.id.removeprefix(f"{self.paper}_")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tables whose records it shows: itself, or of a figure those that it draws."""
+        return (
+            (self.id,)
+            if self.drawing is None or self.grids
+            else tuple(dict.fromkeys(part.table for part in self.drawing.parts))
+        )
 
     def grid(self, name: str) -> Grid:
         """The grid of that name.

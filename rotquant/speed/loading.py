@@ -32,8 +32,8 @@ def load_speed(root: Path) -> dict[str, SpeedTable]:
                 raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
             found[table.id] = table
     for table in found.values():
-        for name in {part.table for part in (table.drawing.parts if table.drawing else ())}:
-            lookup(found, name, f"figure {table.id}: unknown table")
+        for part in table.drawing.parts if table.drawing else ():
+            lookup(found, part.table, f"figure {table.id}: unknown table").grid(part.grid).column(part.column)
     return dict(sorted(found.items(), key=lambda item: _natural(item[1])))
 
 

@@ -37,11 +37,16 @@ shell.prefix(f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; set -euo p
 GPU = int(CONFIG.device == "cuda" or (CONFIG.device == "auto" and shutil.which("nvidia-smi") is not None))
 
 
+# Speed tables have rules of their own for the same kinds of files.
+SPEED = "|".join(sentence(lambda: PROJECT.speed)) or "none"
+
+
 wildcard_constraints:
     batch="[0-9a-f]{16}",
     group="[0-9a-f]{16}",
     tasks="[0-9a-f]{16}",
-    table=r"(?!index\b)[a-z0-9_]+",
+    table=rf"(?!(?:index|{SPEED})\b)[a-z0-9_]+",
+    speed=SPEED,
 
 
 def code(stage, run=None):

@@ -48,7 +48,7 @@ rule report:
 
 rule index:
     input:
-        reports=expand("reports/{table}.md", table=PROJECT.tables),
+        reports=expand("reports/{table}.md", table=[*PROJECT.tables, *PROJECT.speed]),
         targets="config/targets.yaml",
     output:
         update("reports/index.md"),

@@ -14,36 +14,21 @@ from rotquant.quantities import Quantity, quantities
 from rotquant.reporting.claims import Outcome
 from rotquant.reporting.describe import is_stand_in, model_name
 from rotquant.reporting.figures import figure_path
+from rotquant.reporting.html.grid import Cell, Grid
 from rotquant.reporting.html.inline_svg import inline_svg
+from rotquant.reporting.html.speed import speed_facts, speed_grids
 from rotquant.reporting.numbers import show, words
 from rotquant.reporting.pages.values import printed_decimals
 from rotquant.reporting.pages.verdicts import findings
-from rotquant.reporting.scoreboard import Standing
+from rotquant.reporting.scoreboard import Standing, subjects
+from rotquant.reporting.speed.claims import Outcome as SpeedOutcome
 from rotquant.reporting.tables import Value, Values, known_quantities, main_quantities, table_path
 from rotquant.results import REPORTS, RunResult, read_result, run_path
-from rotquant.tables import Table, load_targets
+from rotquant.speed.definitions import Drawing, SpeedTable
+from rotquant.tables import Figure, Table
 
 #: Quantities share one grid while a line holds no more numbers than this.
 _WIDTH = 8
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A number as printed, and whose it is."""
-
-    text: str
-    origin: Literal["ours", "published", "chance"]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of numbers: groups of columns (name, remark, width), a head per column, and lines (names, cells)."""
-
-    caption: str
-    stub: tuple[str, ...]
-    groups: tuple[tuple[str, str, int], ...]
-    heads: tuple[str, ...]
-    lines: tuple[tuple[tuple[str, ...], tuple[Cell, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -79,6 +64,8 @@ class Card:
     standing: Standing
     caption: str
     figure: Markup | None
+    figure_caption: str
+    notes: tuple[str, ...]
     grids: tuple[Grid, ...]
     tasks: tuple[tuple[str, tuple[Grid, ...]], ...]
     claims: tuple[ClaimView, ...]
@@ -108,7 +95,7 @@ def papers(project: Project, found: Mapping[str, Sequence[Standing]]) -> list[Pa
     Raises:
         ResultError: a figure is damaged.
     """
-    titles = load_targets(project.root)["papers"]
+    titles = subjects(project)
     return [
         Paper(
             paper,
@@ -122,13 +109,17 @@ def papers(project: Project, found: Mapping[str, Sequence[Standing]]) -> list[Pa
 
 def _card(project: Project, standing: Standing) -> Card:
     table, values = standing.table, standing.values
+    if standing.speed is not None:
+        return _speed_card(project, standing, standing.speed)
     if table is None or values is None:
-        return Card(standing, "", None, (), (), (), (), (), _links(project, standing))
+        return Card(standing, "", None, "", (), (), (), (), (), (), _links(project, standing))
     results = _results(project, values)
     return Card(
         standing,
         table.caption,
-        _figure(project, table),
+        _figure(project, table.id, table.figure),
+        table.figure.caption if table.figure else "",
+        table.notes,
         _main_grids(project, table, values),
         _task_grids(project, table, values),
         tuple(_claim(outcome) for outcome in standing.claims),
@@ -138,11 +129,27 @@ def _card(project: Project, standing: Standing) -> Card:
     )
 
 
-def _figure(project: Project, table: Table) -> Markup | None:
-    path = project.root / figure_path(table.id)
-    if table.figure is None or not path.exists():
+def _speed_card(project: Project, standing: Standing, table: SpeedTable) -> Card:
+    return Card(
+        standing,
+        table.caption,
+        _figure(project, table.id, table.drawing),
+        table.drawing.caption if table.drawing else "",
+        table.notes,
+        speed_grids(project, table),
+        (),
+        tuple(_claim(outcome) for outcome in standing.claims),
+        speed_facts(project, table),
+        (),
+        _links(project, standing),
+    )
+
+
+def _figure(project: Project, name: str, figure: Figure | Drawing | None) -> Markup | None:
+    path = project.root / figure_path(name)
+    if figure is None or not path.exists():
         return None
-    return Markup(inline_svg(path, table.id, table.figure.caption))
+    return Markup(inline_svg(path, name, figure.caption))
 
 
 def _links(project: Project, standing: Standing) -> tuple[tuple[str, str], ...]:
@@ -238,7 +245,7 @@ def _task_grid(
     return Grid(f"Accuracy (%) by task, {whose}", ("Method",), (), heads, (*lines, (("chance",), chance)))
 
 
-def _claim(outcome: Outcome) -> ClaimView:
+def _claim(outcome: Outcome | SpeedOutcome) -> ClaimView:
     names = {True: "holds", False: "fails", None: "not checkable"}
     claim, here = outcome.claim, names[outcome.ours.holds]
     return ClaimView(

@@ -1,65 +1,107 @@
-"""The grids of a speed table as Markdown: ratios next to ratios, then the numbers, ours beside the paper's."""
+"""The grids of a speed table laid out: ratios next to ratios, then the numbers, ours beside the paper's."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rotquant.reporting.numbers import SPACE, italic
 from rotquant.reporting.speed.claims import show
 from rotquant.reporting.speed.numbers import Number, Numbers, shown_ratio
 from rotquant.reporting.tables import markdown_table
-from rotquant.speed.definitions import FACTORS, Column, Grid, Part, Row, SpeedTable, matches, rows
+from rotquant.speed.definitions import FACTORS, Grid, Part, Row, SpeedTable, matches, rows
 from rotquant.speed.published import Reference
 
 RATIOS = {"speedup": "Speedup", "saving": "Saving", "cost": "Time"}
 _UNITS = {"ms": "Milliseconds", "us": "Microseconds", "GiB": "GiB"}
 
-
 Print = Callable[[Grid, Number, Reference | None], str]
 """What a cell prints: ours, or the paper's where its reference is given."""
 
 
-def grid_sections(table: SpeedTable, grid: Grid, numbers: Numbers) -> list[str]:
-    """A grid: ratios next to ratios, then the numbers with their spread."""
-    name = f"## {grid.name}\n" if len(table.grids) > 1 else "## Numbers\n"
+@dataclass(frozen=True)
+class Layout:
+    """A table of texts. grid: what it belongs to, in words; caption: what its numbers are.
+
+    heads: of each column, with whose it is: the paper's GPU, None for ours. lines: labels and cells.
+    """
+
+    grid: str
+    caption: str
+    stub: tuple[str, ...]
+    heads: tuple[tuple[str, str | None], ...]
+    lines: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+
+    def markdown(self) -> str:
+        """As Markdown: the paper's columns are headed by its GPU, in italics like their numbers."""
+        heads = [text if gpu is None else f"*{short(gpu)}*" for text, gpu in self.heads]
+        lines = [
+            [
+                *labels,
+                *(text if gpu is None else italic(text) for text, (_, gpu) in zip(cells, self.heads, strict=True)),
+            ]
+            for labels, cells in self.lines
+        ]
+        return markdown_table([*self.stub, *heads], lines, "l" * len(self.stub) + "r" * len(heads))
+
+
+def layouts(table: SpeedTable, numbers: Numbers) -> list[Layout]:
+    """Every grid of a table: ratios of the same run, then the numbers with their spread."""
+    return [layout for grid in table.grids for layout in _grid_layouts(table, grid, numbers)]
+
+
+def part_layout(table: SpeedTable, part: Part, numbers: Numbers) -> Layout:
+    """The ratios that one panel of a figure shows."""
+    grid = table.grid(part.grid)
+    chosen = [row for row in rows(grid) if matches(row.name, *part.rows)]
+    caption = f"{RATIOS[grid.ratio]} over {grid.baseline}"
+    return _layout(table, grid, numbers, chosen, {part.column: part.column}, _ratio, (part.title, caption))
+
+
+def short(gpu: str) -> str:
+    """A GPU's name for the head of a column."""
+    return gpu.removeprefix("NVIDIA ")
+
+
+def digits(value: float) -> str:
+    """Four significant digits without powers of ten."""
+    if value == 0:
+        return "0"
+    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    return f"{value:.{max(0, 4 - whole)}f}" if abs(value) >= 1e-3 else f"{value:.2g}"
+
+
+def _grid_layouts(table: SpeedTable, grid: Grid, numbers: Numbers) -> list[Layout]:
     compared = [column for column in grid.columns if grid.over(column) is not None]
-    baselines = {grid.over(column) for column in compared}
-    over = f"over {grid.baseline}" if baselines == {grid.baseline} else "over the column named in brackets"
-    ratio = f"{RATIOS[grid.ratio]} {over}"
-    if grid.ratio == "cost":
-        ratio = f"{RATIOS[grid.ratio]} as a multiple of {grid.baseline}'s"
-    parts = [name]
-    if compared:
-        parts += [f"{ratio}, of the same run.\n", _table(table, grid, numbers, compared, _ratio)]
-    words = f"{_UNITS[grid.unit]}: median ± half the distance between the 10th and 90th percentile of repeated runs.\n"
-    if grid.quantity == "peak_bytes":
-        words = f"{_UNITS[grid.unit]} at the peak.\n"
-    return [*parts, words, _table(table, grid, numbers, grid.columns, _amount)]
+    several = len({grid.over(column) for column in compared}) > 1
+    over = "the column named in brackets" if several else grid.baseline
+    ratio = f"{RATIOS[grid.ratio]} {'as a multiple of' if grid.ratio == 'cost' else 'over'} {over}, in the same run"
+    heads = {column.name: f"{column.name} [{grid.over(column)}]" if several else column.name for column in compared}
+    spread = "median ± half the distance between the 10th and 90th percentile of repeated runs"
+    amount = f"{_UNITS[grid.unit]}{' at the peak' if grid.quantity == 'peak_bytes' else f': {spread}'}"
+    names = {column.name: column.name for column in grid.columns}
+    ratios = [_layout(table, grid, numbers, rows(grid), heads, _ratio, (grid.name, ratio))] if compared else []
+    return [*ratios, _layout(table, grid, numbers, rows(grid), names, _amount, (grid.name, amount))]
 
 
-def _table(table: SpeedTable, grid: Grid, numbers: Numbers, columns: Iterable[Column], text: Print) -> str:
-    """All rows of a grid."""
-    baselines = {grid.over(column) for column in columns} - {None}
-    heads = {
-        column.name: f"{column.name} [{grid.over(column)}]" if text is _ratio and len(baselines) > 1 else column.name
-        for column in columns
-    }
-    return _markdown(table.gpus, grid, numbers, rows(grid), heads, text)
-
-
-def _markdown(
-    gpus: Iterable[str], grid: Grid, numbers: Numbers, chosen: Iterable[Row], heads: dict[str, str], text: Print
-) -> str:
+def _layout(
+    table: SpeedTable,
+    grid: Grid,
+    numbers: Numbers,
+    chosen: Sequence[Row],
+    columns: dict[str, str],
+    text: Print,
+    words: tuple[str, str],
+) -> Layout:
     """Rows by columns; a column of ours is followed by one for each of the paper's GPUs with a number there."""
-    header, align = [axis.name for axis in grid.axes], "l" * len(grid.axes)
-    chosen = tuple(chosen)
-    lines: list[list[object]] = [list(row.labels) for row in chosen]
-    for name, head in heads.items():
+    heads: list[tuple[str, str | None]] = []
+    cells: list[list[str]] = [[] for _ in chosen]
+    for name, head in columns.items():
         several = [numbers[grid.name, row.name, name] for row in chosen]
-        printed = [gpu for gpu in gpus if any(_printed(grid, number, gpu, text) != "-" for number in several)]
-        header += [head, *(f"*{short(gpu)}*" for gpu in printed)]
-        align += "r" * (1 + len(printed))
-        for line, number in zip(lines, several, strict=True):
-            line += [text(grid, number, None), *(italic(_printed(grid, number, gpu, text)) for gpu in printed)]
-    return markdown_table(header, lines, align)
+        printed = [gpu for gpu in table.gpus if any(_printed(grid, one, gpu, text) != "-" for one in several)]
+        heads += [(head, None), *((head, gpu) for gpu in printed)]
+        for line, number in zip(cells, several, strict=True):
+            line += [text(grid, number, None), *(_printed(grid, number, gpu, text) for gpu in printed)]
+    lines = tuple((row.labels, tuple(line)) for row, line in zip(chosen, cells, strict=True))
+    return Layout(*words, tuple(axis.name for axis in grid.axes), tuple(heads), lines)
 
 
 def _printed(grid: Grid, number: Number, gpu: str, text: Print) -> str:
@@ -86,24 +128,3 @@ def _amount(grid: Grid, number: Number, paper: Reference | None = None) -> str:
     spread = number.ours.spread
     text = digits(number.ours.value / factor)
     return text if spread is None else f"{text}{SPACE}±{SPACE}{100 * spread:.1f}{SPACE}%"
-
-
-def digits(value: float) -> str:
-    """Four significant digits without powers of ten."""
-    if value == 0:
-        return "0"
-    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
-    return f"{value:.{max(0, 4 - whole)}f}" if abs(value) >= 1e-3 else f"{value:.2g}"
-
-
-def short(gpu: str) -> str:
-    """A GPU's name for the head of a column."""
-    return gpu.removeprefix("NVIDIA ")
-
-
-def part_table(table: SpeedTable, part: Part, numbers: Numbers) -> str:
-    """The ratios that one panel of a figure shows."""
-    grid = table.grid(part.grid)
-    chosen = [row for row in rows(grid) if matches(row.name, *part.rows)]
-    text = _markdown(table.gpus, grid, numbers, chosen, {name: name for name in part.columns}, _ratio)
-    return f"{part.title}: {RATIOS[grid.ratio].lower()} over {grid.baseline}.\n\n{text}"

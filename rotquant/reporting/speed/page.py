@@ -4,7 +4,7 @@ Upright numbers were measured, on the GPU that is named; *italic* ones are the p
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rotquant.project import Project
 from rotquant.reporting.claims import score
@@ -13,7 +13,7 @@ from rotquant.reporting.figures import figure_path
 from rotquant.reporting.pages.verdicts import findings, verdict_words
 from rotquant.reporting.speed import limits
 from rotquant.reporting.speed.claims import Outcome, outcomes
-from rotquant.reporting.speed.grids import grid_sections, part_table
+from rotquant.reporting.speed.grids import layouts, part_layout
 from rotquant.reporting.speed.numbers import Numbers, Source, collect, find_source
 from rotquant.reporting.speed.provenance import provenance_section, when_and_where
 from rotquant.reporting.tables import markdown_table
@@ -38,7 +38,7 @@ def page(project: Project, table: SpeedTable) -> str:
         _reading(table, measured),
         _figure(table),
         claims_section(table, outcomes(project, table, numbers)),
-        *(section for grid in table.grids for section in grid_sections(table, grid, numbers)),
+        *_grids(table, numbers),
         limits.section(table, numbers),
         _notes(table),
         _missing(numbers),
@@ -90,6 +90,16 @@ def _figure(table: SpeedTable) -> str:
     return f"![{table.drawing.caption}]({link})\n\n{table.drawing.caption}\n"
 
 
+def _grids(table: SpeedTable, numbers: Numbers) -> Iterator[str]:
+    """Every grid under its name, where there are several."""
+    last = None
+    for layout in layouts(table, numbers):
+        if layout.grid != last:
+            yield f"## {layout.grid if len(table.grids) > 1 else 'Numbers'}\n"
+        last = layout.grid
+        yield f"{layout.caption}.\n\n{layout.markdown()}"
+
+
 def _notes(table: SpeedTable) -> str:
     """What a reader must know, and how times are taken."""
     lines = [
@@ -124,7 +134,8 @@ def _figure_page(project: Project, table: SpeedTable) -> list[str]:
     for part in table.drawing.parts:
         origin = project.speed_table(part.table)
         sources.setdefault(part.table, find_source(project, origin))
-        parts.append(part_table(origin, part, collect(project, origin, sources[part.table])))
+        layout = part_layout(origin, part, collect(project, origin, sources[part.table]))
+        parts.append(f"{layout.grid}: {layout.caption}.\n\n{layout.markdown()}")
     parts.append("## Where the numbers are from\n")
     for name, source in sources.items():
         where = "not measured yet" if source is None else when_and_where(source)

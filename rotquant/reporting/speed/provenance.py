@@ -28,6 +28,17 @@ def when_and_where(source: Source) -> str:
     return f"Upright numbers {verb} an **{source.record.gpu}** ({day}, {commits})."
 
 
+def facts(source: Source) -> tuple[tuple[str, str], ...]:
+    """The same for a page that shows facts one by one: (name, text)."""
+    record = source.record
+    used = [record.sittings[number] for number in sorted({cell.sitting for cell in record.cells})]
+    return (
+        ("GPU", f"{record.gpu}{', recorded on another machine' if source.recorded else ''}"),
+        ("Measured", "; ".join(_place(sitting).replace("`", "") for sitting in used)),
+        ("Code", f"digest {_list(cell.code for cell in record.cells)}"),
+    )
+
+
 def provenance_section(table: SpeedTable, source: Source | None) -> str:
     """The circumstances of each sitting that cells come from, and links to the files."""
     if source is None:

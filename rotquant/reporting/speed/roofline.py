@@ -46,11 +46,8 @@ def _bandwidth(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict
     for point in found:
         grid, _, column = point.place
         if "copy" in known and column != "Copy":
-            short = {"Hadamard transform": "transform", "Hadamard transform and quantization": "fused"}.get(
-                grid, "plain"
-            )
             share = 100 * point.bytes / point.seconds / known["copy"]
-            groups.setdefault(f"{short}: {column}", []).append(share)
+            groups.setdefault(f"{_SHORT.get(grid, grid)}: {column}", []).append(share)
     for place, (name, shares) in enumerate(groups.items()):
         color = PUBLISHED if name.endswith(_OTHERS) else OURS
         axis.plot(shares, [place] * len(shares), "o", color=color, markersize=4, alpha=0.8)
@@ -70,9 +67,7 @@ def _roof(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict[str,
             corner = known[name] / known["copy"]
             xs, ys = [1.0, corner, 2e4], [known["copy"], known[name], known[name]]
             axis.plot(xs, [y / 1e12 for y in ys], color=colors[name], linewidth=1, alpha=0.7)
-            axis.annotate(
-                f"{name} {known[name] / 1e12:.0f} TOP/s", (2e4, known[name] / 1e12), ha="right", va="bottom", fontsize=7
-            )
+            axis.plot([], [], color=colors[name], label=f"{name}: {known[name] / 1e12:.0f} TOP/s")
     names = list(dict.fromkeys(point.place[0] for point in found))
     for point in found:
         mark = _MARKS[names.index(point.place[0]) % len(_MARKS)]
