@@ -21,6 +21,9 @@ SOURCES = Path(__file__).resolve().parents[2] / "kernels"
 #: Architectures that every kernel is compiled for in the tests: A100, RTX 30, RTX 40 / L40S, H100 and H200.
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a")
 
+#: Counts changes to what this module makes of the compiler's output.
+_FORMAT = 2
+
 #: CuPy adds -ftz=true to what it compiles; here nothing is added behind one's back.
 _OPTIONS = ("--std=c++17", "--extra-device-vectorization", "-default-device")
 
@@ -101,7 +104,7 @@ def compile_source(source: Source, architecture: str, folder: Path | None = None
     headers = {path.name: path.read_text() for path in sorted((SOURCES / "include").glob("*.cuh"))}
     options = (*_OPTIONS, f"-arch={architecture}", *(f"-D{name}={value}" for name, value in source.defines))
     version = ".".join(map(str, nvrtc.getVersion()))
-    key = short_hash(canonical_json([text, headers, list(source.instances), list(options), version]))
+    key = short_hash(canonical_json([_FORMAT, text, headers, list(source.instances), list(options), version]))
     stem = f"{Path(source.file).stem}-{architecture}-{key}"
     cubin, symbols = folder / f"{stem}.cubin", folder / f"{stem}.json"
     if not (cubin.exists() and symbols.exists()):
@@ -130,7 +133,8 @@ def _compile(nvrtc: Any, source: Source, text: str, options: tuple[str, ...]) ->
         except nvrtc.NVRTCError:
             raise KernelError(f"kernels/{source.file} does not compile:\n{nvrtc.getProgramLog(program)}") from None
         names = {instance: nvrtc.getLoweredName(program, instance) for instance in source.instances}
-        return nvrtc.getCUBIN(program), names
+        # CuPy takes machine code for a string and cuts its last byte, always the end of padding.
+        return nvrtc.getCUBIN(program) + b"\0", names
     finally:
         nvrtc.destroyProgram(program)
 
