@@ -1,6 +1,6 @@
-// Products of a 4-bit weight with 1 to 64 rows of 4- or 8-bit activations (QuaRot Sec. 4, stage 2): bound by the weight's
-// bytes, so each is read once, many are always under way, and everything else is arranged around that. Sums are exact
-// integers; scales are applied once, in the order that rotquant/kernels/linear.py defines. Never reads a weight twice.
+// Products of a 4-bit weight with 1 to 64 rows of 4- or 8-bit activations (QuaRot Sec. 4, stage 2). The weight's bytes
+// bound them, so each is read once, many are always under way, and everything else is arranged around that. Sums are
+// exact integers; scales are applied once, in the order that rotquant/kernels/linear.py defines.
 //
 // A strip is 16 output features, a stage 128 input features of it: 1 KB in the order of rotquant/kernels/layouts.py.
 // A group of warps that share activations takes every so-many-th stage of its strips through a ring of asynchronous
@@ -28,7 +28,8 @@ struct Problem {
     const float* column_scale;         // [features], or [features, groups]
     const void* bias;                  // [features] of the output's dtype, or null
     void* out;                         // [rows, features]
-    int rows, features, inner, row_scale_step, groups, dtype, early;
+    int rows, features, inner, row_scale_step, groups, dtype;
+    int early;  // the launch overlaps its predecessor, so weights are requested before anything else is read
 };
 
 // How a launch is cut up; every member is known to the compiler.
@@ -299,7 +300,8 @@ struct Scales {
     float* rows;
     float* columns;
 
-    __device__ __forceinline__ explicit Scales(void* shared) : rows(static_cast<float*>(shared)), columns(rows + S::kRows) {}
+    __device__ __forceinline__ explicit Scales(void* shared)
+        : rows(static_cast<float*>(shared)), columns(rows + S::kRows) {}
 
     __device__ __forceinline__ void load_columns(const Problem& p, int first_feature) const {
         if constexpr (S::kGrouped) return;  // they come with their stages
@@ -335,7 +337,9 @@ struct Team {
 template <>
 struct Team<1> {
     static __device__ __forceinline__ void barrier() { __syncthreads(); }
-    static __device__ __forceinline__ void load(u32 (&words)[4], u32 shared, int) { ptx::load_shared_16(words, shared); }
+    static __device__ __forceinline__ void load(u32 (&words)[4], u32 shared, int) {
+        ptx::load_shared_16(words, shared);
+    }
 };
 
 __device__ __forceinline__ void add(int& sum, u32 word) { sum += static_cast<int>(word); }

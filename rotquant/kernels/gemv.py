@@ -1,10 +1,11 @@
 """W4A4 and W4A8 products of few rows (QuaRot Sec. 4, stage 2, decode): weights stream from memory once.
 
-The kernel is kernels/gemv.cu; here are its launch and the choice of how a product is cut up, by shape and by how many
-multiprocessors there are. Nothing here depends on values, and results do not depend on the cut: sums are integers, and
-with group scales they are added in one fixed order.
+The kernel is kernels/gemv.cu; here are its launch and the choice of how a product is cut up. Results do not depend on
+the cut where scales are per output feature: sums are integers. With group scales they are floats, added in an order
+that is fixed by shape and GPU, so equal inputs always give equal outputs.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from rotquant.errors import KernelError
 from rotquant.kernels.layouts import K_BLOCK, STRIP
 from rotquant.kernels.loading import Source, architecture_of_device, kernel
-from rotquant.kernels.operators import launch
+from rotquant.kernels.overlap import launch_structure, overlaps
 
 #: Up to so many rows this kernel is faster than `gemm`.
 MAX_ROWS = 64
@@ -22,6 +23,7 @@ MAX_ROWS = 64
 MAX_INNER = 2**17 - K_BLOCK
 
 _STAGE_K = 128
+_OTHER_OPERANDS = ((False, False), (True, True), (False, True))
 _DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 _PROBLEM = np.dtype(
     [(name, np.uint64) for name in ("activations", "row_scale", "weight", "column_scale", "bias", "out")]
@@ -33,7 +35,7 @@ _PROBLEM = np.dtype(
 class Plan:
     """How a product is cut up; the template arguments of `gemv` in kernels/gemv.cu.
 
-    rows: capacity; the smallest of 1, 4, 8, 16, 32 and 64 that holds them is best.
+    rows: capacity; the smallest of 1, 8, 16, 32 and 64 that holds them is best.
     strips: strips of 16 output features per warp.
     across: warps of a group; they share activations.
     along: groups of a block; they share strips and split the contraction.
@@ -71,20 +73,38 @@ class Plan:
         return f"gemv_cluster<{', '.join([*map(str, numbers), str(self.cluster), *flags])}>"
 
 
-def choose_plan(rows: int, strips: int, clusters: bool) -> Plan:
-    """The plan for so many rows and strips of 16 output features; `clusters`: the GPU has them."""
-    del strips, clusters
-    if rows <= 1:
-        return Plan(1, 1, 1, 8, 6)
-    if rows <= 4:
-        return Plan(4, 1, 1, 8, 6)
-    if rows <= 8:
-        return Plan(8, 2, 1, 8, 5)
-    if rows <= 16:
-        return Plan(16, 2, 2, 4, 5)
-    if rows <= 32:
-        return Plan(32, 2, 4, 2, 5)
-    return Plan(64, 2, 8, 1, 5)
+#: By rows: (strips up to which it is taken, plan), measured on the 132 multiprocessors of an H200: kernels/notes/gemv.md.
+_HOPPER: dict[int, tuple[tuple[float, Plan], ...]] = {
+    1: (
+        (132, Plan(1, 1, 1, 16, 5)),
+        (528, Plan(1, 2, 1, 16, 4)),
+        (1056, Plan(1, 2, 2, 4, 5)),
+        (math.inf, Plan(1, 1, 1, 8, 4)),
+    ),
+    8: ((528, Plan(8, 2, 1, 8, 5)), (math.inf, Plan(8, 2, 2, 4, 5))),
+    16: ((264, Plan(16, 2, 1, 8, 4)), (math.inf, Plan(16, 2, 2, 4, 5))),
+    32: ((264, Plan(32, 2, 2, 4, 4, 2)), (math.inf, Plan(32, 2, 2, 4, 4))),
+    64: ((264, Plan(64, 2, 2, 4, 4, 2)), (528, Plan(64, 2, 2, 4, 4)), (math.inf, Plan(64, 2, 4, 2, 4))),
+}
+#: Before Hopper: within the 99 KB of shared memory of sm_86 and sm_89; not measured.
+_AMPERE: dict[int, tuple[tuple[float, Plan], ...]] = {
+    1: ((math.inf, Plan(1, 1, 1, 8, 5)),),
+    8: ((math.inf, Plan(8, 2, 1, 8, 3)),),
+    16: ((math.inf, Plan(16, 2, 2, 4, 3)),),
+    32: ((math.inf, Plan(32, 2, 4, 2, 3)),),
+    64: ((math.inf, Plan(64, 2, 4, 1, 4)),),
+}
+
+
+def choose_plan(rows: int, strips: int, architecture: str) -> Plan:
+    """The plan for 1 to `MAX_ROWS` rows and so many strips of 16 output features."""
+    table = _plans(architecture)
+    capacity = min(capacity for capacity in table if capacity >= rows)
+    return next(plan for most, plan in table[capacity] if strips <= most)
+
+
+def _plans(architecture: str) -> dict[int, tuple[tuple[float, Plan], ...]]:
+    return _HOPPER if int(architecture.removeprefix("sm_").rstrip("a")) >= 90 else _AMPERE
 
 
 def launch_gemv(
@@ -95,7 +115,6 @@ def launch_gemv(
     bias: Tensor | None,
     out: Tensor,
     plan: Plan | None = None,
-    early: bool = False,
 ) -> None:
     """Fill `out` [rows, out_features]; arguments as in `linear.w4_linear`, already checked.
 
@@ -112,8 +131,7 @@ def launch_gemv(
         raise KernelError(f"the kernel for few rows takes up to {MAX_ROWS}, not {rows}.")
     if inner > MAX_INNER:
         raise KernelError(f"{inner} input features could overflow 32-bit sums; the kernel takes up to {MAX_INNER}.")
-    clusters = int(architecture_of_device(out.device).removeprefix("sm_").rstrip("a")) >= 90
-    plan = plan or choose_plan(rows, weight.shape[0], clusters)
+    plan = plan or choose_plan(rows, weight.shape[0], architecture_of_device(out.device))
     instance = plan.instance(packed, grouped)
     problem = np.zeros((), _PROBLEM)
     tensors = (codes, row_scale, weight, column_scale, bias, out)
@@ -123,12 +141,11 @@ def launch_gemv(
     problem["row_scale_step"] = int(row_scale.shape[0] > 1)
     problem["groups"] = column_scale.shape[1] if grouped else 0
     problem["dtype"] = _DTYPES[out.dtype]
-    problem["early"] = early
-    blocks = -(-weight.shape[0] // plan.block_strips) * plan.cluster
-    launch(
+    problem["early"] = overlaps(out.device)
+    launch_structure(
         kernel(Source("gemv.cu", (instance,)), instance, out.device),
-        (blocks,),
-        (plan.threads,),
+        -(-weight.shape[0] // plan.block_strips) * plan.cluster,
+        plan.threads,
         problem[()],
         device=out.device,
         shared=plan.shared_bytes(packed, grouped),
@@ -136,5 +153,8 @@ def launch_gemv(
 
 
 def sources(architecture: str) -> list[Source]:
-    """Every instance that the launcher asks for with packed and held activations and scales per output feature."""
-    return []
+    """A unit for every plan with packed activations, and one for each of the other kinds of operands."""
+    plans = [plan for choices in _plans(architecture).values() for _, plan in choices]
+    instances = [plan.instance(packed=True, grouped=False) for plan in plans]
+    instances += [plans[-1].instance(packed=packed, grouped=grouped) for packed, grouped in _OTHER_OPERANDS]
+    return [Source("gemv.cu", (instance,)) for instance in instances]
