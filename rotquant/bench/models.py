@@ -14,6 +14,7 @@ from rotquant.bench.shapes import SHAPES
 from rotquant.bench.timing import elapsed, time_gpu
 from rotquant.decoder import KINDS, Decoder, DecoderConfig, Generation, Precision, random_decoder
 from rotquant.errors import lookup
+from rotquant.kernels.overlap import overlapping_launches
 
 #: Tokens that are decoded while memory is watched (QuaRot Table 17).
 _DECODED = 50
@@ -82,7 +83,9 @@ def _decode(a: BlockArguments, device: torch.device) -> Measurements:
         cache.advance(1)
     peak = memory.peak()
     cache.advance(-_DECODED)
-    return {"seconds": Measurement.of(time_gpu(run)), "peak_bytes": peak}
+    with overlapping_launches():
+        timing = time_gpu(run)
+    return {"seconds": Measurement.of(timing), "peak_bytes": peak}
 
 
 def _block(a: BlockArguments, device: torch.device) -> Decoder:
