@@ -4,4 +4,4 @@ Every family module offers `sources(architecture)`: all it may ever ask the comp
 """
 
 #: Modules that own CUDA sources.
-FAMILIES = ("hadamard", "activations", "gemm", "gemv", "lut", "attention")
+FAMILIES = ("hadamard", "activations", "gemm", "gemv", "lut", "attention", "elementwise")

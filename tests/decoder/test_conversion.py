@@ -1,0 +1,139 @@
+"""What can be converted, what is refused, and that a folder gives back what was written."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from rotquant import api
+from rotquant.cli import cli
+from rotquant.decoder import Generation, convert, load_decoder, save_decoder
+from rotquant.decoder.conversion import check_config, precision_of
+from rotquant.errors import CheckpointError, RecipeError, ResultError, RotquantError
+from rotquant.presets import preset
+from rotquant.recipes import Recipe, override
+from rotquant.weights import build_weights, quantized_forward
+from tests.models import AWKWARD, tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+
+QUAROT = preset("quarot-rtn")
+#: Unclipped inputs of o_proj would tie: a text's first token attends to itself alone, so they are whole multiples of
+#: the values' steps, and where the largest is 14 steps every odd one lies between two codes.
+UNROTATED = override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"weights": None}, "unquantized weights"),
+        ({"activations": None}, "unquantized inputs"),
+        ({"weights": {"scheme": {"bits": 3}}}, "3-bit weights"),
+        ({"weights": {"scheme": {"symmetric": False}}}, "asymmetric weights"),
+        ({"weights": {"scheme": {"granularity": "group", "group_size": 64}}}, "groups of 64 weights"),
+        ({"activations": {"symmetric": False}}, "asymmetric inputs"),
+        ({"activations": {"bits": 6}}, "6-bit inputs"),
+        ({"activations": {"granularity": "group", "group_size": 128}}, "dynamic input scales per group"),
+        ({"activations": {"granularity": "tensor"}}, "dynamic input scales per tensor"),
+        ({"keys": None}, "a cache that is half quantized"),
+        ({"keys": {"bits": 3}}, "a 3-bit cache"),
+        ({"values": {"symmetric": True}}, "a symmetric cache"),
+        ({"values": {"group_size": 16}}, "groups of different size for keys and values"),
+        ({"outliers": {"features": 8}, "calibration": {}}, "outlier features"),
+    ],
+)
+def test_what_the_kernels_do_not_compute_is_refused(changes: dict, sentence: str) -> None:
+    with pytest.raises(RecipeError, match=f"the model has {sentence}, which cannot be converted: .*\\.$"):
+        precision_of(override(QUAROT, changes, ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"), [("mistral", "a sliding window of 6 tokens"), ("phi-3-longrope", "a sliding window|longrope")]
+)
+def test_architectures_that_the_decoder_lacks_are_refused(name: str, sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        check_config(tiny_model(**AWKWARD[name]).config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(AWKWARD["llama-2"], id="llama-2"),
+        pytest.param(AWKWARD["llama-3"], id="llama-3"),
+        pytest.param(AWKWARD["phi-3"], id="phi-3"),
+        pytest.param({"family": "llama", "attention_bias": True, "mlp_bias": True}, id="biases"),
+        pytest.param({"family": "qwen2", "tied": True}, id="qwen2"),
+    ],
+)
+@pytest.mark.parametrize("recipe", [QUAROT, UNROTATED], ids=["quarot", "unrotated"])
+def test_every_family_is_computed(settings: dict, recipe: Recipe) -> None:
+    model = tiny_model(**settings)
+    stored = build_weights(model, None, recipe, 0)
+    model.double()
+    parameters = dict(model.named_parameters())
+    for name, weight in stored.weights.items():
+        parameters[name].data = weight.codes.double() * weight.qparams.scale.double()
+    decoder = convert(stored, dtype="float64")
+    tokens = torch.arange(22).view(2, 11)
+    with quantized_forward(model, recipe, stored.manifest), torch.no_grad():
+        expected = model(input_ids=tokens, use_cache=False).logits
+    # transformers computes norms and rotary angles in float32 whatever the model's type.
+    torch.testing.assert_close(decoder.logits(tokens), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_folder_gives_back_the_decoder(tmp_path: Path) -> None:
+    stored = build_weights(tiny_model(), None, QUAROT, 0)
+    decoder = convert(stored)
+    save_decoder(tmp_path / "decoder", decoder, source={"of": "a test"})
+    loaded = load_decoder(tmp_path / "decoder")
+    assert loaded.manifest.source == {"of": "a test"}
+    assert loaded.decoder.config == decoder.config
+    assert loaded.decoder.precision == decoder.precision
+    tokens = torch.arange(12).view(1, 12)
+    assert torch.equal(loaded.decoder.logits(tokens), decoder.logits(tokens))
+
+
+def test_a_damaged_folder_is_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "decoder"
+    save_decoder(folder, convert(build_weights(tiny_model(), None, QUAROT, 0)))
+    manifest = json.loads((folder / "decoder.json").read_text())
+    for change, error, sentence in (
+        ({"config": manifest["config"] | {"hidden": 32}}, CheckpointError, "expected"),
+        ({"config": manifest["config"] | {"layers": 1}}, CheckpointError, "should not be there"),
+        ({"config": manifest["config"] | {"layers": 3}}, CheckpointError, "is missing"),
+        ({"files": ["other.safetensors"]}, CheckpointError, "other.safetensors is missing"),
+        ({"files": ["../decoder.safetensors"]}, ResultError, "damaged"),
+        ({"format_version": 2}, ResultError, "damaged"),
+    ):
+        (folder / "decoder.json").write_text(json.dumps(manifest | change))
+        with pytest.raises(error, match=sentence):
+            load_decoder(folder)
+    (folder / "decoder.json").write_text(json.dumps(manifest))
+    data = (folder / "decoder.safetensors").read_bytes()
+    (folder / "decoder.safetensors").write_bytes(data[:-10])
+    with pytest.raises(CheckpointError, match="truncated"):
+        load_decoder(folder)
+
+
+def test_the_command_converts_evaluates_and_generates(tmp_path: Path) -> None:
+    source, folder = tmp_path / "quantized", tmp_path / "decoder"
+    model = api.quantize("workflow/resources/models/rq-llama3", QUAROT)
+    model.save(source)
+    run = CliRunner().invoke
+    assert run(cli, ["convert", str(source), "-o", str(folder), "--dtype", "float32"]).exit_code == 0
+    loaded = api.load(folder)
+    window = torch.arange(3, 35)[None]
+    assert torch.equal(loaded.network(input_ids=window).logits, convert(source, dtype="float32").logits(window))
+    text = run(cli, ["generate", str(folder), "--prompt", "Return the", "--tokens", "4"]).stdout
+    ids = loaded.tokenizer("Return the", add_special_tokens=False)["input_ids"]
+    prompt = torch.tensor([[loaded.tokenizer.bos_token_id, *ids]])
+    new = Generation(loaded.network.decoder, 1, 32).generate(prompt, 4)
+    assert text == "Return the" + loaded.tokenizer.decode(new[0].tolist()) + "\n"
+    with pytest.raises(RecipeError, match="recipe is fixed"):
+        api.load(folder, QUAROT)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(RotquantError, match="is not a decoder"):
+        run(cli, ["convert", str(source), "-o", str(tmp_path / "full")], catch_exceptions=False)

@@ -1,0 +1,126 @@
+"""The decoder itself, with random weights: prefill and decoding agree, caches fill and empty, linear layers add up."""
+
+import pytest
+import torch
+
+from rotquant.decoder import KINDS, DecoderConfig, Generation, InputScheme, Precision, QuantizedLinear, random_decoder
+from rotquant.decoder.linear import NO_TRANSFORM, WHOLE_AXIS, QuantizedInputs
+from rotquant.errors import KernelError, RecipeError
+from rotquant.hadamard import hadamard_transform
+from rotquant.kernels.linear import PackedWeight
+from rotquant.quantization import fake_quantize
+from rotquant.schemes import QuantizationScheme
+
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+
+SHAPE = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
+CONFIG = DecoderConfig.from_shape(SHAPE)
+WIDE = {"dtype": "float64"}  # nothing but codes is rounded, so prefill and decoding agree
+
+
+@pytest.mark.parametrize("transform", [NO_TRANSFORM, WHOLE_AXIS])
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_quantized_linear_layer_multiplies_what_it_says(grouped: bool, static: bool, transform: int) -> None:
+    rows, ins, outs = 5, 384, 40
+    scheme = InputScheme(bits=4, clip_ratio=0.9, static=static)
+    layer = QuantizedLinear(
+        ins, outs, QuantizedInputs(scheme, transform), bias=True, dtype=torch.float32, grouped=grouped
+    )
+    codes = torch.randint(-8, 8, (outs, ins), dtype=torch.int8)
+    weight = PackedWeight.pack(codes, torch.rand(outs, *((3,) if grouped else ())) + 0.1)
+    layer.load_state_dict(
+        {"codes": weight.codes, "scale": weight.scale, "bias": torch.randn(outs)}
+        | ({"inputs.static_scale": torch.tensor([0.3])} if static else {})
+    )
+    x = torch.randn(rows, ins)
+    transformed = x if transform == NO_TRANSFORM else hadamard_transform(x)
+    if static:
+        rounded = (transformed / 0.3).round().clamp(-8, 7) * 0.3
+    else:
+        rounded = fake_quantize(transformed, QuantizationScheme(bits=4, clip_ratio=0.9))
+    expected = rounded.double() @ weight.dequantize(torch.float64).T + layer.bias
+    torch.testing.assert_close(layer(x), expected.float(), rtol=1e-5, atol=1e-4)  # float32 scaling
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_continues_a_prefill(kind: str) -> None:
+    precision = KINDS[kind].model_copy(update=WIDE)
+    decoder = random_decoder(CONFIG, precision, device="cpu")
+    tokens = torch.randint(0, CONFIG.vocabulary, (2, 12))
+    expected = decoder.logits(tokens)
+    cache = decoder.new_cache(2, 12)
+    torch.testing.assert_close(decoder.prefill(tokens[:, :5], cache), expected[:, 4])
+    torch.testing.assert_close(decoder.prefill(tokens[:, 5:9], cache), expected[:, 8])
+    for index in range(9, 12):
+        torch.testing.assert_close(decoder.decode(tokens[:, index], cache), expected[:, index])
+
+
+def test_a_prefix_is_before_every_text() -> None:
+    precision = KINDS["prefixquant"].model_copy(update=WIDE)
+    prefix = random_decoder(CONFIG.model_copy(update={"prefix": (3, 5)}), precision, device="cpu")
+    plain = random_decoder(CONFIG, precision, device="cpu")
+    tokens = torch.randint(0, CONFIG.vocabulary, (2, 7))
+    spelled = torch.cat([torch.tensor([[3, 5]] * 2), tokens], dim=1)
+    torch.testing.assert_close(prefix.logits(tokens), plain.logits(spelled)[:, 2:])
+    generation = Generation(prefix, 2, 16)
+    first = generation.generate(tokens, 4)
+    assert torch.equal(generation.generate(tokens, 4), first)  # the prefix survives the reset
+
+
+def test_generation_is_greedy() -> None:
+    decoder = random_decoder(CONFIG, Precision(dtype="float64"), device="cpu")
+    prompt = torch.randint(0, CONFIG.vocabulary, (3, 6))
+    new = Generation(decoder, 3, 16).generate(prompt, 10)
+    logits = decoder.logits(torch.cat([prompt, new], dim=1))
+    assert torch.equal(logits[:, 5:-1].argmax(-1), new)
+
+
+def test_what_does_not_fit_is_one_sentence() -> None:
+    decoder = random_decoder(CONFIG, "fp16", layers=1, device="cpu")
+    generation = Generation(decoder, 1, 4)
+    with pytest.raises(KernelError, match="holds 4 tokens, 0 of them taken: 5 more do not fit"):
+        generation.prefill(torch.zeros(1, 5, dtype=torch.long))
+    with pytest.raises(KernelError, match="for 1 texts, and 2 were given"):
+        generation.prefill(torch.zeros(2, 2, dtype=torch.long))
+    with pytest.raises(KernelError, match="1 more do not fit"):
+        generation.generate(torch.zeros(1, 3, dtype=torch.long), 4)
+    with pytest.raises(RecipeError, match="unknown kind of decoder 'qarot'"):
+        random_decoder(CONFIG, "qarot", device="cpu")
+    inputs = QuantizedInputs(InputScheme())
+    with pytest.raises(KernelError, match="groups of 128 weights do not divide 100"):
+        QuantizedLinear(100, 16, inputs, bias=False, dtype=torch.float16, grouped=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_decodes_what_a_prefill_predicts(kind: str) -> None:
+    shape = SHAPE | {"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8}
+    decoder = random_decoder(DecoderConfig.from_shape(shape), kind)
+    prompt = torch.randint(0, 64, (3, 50), device="cuda")
+    generation = Generation(decoder, 3, 96)
+    new = generation.generate(prompt, 20)
+    assert torch.equal(generation.generate(prompt, 20), new)
+    predicted = decoder.logits(torch.cat([prompt, new], dim=1))[:, 49:-1].argmax(-1)
+    # The two run different kernels; where two logits nearly tie or a code flips, the choice may differ.
+    assert (predicted == new).float().mean() > 0.6
+
+
+@pytest.mark.gpu
+def test_a_step_does_not_wait_for_the_gpu() -> None:
+    decoder = random_decoder(DecoderConfig.from_shape(SHAPE | {"head_dim": 64}), "quarot")
+    cache = decoder.new_cache(2, 64)
+    tokens = torch.zeros(2, dtype=torch.long, device="cuda")
+    decoder.decode(tokens, cache)  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        decoder.decode(tokens, cache)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,203 @@
+"""A converted decoder is the simulated model: the same numbers where only codes are rounded, and close in 16 bits.
+
+In floating point two correct programs differ in last bits, a code that lies at a rounding boundary then becomes its
+neighbour, a whole quantization step away, and every later layer sees other noise. So equality is shown in float64,
+where no code flips, and in 16 bits layer by layer on equal inputs, with the flips counted.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from rotquant import api, evaluation
+from rotquant.api import Model
+from rotquant.architectures import architecture_of, decoder_layers
+from rotquant.corpora import DOCSTRINGS, load_text, tokenize
+from rotquant.decoder import Decoder, Generation, convert
+from rotquant.decoder.config import LINEARS
+from rotquant.decoder.network import Network
+from rotquant.presets import preset
+from rotquant.recipes import Recipe, override
+
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+
+MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3")
+LENGTH = 192
+
+
+class Bound(NamedTuple):
+    """Most of the codes of an input that may flip, and the largest relative error of a layer's output."""
+
+    flipped: float
+    error: float
+
+
+#: Inputs that are not transformed are rounded alike on both sides: what differs is how weights and outputs are rounded.
+#: Transformed inputs the simulation rounds to 16 bits and the kernels do not, an error of at most 2^-12 (2^-9) of a
+#: value of 1.5 steps on average, so about 5e-4 (4e-3) of the codes flip to a neighbour. Each moves its product by a
+#: step: outputs differ by sqrt(flipped) steps over about two, the inputs' deviation.
+PLAIN = {"float16": Bound(0, 6e-4), "bfloat16": Bound(0, 5e-3)}
+TRANSFORMED = {"float16": Bound(1.5e-3, 0.015), "bfloat16": Bound(0.01, 0.035)}
+
+#: Everything that can be converted, beside QuaRot itself.
+RECIPES = {
+    "rtn": preset("rtn"),
+    "groups": override(preset("quarot-rtn"), {"weights": {"scheme": {"granularity": "group", "group_size": 128}}}, ""),
+    "8-bit inputs": override(preset("quarot-rtn"), {"activations": {"bits": 8}}, ""),
+    "16-bit cache": preset("quarot-rtn").model_copy(update={"keys": None, "values": None}),
+    "no rotation of keys": override(preset("quarot-rtn"), {"rotation": {"keys": False}}, ""),
+    "float16 transforms": override(preset("quarot-rtn"), {"rotation": {"online_dtype": "float16"}}, ""),
+    "static": override(
+        preset("quarot-rtn"),
+        {
+            "activations": {"dynamic": False, "granularity": "tensor"},
+            "calibration": {"samples": 4, "sequence_length": 64},
+        },
+        "",
+    ),
+}
+
+
+@cache
+def quantized(name: str, recipe: Recipe) -> Model:
+    return api.quantize(f"workflow/resources/models/{name}", recipe)
+
+
+@cache
+def text(name: str) -> Tensor:
+    tokenizer = quantized(name, preset("quarot-rtn")).tokenizer
+    return tokenize(load_text(DOCSTRINGS, "test", max_characters=40_000), tokenizer)
+
+
+@cache
+def exact(name: str, recipe: Recipe) -> tuple[torch.nn.Module, Decoder]:
+    """The simulated model and the converted one in float64, on the same integers and scales."""
+    model = api.quantize(f"workflow/resources/models/{name}", recipe)
+    network, parameters = model.network.double(), dict(model.network.named_parameters())
+    for weight_name, weight in model.stored.weights.items():
+        scale = weight.qparams.scale.double()
+        codes = weight.codes.double()
+        grouped = codes.unflatten(1, (scale.shape[1], -1)) if scale.dim() == 3 else codes
+        parameters[weight_name].data = (grouped * scale).reshape(codes.shape)
+    return network, convert(model.stored, dtype="float64")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_perplexity_is_the_simulated_one(name: str) -> None:
+    network, decoder = exact(name, preset("quarot-rtn"))
+    expected = evaluation.perplexity(network, text(name), LENGTH, max_windows=4).perplexity
+    found = evaluation.perplexity(Network(decoder), text(name), LENGTH, max_windows=4).perplexity
+    assert abs(found - expected) < 5e-4 / 10  # three decimals, with a digit to spare
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_are_the_simulated_ones(name: str) -> None:
+    network, decoder = exact(name, preset("quarot-rtn"))
+    prompt = text(name)[:80].view(2, 40)
+    found = Generation(decoder, 2, 72).generate(prompt, 32)
+    settings = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = network.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[:, 40:]
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+def test_every_convertible_recipe_is_computed(recipe: Recipe) -> None:
+    name = "rq-llama3" if recipe.weights.scheme.group_size is None else "rq-70b"
+    network, decoder = exact(name, recipe)
+    window = text("rq-llama3")[:LENGTH].view(2, -1)
+    with torch.no_grad():
+        expected = network(input_ids=window, use_cache=False).logits
+    # transformers' norms are float32 whatever the model; the final norm's rounding shows in the logits.
+    torch.testing.assert_close(decoder.logits(window), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", PLAIN)
+def test_a_linear_layer_differs_by_rounding(dtype: str) -> None:
+    check_linear_layers("rq-llama3", dtype, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", PLAIN)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_linear_layer_on_a_gpu_differs_as_little(name: str, dtype: str) -> None:
+    check_linear_layers(name, dtype, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+def test_perplexity_on_a_gpu(name: str) -> None:
+    """Kernels against references on a CPU: equal up to the noise of flipped codes over 8 windows."""
+    decoder = convert(quantized(name, preset("quarot-rtn")).stored)
+    expected = evaluation.perplexity(Network(decoder), text(name), LENGTH, max_windows=8).perplexity
+    found = evaluation.perplexity(Network(decoder.to("cuda")), text(name), LENGTH, max_windows=8).perplexity
+    assert abs(found / expected - 1) < 0.03
+
+
+def check_linear_layers(name: str, dtype: str, device: str) -> None:
+    """Every linear layer of the decoder on the input that the simulated one had, against what that one returned."""
+    model = api.quantize(f"workflow/resources/models/{name}", preset("quarot-rtn"))
+    decoder = convert(model.stored, dtype=dtype, device=device)
+    network = model.network.to(device, getattr(torch, dtype))
+    window = text(name)[:LENGTH].view(2, -1).to(device)
+    for index, simulated in enumerate(record(network, window)):
+        layer = decoder.layers[index]
+        for linear, site in zip(LINEARS, architecture_of(network).sites, strict=True):
+            module, seen = getattr(layer, linear), simulated[site.name]
+            if site.norm is not None:
+                _, x = module.inputs.after_norm(seen.before, None, None, decoder.config.norm_eps)
+            else:
+                x = module.inputs(seen.before)
+            values = (x.codes.float() * x.scale[:, None])[:, : site.features]
+            # The largest of a row is clipped to code 7, so it is seven steps.
+            step = seen.quantized.float().abs().amax(-1, keepdim=True) / 7
+            flipped = ((values - seen.quantized.float()).abs() > step / 2).float().mean().item()
+            error = (module.product(x).float() - seen.output.float()).norm() / seen.output.float().norm()
+            bound = (TRANSFORMED if site.norm is None else PLAIN)[dtype]
+            # The kernel's norm may differ from torch's in the last bit before it rounds to 16.
+            slack = 1e-3 if device == "cuda" else 0
+            assert flipped <= bound.flipped + slack, (index, linear)
+            assert error <= bound.error + slack**0.5 / 2, (index, linear)
+
+
+@dataclass
+class Recorded:
+    """What a site of the simulated layer saw: [rows, features] before and after its quantizer, and its output."""
+
+    before: Tensor | None = None
+    quantized: Tensor | None = None
+    output: Tensor | None = None
+
+
+def record(network: torch.nn.Module, window: Tensor) -> list[dict[str, Recorded]]:
+    """Run the simulated model; for each layer what its sites saw."""
+    layers: list[dict[str, Recorded]] = []
+    handles = []
+    for layer in decoder_layers(network):
+        sites = {site.name: Recorded() for site in architecture_of(network).sites}
+        for site in architecture_of(network).sites:
+            seen, linears = sites[site.name], [layer.get_submodule(part) for part in site.linears]
+
+            def before(_: object, args: tuple[Tensor, ...], seen: Recorded = seen) -> None:
+                seen.before = args[0].flatten(0, -2)
+
+            def quantized(_: object, args: tuple[Tensor, ...], seen: Recorded = seen) -> None:
+                seen.quantized = args[0].flatten(0, -2)
+
+            def output(_: object, __: object, y: Tensor, seen: Recorded = seen) -> None:
+                parts = [] if seen.output is None else [seen.output]
+                seen.output = torch.cat([*parts, y.flatten(0, -2)], dim=-1)
+
+            first = linears[0] if site.norm is None else layer.get_submodule(site.norm)
+            handles.append(first.register_forward_pre_hook(before, prepend=True))
+            handles.append(linears[0].register_forward_pre_hook(quantized))
+            handles += [linear.register_forward_hook(output) for linear in linears]
+        layers.append(sites)
+    with torch.no_grad():
+        network(input_ids=window, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return layers
