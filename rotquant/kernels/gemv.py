@@ -73,7 +73,7 @@ class Plan:
         return f"gemv_cluster<{', '.join([*map(str, numbers), str(self.cluster), *flags])}>"
 
 
-#: By rows: (strips up to which it is taken, plan), measured on an H200 (132 multiprocessors), see kernels/notes/gemv.md.
+#: By rows: (strips up to which it is taken, plan), measured on an H200, 132 multiprocessors: kernels/notes/gemv.md.
 _HOPPER: dict[int, tuple[tuple[float, Plan], ...]] = {
     1: (
         (132, Plan(1, 1, 1, 16, 5)),

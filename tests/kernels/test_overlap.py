@@ -28,7 +28,7 @@ def test_launches_overlap_where_asked_for_and_possible(
 def test_a_graph_of_overlapping_products_gives_the_same_results(rows: int) -> None:
     size, layers = 4096, 6
     weights = [
-        PackedWeight.pack(torch.randint(-8, 8, (size, size), dtype=torch.int8), torch.rand(size) / 4e3)
+        PackedWeight.pack(torch.randint(-8, 8, (size, size), dtype=torch.int8), torch.rand(size) / 400)
         for _ in range(layers)
     ]
     weights = [PackedWeight(w.codes.cuda(), w.scale.cuda(), w.shape) for w in weights]
