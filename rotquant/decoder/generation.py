@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rotquant.decoder.model import Decoder
+from rotquant.kernels.overlap import overlapping_launches
 
 #: Runs before a capture, in which kernels are compiled and libraries make their workspaces.
 _WARM_UP = 2
@@ -62,7 +63,10 @@ class Generation:
         return chosen
 
     def capture(self) -> None:
-        """Capture the graph of a step; the cache's content and `token` stay as they are."""
+        """Capture the graph of a step; the cache's content and `token` stay as they are.
+
+        No launch of a step writes a weight, so products of few rows may fetch theirs early.
+        """
         length, lengths, token = self.cache.length, self.cache.lengths.clone(), self.token.clone()
 
         def restore() -> None:
@@ -78,7 +82,7 @@ class Generation:
                 restore()
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with overlapping_launches(), torch.cuda.graph(self._graph):
             self._step()
         restore()
 
