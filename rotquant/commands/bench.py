@@ -67,7 +67,8 @@ def measure(
 
         def progress(number: int, count: int, cell: Cell, outcome: str) -> None:
             shown.update(task, completed=number, total=count)
-            shown.console.print(f"{cell.grid}, {cell.row}, {cell.column}: {outcome}", highlight=False, markup=False)
+            line = f"{cell.grid}, {cell.row}, {cell.column}: {outcome}"
+            shown.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
         record = measure_table(chosen, output, root=root, patterns=tuple(row or ("*",)), quick=quick, progress=progress)
     missing = sum(cell.missing is not None for cell in record.cells)

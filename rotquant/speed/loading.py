@@ -50,22 +50,25 @@ def _load(path: Path, root: Path) -> Iterator[SpeedTable]:
             table = SpeedTable.model_validate({**fields, **common})
         except ValidationError as error:
             raise ConfigError(f"{where}: tables.{fields.get('id')}.{first_problem(error)}.") from None
-        _check(table, str(where), root)
+        try:
+            _check(table, root)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
         yield table
 
 
-def _check(table: SpeedTable, where: str, root: Path) -> None:
+def _check(table: SpeedTable, root: Path) -> None:
     """Names that refer to each other; arguments that fit their benchmarks."""
     for grid in table.grids:
         for column in grid.columns:
             grid.column(column.over or grid.baseline)
         names = [row.name for row in rows(grid)]
         if len(set(names)) != len(names):
-            raise ConfigError(f"{where}: tables.{table.id}: two rows of grid {grid.name} have one name.")
+            raise ConfigError(f"table {table.id}: two rows of grid {grid.name} have one name.")
     for claim in table.claims:
         named = [grid for grid in table.grids if matches(grid.name, claim.grid)]
         if not any(matches(row.name, *claim.rows) for grid in named for row in rows(grid)):
-            raise ConfigError(f"{where}: tables.{table.id}: no grid and row is what the claim {claim.text!r} is about.")
+            raise ConfigError(f"table {table.id}: no grid and row is what the claim {claim.text!r} is about.")
         for grid in named:
             grid.column(claim.check.column)
             grid.column(claim.check.over)

@@ -1,0 +1,206 @@
+"""Pages of speed tables: ratios from records, claims decided by them and by the paper's numbers, nothing invented."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rotquant.bench.records import CellRecord, Measurement, read_record
+from rotquant.commands.report import report_app
+from rotquant.errors import ResultError
+from rotquant.project import Project, load_project
+from rotquant.reporting import html
+from rotquant.reporting.speed import figures, limits
+from rotquant.reporting.speed.claims import Outcome, outcomes
+from rotquant.reporting.speed.grids import digits
+from rotquant.reporting.speed.numbers import Numbers, collect, find_source, record_path
+from rotquant.reporting.speed.page import page
+from rotquant.speed.definitions import Cell, SpeedTable
+from tests.project import Copy
+from tests.speed import SPEED, record, seconds
+
+OWN = Path("results/speed/quarot_table14.json")
+COMMITTED = Path("results/bench/some-gpu/quarot_table14.json")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    Copy(tmp_path).write("workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
+    return load_project(root=tmp_path)
+
+
+def table_of(project: Project) -> SpeedTable:
+    return project.speed_table("quarot_table14")
+
+
+def numbers_of(project: Project) -> Numbers:
+    return collect(project, table_of(project), find_source(project, table_of(project)))
+
+
+def decided(project: Project, **check: object) -> Outcome:
+    """The outcome of one claim about INT4 over FP16, or what `check` says."""
+    data = {**SPEED["tables"][0], "paper": "quarot", "paper_title": "QuaRot", "published": table_of(project).published}
+    rows = check.pop("rows", ["*"])
+    asked = {"column": "INT4", "over": "FP16", **check}
+    table = SpeedTable.model_validate({**data, "claims": [{"text": "T", "section": "1", "rows": rows, "check": asked}]})
+    (outcome,) = outcomes(project, table, collect(project, table, find_source(project, table)))
+    return outcome
+
+
+def test_a_ratio_is_over_the_baseline_of_the_same_row(project: Project) -> None:
+    record(project.root / OWN, table_of(project))
+    number = numbers_of(project)["Linear layer", "4096x4096 batch 2", "INT4"]
+    assert number.ratio == pytest.approx(2.5)
+    assert number.ratio_spread == pytest.approx(0.01 * 2**0.5)  # both times are ± 1 %
+    assert number.papers[0].ratio == pytest.approx(1.902 / 0.696)
+
+
+def test_a_cell_that_could_not_be_measured_says_why_and_has_no_ratio(project: Project) -> None:
+    def time(cell: Cell) -> float | str:
+        return "out of GPU memory" if cell.column == "FP16" and "batch 2" in cell.row else seconds(cell)
+
+    record(project.root / OWN, table_of(project), time)
+    numbers = numbers_of(project)
+    assert numbers["Linear layer", "4096x4096 batch 2", "FP16"].missing == "out of GPU memory"
+    assert numbers["Linear layer", "4096x4096 batch 2", "INT4"].ratio is None
+    text = page(project, table_of(project))
+    assert "- out of GPU memory: 1 cell (4096x4096 batch 2, FP16)" in text
+    assert "1 cannot be checked" not in text  # the other row still decides
+
+
+def test_without_a_record_the_page_shows_the_papers_numbers_alone_and_says_so(project: Project) -> None:
+    text = page(project, table_of(project))
+    assert "**Not measured yet:**" in text
+    assert "*2.82*" in text
+    assert "not measured: 6 cells" in text
+    assert "0 of 0 hold here, 1 cannot be checked" in text
+
+
+def test_the_page_names_gpu_date_commit_and_whether_it_was_recorded_elsewhere(project: Project) -> None:
+    record(project.root / COMMITTED, table_of(project))
+    text = page(project, table_of(project))
+    assert "were recorded on another machine, with an **Some GPU** (2026-11-21, commit `aaaaaaaaaaaa`)" in text
+    assert "SM clock 1980 MHz, 300 W" in text
+    record(project.root / OWN, table_of(project), gpu="Own GPU")
+    assert "were measured on this machine, with an **Own GPU**" in page(project, table_of(project))
+
+
+def test_ratios_stand_next_to_ratios_and_times_have_their_spread(project: Project) -> None:
+    record(project.root / OWN, table_of(project))
+    text = page(project, table_of(project))
+    assert "| Layer | Batch | INT4 | *RTX 3090* | FP8 |" in text
+    assert "| 4096x4096 | 1 | 2.50 | *2.82* | 1.50 |" in text
+    assert "| 4096x4096 | 1 | 0.2048\u00a0±\u00a01.0\u00a0% | *1.043* |" in text
+
+
+def test_the_newest_of_several_committed_records_is_shown(project: Project) -> None:
+    for folder, date in (("a", "2026-01-01"), ("b", "2026-03-01"), ("c", "2026-02-01")):
+        path = project.root / f"results/bench/{folder}/quarot_table14.json"
+        record(path, table_of(project), gpu=folder)
+        path.write_text(path.read_text().replace("2026-11-21", date))
+    assert record_path(project.root, "quarot_table14") == Path("results/bench/b/quarot_table14.json")
+
+
+def test_a_damaged_record_is_one_sentence(project: Project) -> None:
+    (project.root / OWN).parent.mkdir(parents=True)
+    (project.root / OWN).write_text('{"table": "quarot_table14"}')
+    with pytest.raises(ResultError, match=r"is damaged .*measure it again"):
+        page(project, table_of(project))
+
+
+def test_a_record_of_another_table_is_refused(project: Project) -> None:
+    record(project.root / OWN, table_of(project))
+    with pytest.raises(ResultError, match="is of quarot_table14, not of quarot_table15"):
+        read_record(project.root / OWN, "quarot_table15")
+
+
+def test_a_cell_holds_numbers_or_a_reason_and_never_both() -> None:
+    fields = {"benchmark": "linear", "arguments": {}, "code": "0", "sitting": 0, "seconds": 1.0}
+    with pytest.raises(ValueError, match="either quantities or the reason"):
+        CellRecord(**fields)
+    with pytest.raises(ValueError, match="either quantities or the reason"):
+        CellRecord(**fields, quantities={"seconds": Measurement(1.0, "s")}, missing="no")
+
+
+@pytest.mark.parametrize(
+    ("check", "ours", "papers"),
+    [
+        ({"at_least": 2.5}, True, True),
+        ({"at_least": 2.8}, False, False),  # the paper has 2.82 and 2.73
+        ({"at_least": 2.8, "of": "best"}, False, True),
+        ({"at_least": 2.75, "of": "mean"}, False, True),
+        ({"at_most": 2.6}, True, False),
+        ({"compare": "cost", "at_most": 0.4}, True, True),
+        ({"increasing": True}, False, False),
+        ({"at_least": 2.8, "rows": ["* batch 1"]}, False, True),
+        ({"column": "FP8", "at_least": 1.4}, True, None),  # the paper has no FP8
+    ],
+)
+def test_claims_are_decided_by_ratios(project: Project, check: dict, ours: bool, papers: bool | None) -> None:
+    record(project.root / OWN, table_of(project))
+    outcome = decided(project, **check)
+    assert (outcome.ours.holds, outcome.papers.holds) == (ours, papers)
+
+
+def test_an_increasing_ratio_is_recognised(project: Project) -> None:
+    record(project.root / OWN, table_of(project), lambda cell: seconds(cell) ** (1.0 if cell.column == "FP16" else 1.1))
+    assert decided(project, increasing=True).ours.holds is False
+    record(project.root / OWN, table_of(project), lambda cell: seconds(cell) ** (1.1 if cell.column == "FP16" else 1.0))
+    assert decided(project, increasing=True).ours.holds is True
+
+
+def test_the_csv_has_every_cell_of_ours_and_of_the_paper(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(project.root / OWN, table_of(project))
+    monkeypatch.chdir(project.root)
+    result = CliRunner().invoke(report_app, ["speed", "quarot_table14"])
+    assert result.exit_code == 0, result.output
+    lines = (project.root / "results/tables/quarot_table14.csv").read_text().splitlines()
+    assert len(lines) == 1 + 6 + 4
+    assert (project.root / "reports/quarot_table14.md").exists()
+
+
+def test_a_figure_shows_parts_of_tables_and_names_them(project: Project) -> None:
+    record(project.root / OWN, table_of(project))
+    text = page(project, project.speed_table("quarot_figure7"))
+    assert "| 4096x4096 | 1 | 2.50 | *2.82* |" in text
+    assert "[quarot_table14](quarot_table14.md)" in text
+    assert "4096x4096 | 2 |" not in text
+
+
+def test_equal_records_give_equal_figures(project: Project) -> None:
+    record(project.root / OWN, table_of(project))
+    paths = [project.root / f"{name}.svg" for name in "ab"]
+    for path in paths:
+        figures.draw(project, project.speed_table("quarot_figure7"), path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert b"<svg" in paths[0].read_bytes()
+
+
+def test_a_figure_can_be_drawn_before_anything_is_measured(project: Project) -> None:
+    figures.draw(project, project.speed_table("quarot_figure7"), project.root / "empty.svg")
+    assert (project.root / "empty.svg").exists()
+
+
+def test_the_index_shows_a_speed_table_with_its_claims_and_gpu(project: Project) -> None:
+    record(project.root / COMMITTED, table_of(project))
+    text = html.index(project)
+    assert "recorded on some-gpu" in text
+    assert "The 4-bit layer is twice as fast." in text
+    assert "published, RTX 3090" in text
+    assert "Some GPU, recorded on another machine" in text
+
+
+def test_the_floor_of_a_kernel_is_memory_or_arithmetic_whichever_takes_longer() -> None:
+    ceilings = {"copy": 4e12, "int8": 1e15}
+    point = limits.Point(("g", "r", "c"), seconds=2e-3, bytes=4e9, operations=5e11, arithmetic="int8")
+    assert point.floor(ceilings) == (1e-3, "memory")
+    point = limits.Point(("g", "r", "c"), seconds=2e-3, bytes=4e8, operations=1e12, arithmetic="int8")
+    assert point.floor(ceilings) == (1e-3, "arithmetic")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123456, "0.0123"), (1.23456, "1.235"), (123.456, "123.5"), (123456.0, "123456"), (0, "0")]
+)
+def test_numbers_have_four_digits(value: float, text: str) -> None:
+    assert digits(value) == text
