@@ -3,245 +3,238 @@
 // A weight is one of four levels of its output row and group of 128 inputs. Within a group
 //     y = sum_i level[i] * (sum of the activations whose weight has code i),
 // and the inner sums are sums of integers over sets: with the sets and the activations' binary digits as bit masks, a
-// binary tensor-core product (AND, population count) of 16 output rows x 128 inputs x 8 digits is one instruction, and
+// binary tensor-core product (AND, population count) of 16 output rows x 256 inputs x 8 columns is one instruction, and
 // the 2-bit codes need no unpacking at all. Integer sums are exact; levels multiply them in float32.
-//
-// Activations are int8 (eight digits) or 16-bit floats, which become 24-digit integers under a power of two per row
-// and group: at least as good as adding in float32, and exact where a group spans at most 2^12.
-#include "ptx.cuh"
+#include "lut_digits.cuh"
 
 namespace {
 
-using ptx::u32;
+using namespace lut;
 
-constexpr int kGroup = 128;
 constexpr int kStrip = 16;
-// Bits of 1.5 * 2^23: added to an integer below 2^22 in magnitude they are the float 1.5 * 2^23 + integer.
-constexpr u32 kFloatOffset = 0x4B400000u;
 
 // ---- instructions ----
 
-// d = c + popcount(a & b): A [16, 128], B [128, 8] bits. Lane 4 g + t has rows g and g + 8 of A, bits 32 t to 32 t + 31;
+// d = popcount(a & b): A [16, 128], B [128, 8] bits. Lane 4 g + t has rows g and g + 8 of A, bits 32 t to 32 t + 31;
 // column g of B, the same bits; rows g and g + 8 of D, columns 2 t and 2 t + 1.
-__device__ __forceinline__ void mma_m16n8k128_and(int (&d)[4], u32 a0, u32 a1, u32 b, int c_even, int c_odd) {
-    asm("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %7, "
-        "%8};"
+__device__ __forceinline__ void mma_m16n8k128_and(int (&d)[4], u32 a0, u32 a1, u32 b) {
+    asm("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, "
+        "%7};"
         : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(a0), "r"(a1), "r"(b), "r"(c_even), "r"(c_odd));
+        : "r"(a0), "r"(a1), "r"(b), "r"(0));
 }
 
-// 16 bytes that are read once: past L1.
-__device__ __forceinline__ uint4 load_stream_16(const uint4* pointer) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(pointer));
-    return v;
+// The same with 256 bits: a0, a1, b0 as above, a2, a3, b1 128 bits further.
+__device__ __forceinline__ void mma_m16n8k256_and(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
 }
 
-// ---- activations to binary digits ----
-
-// Tensor-core tiles of eight digits per activation row.
-template <class X>
-constexpr int kTiles = sizeof(X) == 1 ? 1 : 3;
-
-template <int Distance, u32 Mask>
-__device__ __forceinline__ void exchange(u32& a, u32& b) {
-    const u32 low = (a & Mask) | ((b << Distance) & ~Mask);
-    b = ((a >> Distance) & Mask) | (b & ~Mask);
-    a = low;
+// 16 bytes that are read once, past L1; where not `valid`, `v` stays. In place, so that nothing waits for the load.
+__device__ __forceinline__ void load_stream_16(uint4& v, const uint4* pointer, bool valid) {
+    asm volatile(
+        "{\n"
+        ".reg .pred valid;\n"
+        "setp.ne.b32 valid, %5, 0;\n"
+        "@valid ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+        "}\n"
+        : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+        : "l"(pointer), "r"(static_cast<int>(valid)));
 }
 
-// Word r, byte b holds value 4 r + b; afterwards bit r of byte b of word j is digit j of value 4 r + b.
-__device__ __forceinline__ void transpose_digits(u32 (&w)[8]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) exchange<4, 0x0F0F0F0Fu>(w[i], w[i + 4]);
-#pragma unroll
-    for (int i = 0; i < 8; i += 4) {
-        exchange<2, 0x33333333u>(w[i], w[i + 2]);
-        exchange<2, 0x33333333u>(w[i + 1], w[i + 3]);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i += 2) exchange<1, 0x55555555u>(w[i], w[i + 1]);
-}
+// ---- sums over a pair of groups ----
 
-__device__ __forceinline__ void store_digits(u32* tile, int t, u32 (&w)[8]) {
-    transpose_digits(w);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) tile[4 * j + t] = w[j];
-}
-
-__device__ __forceinline__ float low_float(u32 pair, __half) { return __half2float(__ushort_as_half(pair & 0xFFFFu)); }
-__device__ __forceinline__ float high_float(u32 pair, __half) { return __half2float(__ushort_as_half(pair >> 16)); }
-__device__ __forceinline__ float low_float(u32 pair, __nv_bfloat16) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_float(u32 pair, __nv_bfloat16) { return __uint_as_float(pair & 0xFFFF0000u); }
-
-// 32 consecutive int8 values as one tile's words of thread t.
-__device__ __forceinline__ void split_digits(const uint4 (&x)[2], signed char, u32* tiles, float*, int t) {
-    u32 w[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
-    store_digits(tiles, t, w);
-}
-
-// 32 consecutive 16-bit floats as three tiles' words of thread t; the four threads of a group call together. `unit` is
-// the value of the last digit, a power of two, or NaN where a value of the group is not finite.
-template <class X>
-__device__ __forceinline__ void split_digits(const uint4 (&x)[4], X, u32* tiles, float* unit, int t) {
-    const u32 pairs[16] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w,
-                           x[2].x, x[2].y, x[2].z, x[2].w, x[3].x, x[3].y, x[3].z, x[3].w};
-    u32 magnitude = 0;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        magnitude = max(magnitude, __float_as_uint(low_float(pairs[i], X())) & 0x7FFFFFFFu);
-        magnitude = max(magnitude, __float_as_uint(high_float(pairs[i], X())) & 0x7FFFFFFFu);
-    }
-    const u32 four_lanes = 0xFu << (threadIdx.x % 32 / 4 * 4);
-    magnitude = max(magnitude, __shfl_xor_sync(four_lanes, magnitude, 1));
-    magnitude = max(magnitude, __shfl_xor_sync(four_lanes, magnitude, 2));
-    // |x| < 2^(exponent - 126), so |x| / 2^(exponent - 148) < 2^22.
-    const u32 exponent = max(magnitude >> 23, 22u);
-    const float to_integer = __uint_as_float((275u - exponent) << 23);
-    if (t == 0) *unit = exponent == 255u ? __uint_as_float(0x7FC00000u) : __uint_as_float((exponent - 21u) << 23);
-    u32 low[8], middle[8], high[8];
-#pragma unroll
-    for (int r = 0; r < 8; ++r) {
-        u32 v[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float value = i % 2 ? high_float(pairs[2 * r + i / 2], X()) : low_float(pairs[2 * r + i / 2], X());
-            v[i] = __float_as_uint(fmaf(value, to_integer, __uint_as_float(kFloatOffset))) - kFloatOffset;
-        }
-        const u32 a = __byte_perm(v[0], v[1], 0x5140), b = __byte_perm(v[2], v[3], 0x5140);
-        low[r] = __byte_perm(a, b, 0x5410);
-        middle[r] = __byte_perm(a, b, 0x7632);
-        high[r] = __byte_perm(__byte_perm(v[0], v[1], 0x62), __byte_perm(v[2], v[3], 0x62), 0x5410);
-    }
-    store_digits(tiles, t, low);
-    store_digits(tiles + 32, t, middle);
-    store_digits(tiles + 64, t, high);
-}
-
-// ---- sums over one group ----
-
-// Sixteen output rows x 128 inputs as lane 4 g + t holds them.
-struct Unit {
-    uint4 codes;  // low bits and high bits of row g, then of row g + 8; inputs 32 t to 32 t + 31
-    uint4 table;  // four levels of row g, then of row g + 8
+// Sixteen output rows x 256 inputs as lane 4 g + t holds them. Words of codes: the low bits and the high bits of row g,
+// then of row g + 8, for inputs 32 t to 32 t + 31 of each group. Tables: four levels of row g, then of row g + 8.
+template <int Tables>
+struct Pair {
+    uint4 codes[2];
+    uint4 table[Tables];
 };
 
-// The same, made ready: levels, and the set of inputs that have each.
+// Inputs whose weight has each of the codes, for rows g and g + 8.
 struct Sets {
-    u32 members[4][2];
-    float level[4][2];
+    u32 of[4][2];
 };
 
-__device__ __forceinline__ Sets make_sets(const Unit& unit) {
-    Sets s;
-    const u32 low[2] = {unit.codes.x, unit.codes.z}, high[2] = {unit.codes.y, unit.codes.w};
-    const u32 table[2][2] = {{unit.table.x, unit.table.y}, {unit.table.z, unit.table.w}};
+__device__ __forceinline__ Sets make_sets(const uint4& codes) {
+    const u32 low[2] = {codes.x, codes.z}, high[2] = {codes.y, codes.w};
+    Sets sets;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        s.members[0][h] = ~(low[h] | high[h]);
-        s.members[1][h] = low[h] & ~high[h];
-        s.members[2][h] = high[h] & ~low[h];
-        s.members[3][h] = low[h] & high[h];
+        sets.of[0][h] = ~(low[h] | high[h]);
+        sets.of[1][h] = low[h] & ~high[h];
+        sets.of[2][h] = high[h] & ~low[h];
+        sets.of[3][h] = low[h] & high[h];
+    }
+    return sets;
+}
+
+struct Levels {
+    float of[4][2];
+};
+
+__device__ __forceinline__ Levels make_levels(const uint4& table) {
+    const u32 words[4] = {table.x, table.y, table.z, table.w};
+    Levels levels;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 pair = Float16<__half>::unpack(words[i]);
+        levels.of[i % 2 * 2][i / 2] = pair.x, levels.of[i % 2 * 2 + 1][i / 2] = pair.y;
+    }
+    return levels;
+}
+
+// What a lane has to know about the columns 2 t and 2 t + 1 of a tile that its sums belong to.
+struct Columns {
+    int top;       // weight of the second over the first in the tile of the highest digits: 2, or -2 for the sign
+    float weight;  // of the first
+    u32 mask[2];   // all ones where column g of a tile of codes belongs to the pair's first, second group
+};
+
+template <bool Codes>
+__device__ __forceinline__ Columns make_columns() {
+    const int lane = threadIdx.x % 32, t = Codes ? lane % 2 : lane % 4, last = Codes ? 1 : 3;
+    return {t == last ? -2 : 2, static_cast<float>(1 << (2 * t)), {lane < 16 ? ~0u : 0u, lane < 16 ? 0u : ~0u}};
+}
+
+// acc[row] += levels times sums of this lane's two digits, for 4-bit codes: lanes with t < 2 have the first group.
+template <int Rows>
+__device__ __forceinline__ void add_pair(float (&acc)[Rows][2], const Pair<1>& pair, const u32* tiles, const float*,
+                                         const Columns& columns) {
+    const Sets first = make_sets(pair.codes[0]), second = make_sets(pair.codes[1]);
+    const Levels levels = make_levels(pair.table[0]);
+#pragma unroll
+    for (int row = 0; row < Rows; ++row) {
+        const u32 word = tiles[row * kTile + threadIdx.x % 32];
+        const u32 b0 = word & columns.mask[0], b1 = word & columns.mask[1];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            s.level[i][h] = i % 2 ? high_float(table[h][i / 2], __half()) : low_float(table[h][i / 2], __half());
+            int d[4];
+            mma_m16n8k256_and(d, first.of[i][0], first.of[i][1], second.of[i][0], second.of[i][1], b0, b1);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int sum = d[2 * h + 1] * columns.top + d[2 * h];
+                acc[row][h] = fmaf(levels.of[i][h], __int2float_rn(sum), acc[row][h]);
+            }
         }
     }
-    return s;
 }
 
-// acc += levels times sums of this lane's two digits, in units of the lane's lower digit. `top` is the weight of the
-// upper digit of the highest tile: 2, or -2 where it is the sign.
-__device__ __forceinline__ void add_group(float (&acc)[2], const Sets& s, const u32* tile, float, int top, signed char) {
-    const u32 digits = tile[threadIdx.x % 32];
+// The same for 24 digits.
+template <int Rows>
+__device__ __forceinline__ void add_pair(float (&acc)[Rows][2], const Pair<2>& pair, const u32* tiles,
+                                         const float* units, const Columns& columns) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        int d[4];
-        mma_m16n8k128_and(d, s.members[i][0], s.members[i][1], digits, kFloatOffset, 0);
+    for (int half = 0; half < 2; ++half) {
+        const Sets sets = make_sets(pair.codes[half]);
+        const Levels levels = make_levels(pair.table[half]);
+#pragma unroll
+        for (int row = 0; row < Rows; ++row) {
+            const u32* words = tiles + (half * Rows + row) * 3 * kTile + threadIdx.x % 32;
+            const u32 low = words[0], middle = words[kTile], high = words[2 * kTile];
+            const float unit = units[half * Rows + row];
+            float group[2] = {0.f, 0.f};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int a[4], b[4], c[4];
+                mma_m16n8k128_and(a, sets.of[i][0], sets.of[i][1], low);
+                mma_m16n8k128_and(b, sets.of[i][0], sets.of[i][1], middle);
+                mma_m16n8k128_and(c, sets.of[i][0], sets.of[i][1], high);
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    int sum = c[2 * h + 1] * columns.top + c[2 * h];
+                    sum = sum * 256 + b[2 * h] + b[2 * h + 1] * 2;
+                    sum = sum * 256 + a[2 * h] + a[2 * h + 1] * 2;
+                    group[h] = fmaf(levels.of[i][h], __int2float_rn(sum), group[h]);
+                }
+            }
+            acc[row][0] = fmaf(group[0], unit, acc[row][0]);
+            acc[row][1] = fmaf(group[1], unit, acc[row][1]);
+        }
+    }
+}
+
+// A warp's sums of a strip, over its columns, into [Rows, 16] floats at `target` (of lane 0); then zero again.
+template <int Rows>
+__device__ __forceinline__ void store_sums(float (&acc)[Rows][2], float weight, float* target) {
+#pragma unroll
+    for (int row = 0; row < Rows; ++row) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float sum = __int_as_float(d[2 * h + 1] * top + d[2 * h]) - __uint_as_float(kFloatOffset);
-            acc[h] = fmaf(s.level[i][h], sum, acc[h]);
+            float sum = acc[row][h] * weight;
+            sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+            sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+            if (threadIdx.x % 4 == 0) target[row * kStrip + 8 * h] = sum;
+            acc[row][h] = 0.f;
         }
     }
-}
-
-template <class X>
-__device__ __forceinline__ void add_group(float (&acc)[2], const Sets& s, const u32* tile, float unit, int top, X) {
-    const u32* digits = tile + threadIdx.x % 32;
-    const u32 low = digits[0], middle = digits[32], high = digits[64];
-    float group[2] = {0.f, 0.f};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        int a[4], b[4], c[4];
-        mma_m16n8k128_and(a, s.members[i][0], s.members[i][1], low, 0, 0);
-        mma_m16n8k128_and(b, s.members[i][0], s.members[i][1], middle, 0, 0);
-        mma_m16n8k128_and(c, s.members[i][0], s.members[i][1], high, 0, 0);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            int sum = c[2 * h + 1] * top + c[2 * h];
-            sum = sum * 256 + b[2 * h] + b[2 * h + 1] * 2;
-            sum = sum * 256 + a[2 * h] + a[2 * h + 1] * 2;
-            group[h] = fmaf(s.level[i][h], __int2float_rn(sum), group[h]);
-        }
-    }
-    acc[0] = fmaf(group[0], unit, acc[0]);
-    acc[1] = fmaf(group[1], unit, acc[1]);
-}
-
-// ---- levels of single weights ----
-
-template <class T>
-__device__ __forceinline__ u32 as_pair(u32 halves);
-template <>
-__device__ __forceinline__ u32 as_pair<__half>(u32 halves) {
-    return halves;
-}
-template <>
-__device__ __forceinline__ u32 as_pair<__nv_bfloat16>(u32 halves) {
-    const u32 low = __bfloat16_as_ushort(__float2bfloat16_rn(low_float(halves, __half())));
-    return low | static_cast<u32>(__bfloat16_as_ushort(__float2bfloat16_rn(high_float(halves, __half())))) << 16;
-}
-
-// Levels of the two inputs whose codes are at bits `bit` and `bit + 8`, four 16-bit levels lying in two words.
-__device__ __forceinline__ u32 look_up(const u32 (&levels)[2], u32 low, u32 high, int bit) {
-    const u32 first = (low >> bit & 1u) | (high >> bit & 1u) << 1;
-    const u32 second = (low >> (bit + 8) & 1u) | (high >> (bit + 8) & 1u) << 1;
-    return __byte_perm(levels[0], levels[1], 0x1010u + 0x22u * first + 0x2200u * second);
 }
 
 // ---- the product ----
 
 struct Problem {
     const void* x;           // [rows, inner]
-    const float* row_scale;  // [rows], [1], or null
-    const uint4* codes;      // [strips, groups, 32]
-    const uint4* table;      // [strips, groups, 8]
+    const float* row_scale;  // [rows], [1], or null; with Quantized4 the static scale, or null
+    const uint4* codes;      // [strips, 2 pairs, 32]
+    const uint4* table;      // [strips, 2 pairs, 8]
     const void* bias;        // [features] of the output's type, or null
     void* out;               // [rows, features]
-    int rows, features, strips, groups;
+    int rows, features, strips, groups, pairs;
     int row_scale_step;  // 0 or 1
     int dtype;           // of the output: 0 float16, 1 bfloat16, 2 float32
+    int largest;         // Quantized4: largest code
+    float clip_ratio;    // Quantized4
 };
 
-// Digits of some groups of all rows, by one warp, into shared memory; rows that do not exist are zeros.
-template <class X, int Rows>
-__device__ __forceinline__ void prepare(const Problem& p, int first_group, int groups, u32* digits, float* units) {
-    constexpr int kLoads = 2 * sizeof(X);
-    const int t = threadIdx.x % 4;
-    for (int job = threadIdx.x % 32; job < groups * Rows * 4; job += 32) {
-        const int group = first_group + job / 4 / Rows, row = job / 4 % Rows;
-        const size_t start = (static_cast<size_t>(row) * p.groups + group) * kGroup + 32 * t;
-        const uint4* source = reinterpret_cast<const uint4*>(static_cast<const X*>(p.x) + start);
-        uint4 x[kLoads];
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) x[i] = row < p.rows ? __ldg(source + i) : make_uint4(0, 0, 0, 0);
-        const int slot = group * Rows + row;
-        split_digits(x, X(), digits + slot * 32 * kTiles<X>, units + slot, t);
+// Inputs that one thread prepares: 32 of a row and group.
+struct Job {
+    int row, group, t;
+    size_t start;  // element of x
+    bool real;     // false for the rows and the group that only fill up: zeros
+};
+
+template <int Rows>
+__device__ __forceinline__ Job make_job(int index, const Problem& p) {
+    const int t = index % kLanesOfGroup, row = index / kLanesOfGroup % Rows, group = index / kLanesOfGroup / Rows;
+    return {row, group, t, (static_cast<size_t>(row) * p.groups + group) * kGroup + 32 * t,
+            row < p.rows && group < p.groups};
+}
+
+// Half a tile of 4-bit codes for each group and row: u32 [pairs, Rows, 2, 16].
+template <int Rows>
+__device__ __forceinline__ u32* half_tile(u32* tiles, const Job& job) {
+    return tiles + ((job.group / 2 * Rows + job.row) * 2 + job.group % 2) * (kTile / 2);
+}
+
+// All threads of the block make digits of all activations in shared memory. True if something cannot be represented.
+template <int Rows, int Threads>
+__device__ __forceinline__ bool prepare(const Problem& p, u32* tiles, float*, Codes4<signed char>) {
+    bool bad = false;
+    for (int index = threadIdx.x; index < 2 * p.pairs * Rows * kLanesOfGroup; index += Threads) {
+        const Job job = make_job<Rows>(index, p);
+        const uint4* from = reinterpret_cast<const uint4*>(static_cast<const signed char*>(p.x) + job.start);
+        const uint4 zero = make_uint4(0, 0, 0, 0);
+        const uint4 a = job.real ? __ldg(from) : zero, b = job.real ? __ldg(from + 1) : zero;
+        u32 w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        bad |= store_codes(w, half_tile<Rows>(tiles, job), job.t);
     }
-    __syncwarp();
+    return bad;
+}
+
+template <int Rows, int Threads, class T>
+__device__ __forceinline__ bool prepare(const Problem& p, u32* tiles, float* units, Digits24<T>) {
+    for (int index = threadIdx.x; index < 2 * p.pairs * Rows * kLanesOfGroup; index += Threads) {
+        const Job job = make_job<Rows>(index, p);
+        float x[4][8] = {};
+        if (job.real) load_32(static_cast<const T*>(p.x) + job.start, x);
+        const int slot = job.group * Rows + job.row;
+        const float unit = store_digits(x, tiles + slot * 3 * kTile, job.t);
+        if (job.t == 0) units[slot] = unit;
+    }
+    return false;
 }
 
 __device__ __forceinline__ void finish(const Problem& p, float y, int row, int feature) {
@@ -260,113 +253,125 @@ __device__ __forceinline__ void finish(const Problem& p, float y, int row, int f
 
 }  // namespace
 
-// A block owns a range of strips, each of its warps a range of groups: the warp prepares the activations of its groups
-// once, then walks strip after strip through them with `Depth` units always under way from memory. Partial sums meet
-// in shared memory, once, at the end, in a fixed order.
+// A block owns a range of strips of 16 output rows. `Across` strips are under way at a time, and `Along` warps share a
+// strip's pairs of groups; a warp keeps `Depth` pairs on their way from memory, across the ends of strips. Partial sums
+// meet in shared memory once, at the end, and are added in a fixed order.
 //
-// Dynamic shared memory: digits u32 [groups, Rows, tiles, 32], units float [groups, Rows] (16-bit floats only),
-// partial sums float [strips of a block, Warps, Rows, 16].
-template <class X, int Rows, int Warps, int Depth>
-__global__ void __launch_bounds__(32 * Warps, Warps <= 8 ? 2 : 1) lut_gemv(Problem p) {
+// Dynamic shared memory: tiles u32 (codes [pairs, Rows, 32], digits [2 pairs, Rows, 3, 32]), units float
+// [2 pairs, Rows] (digits only), partial sums float [strips of a block, Along, Rows, 16].
+template <class Kind, int Rows, int Across, int Along, int Depth>
+__global__ void __launch_bounds__(32 * Across * Along, 1) lut_gemv(Problem p) {
     extern __shared__ u32 shared[];
-    constexpr int kRowWords = 32 * kTiles<X>;
-    u32* digits = shared;
-    float* units = reinterpret_cast<float*>(digits + p.groups * Rows * kRowWords);
-    float* partial = units + (kTiles<X> > 1 ? p.groups * Rows : 0);
+    constexpr bool kCodes = Traits<Kind>::kCodes;
+    constexpr int kTables = kCodes ? 1 : 2;
+    constexpr int kThreads = 32 * Across * Along, kPairWords = Rows * kTile * (kCodes ? 1 : 6);
+    u32* tiles = shared;
+    float* units = reinterpret_cast<float*>(tiles + p.pairs * kPairWords);
+    float* partial = units + (kCodes ? 0 : 2 * p.pairs * Rows);
 
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
-    const int first_strip = static_cast<int>(static_cast<long long>(blockIdx.x) * p.strips / gridDim.x);
-    const int block_strips = static_cast<int>(static_cast<long long>(blockIdx.x + 1) * p.strips / gridDim.x) - first_strip;
-    const int share = (p.groups + Warps - 1) / Warps;
-    const int first_group = warp * share, warp_groups = max(0, min(share, p.groups - first_group));
-    const int count = block_strips * warp_groups;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int along = warp % Along, across = warp / Along;
+    const u32 begin = blockIdx.x * p.strips / gridDim.x, end = (blockIdx.x + 1) * p.strips / gridDim.x;
+    const int block_strips = end - begin;
+    const int share = (p.pairs + Along - 1) / Along;
+    const int first_pair = along * share, warp_pairs = max(0, min(share, p.pairs - first_pair));
 
-    // What the next load takes: unit `next`, `in_strip` of its strip.
-    size_t address = static_cast<size_t>(first_strip) * p.groups + first_group;
-    int next = 0, in_strip = 0;
-    auto load = [&]() {
-        Unit unit;
-        if (next < count) {
-            unit.codes = load_stream_16(p.codes + address * 32 + lane);
-            unit.table = load_stream_16(p.table + address * 8 + lane / 4);
-        }
-        ++next, ++address;
-        if (++in_strip == warp_groups) in_strip = 0, address += p.groups - warp_groups;
-        return unit;
+    // Where the next load reads; from the last pair of a strip to the first of the warp's next strip it is a jump.
+    const int todo = (block_strips - across + Across - 1) / Across * warp_pairs;
+    const int jump = Across * p.pairs - warp_pairs + 1;
+    const size_t start = static_cast<size_t>(begin + across) * p.pairs + first_pair;
+    const uint4* codes = p.codes + start * 64 + lane;
+    const uint4* table = p.table + start * 16 + (kCodes ? lane / 4 + lane % 4 / 2 * 8 : lane / 4);
+    int loaded = 0, in_strip = 0;
+    auto load = [&](Pair<kTables>& pair) {
+        const bool valid = loaded++ < todo;
+        load_stream_16(pair.codes[0], codes, valid);
+        load_stream_16(pair.codes[1], codes + 32, valid);
+        load_stream_16(pair.table[0], table, valid);
+        if (kTables == 2) load_stream_16(pair.table[kTables - 1], table + 8, valid);
+        const bool last = ++in_strip == warp_pairs;
+        in_strip = last ? 0 : in_strip;
+        codes += last ? jump * 64 : 64;
+        table += last ? jump * 16 : 16;
     };
-    Unit ring[Depth];
+    Pair<kTables> ring[Depth] = {};
 #pragma unroll
-    for (int d = 0; d < Depth; ++d) ring[d] = load();
+    for (int d = 0; d < Depth; ++d) load(ring[d]);
 
-    prepare<X, Rows>(p, first_group, warp_groups, digits, units);
+    const bool bad = __syncthreads_or(prepare<Rows, kThreads>(p, tiles, units, Kind()));
 
-    const int top = t == 3 ? -2 : 2;
-    const float lane_weight = static_cast<float>(1 << (2 * t));
+    const Columns columns = make_columns<kCodes>();
     float acc[Rows][2] = {};
-    int strip = 0, group = 0;
-    for (int base = 0; base < count; base += Depth) {
+    int pair = 0;
+    float* target = partial + (across * Along + along) * Rows * kStrip + lane / 4;
+    auto step = [&](Pair<kTables>& current) {
+        const int slot = first_pair + pair;
+        add_pair<Rows>(acc, current, tiles + slot * kPairWords, units + slot * 2 * Rows, columns);
+        load(current);
+        if (++pair < warp_pairs) return;
+        store_sums<Rows>(acc, columns.weight, target);
+        pair = 0, target += Across * Along * Rows * kStrip;
+    };
+    int done = 0;
+    for (; done + Depth <= todo; done += Depth) {
 #pragma unroll
-        for (int d = 0; d < Depth; ++d) {
-            if (base + d < count) {
-                const Sets sets = make_sets(ring[d]);
-                ring[d] = load();
-                const int slot = (first_group + group) * Rows;
+        for (int d = 0; d < Depth; ++d) step(ring[d]);
+    }
 #pragma unroll
-                for (int row = 0; row < Rows; ++row) {
-                    const float unit = kTiles<X> > 1 ? units[slot + row] : 1.f;
-                    add_group(acc[row], sets, digits + (slot + row) * kRowWords, unit, top, X());
-                }
-                if (++group == warp_groups) {
-                    float* mine = partial + (strip * Warps + warp) * Rows * kStrip + lane / 4;
-#pragma unroll
-                    for (int row = 0; row < Rows; ++row) {
-#pragma unroll
-                        for (int h = 0; h < 2; ++h) {
-                            float sum = acc[row][h] * lane_weight;
-                            sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-                            sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-                            if (t == 0) mine[row * kStrip + 8 * h] = sum;
-                            acc[row][h] = 0.f;
-                        }
-                    }
-                    group = 0, ++strip;
-                }
-            }
-        }
+    for (int d = 0; d < Depth - 1; ++d) {
+        if (done + d < todo) step(ring[d]);
     }
     __syncthreads();
 
-    for (int i = threadIdx.x; i < block_strips * kStrip * Rows; i += 32 * Warps) {
-        const int row = i / kStrip % Rows, feature = (first_strip + i / (kStrip * Rows)) * kStrip + i % kStrip;
+    for (int i = threadIdx.x; i < block_strips * kStrip * Rows; i += kThreads) {
+        const int strip = i / (kStrip * Rows), row = i / kStrip % Rows;
+        const int feature = (begin + strip) * kStrip + i % kStrip;
         if (row >= p.rows || feature >= p.features) continue;
-        const float* terms = partial + (i / (kStrip * Rows)) * Warps * Rows * kStrip + i % (kStrip * Rows);
+        const float* terms = partial + strip * Along * Rows * kStrip + i % (kStrip * Rows);
         float y = 0.f;
-        for (int w = 0; w * share < p.groups; ++w) y += terms[w * Rows * kStrip];
+#pragma unroll
+        for (int w = 0; w < Along; ++w) y += w * share < p.pairs ? terms[w * Rows * kStrip] : 0.f;
         if (p.row_scale) y *= p.row_scale[row * p.row_scale_step];
-        finish(p, y, row, feature);
+        finish(p, bad ? __uint_as_float(0x7FC00000u) : y, row, feature);
     }
 }
 
-// The weight itself, [strips * 16, groups * 128] of T: for many rows, where a library's product is faster.
-// A warp per strip and group; `units` of them.
+// ---- the weight itself ----
+
 template <class T>
-__global__ void __launch_bounds__(256) lut_dequantize(const uint4* codes, const uint4* table, T* out, int groups,
-                                                      int units) {
+__device__ __forceinline__ u32 as_pair(u32 halves) {
+    const float2 pair = Float16<__half>::unpack(halves);
+    return Float16<T>::pack(pair.x, pair.y);
+}
+
+// Levels of the two inputs whose codes are at bits `bit` and `bit + 8`, four 16-bit levels lying in two words.
+__device__ __forceinline__ u32 look_up(const u32 (&levels)[2], u32 low, u32 high, int bit) {
+    const u32 first = (low >> bit & 1u) | (high >> bit & 1u) << 1;
+    const u32 second = (low >> (bit + 8) & 1u) | (high >> (bit + 8) & 1u) << 1;
+    return __byte_perm(levels[0], levels[1], 0x1010u + 0x22u * first + 0x2200u * second);
+}
+
+// [strips * 16, groups * 128] of T, for many rows, where a library's product is faster. A warp per strip and group.
+template <class T>
+__global__ void __launch_bounds__(256) lut_dequantize(const uint4* codes, const uint4* table, T* out, int strips,
+                                                      int groups, int pairs) {
     const int index = (blockIdx.x * 256 + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    if (index >= units) return;
-    const uint4 words = codes[static_cast<size_t>(index) * 32 + lane];
-    const uint4 levels = table[static_cast<size_t>(index) * 8 + lane / 4];
+    const int strip = index / groups, group = index % groups;
+    if (strip >= strips) return;
+    const size_t unit = static_cast<size_t>(strip) * 2 * pairs + group;
+    const uint4 words = codes[unit * 32 + lane], levels = table[unit * 8 + lane / 4];
     const u32 low[2] = {words.x, words.z}, high[2] = {words.y, words.w};
-    const u32 pairs[2][2] = {{as_pair<T>(levels.x), as_pair<T>(levels.y)}, {as_pair<T>(levels.z), as_pair<T>(levels.w)}};
+    const u32 halves[2][2] = {{as_pair<T>(levels.x), as_pair<T>(levels.y)},
+                              {as_pair<T>(levels.z), as_pair<T>(levels.w)}};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const size_t row = static_cast<size_t>(index / groups) * kStrip + lane / 4 + 8 * h;
-        uint4* target = reinterpret_cast<uint4*>(out + (row * groups + index % groups) * kGroup + lane % 4 * 32);
+        const size_t row = static_cast<size_t>(strip) * kStrip + lane / 4 + 8 * h;
+        uint4* target = reinterpret_cast<uint4*>(out + (row * groups + group) * kGroup + lane % 4 * 32);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             u32 v[4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) v[j] = look_up(pairs[h], low[h], high[h], 2 * i + j / 2 + j % 2 * 16);
+            for (int j = 0; j < 4; ++j) v[j] = look_up(halves[h], low[h], high[h], 2 * i + j / 2 + j % 2 * 16);
             target[i] = make_uint4(v[0], v[1], v[2], v[3]);
         }
     }

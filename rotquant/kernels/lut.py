@@ -29,9 +29,9 @@ _OUTPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 class LutWeight:
     """A 2-bit weight with tables, as the kernel reads it: 2.5 bits per weight.
 
-    codes: uint8 [strips, groups, 32, 16], strips = ceil(out / 16), groups = in / 128. Lane 4g + t of a warp owns 16
-        bytes: four words, the codes' low bits of row g, their high bits, and the same of row g + 8, for inputs
-        32t..32t+31 of the group; bit 8b + r of a word belongs to input 4r + b of these.
+    codes: uint8 [strips, groups, 32, 16], strips = ceil(out / 16), groups = in / 128 and one of zeros where that is
+        odd. Lane 4g + t of a warp owns 16 bytes: four words, the codes' low bits of row g, their high bits, and the
+        same of row g + 8, for inputs 32t..32t+31 of the group; bit 8b + r of a word belongs to input 4r + b of these.
     table: float16 [strips, groups, 8, 2, 4], the levels of rows g and g + 8.
     shape: (out, in).
     """
@@ -58,14 +58,15 @@ class LutWeight:
                 f"the table has shape {tuple(table.shape)}; codes of shape {(rows, columns)} take {(rows, groups, 4)}."
             )
         fill = padded(rows, STRIP) - rows
-        levels = pad(table.to(torch.float16), (0, 0, 0, 0, 0, fill)).view(-1, 2, 8, groups, 4)
-        return cls(
-            _pack_codes(pad(codes, (0, 0, 0, fill))), levels.permute(0, 3, 2, 1, 4).contiguous(), (rows, columns)
-        )
+        codes = pad(codes, (0, groups % 2 * GROUP_SIZE, 0, fill))
+        levels = pad(table.to(torch.float16), (0, 0, 0, groups % 2, 0, fill)).unflatten(0, (-1, 2, 8))
+        return cls(_pack_codes(codes), levels.permute(0, 3, 2, 1, 4).contiguous(), (rows, columns))
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """The inverse of `pack`: codes uint8 [out, in] and levels float16 [out, in / 128, 4]."""
-        return _unpack_codes(self.codes)[: self.shape[0]], _unpack_table(self.table)[: self.shape[0]]
+        rows, columns = self.shape
+        groups = columns // GROUP_SIZE
+        return _unpack_codes(self.codes)[:rows, :columns], _unpack_table(self.table)[:rows, :groups]
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [out, in] as floating-point numbers."""
@@ -133,7 +134,7 @@ def _reference(
     dtype: torch.dtype,
 ) -> Tensor:
     """The definition, in float64, rounded once."""
-    weight = _look_up(_unpack_codes(codes), _unpack_table(table))[:out_features].double()
+    weight = _look_up(_unpack_codes(codes), _unpack_table(table))[:out_features, : x.shape[1]].double()
     y = x.double() @ weight.T
     if row_scale is not None:
         y = y * row_scale.double()[:, None]
@@ -177,7 +178,7 @@ def _check(
     rows, columns = x.shape
     if columns % GROUP_SIZE or columns == 0:
         raise KernelError(f"activations have {columns} columns, and look-up tables serve groups of {GROUP_SIZE}.")
-    strips, groups = padded(out_features, STRIP) // STRIP, columns // GROUP_SIZE
+    strips, groups = padded(out_features, STRIP) // STRIP, padded(columns, 2 * GROUP_SIZE) // GROUP_SIZE
     check_tensor(codes, "packed codes", dtypes=(torch.uint8,), shape=(strips, groups, 32, 16))
     check_tensor(table, "packed table", dtypes=(torch.float16,), shape=(strips, groups, 8, 2, 4))
     if (row_scale is None) != (x.dtype != torch.int8):
@@ -199,35 +200,53 @@ class Plan:
 
     kind: C++ type of the activations.
     rows: capacity, 1, 2, 4 or 8.
-    warps: of a block; they split the groups.
-    depth: units of 16 output features x 128 inputs that a warp keeps under way.
+    across: strips of 16 output features that a block has under way.
+    along: warps that share a strip; they split the inputs.
+    depth: pairs of groups that a warp keeps on their way from memory.
     blocks: of the grid; they split the strips.
     """
 
     kind: str
     rows: int
-    warps: int
+    across: int
+    along: int
     depth: int
     blocks: int
 
     @property
     def instance(self) -> str:
         """The C++ name of the kernel."""
-        return f"lut_gemv<{self.kind}, {self.rows}, {self.warps}, {self.depth}>"
+        return f"lut_gemv<{self.kind}, {self.rows}, {self.across}, {self.along}, {self.depth}>"
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.across * self.along
 
     def shared_bytes(self, strips: int, groups: int) -> int:
         """Dynamic shared memory of a block: digits of the activations, their units, partial sums."""
-        digits = 128 if self.kind == "signed char" else 3 * 128 + 4
-        partial = -(-strips // self.blocks) * self.warps * STRIP * 4
+        digits = 3 * 128 + 4 if self.kind.startswith("Digits24") else 64
+        partial = -(-strips // self.blocks) * self.along * STRIP * 4
         return self.rows * (groups * digits + partial)
 
 
-_KINDS = {torch.int8: "signed char", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+_KINDS = {
+    torch.int8: "Codes4<signed char>",
+    torch.float16: "Digits24<__half>",
+    torch.bfloat16: "Digits24<__nv_bfloat16>",
+}
+_DEQUANTIZE = {
+    torch.float16: "lut_dequantize<__half>",
+    torch.bfloat16: "lut_dequantize<__nv_bfloat16>",
+}
 #: Shared memory that a block may have on every supported architecture.
 _SHARED = 99 * 1024
 _PROBLEM = np.dtype(
     [(name, np.uint64) for name in ("x", "row_scale", "codes", "table", "bias", "out")]
-    + [(name, np.int32) for name in ("rows", "features", "strips", "groups", "row_scale_step", "dtype")]
+    + [
+        (name, np.int32)
+        for name in ("rows", "features", "strips", "groups", "pairs", "row_scale_step", "dtype", "largest")
+    ]
+    + [("clip_ratio", np.float32)]
 )
 
 
@@ -235,7 +254,7 @@ def choose_plan(dtype: torch.dtype, rows: int, strips: int, groups: int, multipr
     """The plan for so many rows; fewer rows at a time where their digits do not fit in shared memory."""
     capacity = next(c for c in (1, 2, 4, 8) if c >= min(rows, 8 if dtype == torch.int8 else 4))
     while True:
-        plan = Plan(_KINDS[dtype], capacity, 16, 4, min(strips, multiprocessors))
+        plan = Plan(_KINDS[dtype], capacity, 1, 16, 2, min(strips, multiprocessors))
         if plan.shared_bytes(strips, groups) <= _SHARED or capacity == 1:
             return plan
         capacity //= 2
@@ -250,14 +269,19 @@ def launch_lut_gemv(
     pointers = {"x": x, "row_scale": row_scale, "codes": codes, "table": table, "bias": bias, "out": out}
     for name, tensor in pointers.items():
         problem[name] = 0 if tensor is None else tensor.data_ptr()
-    problem["rows"], problem["features"], problem["strips"], problem["groups"] = *out.shape, strips, groups
+    problem["rows"], problem["features"], problem["strips"], problem["groups"] = (
+        *out.shape,
+        strips,
+        x.shape[1] // GROUP_SIZE,
+    )
+    problem["pairs"] = groups // 2
     problem["row_scale_step"] = int(row_scale is not None and row_scale.shape[0] > 1)
     problem["dtype"] = _OUTPUTS[out.dtype]
     function = kernel(Source("lut_gemv.cu", (plan.instance,)), plan.instance, x.device)
     launch(
         function,
         (plan.blocks,),
-        (32 * plan.warps,),
+        (plan.threads,),
         problem[()],
         device=x.device,
         shared=plan.shared_bytes(strips, groups),
@@ -276,7 +300,7 @@ def _multiply_dequantized(
     With bfloat16 activations the levels are rounded to bfloat16, as a bfloat16 model's weights are.
     """
     dtype = torch.float16 if x.dtype == torch.int8 else x.dtype
-    weight = launch_dequantize(codes, table, out.shape[1], dtype)
+    weight = launch_dequantize(codes, table, out.shape[1], x.shape[1], dtype)
     y = torch.mm(x.to(dtype), weight.T, out_dtype=torch.float32)
     if row_scale is not None:
         y *= row_scale[:, None]
@@ -285,23 +309,23 @@ def _multiply_dequantized(
     return y.to(out.dtype)
 
 
-def launch_dequantize(codes: Tensor, table: Tensor, out_features: int, dtype: torch.dtype) -> Tensor:
-    """The weight [out_features, in] of `dtype` (float16 or bfloat16), on a GPU."""
-    strips, groups = codes.shape[:2]
-    weight = torch.empty(strips * STRIP, groups * GROUP_SIZE, dtype=dtype, device=codes.device)
-    name = f"lut_dequantize<{_KINDS[dtype]}>"
+def launch_dequantize(codes: Tensor, table: Tensor, out_features: int, in_features: int, dtype: torch.dtype) -> Tensor:
+    """The weight [out_features, in_features] of `dtype` (float16 or bfloat16), on a GPU."""
+    strips, groups = codes.shape[0], in_features // GROUP_SIZE
+    weight = torch.empty(strips * STRIP, in_features, dtype=dtype, device=codes.device)
+    name = _DEQUANTIZE[dtype]
     function = kernel(Source("lut_gemv.cu", (name,)), name, codes.device)
-    units = strips * groups
-    launch(function, (-(-units // 8),), (256,), codes, table, weight, groups, units, device=codes.device)
+    arguments = (codes, table, weight, strips, groups, codes.shape[1] // 2)
+    launch(function, (-(-strips * groups // 8),), (256,), *arguments, device=codes.device)
     return weight[:out_features]
 
 
 def sources(architecture: str) -> list[Source]:
     """Everything that the operator may compile for this architecture."""
     del architecture
-    instances = [Plan(_KINDS[torch.int8], rows, 16, 4, 1).instance for rows in (1, 2, 4, 8)]
-    instances += [Plan(_KINDS[dtype], rows, 16, 4, 1).instance for dtype in list(_KINDS)[1:] for rows in (1, 2, 4)]
-    instances += [f"lut_dequantize<{_KINDS[dtype]}>" for dtype in list(_KINDS)[1:]]
+    plans = [choose_plan(torch.int8, rows, 1, 1, 1) for rows in (1, 2, 4, 8)]
+    plans += [choose_plan(dtype, rows, 1, 1, 1) for dtype in _DEQUANTIZE for rows in (1, 2, 4)]
+    instances = [plan.instance for plan in plans] + list(_DEQUANTIZE.values())
     return [Source("lut_gemv.cu", (instance,)) for instance in instances]
 
 
