@@ -1,9 +1,13 @@
-"""A decoder in the place of a transformers model, for evaluation: `model(input_ids=...).logits`, and nothing more."""
+"""A decoder in the place of a transformers model, for evaluation: complete texts in, logits out, and nothing more.
+
+Perplexity and lm-eval's log-likelihoods ask for no more than `Network` has.
+"""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rotquant.decoder.model import Decoder
@@ -17,10 +21,12 @@ class Output:
 
 
 class Network(nn.Module):
-    """Complete texts in, logits out; perplexity and zero-shot tasks ask for no more.
+    """A decoder with the call signature of a causal language model.
 
     config: the parts of a transformers configuration that evaluation reads.
     """
+
+    name_or_path = "decoder"
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -28,8 +34,18 @@ class Network(nn.Module):
         # Evaluation asks the parameters for the device, and the decoder's weights are buffers.
         self.embedding = nn.Parameter(decoder.embedding, requires_grad=False)
         self.config = SimpleNamespace(
-            vocab_size=decoder.config.vocabulary, max_position_embeddings=decoder.config.max_positions
+            model_type="rotquant",
+            vocab_size=decoder.config.vocabulary,
+            max_position_embeddings=decoder.config.max_positions,
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.decoder.device
+
+    def tie_weights(self) -> None:
+        """Asked for by lm-eval; there is nothing to tie."""
 
     def forward(self, input_ids: Tensor, use_cache: bool = False, **_: Any) -> Output:
         """int64 [batch, tokens] -> logits."""
