@@ -161,6 +161,7 @@ class SpeedTable(Frozen):
     """A table; without grids of its own a figure, which shows parts of other tables.
 
     gpus: what the paper measured on. published: the paper's numbers; where it has several GPUs, with a column `gpu`.
+    ceilings: operations per second by number format that were measured elsewhere, where they are above the table's own.
     """
 
     id: str
@@ -172,6 +173,7 @@ class SpeedTable(Frozen):
     notes: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     published: str | None = None
+    ceilings: dict[str, float] = Field(default_factory=dict)
     grids: tuple[Grid, ...] = ()
     claims: tuple[Claim, ...] = ()
     drawing: Drawing | None = None

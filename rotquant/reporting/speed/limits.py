@@ -15,6 +15,10 @@ from rotquant.speed.definitions import Grid, SpeedTable, rows
 
 CEILING = "ceiling"
 
+#: Ceilings in bytes per second, and the benchmarks that mostly read.
+_MEMORY = ("copy", "read")
+_READING = ("linear", "decode_attention")
+
 #: The number format that an implementation multiplies in; others are bound by memory alone.
 FORMATS = {
     "fp16": "fp16",
@@ -32,33 +36,34 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Point:
-    """A measured kernel on the roofline: seconds, fewest bytes, operations, and the number format of its
-    arithmetic."""
+    """A measured kernel on the roofline: seconds, fewest bytes, operations, the number format of its
+    arithmetic, and the memory ceiling that it is held against."""
 
     place: Place
     seconds: float
     bytes: float
     operations: float
     arithmetic: str | None
+    memory: str = "copy"
 
     def floor(self, ceilings: Mapping[str, float]) -> tuple[float, str]:
         """The least time, and what sets it: "memory" or "arithmetic"."""
-        memory = self.bytes / ceilings["copy"]
+        memory = self.bytes / ceilings.get(self.memory, ceilings["copy"])
         rate = ceilings.get(self.arithmetic or "")
         multiplying = self.operations / rate if rate else 0.0
         return (memory, "memory") if memory >= multiplying else (multiplying, "arithmetic")
 
 
-def ceilings(numbers: Numbers) -> dict[str, float]:
-    """What the GPU reached: bytes per second of a copy, operations per second by format; nothing unless measured."""
-    found = {}
+def ceilings(table: SpeedTable, numbers: Numbers) -> dict[str, float]:
+    """What the GPU reached: bytes per second (copy, read), operations per second by format; nothing unless measured."""
+    found: dict[str, float] = {}
     for number in numbers.values():
         record = number.record
         if record is not None and record.benchmark == CEILING and record.missing is None:
             what = str(record.arguments["what"])
-            amount = record.quantities["bytes" if what == "copy" else "operations"].value
+            amount = record.quantities["bytes" if what in _MEMORY else "operations"].value
             found[what] = amount / record.quantities["seconds"].value
-    return found
+    return found | {name: max(rate, found[name]) for name, rate in table.ceilings.items() if name in found}
 
 
 def points(numbers: Numbers) -> list[Point]:
@@ -69,13 +74,14 @@ def points(numbers: Numbers) -> list[Point]:
 
 def section(table: SpeedTable, numbers: Numbers) -> str:
     """Share of the floor that each kernel reaches, grid by grid; nothing without ceilings."""
-    known = ceilings(numbers)
+    known = ceilings(table, numbers)
     if "copy" not in known:
         return ""
-    rates = ", ".join(f"{name} {rate / 1e12:.0f} TOP/s" for name, rate in known.items() if name != "copy")
+    rates = ", ".join(f"{name} {rate / 1e12:.0f} TOP/s" for name, rate in known.items() if name not in _MEMORY)
+    memory = ", ".join(f"{name} {known[name] / 1e12:.2f} TB/s" for name in _MEMORY if name in known)
     parts = [
         "## Against the limits\n",
-        f"Ceilings measured in the same run: copy {known['copy'] / 1e12:.2f} TB/s; products {rates}. The floor is the "
+        f"Ceilings, of the same run unless a note says otherwise: {memory}; products {rates}. The floor is the "
         "time that bytes or operations alone would take there, whichever is longer. Shown is the floor in percent of "
         "the kernel's time, and whether memory (m) or arithmetic (a) sets it.\n",
     ]
@@ -109,4 +115,5 @@ def _point(place: Place, record: CellRecord) -> Point:
     operations = quantities["operations"].value if "operations" in quantities else 0.0
     attends = record.benchmark == "decode_attention"  # on dequantized keys and values
     which = "fp16" if attends else FORMATS.get(str(record.arguments.get("implementation")))
-    return Point(place, quantities["seconds"].value, quantities["bytes"].value, operations, which)
+    memory = "read" if record.benchmark in _READING else "copy"
+    return Point(place, quantities["seconds"].value, quantities["bytes"].value, operations, which, memory)

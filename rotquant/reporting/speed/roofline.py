@@ -27,7 +27,7 @@ _OTHERS = ("FP16", "BF16", "FP8", "INT8", "SDPA FP16", "Eager PyTorch", "fast-ha
 def roofline(project: Project, table: SpeedTable, path: Path) -> None:
     """Kernels that multiply below their roof; on the left those that only move bytes, against a copy."""
     numbers = collect(project, table, find_source(project, table))
-    known, found = ceilings(numbers), points(numbers)
+    known, found = ceilings(table, numbers), points(numbers)
     multiplying = [point for point in found if point.operations and point.arithmetic in known]
     moving = [point for point in found if not point.operations]
     with styled() as plt:
@@ -41,18 +41,18 @@ def roofline(project: Project, table: SpeedTable, path: Path) -> None:
 
 
 def _bandwidth(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict[str, float]) -> None:
-    """Kernels that only move bytes, as a share of a large copy's speed."""
+    """Kernels that only move bytes, as a share of the speed of a large copy, or of reading where they write little."""
     groups: dict[str, list[float]] = {}
     for point in found:
         grid, _, column = point.place
         if "copy" in known and column != "Copy":
-            share = 100 * point.bytes / point.seconds / known["copy"]
+            share = 100 * point.bytes / point.seconds / known.get(point.memory, known["copy"])
             groups.setdefault(f"{_SHORT.get(grid, grid)}: {column}", []).append(share)
     for place, (name, shares) in enumerate(groups.items()):
         color = PUBLISHED if name.endswith(_OTHERS) else OURS
         axis.plot(shares, [place] * len(shares), "o", color=color, markersize=4, alpha=0.8)
     axis.axvline(100, color=NEUTRAL, linewidth=0.8)
-    axis.set(yticks=range(len(groups)), xlim=(0, 115), xlabel="bytes per second, % of a large copy")
+    axis.set(yticks=range(len(groups)), xlim=(0, 115), xlabel="bytes per second, % of copying or reading")
     axis.set_yticklabels(list(groups), fontsize=7)
     axis.invert_yaxis()
     axis.set_title("What only moves bytes")
@@ -64,8 +64,9 @@ def _roof(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict[str,
     colors = dict(zip(formats, SERIES, strict=False)) | {"bf16": SERIES[0]}
     if formats and "copy" in known:
         for name in formats:
-            corner = known[name] / known["copy"]
-            xs, ys = [1.0, corner, 2e4], [known["copy"], known[name], known[name]]
+            memory = known.get("read", known["copy"])
+            corner = known[name] / memory
+            xs, ys = [1.0, corner, 2e4], [memory, known[name], known[name]]
             axis.plot(xs, [y / 1e12 for y in ys], color=colors[name], linewidth=1, alpha=0.7)
             axis.plot([], [], color=colors[name], label=f"{name}: {known[name] / 1e12:.0f} TOP/s")
     names = list(dict.fromkeys(point.place[0] for point in found))
