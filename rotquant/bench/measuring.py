@@ -17,6 +17,7 @@ from rotquant.bench.registry import find
 from rotquant.bench.timing import gpu_state
 from rotquant.errors import KernelError, ResultError, RotquantError
 from rotquant.provenance import environment, kernels_digest
+from rotquant.schemes import Frozen
 from rotquant.speed.definitions import Cell, SpeedTable, matches
 
 Progress = Callable[[int, int, Cell, str], None]
@@ -97,14 +98,11 @@ def _measure(cell: Cell, sitting: int) -> CellRecord:
     quantities: dict[str, Measurement] = {}
     missing = None
     try:
-        quantities = benchmark.function()(cell.arguments)
+        quantities = _once_more(benchmark.function(), cell.arguments)
     except torch.OutOfMemoryError:
         missing = "out of GPU memory"
     except RotquantError as error:
         missing = str(error)
-    finally:
-        gc.collect()
-        torch.cuda.empty_cache()
     return CellRecord(
         benchmark=cell.benchmark,
         arguments=cell.arguments.model_dump(mode="json"),
@@ -114,6 +112,17 @@ def _measure(cell: Cell, sitting: int) -> CellRecord:
         quantities=quantities,
         missing=missing,
     )
+
+
+def _once_more(function: Callable[[Frozen], dict[str, Measurement]], arguments: Frozen) -> dict[str, Measurement]:
+    """Call a benchmark; where memory runs out, once more without what torch keeps of the cells before."""
+    try:
+        return function(arguments)
+    except torch.OutOfMemoryError:
+        pass
+    gc.collect()
+    torch.cuda.empty_cache()
+    return function(arguments)
 
 
 @contextlib.contextmanager
