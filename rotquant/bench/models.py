@@ -75,7 +75,7 @@ def _decode(a: BlockArguments, device: torch.device) -> Measurements:
     hidden = _hidden(decoder, a.batch)
 
     def run(_: int = 0) -> Tensor:
-        return decoder.run(hidden, cache, cache.decode_step())
+        return decoder.run(hidden, cache, cache.decode_step(fixed=True))
 
     memory.reset_peak()
     for _ in range(_DECODED):
