@@ -12,9 +12,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rotquant.bench.measurement import Case, fastest
 
-#: torch._int_mm refuses fewer rows.
-INT8_ROWS = 17
-
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

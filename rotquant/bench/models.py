@@ -4,6 +4,8 @@ QuaRot Tables 16 and 17 (one block), PrefixQuant Table 5 (time to the first toke
 batch 1). Everything that is timed runs from CUDA graphs, the 16-bit baseline too.
 """
 
+import gc
+
 import torch
 from torch import Tensor
 
@@ -101,6 +103,7 @@ class _Memory:
     """Bytes that torch allocated since this was made, at the peak."""
 
     def __init__(self, device: torch.device) -> None:
+        gc.collect()  # what is freed later would be counted against this measurement
         self.device, self.before = device, torch.cuda.memory_allocated(device)
 
     def reset_peak(self) -> None:
