@@ -31,7 +31,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "tables": ("rotquant.reporting.tables",),
     "figures": ("rotquant.reporting.figures",),
     "reports": ("rotquant.reporting.markdown", "rotquant.tracking"),
-    "speed": ("rotquant.reporting.speed.page", "rotquant.reporting.speed.figures"),
+    "speed": ("rotquant.reporting.speed.page", "rotquant.reporting.speed.figures", "rotquant.tracking"),
     "index": ("rotquant.reporting.scoreboard", "rotquant.reporting.html"),
 }
 

@@ -4,7 +4,7 @@ The store is SQLite in the project folder unless MLFLOW_TRACKING_URI names anoth
 shown once, under the first of them, and tagged by all: the filter ``tags.`rotquant.table.quarot_table9` != ''`` finds
 the runs of a table. Every MLflow run carries the run's key and a hash of its result file, so logging again changes
 nothing, a changed result replaces the older run, and a deleted database is rebuilt from the files. This is the only
-module that imports MLflow, and it never holds a number of its own.
+module that imports MLflow, and it never holds a number of its own. A speed table is one run, made from its record.
 """
 
 import fcntl
@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from rotquant.bench.records import Record
 from rotquant.errors import RotquantError
 from rotquant.files import canonical_json, read_json, short_hash
 from rotquant.project import Project
 from rotquant.reporting.tables import collect
 from rotquant.results import RunResult, run_path
+from rotquant.speed.definitions import SpeedTable
 from rotquant.tables import Table, load_targets
 
 if TYPE_CHECKING:
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
 
 KEY, RESULT, KIND, TABLE = "rotquant.key", "rotquant.result", "rotquant.kind", "rotquant.table"
 
-#: Most parameters that MLflow takes in one request.
+#: Most parameters and metrics that MLflow takes in one request.
 _PARAMETERS_AT_ONCE = 100
+_METRICS_AT_ONCE = 1000
 
 
 class TrackingError(RotquantError):
@@ -90,6 +93,55 @@ def log_tables(project: Project, tables: Sequence[Table]) -> list[Logged]:
         client = _client(project.root)
         papers = {name: _Experiment(client, project, name) for name in dict.fromkeys(table.paper for table in tables)}
         return [papers[table.paper].log(table, results[table.id]) for table in tables]
+
+
+def log_speed(project: Project, record: Record, table: SpeedTable) -> Logged:
+    """Make MLflow show the record of a speed table as one run: its seconds and bytes by cell, its GPU and code as tags.
+
+    Raises:
+        TrackingError: the store cannot be reached or written.
+    """
+    with _locked(project.root):
+        client = _client(project.root)
+        experiment = _experiment(client, project.root, table.paper)
+        older = _live_runs(client, experiment).get(table.id, [])
+        content = short_hash(canonical_json(record.model_dump(mode="json")))
+        kept = next((run for run in older if run.data.tags.get(RESULT) == content), None)
+        if kept is None:
+            kept = _create_speed(client, experiment, record, table, content)
+        for run in older:
+            if run.info.run_id != kept.info.run_id:
+                client.delete_run(run.info.run_id)
+    return Logged(printable(tracking_uri(project.root)), table.paper, experiment, kept.info.run_id, {})
+
+
+def _create_speed(
+    client: "MlflowClient", experiment: str, record: Record, table: SpeedTable, content: str
+) -> "MlflowRun":
+    from mlflow.entities import Metric
+
+    environment = record.sittings[-1].environment
+    tags = {KEY: table.id, RESULT: content, KIND: "speed", "paper": table.paper, "gpu": record.gpu}
+    tags |= {
+        "title": table.title,
+        "git_commit": environment.get("git_commit") or "",
+        "mlflow.note.content": table.caption,
+    }
+    end = int(datetime.fromisoformat(environment["date"]).timestamp() * 1000)
+    run = client.create_run(experiment, end, tags, table.id)
+    known = record.by_key
+    metrics = {
+        _acceptable(f"{cell.grid}/{cell.row}/{cell.column}/{name}"): measured.value
+        for cell in table.cells
+        if cell.key in known
+        for name, measured in known[cell.key].quantities.items()
+        if measured.low is not None or name.endswith("bytes")
+    }
+    found = [Metric(name, value, end, 0) for name, value in metrics.items()]
+    for begin in range(0, len(found), _METRICS_AT_ONCE):
+        client.log_batch(run.info.run_id, metrics=found[begin : begin + _METRICS_AT_ONCE])
+    client.set_terminated(run.info.run_id, end_time=end)
+    return run
 
 
 def log_artifacts(project: Project, logged: Logged, paths: list[Path]) -> None:
@@ -283,7 +335,11 @@ def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, 
 def _metrics(result: RunResult) -> dict[str, float]:
     """A run's metrics under names that MLflow accepts."""
     metrics = {**result.metrics, "seconds": result.seconds}
-    return {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in metrics.items()}
+    return {_acceptable(name): value for name, value in metrics.items()}
+
+
+def _acceptable(name: str) -> str:
+    return re.sub(r"[^\w\-. :/]", "_", name)
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

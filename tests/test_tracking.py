@@ -17,6 +17,7 @@ from rotquant.project import Project, load_project
 from rotquant.provenance import environment
 from rotquant.results import RunResult, run_path, write_result
 from tests.project import Copy
+from tests.speed import SPEED, record
 
 ROWS = [
     {"name": "Baseline", "method": "baseline"},
@@ -219,3 +220,18 @@ def test_passwords_are_not_printed_and_an_unusable_store_is_one_sentence(
     (tmp_path / "no").write_text("a file where a folder should be")
     with pytest.raises(tracking.TrackingError, match=r"cannot be used .*tracking: false"):
         tracking.initialise(tmp_path)
+
+
+def test_a_speed_table_is_one_run_with_its_cells_as_metrics_and_a_new_record_takes_its_place(project: Project) -> None:
+    (project.root / "workflow/papers/quarot/speed.yaml").write_text(yaml.safe_dump(SPEED))
+    table = load_project(root=project.root).speed_table("quarot_table14")
+    path = project.root / "results/speed/quarot_table14.json"
+    first = tracking.log_speed(project, record(path, table), table)
+    assert tracking.log_speed(project, record(path, table), table).parent == first.parent
+    second = tracking.log_speed(project, record(path, table, gpu="Another GPU"), table)
+    assert second.parent != first.parent
+    client = tracking._client(project.root)
+    (run,) = [run for run in client.search_runs([first.experiment_id]) if run.data.tags.get(tracking.KIND) == "speed"]
+    assert run.data.tags["gpu"] == "Another GPU"
+    assert run.data.metrics["Linear layer/4096x4096 batch 1/INT4/seconds"] == pytest.approx(8.192e-5)
+    assert len(run.data.metrics) == 6

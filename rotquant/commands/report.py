@@ -64,7 +64,11 @@ def page(name: TableName, config: Configs = None) -> None:
 
 @report_app.command()
 def speed(name: TableName, config: Configs = None) -> None:
-    """Render the page of a speed table, and its numbers as CSV, from the record of this machine or a committed one."""
+    """Render the page of a speed table, and its numbers as CSV, from the record of this machine or a committed one.
+
+    MLflow shows the record (unless `tracking: false`).
+    """
+    from rotquant import tracking
     from rotquant.reporting.markdown import page_path
     from rotquant.reporting.speed import numbers, page
     from rotquant.reporting.tables import table_path
@@ -76,6 +80,8 @@ def speed(name: TableName, config: Configs = None) -> None:
         values = numbers.collect(project, table, source)
         gpu = None if source is None else source.record.gpu
         numbers.write_csv(project.root / table_path(name), table, values, gpu)
+        if source is not None and project.config.tracking:
+            tracking.log_speed(project, source.record, table)
     write_text(project.root / page_path(name), page.page(project, table))
     typer.echo(str(page_path(name)))
 

@@ -74,6 +74,7 @@ rule speed_report:
         figure=lambda wildcards: (
             f"reports/figures/{wildcards.speed}.svg" if PROJECT.speed[wildcards.speed].drawing else []
         ),
+        tracking="results/tracking.json" if CONFIG.tracking else [],
     output:
         update("reports/{speed}.md"),
     log:
