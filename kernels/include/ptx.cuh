@@ -193,6 +193,13 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// Consecutive bytes, a multiple of 16 at addresses that are one, into shared memory; they complete on `barrier`.
+__device__ __forceinline__ void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+                 "l"(global), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 // Box at (column, row) of a 2-D tensor into shared memory; its bytes complete on `barrier`. Outside lie zeros.
 __device__ __forceinline__ void tma_load_2d(u32 shared, const TensorMap& map, int column, int row, u32 barrier) {
     asm volatile(

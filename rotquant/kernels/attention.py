@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rotquant.errors import KernelError
 from rotquant.kernels import attention_reference as reference
-from rotquant.kernels.loading import Source, kernel
+from rotquant.kernels.layouts import padded
+from rotquant.kernels.loading import Source, architecture_of_device, kernel
 from rotquant.kernels.operators import check_same_device, check_tensor, launch, operator
 
 HEAD_DIMS = (64, 128)
@@ -24,9 +25,8 @@ HEAD_DIMS = (64, 128)
 MAX_GROUP = 16
 
 _TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-#: As in the sources: warps of a block that appends or dequantizes; of one that attends, its stages, tokens of a tile.
-_WARPS, _ATTEND_WARPS, _STAGES, _TILE = 8, 4, 3, 32
-_MAX_SPLITS = 64
+#: As in the sources: warps of a block, bytes of codes that a warp takes at a time, blocks that may share a sequence.
+_WARPS, _TILE_BYTES, _MAX_SPLITS = 8, 4096, 64
 
 
 def sources(architecture: str) -> list[Source]:
@@ -36,7 +36,7 @@ def sources(architecture: str) -> list[Source]:
         shape = _Shape(head_dim, 1, torch.float16)
         found += [Source("kv_append.cu", (name,)) for name in (shape.append(False), shape.append(True))]
         found += [Source("kv_append.cu", (name,)) for name in (shape.rotate, shape.dequantize)]
-        found.append(Source("kv_attention.cu", (shape.attention(1),)))
+        found.append(Source("kv_attention.cu", (shape.attention(1, _stages(architecture)),)))
     return found
 
 
@@ -59,13 +59,19 @@ class _Shape:
     def dequantize(self) -> str:
         return f"kv_dequantize<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}>"
 
-    def attention(self, column_tiles: int) -> str:
-        return f"kv_attention<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}, {column_tiles}, {_STAGES}>"
+    def attention(self, column_tiles: int, stages: int) -> str:
+        return f"kv_attention<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}, {column_tiles}, {stages}>"
 
-    def shared_bytes(self, column_tiles: int) -> int:
+    def shared_bytes(self, column_tiles: int, stages: int) -> int:
         """Dynamic shared memory of the attention kernel: rings of tiles, later the warps' sums."""
-        rings = _ATTEND_WARPS * _STAGES * _TILE * (self.head_dim + 8 * self.groups)
-        return max(rings, _ATTEND_WARPS * 8 * column_tiles * (self.head_dim + 6) * 4)
+        tile = _TILE_BYTES + 8 * self.groups * _TILE_BYTES // self.head_dim
+        ring = padded(stages * (tile + 8), 16)
+        return _WARPS * max(ring, 8 * column_tiles * (self.head_dim + 6) * 4)
+
+
+def _stages(architecture: str) -> int:
+    """Tiles in a warp's ring: three, and two where a block gets no more than 99 KiB of shared memory."""
+    return 2 if architecture in ("sm_86", "sm_89") else 3
 
 
 def _append_cuda(
@@ -140,21 +146,22 @@ def _attend_cuda(
         return out
     group = heads // kv_heads
     column_tiles = -(-group // 8)
-    splits = _splits(batch * kv_heads, per_sequence * page_size, shape, column_tiles, q.device)
+    splits = _splits(batch * kv_heads, per_sequence * page_size, head_dim, q.device)
     if counters is None:
         counters = torch.zeros(batch * kv_heads, dtype=torch.int32, device=q.device)
     check_tensor(counters, "counters", dtypes=(torch.int32,), shape=(batch * kv_heads,))
     workspace = torch.empty(batch * heads * splits * (head_dim + 4) * (splits > 1), device=q.device)
-    name = shape.attention(column_tiles)
+    stages = _stages(architecture_of_device(q.device))
+    name = shape.attention(column_tiles, stages)
     launch(
         kernel(Source("kv_attention.cu", (name,)), name, q.device),
         (splits, kv_heads, batch),
-        (32 * _ATTEND_WARPS,),
+        (32 * _WARPS,),
         *(q, np.int64(q.stride(0)), cos, sin, cos_batch, k_codes, v_codes, k_params, v_params, lengths, new_tokens),
         *(block_table, k_codes.shape[0], per_sequence, page_size, group, rotate),
         *(math.log2(math.e) * head_dim**-0.5, workspace, counters, out),
         device=q.device,
-        shared=shape.shared_bytes(column_tiles),
+        shared=shape.shared_bytes(column_tiles, stages),
     )
     return out
 
@@ -206,17 +213,14 @@ def _rotate_cuda(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool
 
 
 @functools.cache
-def _splits(pairs: int, capacity: int, shape: _Shape, column_tiles: int, device: torch.device) -> int:
-    """Blocks that share the tokens of one (sequence, key head), so that all make few waves of what the GPU holds."""
-    properties = torch.cuda.get_device_properties(device)
-    fitting = properties.shared_memory_per_multiprocessor // (shape.shared_bytes(column_tiles) + 4096)
-    resident = properties.multi_processor_count * max(1, min(4 if column_tiles == 1 else 2, fitting))
-    most = max(1, min(_MAX_SPLITS, -(-capacity // (_ATTEND_WARPS * _TILE))))
+def _splits(pairs: int, capacity: int, head_dim: int, device: torch.device) -> int:
+    """Blocks that share the tokens of one (sequence, key head): the fewest that give every multiprocessor its share.
 
-    def cost(splits: int) -> float:
-        return -(-pairs * splits // resident) / splits * (1 + 0.02 * splits)
-
-    return min(range(1, most + 1), key=cost)
+    A block costs some microseconds before and after its tokens, and one for each multiprocessor saturates memory.
+    """
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    most = max(1, min(_MAX_SPLITS, capacity * head_dim // (_WARPS * _TILE_BYTES)))
+    return min(range(1, most + 1), key=lambda splits: -(-pairs * splits // processors) / splits * (1 + 0.03 * splits))
 
 
 def _check_heads(x: Tensor, name: str, dims: int) -> torch.Size:
