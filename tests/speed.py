@@ -81,22 +81,38 @@ def seconds(cell: Cell) -> float:
     return 1e-7 * arguments["tokens"] / {"fp16": 1.0, "int4": 2.5, "fp8": 1.5}[arguments["implementation"]]
 
 
-def cell_record(cell: Cell, time: Callable[[Cell], float | str] = seconds) -> CellRecord:
-    """A cell with a made-up time, or with the reason why it has none."""
-    value = time(cell)
+Answer = float | str | dict[str, Measurement]
+"""Of a made-up benchmark: seconds, the reason why there are none, or all quantities."""
+
+
+def kernel(cell: Cell) -> dict[str, Measurement]:
+    """Made-up quantities of a kernel that takes twice as long as moving its bytes at 4 TB/s; of a ceiling just that."""
+    arguments = cell.arguments.model_dump()
+    rows = arguments.get("tokens", arguments.get("rows", 1000))
+    inner, outer = arguments.get("in_features", arguments.get("features", 1000)), arguments.get("out_features", 0)
+    size = 4e9 if cell.benchmark == "ceiling" else 2.0 * (rows * inner + inner * outer)
+    operations = 7e11 if cell.benchmark == "ceiling" else 2.0 * rows * inner * outer
+    time = size / 4e12 * (1 if cell.benchmark == "ceiling" else 2)
+    timed = Measurement(time, "s", time, time, 15, 10)
+    return {"seconds": timed, "bytes": Measurement(size, "B"), "operations": Measurement(operations, "op")}
+
+
+def cell_record(cell: Cell, answer: Callable[[Cell], Answer] = seconds) -> CellRecord:
+    """A cell with made-up numbers, or with the reason why it has none."""
+    value = answer(cell)
     fields: dict[str, Any] = {"missing": value}
-    if not isinstance(value, str):
+    if isinstance(value, float):
         fields = {"quantities": {"seconds": Measurement(value, "s", 0.99 * value, 1.01 * value, 15, 10)}}
+    if isinstance(value, dict):
+        fields = {"quantities": value}
     arguments = cell.arguments.model_dump(mode="json")
     return CellRecord(benchmark=cell.benchmark, arguments=arguments, code="0" * 16, sitting=0, seconds=0.5, **fields)
 
 
-def record(
-    path: Path, table: SpeedTable, time: Callable[[Cell], float | str] = seconds, gpu: str = "Some GPU"
-) -> Record:
+def record(path: Path, table: SpeedTable, answer: Callable[[Cell], Answer] = seconds, gpu: str = "Some GPU") -> Record:
     """Write the record of a table measured in one sitting."""
     sitting = Sitting(environment=ENVIRONMENT, gpu_before=STATE, gpu_after=STATE)
-    cells = tuple(cell_record(cell, time) for cell in table.cells)
+    cells = tuple(cell_record(cell, answer) for cell in table.cells)
     made = Record(table=table.id, gpu=gpu, sittings=(sitting,), cells=cells)
     write_record(path, made)
     return made

@@ -18,7 +18,7 @@ from rotquant.reporting.speed.numbers import Numbers, collect, find_source, reco
 from rotquant.reporting.speed.page import page
 from rotquant.speed.definitions import Cell, SpeedTable
 from tests.project import Copy
-from tests.speed import SPEED, record, seconds
+from tests.speed import SPEED, kernel, record, seconds
 
 OWN = Path("results/speed/quarot_table14.json")
 COMMITTED = Path("results/bench/some-gpu/quarot_table14.json")
@@ -180,6 +180,19 @@ def test_equal_records_give_equal_figures(project: Project) -> None:
 def test_a_figure_can_be_drawn_before_anything_is_measured(project: Project) -> None:
     figures.draw(project, project.speed_table("quarot_figure7"), project.root / "empty.svg")
     assert (project.root / "empty.svg").exists()
+
+
+def test_the_roofline_can_be_drawn_with_and_without_a_record(tmp_path: Path) -> None:
+    Copy(tmp_path, small=False)
+    table = load_project(root=tmp_path).speed_table("kernels_h200")
+    figures.draw(load_project(root=tmp_path), table, tmp_path / "empty.svg")
+    record(tmp_path / "results/speed/kernels_h200.json", table, kernel)
+    figures.draw(load_project(root=tmp_path), table, tmp_path / "full.svg")
+    assert (tmp_path / "full.svg").stat().st_size > (tmp_path / "empty.svg").stat().st_size
+    text = page(load_project(root=tmp_path), table)
+    assert "copy 4.00 TB/s" in text
+    assert "int8 1893 TOP/s" in text
+    assert "| 4096 x 4096 | 1 | 50 % m |" in text
 
 
 def test_the_index_shows_a_speed_table_with_its_claims_and_gpu(project: Project) -> None:

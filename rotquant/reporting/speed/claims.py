@@ -60,16 +60,14 @@ def judge(claim: Claim, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdi
 
 def _findings(claim: Claim, grid: Grid, ratio: Ratio, prefix: str) -> Iterator[Finding | str]:
     check = claim.check
-    ratios: dict[str, float] = {}
-    for row in row_names(grid):
-        if matches(row, *claim.rows):
-            speedup = ratio(grid.name, row, check.column, check.over)
-            if speedup is None:
-                yield f"{prefix}{row}, {check.column}"
-            else:
-                ratios[row] = speedup if check.compare == "speedup" else 1 / speedup
-    if not ratios:
+    chosen = [row for row in row_names(grid) if matches(row, *claim.rows)]
+    speedups = {row: ratio(grid.name, row, check.column, check.over) for row in chosen}
+    known = {row: speedup for row, speedup in speedups.items() if speedup is not None}
+    if not known:
+        yield from [f"{prefix}{check.column} over {check.over}"] if chosen else []
         return
+    yield from (f"{prefix}{row}, {check.column} over {check.over}" for row in chosen if row not in known)
+    ratios = {row: speedup if check.compare == "speedup" else 1 / speedup for row, speedup in known.items()}
     if check.increasing:
         for (before, less), (after, more) in itertools.pairwise(ratios.items()):
             numbers = f"{show(more)} > {show(less)}"

@@ -81,5 +81,7 @@ def _roof(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict[str,
         axis.plot([], [], mark, color=NEUTRAL, label=name)
     for name, text in (("full", "ours"), ("none", "others")):
         axis.plot([], [], "o", color=NEUTRAL, fillstyle=name, label=text)
+    rates = [point.operations / point.seconds / 1e12 for point in found] or [1.0]
     axis.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="10¹² operations per second")
+    axis.set(xlim=(0.5, 2e4), ylim=(min(rates) / 2, 3e3))
     axis.set_title("What multiplies")
