@@ -83,7 +83,7 @@ _HOPPER: dict[int, tuple[tuple[float, Plan], ...]] = {
     ),
     8: ((528, Plan(8, 2, 1, 8, 5)), (math.inf, Plan(8, 2, 2, 4, 5))),
     16: ((264, Plan(16, 2, 1, 8, 4)), (math.inf, Plan(16, 2, 2, 4, 5))),
-    32: ((264, Plan(32, 2, 2, 4, 4, 2)), (math.inf, Plan(32, 2, 2, 4, 4))),
+    32: ((264, Plan(32, 2, 2, 4, 4, 2)), (1056, Plan(32, 2, 2, 4, 4)), (math.inf, Plan(32, 2, 7, 2, 4))),
     64: ((264, Plan(64, 2, 2, 4, 4, 2)), (528, Plan(64, 2, 2, 4, 4)), (math.inf, Plan(64, 2, 4, 2, 4))),
 }
 #: Before Hopper: within the 99 KB of shared memory of sm_86 and sm_89; not measured.
@@ -142,14 +142,22 @@ def launch_gemv(
     problem["groups"] = column_scale.shape[1] if grouped else 0
     problem["dtype"] = _DTYPES[out.dtype]
     problem["early"] = overlaps(out.device)
-    launch_structure(
-        kernel(Source("gemv.cu", (instance,)), instance, out.device),
-        -(-weight.shape[0] // plan.block_strips) * plan.cluster,
-        plan.threads,
-        problem[()],
-        device=out.device,
-        shared=plan.shared_bytes(packed, grouped),
-    )
+    blocks = -(-weight.shape[0] // plan.block_strips) * plan.cluster
+    shared = plan.shared_bytes(packed, grouped)
+    if overlaps(out.device):
+        shared = max(shared, _spreading_bytes(blocks, out.device))
+    function = kernel(Source("gemv.cu", (instance,)), instance, out.device)
+    launch_structure(function, blocks, plan.threads, problem[()], device=out.device, shared=shared)
+
+
+def _spreading_bytes(blocks: int, device: torch.device) -> int:
+    """Shared memory per block with which no multiprocessor takes more than its share of the blocks.
+
+    Blocks that move in while an earlier launch runs would otherwise crowd where it left first.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    share = -(-blocks // properties.multi_processor_count)
+    return properties.shared_memory_per_multiprocessor // (share + 1)
 
 
 def sources(architecture: str) -> list[Source]:

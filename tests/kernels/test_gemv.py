@@ -15,8 +15,18 @@ from rotquant.kernels.operators import references
 #: Shared memory that a block may have, in bytes.
 SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024, "sm_90a": 227 * 1024}
 
-#: (out, in) of Llama projections, and sizes that no tile divides.
-SHAPES = [(1, 64), (16, 64), (40, 200), (129, 1000), (1000, 4096), (272, 11008), (4096, 4096), (1024, 28672)]
+#: (out, in): Llama projections, sizes that no tile divides, and every choice of a plan by the number of strips.
+SHAPES = [
+    (1, 64),
+    (40, 200),
+    (129, 1000),
+    (272, 11008),
+    (4096, 4096),
+    (1024, 28672),
+    (8191, 320),
+    (14336, 704),
+    (17001, 192),
+]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
