@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rotquant.errors import KernelError
 from rotquant.hadamard.constructions import decompose
-from rotquant.kernels import hadamard as kernel
+from rotquant.kernels.hadamard import hadamard as hadamard_kernel
+from rotquant.kernels.hadamard_launch import row_problem
 
 #: dtypes the CUDA kernel reads and writes.
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -51,7 +52,7 @@ class _Backend(torch.autograd.Function):
         ctx.arguments = (backend, n, not inverse, half)
         heads = 0 if n == x.shape[1] else n
         if backend == "cuda":
-            return kernel.hadamard(x, heads, inverse, half)
+            return hadamard_kernel(x, heads, inverse, half)
         from fast_hadamard_transform import hadamard_transform
 
         if not heads:
@@ -70,7 +71,7 @@ def _kernel_problem(x: Tensor, n: int, inner: int, normalize: bool, compute_dtyp
         return f"it has no {x.dtype} tensors with arithmetic in {compute_dtype or x.dtype}"
     if not normalize:
         return "it always divides by sqrt(n)"
-    return kernel.unsupported(n, inner, x.dtype, x.device)
+    return row_problem(n, inner, x.dtype, x.device, compute_dtype == torch.float16)
 
 
 def _package_problem(x: Tensor, n: int, normalize: bool, compute_dtype: torch.dtype | None) -> str | None:

@@ -4,25 +4,35 @@ QuaRot Sec. 4 (stages 1 and 2a) and PrefixQuant's static scales. Codes and scale
 are padded with zero codes to a multiple of 64 for `linear`, and the transformed row is never written to memory.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
 from rotquant.errors import KernelError
-from rotquant.kernels.hadamard import transform_reference
+from rotquant.kernels.codes import CODES, RowCodes, check_codes
+from rotquant.kernels.hadamard import check_heads, transform_reference
+from rotquant.kernels.hadamard_launch import TYPES, launch_transform
 from rotquant.kernels.layouts import K_BLOCK, pack_rows, padded
-from rotquant.kernels.loading import Source
-from rotquant.kernels.operators import operator
+from rotquant.kernels.loading import Source, kernel
+from rotquant.kernels.operators import check_same_device, check_tensor, launch, operator
 from rotquant.quantization import QParams, choose_qparams, quantize
 from rotquant.schemes import QuantizationScheme
 
 #: `heads` of `hadamard_quantize` that leaves the transform out.
 NO_TRANSFORM = -1
 
+FILE = "activations.cu"
+_PROBLEM = np.dtype(
+    [("x", "u8"), ("residual", "u8"), ("weight", "u8"), ("hidden", "u8"), ("codes", CODES), ("n", "i4"),
+     ("columns", "i4"), ("eps", "f4")], align=True,
+)  # fmt: skip
+
 
 def sources(architecture: str) -> list[Source]:
-    """What the launchers ask for at the papers' shapes."""
-    return []
+    """What the launchers ask for, kernels of `hadamard` aside: each kind of row, with each output and type."""
+    kinds = (("__half", "kPlain", "kInt4"), ("__nv_bfloat16", "kGated", "kInt8"), ("float", "kNorm", "kInt8"))
+    return [Source(FILE, tuple(f"quantize_rows<{dtype},{kind},{output},4>" for dtype, kind, output in kinds))]
 
 
 def _codes(x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -42,21 +52,25 @@ def _gated(x: Tensor) -> Tensor:
 def _quantize_reference(
     x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    _check(x, bits, packed, static_scale)
+    check_codes(x, bits, packed, static_scale)
     return _codes(x, clip_ratio, bits, packed, static_scale)
 
 
 def _quantize_cuda(
     x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    raise KernelError("not built yet.")
+    check_codes(x, bits, packed, static_scale)
+    check_tensor(x, "activations", dtypes=tuple(TYPES))
+    out = RowCodes.empty(x, x.shape[1], clip_ratio, bits, packed, static_scale)
+    _launch_rows("kPlain", x, out, x.shape[1])
+    return out.codes, out.scale
 
 
 def _quantize_fake(
     x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    _check(x, bits, packed, static_scale)
-    return empty_codes(x, x.shape[1], packed, static_scale)
+    check_codes(x, bits, packed, static_scale)
+    return _room(x, x.shape[1], packed, static_scale)
 
 
 quantize_rows = operator(
@@ -78,7 +92,7 @@ def _hadamard_reference(
     static_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The transformed row stays float32: it is not rounded to the type of x before it is quantized."""
-    _check(x, bits, packed, static_scale)
+    check_codes(x, bits, packed, static_scale)
     x = _gated(x) if swiglu else x
     y = x if heads == NO_TRANSFORM else transform_reference(x, heads, False, half)
     return _codes(y, clip_ratio, bits, packed, static_scale)
@@ -94,7 +108,16 @@ def _hadamard_cuda(
     packed: bool,
     static_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    raise KernelError("not built yet.")
+    check_codes(x, bits, packed, static_scale)
+    check_tensor(x, "activations", dtypes=tuple(TYPES))
+    n = x.shape[1] // (2 if swiglu else 1)
+    out = RowCodes.empty(x, n, clip_ratio, bits, packed, static_scale)
+    if heads == NO_TRANSFORM:
+        _launch_rows("kGated" if swiglu else "kPlain", x, out, n)
+    else:
+        check_heads(n, heads)
+        launch_transform(x, out, heads=heads, inverse=False, half=half, gated=swiglu)
+    return out.codes, out.scale
 
 
 def _hadamard_fake(
@@ -107,8 +130,8 @@ def _hadamard_fake(
     packed: bool,
     static_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    _check(x, bits, packed, static_scale)
-    return empty_codes(x, x.shape[1] // (2 if swiglu else 1), packed, static_scale)
+    check_codes(x, bits, packed, static_scale)
+    return _room(x, x.shape[1] // (2 if swiglu else 1), packed, static_scale)
 
 
 hadamard_quantize = operator(
@@ -131,7 +154,7 @@ def _norm_reference(
     static_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """RMSNorm as transformers computes it: float32 statistics, the normalized row rounded before the weight."""
-    _check(x, bits, packed, static_scale)
+    check_codes(x, bits, packed, static_scale)
     hidden = x if residual is None else x + residual
     values = hidden.float()
     normal = (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
@@ -150,7 +173,17 @@ def _norm_cuda(
     packed: bool,
     static_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    raise KernelError("not built yet.")
+    check_codes(x, bits, packed, static_scale)
+    check_tensor(x, "activations", dtypes=tuple(TYPES))
+    if residual is not None:
+        check_tensor(residual, "residual", dtypes=(x.dtype,), shape=tuple(x.shape))
+    if weight is not None:
+        check_tensor(weight, "norm weight", dtypes=(x.dtype,), shape=(x.shape[1],))
+    check_same_device(x, residual=residual, weight=weight)
+    out = RowCodes.empty(x, x.shape[1], clip_ratio, bits, packed, static_scale)
+    hidden = x.new_empty(0) if residual is None else torch.empty_like(x)
+    _launch_rows("kNorm", x, out, x.shape[1], residual=residual, weight=weight, hidden=hidden, eps=eps)
+    return out.codes, out.scale, hidden
 
 
 def _norm_fake(
@@ -163,9 +196,9 @@ def _norm_fake(
     packed: bool,
     static_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check(x, bits, packed, static_scale)
+    check_codes(x, bits, packed, static_scale)
     hidden = x.new_empty(0) if residual is None else torch.empty_like(x)
-    return *empty_codes(x, x.shape[1], packed, static_scale), hidden
+    return *_room(x, x.shape[1], packed, static_scale), hidden
 
 
 rms_norm_quantize = operator(
@@ -177,20 +210,36 @@ rms_norm_quantize = operator(
 )
 
 
-def empty_codes(x: Tensor, n: int, packed: bool, static_scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Room for the codes and scales of rows of n values."""
-    columns = padded(n, K_BLOCK)
-    codes = x.new_empty((x.shape[0], columns // 2 if packed else columns), dtype=torch.uint8 if packed else torch.int8)
-    return codes, x.new_empty(x.shape[0] if static_scale is None else 1, dtype=torch.float32)
+def _room(x: Tensor, n: int, packed: bool, static_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    room = RowCodes.empty(x, n, 1.0, 4, packed, static_scale)
+    return room.codes, room.scale
 
 
-def _check(x: Tensor, bits: int, packed: bool, static_scale: Tensor | None) -> None:
-    """Raise one sentence unless rows [rows, n] can be quantized so."""
-    if x.dim() != 2:
-        raise KernelError(f"activations come as [rows, n], not in shape {tuple(x.shape)}.")
-    if not 2 <= bits <= 8 or (packed and bits > 4):
-        raise KernelError(f"{bits}-bit codes cannot be {'packed as int4' if packed else 'held in int8'}.")
-    if static_scale is not None and (static_scale.numel() != 1 or static_scale.dtype != torch.float32):
-        raise KernelError(
-            f"a static scale is one float32 number, not {static_scale.dtype} of shape {tuple(static_scale.shape)}."
-        )
+def _launch_rows(
+    kind: str,
+    x: Tensor,
+    out: RowCodes,
+    n: int,
+    *,
+    residual: Tensor | None = None,
+    weight: Tensor | None = None,
+    hidden: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Run kernels/activations.cu: one block to a row, each thread `vectors` times eight values."""
+    if n % 8:
+        raise KernelError(f"rows of {n} values cannot be read 16 bytes at a time: n must be a multiple of 8.")
+    pieces = out.columns // 8
+    vectors = next((v for v in (1, 2, 4) if pieces <= v * 128), 4)
+    threads = padded(-(-pieces // vectors), 32)
+    if threads > 1024:
+        raise KernelError(f"rows of {n} values are longer than the kernel holds in registers, {8 * 4 * 1024} values.")
+    if x.shape[0] == 0:
+        return
+    name = f"quantize_rows<{TYPES[x.dtype]},{kind},{out.output},{vectors}>"
+    problem = np.zeros((), dtype=_PROBLEM)
+    for field, tensor in (("x", x), ("residual", residual), ("weight", weight), ("hidden", hidden)):
+        problem[field] = 0 if tensor is None else tensor.data_ptr()
+    problem["codes"], problem["n"], problem["columns"], problem["eps"] = out.record(), n, out.columns, eps
+    function = kernel(Source(FILE, (name,)), name, x.device)
+    launch(function, (x.shape[0],), (threads,), problem[()], device=x.device)

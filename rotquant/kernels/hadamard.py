@@ -9,13 +9,10 @@ from torch import Tensor
 
 from rotquant.errors import KernelError
 from rotquant.hadamard import decompose, hadamard_transform, head_hadamard_transform
-from rotquant.kernels.loading import Source
-from rotquant.kernels.operators import operator
+from rotquant.kernels.hadamard_launch import TYPES, launch_transform, sources
+from rotquant.kernels.operators import check_tensor, operator
 
-
-def sources(architecture: str) -> list[Source]:
-    """What the launchers ask for at the papers' shapes."""
-    return []
+__all__ = ["check_heads", "hadamard", "sources", "transform_reference"]
 
 
 def transform_reference(x: Tensor, heads: int, inverse: bool, half: bool) -> Tensor:
@@ -35,25 +32,30 @@ def _reference(x: Tensor, heads: int, inverse: bool, half: bool) -> Tensor:
 
 
 def _cuda(x: Tensor, heads: int, inverse: bool, half: bool) -> Tensor:
-    raise KernelError("not built yet.")
+    check_tensor(x, "the Hadamard transform's input", dtypes=tuple(TYPES), shape=(None, None))
+    check_heads(x.shape[1], heads)
+    y = torch.empty_like(x)
+    launch_transform(x, y, heads=heads, inverse=inverse, half=half)
+    return y
 
 
 def _fake(x: Tensor, heads: int, inverse: bool, half: bool) -> Tensor:
-    _check(x, heads)
+    if x.dim() != 2:
+        raise KernelError(f"the Hadamard operators take [rows, n], not a tensor of shape {tuple(x.shape)}.")
+    check_heads(x.shape[1], heads)
     return torch.empty_like(x)
 
 
-def _check(x: Tensor, heads: int) -> None:
-    if x.dim() != 2:
-        raise KernelError(f"the Hadamard operators take [rows, n], not a tensor of shape {tuple(x.shape)}.")
-    if heads < 0 or (heads and x.shape[1] % heads):
-        raise KernelError(f"{x.shape[1]} columns are not {heads} heads of equal size.")
-    decompose(heads or x.shape[1])
+def check_heads(width: int, heads: int) -> None:
+    """Raise one sentence unless rows of `width` values are `heads` heads of equal size, or a transform's order with 0.
 
-
-def unsupported(n: int, inner: int, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the kernel cannot transform the middle axis of [rows, n, inner] on this GPU; None where it can."""
-    return "it is not built yet"
+    Raises:
+        HadamardSizeError: no construction for the order.
+        KernelError: heads of unequal size.
+    """
+    if heads < 0 or (heads and width % heads):
+        raise KernelError(f"{width} columns are not {heads} heads of equal size.")
+    decompose(heads or width)
 
 
 hadamard = operator(

@@ -1,0 +1,76 @@
+"""Quantized rows as kernels write them: room for codes and scales, and the structure that tells a kernel about them.
+
+Symmetric codes by the rules of `rotquant.quantization`; rows are padded with zero codes to a multiple of 64.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rotquant.errors import KernelError
+from rotquant.kernels.layouts import K_BLOCK, padded
+from rotquant.kernels.operators import check_same_device
+
+#: `Codes` of kernels/include/quantize.cuh.
+CODES = np.dtype(
+    [("codes", "u8"), ("scale", "u8"), ("static_scale", "u8"), ("clip_ratio", "f4"), ("largest", "i4")], align=True
+)
+
+
+@dataclass(frozen=True)
+class RowCodes:
+    """Where a kernel writes quantized rows, and how it quantizes them.
+
+    codes: int8 [rows, Kp], or uint8 [rows, Kp / 2] with `packed`; scale: float32 [rows], or [1] where static.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    clip_ratio: float
+    bits: int
+    packed: bool
+    static_scale: Tensor | None
+
+    @classmethod
+    def empty(
+        cls, x: Tensor, n: int, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None
+    ) -> "RowCodes":
+        """Room for the codes of x's rows of n values, on the device of x."""
+        columns, dtype = padded(n, K_BLOCK), torch.uint8 if packed else torch.int8
+        codes = x.new_empty((x.shape[0], columns // 2 if packed else columns), dtype=dtype)
+        scale = x.new_empty(x.shape[0] if static_scale is None else 1, dtype=torch.float32)
+        return cls(codes, scale, clip_ratio, bits, packed, static_scale)
+
+    @property
+    def columns(self) -> int:
+        """Codes in a row, padding included."""
+        return self.codes.shape[1] * (2 if self.packed else 1)
+
+    @property
+    def output(self) -> str:
+        """The kernels' name for what they write."""
+        return "kInt4" if self.packed else "kInt8"
+
+    def record(self) -> np.void:
+        """The structure that kernels take."""
+        pointers = [0 if t is None else t.data_ptr() for t in (self.codes, self.scale, self.static_scale)]
+        return np.array([(*pointers, self.clip_ratio, 2 ** (self.bits - 1) - 1)], dtype=CODES)[0]
+
+
+def check_codes(x: Tensor, bits: int, packed: bool, static_scale: Tensor | None) -> None:
+    """Raise one sentence unless rows x [rows, n] can be quantized so.
+
+    Raises:
+        KernelError: not two axes, bits outside 2..8 (4 for packed), or a static scale that is not one float32.
+    """
+    if x.dim() != 2:
+        raise KernelError(f"activations come as [rows, n], not in shape {tuple(x.shape)}.")
+    if not 2 <= bits <= 8 or (packed and bits > 4):
+        raise KernelError(f"{bits}-bit codes cannot be {'packed as int4' if packed else 'held in int8'}.")
+    if static_scale is not None and (static_scale.numel() != 1 or static_scale.dtype != torch.float32):
+        raise KernelError(
+            f"a static scale is one float32 number, not {static_scale.dtype} of shape {tuple(static_scale.shape)}."
+        )
+    check_same_device(x, **{"static scale": static_scale})

@@ -1,0 +1,205 @@
+"""How the tensor-core Hadamard kernels cut a row into tiles, and the signs of the left factor as they read them.
+
+A row of n values is a matrix [order, columns] in row-major order, and H_n = H_order (x) H_columns. `Strips` is
+kernels/hadamard_strips.cu, for small orders; `Dense` is kernels/hadamard_dense.cu, for large ones. Knows no tensors but
+its tables.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rotquant.hadamard.constructions import decompose, hadamard_matrix
+
+#: Columns of one tile of a row, and rows of it.
+CHUNK, TILE = 64, 16
+TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
+
+
+@dataclass(frozen=True)
+class Strips:
+    """A row for `warps` warps that own `strips` strips of 64 columns each.
+
+    order: rows of the matrix. slots: rows of the ring in shared memory. passes: 2 halves the shared memory in which
+        warps exchange rows for columns. blocks: per multiprocessor, what registers are limited for.
+    columns: apply H_columns as well; without it heads are mixed.
+    blocks_of: order of one transform, where the left factor is several of them side by side; 0: one of `order`.
+    """
+
+    order: int
+    warps: int
+    strips: int = 1
+    slots: int = 2
+    passes: int = 1
+    blocks: int = 1
+    columns: bool = True
+    blocks_of: int = 0
+
+    file = "hadamard_strips.cu"
+
+    @property
+    def elements(self) -> int:
+        """Values in a row of the matrix kernel, which are several short rows with `blocks_of`."""
+        return self.order * self.warps * self.strips * CHUNK
+
+    @property
+    def sign_rows(self) -> int:
+        """Rows of the left factor's table: whole tiles."""
+        return -(-self.order // TILE) * TILE
+
+    @property
+    def rows_per_block(self) -> int:
+        """Rows that a thread block works on at once."""
+        return 4 if self.warps == 1 else 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps * self.rows_per_block
+
+    def instance(self, dtype: torch.dtype, output: str, gated: bool) -> str:
+        """The kernel's C++ name; `output` is kSame, kInt8 or kInt4."""
+        flags = f"{str(self.columns).lower()},{output},{str(gated).lower()}"
+        shape = f"{self.order},{self.warps},{self.strips},{self.slots},{self.passes}"
+        return f"hadamard_strips<{TYPES[dtype]},{shape},{flags},{self.blocks}>"
+
+    def shared_bytes(self, gated: bool) -> int:
+        """Dynamic shared memory of a block: rings, and the row as float32 if warps exchange rows for columns."""
+        rings = self.rows_per_block * _ring_bytes(self.slots, 2 * self.elements * (2 if gated else 1))
+        if self.warps == 1 or not self.columns:
+            return rings
+        return rings + 4 * -(-self.order // 8) * 8 * self.warps * self.strips * CHUNK // self.passes
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A row as [order, 64 * chunks] in shared memory, each warp making `tiles` tiles of 16 rows from all of it.
+
+    blocks, columns: as in `Strips`.
+    """
+
+    order: int
+    chunks: int
+    tiles: int = 1
+    blocks: int = 1
+    columns: bool = True
+
+    file = "hadamard_dense.cu"
+    rows_per_block = 1
+    blocks_of = 0
+
+    @property
+    def elements(self) -> int:
+        """Values in a row."""
+        return self.order * self.chunks * CHUNK
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return -(-self.order // (TILE * self.tiles))
+
+    @property
+    def sign_rows(self) -> int:
+        """Rows of the left factor's table: those of all warps."""
+        return self.warps * self.tiles * TILE
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    def instance(self, dtype: torch.dtype, output: str, gated: bool) -> str:
+        """The kernel's C++ name; `output` is kSame, kInt8 or kInt4."""
+        flags = f"{str(self.columns).lower()},{output},{str(gated).lower()}"
+        return f"hadamard_dense<{TYPES[dtype]},{self.order},{self.chunks},{self.tiles},{flags},{self.blocks}>"
+
+    def shared_bytes(self, gated: bool) -> int:
+        """Dynamic shared memory of a block: the row that arrives, and the operands of two."""
+        operands = 2 * -(-self.order // TILE) * TILE * self.chunks * CHUNK
+        return _ring_bytes(1, 2 * self.elements * (2 if gated else 1)) + 2 * operands
+
+
+def _ring_bytes(slots: int, slot_bytes: int) -> int:
+    """Size of kernels/include/row_ring.cuh's ring: slots and a barrier for each, in whole 16 bytes."""
+    return -(-slots * (slot_bytes + 8) // 16) * 16
+
+
+Cut = Strips | Dense
+
+
+@lru_cache(maxsize=256)
+def signs(order: int, blocks_of: int, inverse: bool, rows: int, device: torch.device) -> Tensor:
+    """Where the left factor is -1, a bit for each entry in the kernels' order: int32 [rows / 16, words, 32 lanes].
+
+    The factor is I (x) H, H of order `blocks_of`, padded with copies of its first row to `rows` so that padding never
+    holds the largest magnitude of a transform; with `inverse` its transpose.
+    """
+    block = hadamard_matrix(blocks_of, torch.int8).numpy()
+    left = np.kron(np.eye(order // blocks_of, dtype=np.int8), block if inverse else block.T)
+    tiles, words = rows // TILE, -(-order // (4 * TILE))
+    padded = np.zeros((rows, words * 4 * TILE), dtype=bool)
+    padded[:order, :order] = left < 0
+    padded[order:] = padded[0]
+    # [tile, half of rows, g, word, k_tile, half of columns, t, low or high]
+    parts = padded.reshape(tiles, 2, 8, words, 4, 2, 4, 2).transpose(0, 3, 2, 6, 7, 4, 5, 1)
+    # [tile, word, lane = 4g + t, low or high, position]: position = 4 k_tile + 2 (half of columns) + half of rows
+    positions = parts.reshape(tiles, words, 32, 2, 16).astype(np.uint32)
+    shifts = (15 - np.arange(16) + np.array([0, 16])[:, None]).astype(np.uint32)
+    table = (positions << shifts).sum((-1, -2), dtype=np.uint32)
+    return torch.from_numpy(table.view(np.int32)).to(device)
+
+
+# Measured on an H200 (kernels/notes/hadamard.md); other sizes follow `_default_cut`.
+_CUTS: dict[int, Cut] = {
+    2048: Strips(16, 2, blocks=10),
+    3072: Strips(24, 2, blocks=6),
+    4096: Strips(16, 4, blocks=6),
+    5120: Strips(40, 2, blocks=5),
+    8192: Strips(32, 4, blocks=3),
+    11008: Dense(172, 1, 3, blocks=3),
+    12288: Strips(48, 4, passes=2, blocks=3),
+    13824: Dense(108, 2, blocks=2),
+    14336: Strips(28, 8, passes=2, blocks=2),
+    28672: Strips(28, 8, 2, passes=2),
+}
+
+
+@lru_cache(maxsize=1024)
+def cut_of(n: int, inner: int, dtype: torch.dtype, quantized: bool) -> Cut | None:
+    """How the middle axis of [rows, n, inner] is transformed on tensor cores; None where it is not.
+
+    quantized: codes and scales belong to rows, which therefore may not share a tile.
+    """
+    if dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if inner > 1:
+        return _heads_cut(n, inner)
+    if n in _CUTS:
+        return _CUTS[n]
+    core, doublings = decompose(n)
+    if doublings < 6:
+        return None
+    if core == 1 and n < TILE * CHUNK and not quantized:
+        return Strips(TILE, 1, blocks=5, blocks_of=n // CHUNK)
+    return _default_cut(n, core)
+
+
+def _default_cut(n: int, core: int) -> Cut | None:
+    """A single warp for short rows, the dense kernel for others, its order as small as its registers allow."""
+    if n <= 48 * CHUNK:
+        return Strips(n // CHUNK, 1, blocks=2)
+    chunks = next((c for c in (1, 2, 4) if n % (c * CHUNK) == 0 and n // (c * CHUNK) <= 160), None)
+    if chunks is None or n // (chunks * CHUNK) % core:
+        return None
+    return Dense(n // (chunks * CHUNK), chunks)
+
+
+def _heads_cut(heads: int, head_dim: int) -> Cut | None:
+    if head_dim not in (CHUNK, 2 * CHUNK):
+        return None
+    if heads <= 64:
+        return Strips(heads, head_dim // CHUNK, blocks=2, columns=False)
+    return Dense(heads, head_dim // CHUNK, columns=False)

@@ -1,0 +1,161 @@
+"""Launches of the Hadamard kernels: which of the three takes a transform, and the structures they take.
+
+16-bit rows with at least 64 columns beside a moderate left factor go to tensor cores (`hadamard_cuts`), everything else
+to kernels/hadamard_any.cu. Tensors are checked by the operators of `hadamard` and `activations`, which call this.
+"""
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rotquant.errors import KernelError
+from rotquant.hadamard.constructions import core_matrix, decompose
+from rotquant.kernels.codes import CODES, RowCodes
+from rotquant.kernels.hadamard_cuts import TYPES, Cut, Strips, cut_of, signs
+from rotquant.kernels.loading import Source, kernel
+from rotquant.kernels.operators import launch
+
+_COMMON = [("x", "u8"), ("y", "u8"), ("signs", "u8"), ("codes", CODES)]
+_STRIPS = np.dtype([*_COMMON, ("elements", "i8"), ("rows", "i4"), ("blocks_of", "i4"), ("norm", "f4")], align=True)
+_DENSE = np.dtype([*_COMMON, ("rows", "i4"), ("norm", "f4")], align=True)
+_ANY = np.dtype([*_COMMON, ("core", "i4"), ("n", "i4"), ("inner", "i4"), ("columns", "i4"), ("norm", "f4")], align=True)
+
+
+def sources(architecture: str) -> list[Source]:
+    """What the launchers ask for: every kernel, and of its instances those that differ most."""
+    heads, small = cut_of(64, 128, torch.float16, False), cut_of(128, 1, torch.float16, False)
+    cuts = [(cut_of(n, 1, torch.float16, True), "kSame") for n in (4096, 11008, 14336)]
+    cuts += [(cut_of(8192, 1, torch.float16, True), "kInt4"), (heads, "kSame"), (small, "kSame")]
+    half = [Source(cut.file, (cut.instance(torch.float16, output, False),)) for cut, output in cuts]
+    gated = cut_of(14336, 1, torch.bfloat16, True)
+    return [
+        *half,
+        Source(gated.file, (gated.instance(torch.bfloat16, "kInt8", True),)),
+        Source("hadamard_any.cu", ("hadamard_any<float,float,kSame,false>", "hadamard_any<__half,__half,kInt4,true>")),
+    ]
+
+
+def launch_transform(
+    x: Tensor, out: Tensor | RowCodes, *, heads: int, inverse: bool = False, half: bool = False, gated: bool = False
+) -> None:
+    """Transform contiguous x into `out`, or quantize its transform into `out`.
+
+    Args:
+        x: [rows, width] float16, bfloat16 or float32 on the GPU; [rows, 2 width] = (gate | up) with `gated`.
+        out: [rows, width] of the type of x, or room for codes.
+        heads: 0 for the whole last axis, else the number of heads that are mixed.
+        half: float16 arithmetic.
+
+    Raises:
+        KernelError: no kernel holds such a row.
+    """
+    if x.shape[0] == 0:
+        return
+    width = x.shape[1] // (2 if gated else 1)
+    n = heads or width
+    cut = None if half else cut_of(n, width // n, x.dtype, isinstance(out, RowCodes))
+    if cut is not None and cut.shared_bytes(gated) <= _shared_limit(x.device):
+        launch_cut(cut, x, out, n=n, inverse=inverse, gated=gated)
+    else:
+        _launch_any(x, out, n=n, inner=width // n, inverse=inverse, half=half, gated=gated)
+
+
+def launch_cut(cut: Cut, x: Tensor, out: Tensor | RowCodes, *, n: int, inverse: bool, gated: bool) -> None:
+    """Run a tensor-core kernel, `n` being the order of one transform."""
+    output = out.output if isinstance(out, RowCodes) else "kSame"
+    name = cut.instance(x.dtype, output, gated)
+    function = kernel(Source(cut.file, (name,)), name, x.device)
+    table = signs(cut.order, cut.blocks_of or cut.order, inverse, cut.sign_rows, x.device)
+    elements = x.numel() // (2 if gated else 1)
+    rows = -(-elements // cut.elements)
+    problem = _problem(_STRIPS if isinstance(cut, Strips) else _DENSE, x, out, table)
+    problem["rows"], problem["norm"] = rows, 1 / math.sqrt(n)
+    if isinstance(cut, Strips):
+        problem["elements"], problem["blocks_of"] = elements, cut.blocks_of or cut.sign_rows
+    shared = cut.shared_bytes(gated)
+    # Blocks stay and take one row after another: a row arrives while the one before is worked on.
+    blocks = min(-(-rows // cut.rows_per_block), _resident(function, cut.threads, shared, x.device))
+    launch(function, (blocks,), (cut.threads,), problem[()], device=x.device, shared=shared)
+
+
+def row_problem(n: int, inner: int, dtype: torch.dtype, device: torch.device, half: bool = False) -> str | None:
+    """Why no kernel transforms the middle axis of [rows, n, inner] on this GPU; None where one does."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "the kernels need a GPU of compute capability 8.0 or newer"
+    cut = None if half else cut_of(n, inner, dtype, False)
+    if cut is not None and cut.shared_bytes(False) <= _shared_limit(device):
+        return None
+    if _any_bytes(n * inner, half) > _shared_limit(device):
+        return f"a row of {n * inner} values does not fit in shared memory"
+    return None
+
+
+def _launch_any(
+    x: Tensor, out: Tensor | RowCodes, *, n: int, inner: int, inverse: bool, half: bool, gated: bool
+) -> None:
+    elements, core = n * inner, decompose(n)[0]
+    shared = _any_bytes(elements, half)
+    if shared > _shared_limit(x.device):
+        raise KernelError(
+            f"a row of {elements} values takes {shared} bytes of shared memory, and this GPU has"
+            f" {_shared_limit(x.device)}."
+        )
+    output = out.output if isinstance(out, RowCodes) else "kSame"
+    arithmetic = "__half" if half else "float"
+    name = f"hadamard_any<{TYPES[x.dtype]},{arithmetic},{output},{str(gated).lower()}>"
+    function = kernel(Source("hadamard_any.cu", (name,)), name, x.device)
+    problem = _problem(_ANY, x, out, _core_signs(core, inverse, x.device))
+    problem["core"], problem["n"], problem["inner"] = core, n, inner
+    problem["columns"] = out.columns if isinstance(out, RowCodes) else elements
+    # float16 arithmetic halves the values with every two bits; the norm is what then remains.
+    halvings = (n // core).bit_length() // 2 if half else 0
+    problem["norm"] = 2**halvings / math.sqrt(n)
+    threads = 1024 if elements > 16384 or core > 2048 else 512 if elements > 4096 else 128
+    launch(function, (x.shape[0],), (threads,), problem[()], device=x.device, shared=shared)
+
+
+def _problem(dtype: np.dtype, x: Tensor, out: Tensor | RowCodes, table: Tensor) -> np.ndarray:
+    problem = np.zeros((), dtype=dtype)
+    problem["x"], problem["signs"] = x.data_ptr(), table.data_ptr()
+    if isinstance(out, RowCodes):
+        problem["codes"] = out.record()
+    else:
+        problem["y"] = out.data_ptr()
+    return problem
+
+
+def _any_bytes(elements: int, half: bool) -> int:
+    return -(-elements * (2 if half else 4) // 16) * 16
+
+
+@lru_cache(maxsize=64)
+def _core_signs(core: int, inverse: bool, device: torch.device) -> Tensor:
+    """Bits of the dense factor for hadamard_any.cu: int32 [core, ceil(core / 32)], row b and bit a for output b."""
+    table = core_matrix(core) < 0
+    padded = np.zeros((core, -(-core // 32) * 32), dtype=bool)
+    padded[:, :core] = table if inverse else table.T
+    return torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32)).to(device)
+
+
+def _resident(function: Any, threads: int, shared: int, device: torch.device) -> int:
+    return _resident_blocks(function, threads, shared, device.index or 0)
+
+
+@lru_cache(maxsize=1024)
+def _resident_blocks(function: Any, threads: int, shared: int, index: int) -> int:
+    """How many blocks of a kernel the GPU holds at once."""
+    from cupy.cuda import Device, driver
+
+    with Device(index):
+        if shared > 32 * 1024 and function.max_dynamic_shared_size_bytes < shared:
+            function.max_dynamic_shared_size_bytes = shared
+        each = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.kernel.ptr, threads, shared)
+    return max(1, each) * torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def _shared_limit(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
