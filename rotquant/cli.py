@@ -4,6 +4,7 @@ Every command of the Snakemake workflow is one of these, so a failed job can be 
 """
 
 import sys
+from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -45,13 +46,20 @@ def app() -> None:
     try:
         cli()
     except RotquantError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]rotquant:[/red] {error}", highlight=False)
-        sys.exit(2)
+        _stop(error)
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise
-        Console(stderr=True, soft_wrap=True).print(f"[red]rotquant:[/red] {error}", highlight=False)
-        sys.exit(2)
+        _stop(error)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for its name
+            raise
+        _stop("the GPU's memory does not suffice: use a smaller batch, shorter texts, another device or another GPU.")
+
+
+def _stop(sentence: Exception | str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"[red]rotquant:[/red] {sentence}", highlight=False)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What can be converted, what is refused, and that a folder gives back what was written."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from rotquant import api
-from rotquant.cli import cli
+from rotquant.cli import app, cli
 from rotquant.decoder import Generation, convert, load_decoder, save_decoder
 from rotquant.decoder.conversion import check_config, precision_of
 from rotquant.errors import CheckpointError, RecipeError, ResultError, RotquantError
@@ -137,3 +138,14 @@ def test_the_command_converts_evaluates_and_generates(tmp_path: Path) -> None:
     (tmp_path / "full" / "file").touch()
     with pytest.raises(RotquantError, match="is not a decoder"):
         run(cli, ["convert", str(source), "-o", str(tmp_path / "full")], catch_exceptions=False)
+
+
+def test_a_full_gpu_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr("rotquant.decoder.load_decoder", exhausted)
+    monkeypatch.setattr(sys, "argv", ["rotquant", "generate", str(tmp_path), "--prompt", "x", "--device", "cpu"])
+    with pytest.raises(SystemExit, match="2"):
+        app()
+    assert "the GPU's memory does not suffice" in capsys.readouterr().err
