@@ -39,6 +39,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[Any]]:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(measuring, "gpu_state", lambda device: STATE)
 
     def use(function: Answer) -> list[Any]:
@@ -136,7 +137,9 @@ def test_a_defect_of_one_benchmark_keeps_the_other_cells_and_the_earlier_record(
     assert [arguments.implementation for arguments in calls] == ["int4", "int4"]
 
 
-def test_after_a_fault_of_the_gpu_nothing_more_is_measured(table: SpeedTable, tmp_path: Path, answer: Callable) -> None:
+def test_after_a_fault_of_the_gpu_nothing_more_is_measured_and_a_new_attempt_goes_on_behind_it(
+    table: SpeedTable, tmp_path: Path, answer: Callable
+) -> None:
     def faulty(arguments: Frozen) -> dict[str, Measurement]:
         if arguments.implementation == "int4":
             raise torch.AcceleratorError("an illegal memory access was encountered")
@@ -146,6 +149,10 @@ def test_after_a_fault_of_the_gpu_nothing_more_is_measured(table: SpeedTable, tm
     with pytest.raises(ResultError, match="the GPU failed at 4096x4096 batch 1, INT4"):
         measuring.measure(table, tmp_path / "record.json")
     assert len(calls) == 2
+    calls = answer(one_second)
+    made = measuring.measure(table, tmp_path / "record.json")
+    assert len(calls) == 4
+    assert [cell.missing is None for cell in made.cells] == [True, False, True, True, True, True]
 
 
 def test_other_code_or_another_gpu_measures_everything_anew(

@@ -4,11 +4,11 @@ A process that is killed keeps the cells it has finished; started again, it meas
 code is measured anew. The functions of `registry` do the work; nothing here knows what they time.
 """
 
-import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,38 +45,93 @@ def measure(
         raise KernelError("measuring speed needs an NVIDIA GPU, and torch sees none.")
     device = torch.device("cuda", torch.cuda.current_device())
     gpu, partial = torch.cuda.get_device_name(device), output.with_suffix(".partial.json")
-    earlier = _earlier(table, gpu, [partial, output])
+    earlier = _earlier(table, gpu, partial) or _retried(_earlier(table, gpu, output), table, gpu)
     sitting = Sitting(environment=environment(root), gpu_before=gpu_state(device))
-    record = Record(table=table.id, gpu=gpu, sittings=(*earlier.sittings, sitting), cells=earlier.cells)
+    attempt = _Attempt(table, partial, earlier, sitting)
     wanted = _wanted(table, patterns, quick)
-    known = {key: cell for key, cell in record.by_key.items() if cell.missing is None}
-    failures: list[str] = []
     for number, cell in enumerate(wanted, 1):
-        if cell.key not in known:
-            with _defects(failures, cell):
-                known[cell.key] = _measure(cell, len(record.sittings) - 1)
-                record = record.model_copy(update={"cells": _ordered(table, record.by_key | known)})
-                write_record(partial, record)
-        outcome = _words(known[cell.key]) if cell.key in known else f"failed: {failures[-1]}"
-        progress(number, len(wanted), cell, outcome)
-    sitting = sitting.model_copy(update={"gpu_after": gpu_state(device)})
-    record = record.model_copy(update={"sittings": (*record.sittings[:-1], sitting)})
-    if failures:
-        write_record(partial, record)
-        raise ResultError(f"{len(failures)} cells of {table.id} broke down, first {failures[0]}.")
+        progress(number, len(wanted), cell, attempt.measure(cell))
+    record = attempt.finished(gpu_state(device))
     write_record(output, record)
     partial.unlink(missing_ok=True)
     return record
 
 
-def _earlier(table: SpeedTable, gpu: str, paths: list[Path]) -> Record:
-    """What was measured before with the code of today on such a GPU, from the first of these files that exists."""
-    for path in paths:
-        if path.exists():
-            record = read_record(path, table.id)
-            if record.gpu == gpu:
-                return record.model_copy(update={"cells": tuple(cell for cell in record.cells if _is_current(cell))})
-    return Record(table=table.id, gpu=gpu, sittings=(), cells=())
+class _Attempt:
+    """A record that grows: cells measured so far, kept in a file after each, and what broke down on the way."""
+
+    def __init__(self, table: SpeedTable, path: Path, earlier: Record, sitting: Sitting) -> None:
+        self.table, self.path = table, path
+        self.record = earlier.model_copy(update={"sittings": (*earlier.sittings, sitting)})
+        self.failures: list[str] = []
+
+    def measure(self, cell: Cell) -> str:
+        """Measure a cell unless it is known, and say in words what came of it.
+
+        Raises:
+            ResultError: the GPU failed, so that every further call would; a new attempt goes on behind this cell.
+        """
+        known, sitting = self.record.by_key, len(self.record.sittings) - 1
+        if cell.key not in known:
+            try:
+                self._keep(_measure(cell, sitting))
+            except Exception as error:
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                if _gpu_failed(error):
+                    self._keep(_record(cell, sitting, 0.0, missing=f"the GPU failed ({reason})"))
+                    place = f"{cell.row}, {cell.column}"
+                    raise ResultError(f"the GPU failed at {place} ({reason}); what was measured is kept.") from error
+                self.failures.append(f"{cell.row}, {cell.column}: {reason}")
+                return f"failed: {reason}"
+        return _words(self.record.by_key[cell.key])
+
+    def finished(self, state: dict[str, Any]) -> Record:
+        """The record with the state of the GPU at the end.
+
+        Raises:
+            ResultError: cells broke down in a way that is a defect; the others are kept.
+        """
+        last = self.record.sittings[-1].model_copy(update={"gpu_after": state})
+        self.record = self.record.model_copy(update={"sittings": (*self.record.sittings[:-1], last)})
+        if self.failures:
+            write_record(self.path, self.record)
+            raise ResultError(f"{len(self.failures)} cells of {self.table.id} broke down, first {self.failures[0]}.")
+        return self.record
+
+    def _keep(self, cell: CellRecord) -> None:
+        """Add a cell, in the order of the table; cells that the table no longer has are dropped."""
+        known = self.record.by_key | {cell.key: cell}
+        keys = dict.fromkeys(one.key for one in self.table.cells)
+        self.record = self.record.model_copy(update={"cells": tuple(known[key] for key in keys if key in known)})
+        write_record(self.path, self.record)
+
+
+def _gpu_failed(error: Exception) -> bool:
+    """Whether an error has left the GPU unusable for this process, such as an illegal access in a kernel."""
+    if isinstance(error, torch.AcceleratorError):
+        return True
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
+
+
+def _earlier(table: SpeedTable, gpu: str, path: Path) -> Record | None:
+    """What a file holds that was measured with the code of today on such a GPU."""
+    if not path.exists():
+        return None
+    record = read_record(path, table.id)
+    if record.gpu != gpu:
+        return None
+    return record.model_copy(update={"cells": tuple(cell for cell in record.cells if _is_current(cell))})
+
+
+def _retried(record: Record | None, table: SpeedTable, gpu: str) -> Record:
+    """A finished record without the cells that have no number, which are tried again; nothing where there is none."""
+    if record is None:
+        return Record(table=table.id, gpu=gpu, sittings=(), cells=())
+    return record.model_copy(update={"cells": tuple(cell for cell in record.cells if cell.missing is None)})
 
 
 def _is_current(cell: CellRecord) -> bool:
@@ -103,14 +158,17 @@ def _measure(cell: Cell, sitting: int) -> CellRecord:
         missing = "out of GPU memory"
     except RotquantError as error:
         missing = str(error)
+    return _record(cell, sitting, time.perf_counter() - start, quantities=quantities, missing=missing)
+
+
+def _record(cell: Cell, sitting: int, seconds: float, **outcome: Any) -> CellRecord:
     return CellRecord(
         benchmark=cell.benchmark,
         arguments=cell.arguments.model_dump(mode="json"),
-        code=kernels_digest(benchmark.module),
+        code=kernels_digest(find(cell.benchmark, "cell").module),
         sitting=sitting,
-        seconds=round(time.perf_counter() - start, 3),
-        quantities=quantities,
-        missing=missing,
+        seconds=round(seconds, 3),
+        **outcome,
     )
 
 
@@ -123,24 +181,6 @@ def _once_more(function: Callable[[Frozen], dict[str, Measurement]], arguments: 
     gc.collect()
     torch.cuda.empty_cache()
     return function(arguments)
-
-
-@contextlib.contextmanager
-def _defects(failures: list[str], cell: Cell) -> Iterator[None]:
-    """Note what a benchmark should not raise and go on; after a fault of the GPU every further call would fail."""
-    try:
-        yield
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        failures.append(f"{cell.row}, {cell.column}: {type(error).__name__}: {reason}")
-        if isinstance(error, torch.AcceleratorError):
-            raise ResultError(f"the GPU failed at {failures[-1]}; what was measured before is kept.") from error
-
-
-def _ordered(table: SpeedTable, known: dict[str, CellRecord]) -> tuple[CellRecord, ...]:
-    """Records in the order of the table; those of cells that it no longer has are dropped."""
-    keys = dict.fromkeys(cell.key for cell in table.cells)
-    return tuple(known[key] for key in keys if key in known)
 
 
 def _words(cell: CellRecord) -> str:
