@@ -1,6 +1,7 @@
-// Decode attention on a 4-bit KV cache: one query per sequence and head, split over the sequence (QuaRot Sec. 4, stages
-// 1d and 2c). Warps take tiles of tokens in turn, each with a running softmax of its own; their sums are merged in shared
-// memory, and the splits' sums by the last block to finish. Keys and values are never dequantized. sm_80 and newer.
+// Decode attention on a 4-bit KV cache: one query per sequence and head, split over the sequence (QuaRot Sec. 4,
+// stages 1d and 2c). Warps take tiles of tokens in turn, each with a running softmax of its own; their sums are merged
+// in shared memory, and the splits' sums by the last block to finish. Keys and values are never dequantized. sm_80 and
+// newer.
 
 #include "kv_softmax.cuh"
 
@@ -9,28 +10,44 @@ using namespace kv;
 constexpr int WARPS = 8;
 constexpr int MAX_SPLITS = 64;
 
-// The warps' sums of one block, on their way into one.
-template <int D, int NT>
+// The warps' sums for eight heads, on their way into one.
+template <int D>
 struct Merge {
     static constexpr int ROW = D + 4;  // heads 2 t of four lanes in different banks
-    float out[WARPS][NT * 8][ROW];
-    float top[WARPS][NT * 8], total[WARPS][NT * 8];
+    float out[WARPS][8][ROW];
+    float top[WARPS][8], total[WARPS][8];
 
-    template <int GROUPS>
+    // The N-th eight heads of a warp.
+    template <int N, int GROUPS, int NT>
     __device__ __forceinline__ void store(const Accumulator<D, GROUPS, NT>& sums, int warp, int lane) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
-        for (int n = 0; n < NT; ++n)
+        for (int c = 0; c < 2; ++c) {
+            const int head = 2 * t + c;
 #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int head = n * 8 + 2 * t + c;
-#pragma unroll
-                for (int m = 0; m < D / 16; ++m) {
-                    out[warp][head][16 * m + g] = sums.out[n][m][c] * (1.f / LOW_NIBBLE);
-                    out[warp][head][16 * m + g + 8] = sums.out[n][m][2 + c] * (1.f / HIGH_NIBBLE);
-                }
-                if (g == 0) top[warp][head] = sums.top[n][c], total[warp][head] = sums.total[n][c];
+            for (int m = 0; m < D / 16; ++m) {
+                out[warp][head][16 * m + g] = sums.out[N][m][c] * (1.f / LOW_NIBBLE);
+                out[warp][head][16 * m + g + 8] = sums.out[N][m][2 + c] * (1.f / HIGH_NIBBLE);
             }
+            if (g == 0) top[warp][head] = sums.top[N][c], total[warp][head] = sums.total[N][c];
+        }
+    }
+
+    struct Sum {
+        float value, top, total;
+    };
+
+    __device__ __forceinline__ Sum sum(int head, int d) const {
+        Sum all{0.f, NOTHING, 0.f};
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) all.top = fmaxf(all.top, top[w][head]);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            const float weight = ptx::exp2_approx(top[w][head] - all.top);
+            all.total += weight * total[w][head];
+            all.value += weight * out[w][head][d];
+        }
+        return all;
     }
 };
 
@@ -43,7 +60,43 @@ struct Partial {
     __device__ __forceinline__ float* row(int split, int head) const { return base + (split * group + head) * (D + 4); }
 };
 
-// The last block of a (sequence, kv head) to finish adds all splits' sums, in their order, and writes the output.
+// Merge the warps' sums, from eight heads on at a time: into the output where the block had the whole sequence, else
+// into its rows of `partial`.
+template <int N, typename T, int D, int GROUPS, int NT>
+__device__ __forceinline__ void merge_warps(const Accumulator<D, GROUPS, NT>& sums, Merge<D>& merge,
+                                            const Partial<D>& partial, int split, int splits, T* out) {
+    __syncthreads();  // all warps have done with what lay in this memory
+    merge.template store<N>(sums, threadIdx.x / WARP, threadIdx.x % WARP);
+    __syncthreads();
+    for (int at = threadIdx.x; at < min(partial.group - 8 * N, 8) * D; at += WARPS * WARP) {
+        const int head = at / D, d = at % D;
+        const auto all = merge.sum(head, d);
+        if (splits == 1) {
+            out[8 * N * D + at] = from_float<T>(all.total > 0.f ? all.value / all.total : 0.f);
+        } else {
+            float* row = partial.row(split, 8 * N + head);
+            row[d] = all.value;
+            if (d == 0) row[D] = all.top, row[D + 1] = all.total;
+        }
+    }
+    if constexpr (N + 1 < NT) merge_warps<N + 1>(sums, merge, partial, split, splits, out);
+}
+
+// Whether this block is the last of `splits` to come here; it then sees what the others wrote before.
+__device__ __forceinline__ bool is_last(int* counter, int splits) {
+    __shared__ int arrived;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        arrived = atomicAdd(counter, 1);
+        if (arrived == splits - 1) *counter = 0;  // for the next launch
+    }
+    __syncthreads();
+    __threadfence();
+    return arrived == splits - 1;
+}
+
+// The last block of a (sequence, kv head) adds all splits' sums, in their order, and writes the output.
 template <typename T, int D>
 __device__ void combine(const Partial<D>& partial, int splits, T* out, float (*factor)[MAX_SPLITS]) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -83,40 +136,74 @@ __device__ void combine(const Partial<D>& partial, int splits, T* out, float (*f
     }
 }
 
-// Grid (splits, kv_heads, batch). The tokens present are shared out among the splits whatever their number, so a captured
-// launch serves every length. Strides are in elements; `scale` is log2(e) / sqrt(D).
+// The tiles that one of `most` blocks takes of a sequence's, and how many blocks have any.
+struct Share {
+    int first, last, splits;
+
+    __device__ __forceinline__ Share(int tiles, int split, int most) {
+        const int each = max(1, (tiles + most - 1) / most);
+        splits = max(1, (tiles + each - 1) / each);
+        first = split * each;
+        last = min(first + each, tiles);
+    }
+};
+
+// This warp's query heads, of the `group` that share a kv head: loaded first, made into operands when tiles are on
+// their way.
+template <typename T, int D, int NT>
+struct WarpQueries {
+    static constexpr int COUNT = NT * 8 / WARPS;
+    HeadVector<D> x[COUNT];
+    int warp, lane, group;
+
+    __device__ __forceinline__ WarpQueries(const T* q, int group, int warp, int lane)
+        : x{}, warp(warp), lane(lane), group(group) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (warp + WARPS * i < group) x[i].load(q + (warp + WARPS * i) * D, lane);
+    }
+
+    // RoPE (without it, cos is null), Hadamard transform, and `scale`.
+    template <int GROUPS>
+    __device__ __forceinline__ void prepare(const T* cos, const T* sin, bool rotate, float scale,
+                                            QueryTile<D, GROUPS, NT>& queries) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            if (warp + WARPS * i < group) {
+                if (cos != nullptr) x[i].template rope<T>(cos, sin, lane);
+                if (rotate) x[i].hadamard(lane);
+#pragma unroll
+                for (int j = 0; j < D / WARP; ++j) x[i].x[j] *= scale;
+            }
+            queries.store(x[i], warp + WARPS * i, lane);
+        }
+    }
+};
+
+// Grid (splits, kv_heads, batch). The tokens present are shared out among the splits whatever their number, so a
+// captured launch serves every length. Strides are in elements; `scale` is log2(e) / sqrt(D).
 template <typename T, int D, int GROUPS, int NT, int STAGES>
 __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
     kv_attention(const T* q, long long q_batch, const T* cos, const T* sin, int cos_batch, const unsigned char* k_codes,
                  const unsigned char* v_codes, const __half2* k_params, const __half2* v_params, const int* lengths,
                  int new_tokens, const int* table, int pages, int per_sequence, int page_size, int group, int rotate,
                  float scale, float* workspace, int* counters, T* out) {
-    constexpr int HEADS_PER_WARP = NT * 8 / WARPS;
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ QueryTile<D, GROUPS, NT> queries;
-    __shared__ int arrived;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int split = blockIdx.x, kv_head = blockIdx.y, sequence = blockIdx.z, kv_heads = gridDim.y;
-    // Loads that depend on nothing first: they return while the length does.
-    HeadVector<D> x[HEADS_PER_WARP] = {};
-#pragma unroll
-    for (int i = 0; i < HEADS_PER_WARP; ++i)
-        if (warp + WARPS * i < group)
-            x[i].load(q + sequence * q_batch + (kv_head * group + warp + WARPS * i) * D, lane);
+    const int kv_head = blockIdx.y, sequence = blockIdx.z, kv_heads = gridDim.y;
+    WarpQueries<T, D, NT> mine(q + sequence * q_batch + kv_head * group * D, group, warp, lane);
     const Pages book{table, pages, per_sequence, page_size};
     const int length = min(max(lengths[sequence] + new_tokens, 0), book.capacity());
-    const int tiles = (length + TILE<D> - 1) / TILE<D>;
-    const int per_split = max(1, (tiles + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
-    const int splits = max(1, (tiles + per_split - 1) / per_split);
-    if (split >= splits) return;
+    const Share share((length + TILE<D> - 1) / TILE<D>, blockIdx.x, gridDim.x);
+    if (blockIdx.x >= share.splits) return;
 
     const Pools<D, GROUPS> pools{k_codes, v_codes, k_params, v_params};
     Reader<D, GROUPS, TILE<D>, STAGES> reader(reinterpret_cast<Ring<D, GROUPS, TILE<D>, STAGES>*>(shared)[warp], lane);
-    const int last = min((split + 1) * per_split, tiles);
-    int next = split * per_split + warp;
+    int next = share.first + warp;
     auto fetch_next = [&] {
         const int token = next * TILE<D>;
-        if (next < last)
+        if (next < share.last)
             reader.fetch(pools, book.plane(sequence, token, kv_head, kv_heads) * page_size + token % page_size);
         else
             reader.fetch_nothing();
@@ -126,23 +213,13 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
     for (int i = 0; i < STAGES - 1; ++i) fetch_next();
 
     const int angles = sequence * cos_batch * D;
-#pragma unroll
-    for (int i = 0; i < HEADS_PER_WARP; ++i) {
-        if (warp + WARPS * i < group) {
-            if (cos != nullptr) x[i].template rope<T>(cos + angles, sin + angles, lane);
-            if (rotate) x[i].hadamard(lane);
-#pragma unroll
-            for (int j = 0; j < D / WARP; ++j) x[i].x[j] *= scale;
-        }
-        queries.store(x[i], warp + WARPS * i, lane);
-    }
+    mine.prepare(cos == nullptr ? cos : cos + angles, sin + angles, rotate, scale, queries);
     __syncthreads();
     Queries<D, GROUPS> operand[NT];
     queries.load(operand, lane);
-
     Accumulator<D, GROUPS, NT> sums;
     sums.clear();
-    for (int tile = split * per_split + warp; tile < last; tile += WARPS) {
+    for (int tile = share.first + warp; tile < share.last; tile += WARPS) {
         const Tile<D, GROUPS>& here = reader.wait();
         fetch_next();
         float score[TILE<D> / 16][NT][4];
@@ -154,39 +231,10 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
     }
     sums.reduce_totals();
 
-    auto& merge = *reinterpret_cast<Merge<D, NT>*>(shared);
-    __syncthreads();  // all warps have read their rings
-    merge.store(sums, warp, lane);
-    __syncthreads();
     const long long pair = static_cast<long long>(sequence) * kv_heads + kv_head;
     const Partial<D> partial{workspace + pair * gridDim.x * group * (D + 4), group};
     T* target = out + pair * group * D;
-    for (int at = threadIdx.x; at < group * D; at += WARPS * WARP) {
-        const int head = at / D, d = at % D;
-        float top = NOTHING, total = 0.f, sum = 0.f;
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, merge.top[w][head]);
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) {
-            const float weight = ptx::exp2_approx(merge.top[w][head] - top);
-            total += weight * merge.total[w][head];
-            sum += weight * merge.out[w][head][d];
-        }
-        if (splits == 1) {
-            target[at] = from_float<T>(total > 0.f ? sum / total : 0.f);
-        } else {
-            float* row = partial.row(split, head);
-            row[d] = sum;
-            if (d == 0) row[D] = top, row[D + 1] = total;
-        }
-    }
-    if (splits == 1) return;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) arrived = atomicAdd(&counters[pair], 1);
-    __syncthreads();
-    if (arrived != splits - 1) return;
-    __threadfence();
-    combine<T, D>(partial, splits, target, reinterpret_cast<float(*)[MAX_SPLITS]>(shared));
-    if (threadIdx.x == 0) counters[pair] = 0;
+    merge_warps<0>(sums, *reinterpret_cast<Merge<D>*>(shared), partial, blockIdx.x, share.splits, target);
+    if (share.splits > 1 && is_last(counters + pair, share.splits))
+        combine<T, D>(partial, share.splits, target, reinterpret_cast<float(*)[MAX_SPLITS]>(shared));
 }

@@ -62,11 +62,11 @@ class _Shape:
     def attention(self, column_tiles: int, stages: int) -> str:
         return f"kv_attention<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}, {column_tiles}, {stages}>"
 
-    def shared_bytes(self, column_tiles: int, stages: int) -> int:
-        """Dynamic shared memory of the attention kernel: rings of tiles, later the warps' sums."""
+    def shared_bytes(self, stages: int) -> int:
+        """Dynamic shared memory of the attention kernel: rings of tiles, later the warps' sums for eight heads."""
         tile = _TILE_BYTES + 8 * self.groups * _TILE_BYTES // self.head_dim
         ring = padded(stages * (tile + 8), 16)
-        return _WARPS * max(ring, 8 * column_tiles * (self.head_dim + 6) * 4)
+        return _WARPS * max(ring, 8 * (self.head_dim + 6) * 4)
 
 
 def _stages(architecture: str) -> int:
@@ -161,7 +161,7 @@ def _attend_cuda(
         *(block_table, k_codes.shape[0], per_sequence, page_size, group, rotate),
         *(math.log2(math.e) * head_dim**-0.5, workspace, counters, out),
         device=q.device,
-        shared=shape.shared_bytes(column_tiles, stages),
+        shared=shape.shared_bytes(stages),
     )
     return out
 
