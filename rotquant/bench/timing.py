@@ -20,6 +20,8 @@ _MOST_SETS = 256
 REPLAYS = 15
 #: Seconds of GPU work in one replay: long against the 1 us resolution of events, short enough for many replays.
 _REPLAY_SECONDS = 4e-3
+#: Replays that take longer, because a single call does, are halved in number: they average over time by themselves.
+_LONG_SECONDS = 20e-3
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ def time_gpu(call: Callable[[int], Any], sets: int = 1, *, replays: int = REPLAY
     Args:
         call: enqueues work on torch's current stream and does not synchronize.
         sets: how many input sets take turns (see `rotations`).
+        replays: how often; half as often where one call takes longer than 20 ms.
         graph: replay a CUDA graph; without it the calls are launched one by one and launch gaps count.
 
     Raises:
@@ -64,6 +67,8 @@ def time_gpu(call: Callable[[int], Any], sets: int = 1, *, replays: int = REPLAY
         if graph and estimate < launched / 2:  # launching took longer than the work: a replay can hold more calls
             calls, run = _repeated(call, estimate, sets, stream)
             run()
+        if estimate * calls > _LONG_SECONDS:
+            replays = max(1, replays // 2)
         seconds = sorted(elapsed(run) / calls for _ in range(replays))
     torch.cuda.current_stream().wait_stream(stream)
     tenth = (replays - 1) // 10
