@@ -4,16 +4,17 @@ from rotquant.configuration import Slot
 from rotquant.project import Project
 from rotquant.recipes import Recipe, Run
 from rotquant.schemes import QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.speed.definitions import SpeedTable
 from rotquant.tables import Table
 
 
-def title(table: Table) -> str:
+def title(table: Table | SpeedTable) -> str:
     """A table's name in full, such as "QuaRot, Table 1: 4-bit perplexity against other methods"."""
     label = f", {table.label.replace('table', 'Table ').replace('figure', 'Figure ')}" if is_of_the_paper(table) else ""
     return f"{table.paper_title.split(':')[0]}{label}: {table.title}"
 
 
-def is_of_the_paper(table: Table) -> bool:
+def is_of_the_paper(table: Table | SpeedTable) -> bool:
     """Whether a table stands in the paper; the others are reports of our own."""
     return table.label.startswith(("table", "figure"))
 
