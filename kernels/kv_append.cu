@@ -1,5 +1,5 @@
-// Tokens into and out of the 4-bit KV cache: RoPE, Hadamard transform, asymmetric quantization and write (QuaRot Sec. 4,
-// stages 1d and 2c); and the dequantization that prefill attention reads. One warp works on one head of a token.
+// Tokens into and out of the 4-bit KV cache: RoPE, Hadamard transform, asymmetric quantization and write (QuaRot
+// Sec. 4, stages 1d and 2c); and the dequantization that prefill attention reads. One warp works on one head of a token.
 // Quantization is that of rotquant/quantization.py, operation for operation in float32. sm_80 and newer.
 
 #include "kv.cuh"
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(WARPS * WARP)
 }
 
 // (code - zero) * scale of the first `tokens` tokens, [batch, kv_heads, tokens, D]: a warp per 16 tokens of a head,
-// keys and values in turn along blockIdx.y. Values cross shared memory, because a lane reads few tokens' bytes of each d.
+// keys and values in turn along blockIdx.y. They cross shared memory, because a lane reads few tokens' bytes of each d.
 template <typename T, int D, int GROUPS>
 __global__ void __launch_bounds__(WARPS * WARP)
     kv_dequantize(const unsigned char* k_codes, const unsigned char* v_codes, const __half2* k_params,

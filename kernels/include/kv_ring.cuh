@@ -1,6 +1,6 @@
-// A warp's way to the 4-bit KV cache: tiles of consecutive tokens, fetched ahead into a ring in shared memory. On Hopper
-// the copy engine brings a tile in four pieces, one instruction each; elsewhere all lanes copy 16 bytes at a time.
-// Nothing here computes. sm_80 and newer.
+// A warp's way to the 4-bit KV cache: tiles of consecutive tokens, fetched ahead into a ring in shared memory. On
+// Hopper the copy engine brings a tile in four pieces, one instruction each; elsewhere all lanes copy 16 bytes at a
+// time. Nothing here computes. sm_80 and newer.
 #pragma once
 
 #include "kv.cuh"

@@ -1,7 +1,8 @@
-// One query's attention to tiles of a 4-bit KV cache, in a warp: scores, running softmax, weighted sum of values (QuaRot
-// Sec. 4, stages 1d and 2c). The codes go to the tensor cores as they are: a nibble n in the low bits of an fp16 is the
-// denormal number n 2^-24, in bits 4..7 n 2^-20, and both are exact there. Scales and zero points are applied to sums, in
-// float32:  score(token) = s (sum_d q c - z sum_d q),  out(d) = sum_token w c - sum_token w z,  w = s' exp(score - max).
+// One query's attention to tiles of a 4-bit KV cache, in a warp: scores, running softmax, weighted sum of values
+// (QuaRot Sec. 4, stages 1d and 2c). The codes go to the tensor cores as they are: a nibble n in the low bits of an fp16
+// is the denormal number n 2^-24, in bits 4..7 n 2^-20, and both are exact there. Scales and zero points are applied to
+// sums, in float32:
+//   score(token) = s (sum_d q c - z sum_d q),   out(d) = sum_token w c - sum_token w z,   w = s' exp(score - max).
 // sm_80 and newer (mma.m16n8k16).
 #pragma once
 
@@ -88,7 +89,7 @@ __device__ __forceinline__ void load_words(u32 (&word)[COUNT], const unsigned ch
     }
 }
 
-// Scores in units of log2, of 16 tokens and 8 NT heads: rows g, g + 8 and columns 2 t, 2 t + 1, as the product leaves them.
+// Scores in units of log2, of 16 tokens and 8 NT heads: rows g, g + 8, columns 2 t, 2 t + 1, as the product leaves them.
 template <int D, int GROUPS, int NT>
 __device__ __forceinline__ void score_block(float (&score)[NT][4], const unsigned char* keys, const __half2* params,
                                             const Queries<D, GROUPS> (&q)[NT], int lane) {
@@ -136,7 +137,7 @@ __device__ __forceinline__ float exponent_of(float x) {
 // Running softmax-weighted sum of values for 8 NT heads; lane 4 g + t holds heads 2 t, 2 t + 1 of each 8.
 //
 // The reference exponent `top` is the maximum of score + log2(scale of the value), so that weights w = s' exp(..) are
-// near one whatever the values' scale, and lose nothing in fp16. Zero points are taken off with the same rounded weights.
+// near one whatever the values' scale, and lose nothing in fp16. Zero points take the same rounded weights.
 template <int D, int GROUPS, int NT>
 struct Accumulator {
     static constexpr int BLOCKS = TILE<D> / 16, TILES = D / 16, PER_GROUP = TILES / GROUPS;
