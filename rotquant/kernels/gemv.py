@@ -17,7 +17,7 @@ from rotquant.kernels.layouts import K_BLOCK, STRIP
 from rotquant.kernels.loading import Source, architecture_of_device, kernel
 from rotquant.kernels.overlap import launch_structure, overlaps
 
-#: Up to so many rows this kernel is faster than `gemm`.
+#: Rows that this kernel has room for; more go to `gemm`.
 MAX_ROWS = 64
 #: Largest contraction length whose sums surely fit 32 bits, products counted in units of 1/16 and 1/256.
 MAX_INNER = 2**17 - K_BLOCK
