@@ -17,11 +17,12 @@ from rotquant.errors import KernelError
 _L2_MULTIPLE = 3
 _MOST_SETS = 256
 #: Replays whose times are sorted for the median.
-REPLAYS = 15
+REPLAYS = 11
 #: Seconds of GPU work in one replay: long against the 1 us resolution of events, short enough for many replays.
-_REPLAY_SECONDS = 4e-3
-#: Replays that take longer, because a single call does, are halved in number: they average over time by themselves.
-_LONG_SECONDS = 20e-3
+_REPLAY_SECONDS = 3e-3
+#: Seconds of all replays, and the fewest of them, where a single call takes long.
+_SECONDS = 0.15
+_FEWEST_REPLAYS = 5
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def time_gpu(call: Callable[[int], Any], sets: int = 1, *, replays: int = REPLAY
     Args:
         call: enqueues work on torch's current stream and does not synchronize.
         sets: how many input sets take turns (see `rotations`).
-        replays: how often; half as often where one call takes longer than 20 ms.
+        replays: at most so many; fewer, but five, where they would take longer than 0.15 s.
         graph: replay a CUDA graph; without it the calls are launched one by one and launch gaps count.
 
     Raises:
@@ -58,17 +59,16 @@ def time_gpu(call: Callable[[int], Any], sets: int = 1, *, replays: int = REPLAY
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for index in range(max(2, sets)):  # compile, allocate, warm up
-            call(index % sets)
-        estimate = elapsed(lambda: [call(index % sets) for index in range(max(3, sets))]) / max(3, sets)
+        for index in range(sets):  # compile, allocate, warm up
+            call(index)
+        estimate = elapsed(lambda: [call(index) for index in range(sets)]) / sets
         calls, run = _repeated(call, estimate, sets, stream if graph else None)
         run()
         estimate, launched = elapsed(run) / calls, estimate
         if graph and estimate < launched / 2:  # launching took longer than the work: a replay can hold more calls
             calls, run = _repeated(call, estimate, sets, stream)
             run()
-        if estimate * calls > _LONG_SECONDS:
-            replays = max(1, replays // 2)
+        replays = min(replays, max(_FEWEST_REPLAYS, round(_SECONDS / (estimate * calls))))
         seconds = sorted(elapsed(run) / calls for _ in range(replays))
     torch.cuda.current_stream().wait_stream(stream)
     tenth = (replays - 1) // 10
