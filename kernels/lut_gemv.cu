@@ -177,7 +177,7 @@ __device__ __forceinline__ void store_sums(float (&acc)[Rows][2], float weight, 
 
 struct Problem {
     const void* x;           // [rows, inner]
-    const float* row_scale;  // [rows], [1], or null; with Quantized4 the static scale, or null
+    const float* row_scale;  // [rows], [1], or null
     const uint4* codes;      // [strips, 2 pairs, 32]
     const uint4* table;      // [strips, 2 pairs, 8]
     const void* bias;        // [features] of the output's type, or null
@@ -185,8 +185,6 @@ struct Problem {
     int rows, features, strips, groups, pairs;
     int row_scale_step;  // 0 or 1
     int dtype;           // of the output: 0 float16, 1 bfloat16, 2 float32
-    int largest;         // Quantized4: largest code
-    float clip_ratio;    // Quantized4
 };
 
 // Inputs that one thread prepares: 32 of a row and group.
@@ -262,13 +260,14 @@ __device__ __forceinline__ void finish(const Problem& p, float y, int row, int f
 template <class Kind, int Rows, int Across, int Along, int Depth>
 __global__ void __launch_bounds__(32 * Across * Along, 1) lut_gemv(Problem p) {
     extern __shared__ u32 shared[];
-    constexpr bool kCodes = Traits<Kind>::kCodes;
+    constexpr bool kCodes = kIsCodes<Kind>;
     constexpr int kTables = kCodes ? 1 : 2;
     constexpr int kThreads = 32 * Across * Along, kPairWords = Rows * kTile * (kCodes ? 1 : 6);
     u32* tiles = shared;
     float* units = reinterpret_cast<float*>(tiles + p.pairs * kPairWords);
     float* partial = units + (kCodes ? 0 : 2 * p.pairs * Rows);
 
+    ptx::release_next_launch();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int along = warp % Along, across = warp / Along;
     const u32 begin = blockIdx.x * p.strips / gridDim.x, end = (blockIdx.x + 1) * p.strips / gridDim.x;
@@ -298,6 +297,8 @@ __global__ void __launch_bounds__(32 * Across * Along, 1) lut_gemv(Problem p) {
 #pragma unroll
     for (int d = 0; d < Depth; ++d) load(ring[d]);
 
+    // The weight is on its way; what follows reads what earlier launches wrote.
+    ptx::await_previous_launch();
     const bool bad = __syncthreads_or(prepare<Rows, kThreads>(p, tiles, units, Kind()));
 
     const Columns columns = make_columns<kCodes>();

@@ -7,7 +7,6 @@
 
 #include "element.cuh"
 #include "ptx.cuh"
-#include "quantize.cuh"
 
 namespace lut {
 
@@ -24,22 +23,12 @@ constexpr u32 kFloatOffset = 0x4B400000u;
 template <class T>
 struct Codes4 {};  // int8 holding 4-bit codes; T is signed char
 template <class T>
-struct Quantized4 {};  // 16-bit floats, rounded to 4-bit codes on the way
-template <class T>
 struct Digits24 {};  // 16-bit floats, as 24-digit integers under a power of two for each row and group
 
 template <class Kind>
-struct Traits;
-template <template <class> class Kind, class T>
-struct Traits<Kind<T>> {
-    using Element = T;
-    static constexpr bool kCodes = true;  // four digits: a tile serves two groups, columns 0 to 3 and 4 to 7
-};
+constexpr bool kIsCodes = false;  // three tiles of eight digits for each group
 template <class T>
-struct Traits<Digits24<T>> {
-    using Element = T;
-    static constexpr bool kCodes = false;  // three tiles of eight digits for each group
-};
+constexpr bool kIsCodes<Codes4<T>> = true;  // four digits: a tile serves two groups, columns 0 to 3 and 4 to 7
 
 template <int Distance, u32 Mask>
 __device__ __forceinline__ void exchange(u32& a, u32& b) {

@@ -1,8 +1,8 @@
 """Linear layers on 2-bit look-up-table weights: RCP's non-uniform W2A4, and W2A16 (RCP Sec. 4.4, Eqs. 10, 11, 14).
 
-A weight is one of four levels of its output row and group of 128 inputs; y = x W^T with W made of levels. One row up to
-`MAX_ROWS` read the packed weight directly; for more, the weight is written out in 16 bits and multiplied by the
-library's product. Nothing here chooses levels or codes: that is the quantizer's business.
+A weight is one of four levels of its output row and group of 128 inputs; y = x W^T with W made of levels. Up to
+`MAX_ROWS` rows read the packed weight directly, a few at a time; for more, the weight is written out in 16 bits and
+multiplied by the library's product. Nothing here chooses levels or codes: that is the quantizer's business.
 """
 
 from dataclasses import dataclass
@@ -10,19 +10,26 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 from rotquant.errors import KernelError
 from rotquant.kernels.layouts import STRIP, padded
 from rotquant.kernels.loading import Source, kernel
 from rotquant.kernels.operators import check_same_device, check_tensor, launch, operator
+from rotquant.kernels.overlap import launch_structure
 
 #: Input features that share a table.
 GROUP_SIZE = 128
-#: Up to so many rows the packed weight is multiplied directly.
-MAX_ROWS = 8
+#: Up to so many rows the packed weight is multiplied directly, by type of the activations.
+MAX_ROWS = {torch.int8: 32, torch.float16: 8, torch.bfloat16: 8}
 
 _OUTPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+
+
+def packed_shapes(out_features: int, in_features: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the codes and of the table of a `LutWeight`."""
+    strips, groups = padded(out_features, STRIP) // STRIP, padded(in_features, 2 * GROUP_SIZE) // GROUP_SIZE
+    return (strips, groups, 32, 16), (strips, groups, 8, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -111,12 +118,13 @@ def lut_linear(
     """Multiply activations with a look-up-table weight.
 
     Args:
-        x: [rows, in], float16 or bfloat16; or int8 codes (4-bit or 8-bit values), which `row_scale` multiplies.
+        x: [rows, in], float16 or bfloat16; or int8 holding 4-bit codes -8..7, which `row_scale` multiplies.
         row_scale: float32 [rows], or [1] for a static scale; with int8 codes only.
         bias: [out] of `dtype`.
 
     Returns:
-        [rows, out] of `dtype` (float16, bfloat16 or float32). A row with an infinity or NaN gives NaN.
+        [rows, out] of `dtype` (float16, bfloat16 or float32). On a GPU a row with an infinity gives NaN, and a code
+        beyond four bits makes the result NaN rather than wrong.
 
     Raises:
         KernelError: a tensor of another dtype, shape or device, or not contiguous.
@@ -155,7 +163,7 @@ def _cuda(
     y = torch.empty(rows, out_features, dtype=dtype, device=x.device)
     if y.numel() == 0:
         return y
-    if rows > MAX_ROWS:
+    if rows > MAX_ROWS[x.dtype]:
         return _multiply_dequantized(x, row_scale, codes, table, bias, y)
     plan = choose_plan(x.dtype, rows, *codes.shape[:2], _multiprocessors(x.device))
     for start in range(0, rows, plan.rows):
@@ -178,9 +186,9 @@ def _check(
     rows, columns = x.shape
     if columns % GROUP_SIZE or columns == 0:
         raise KernelError(f"activations have {columns} columns, and look-up tables serve groups of {GROUP_SIZE}.")
-    strips, groups = padded(out_features, STRIP) // STRIP, padded(columns, 2 * GROUP_SIZE) // GROUP_SIZE
-    check_tensor(codes, "packed codes", dtypes=(torch.uint8,), shape=(strips, groups, 32, 16))
-    check_tensor(table, "packed table", dtypes=(torch.float16,), shape=(strips, groups, 8, 2, 4))
+    codes_shape, table_shape = packed_shapes(out_features, columns)
+    check_tensor(codes, "packed codes", dtypes=(torch.uint8,), shape=codes_shape)
+    check_tensor(table, "packed table", dtypes=(torch.float16,), shape=table_shape)
     if (row_scale is None) != (x.dtype != torch.int8):
         raise KernelError("int8 activations take a row scale, and floating-point activations take none.")
     if row_scale is not None:
@@ -198,7 +206,7 @@ def _check(
 class Plan:
     """How a product is cut up; template arguments of `lut_gemv` in kernels/lut_gemv.cu.
 
-    kind: C++ type of the activations.
+    kind: C++ type that says what the activations are.
     rows: capacity, 1, 2, 4 or 8.
     across: strips of 16 output features that a block has under way.
     along: warps that share a strip; they split the inputs.
@@ -240,24 +248,31 @@ _DEQUANTIZE = {
 }
 #: Shared memory that a block may have on every supported architecture.
 _SHARED = 99 * 1024
-_PROBLEM = np.dtype(
-    [(name, np.uint64) for name in ("x", "row_scale", "codes", "table", "bias", "out")]
-    + [
-        (name, np.int32)
-        for name in ("rows", "features", "strips", "groups", "pairs", "row_scale_step", "dtype", "largest")
-    ]
-    + [("clip_ratio", np.float32)]
-)
+_POINTERS = ("x", "row_scale", "codes", "table", "bias", "out")
+_NUMBERS = ("rows", "features", "strips", "groups", "pairs", "row_scale_step", "dtype")
+_PROBLEM = np.dtype([(name, np.uint64) for name in _POINTERS] + [(name, np.int32) for name in _NUMBERS], align=True)
 
 
 def choose_plan(dtype: torch.dtype, rows: int, strips: int, groups: int, multiprocessors: int) -> Plan:
-    """The plan for so many rows; fewer rows at a time where their digits do not fit in shared memory."""
-    capacity = next(c for c in (1, 2, 4, 8) if c >= min(rows, 8 if dtype == torch.int8 else 4))
-    while True:
-        plan = Plan(_KINDS[dtype], capacity, 1, 16, 2, min(strips, multiprocessors))
-        if plan.shared_bytes(strips, groups) <= _SHARED or capacity == 1:
+    """The plan for so many rows; fewer rows at a time where their digits do not fit in shared memory.
+
+    The shapes are the fastest of those tried on an H200 (kernels/notes/lut.md).
+
+    Raises:
+        KernelError: not even one row fits.
+    """
+    codes = dtype == torch.int8
+    capacity = next(c for c in (8, 4, 2, 1) if c <= (8 if codes else 4) and c < 2 * rows)
+    while capacity:
+        if codes:
+            across, along, depth, blocks = (1, 8, 4, 2) if capacity == 1 else (2, 8, 2, 1)
+        else:
+            across, along, depth, blocks = (1, 16, min(capacity, 2), 1)
+        plan = Plan(_KINDS[dtype], capacity, across, along, depth, min(strips, blocks * multiprocessors))
+        if plan.shared_bytes(strips, groups) <= _SHARED:
             return plan
         capacity //= 2
+    raise KernelError(f"{groups * GROUP_SIZE} input features do not fit in the shared memory of the look-up kernel.")
 
 
 def launch_lut_gemv(
@@ -269,23 +284,13 @@ def launch_lut_gemv(
     pointers = {"x": x, "row_scale": row_scale, "codes": codes, "table": table, "bias": bias, "out": out}
     for name, tensor in pointers.items():
         problem[name] = 0 if tensor is None else tensor.data_ptr()
-    problem["rows"], problem["features"], problem["strips"], problem["groups"] = (
-        *out.shape,
-        strips,
-        x.shape[1] // GROUP_SIZE,
-    )
-    problem["pairs"] = groups // 2
+    problem["rows"], problem["features"] = out.shape
+    problem["strips"], problem["groups"], problem["pairs"] = strips, x.shape[1] // GROUP_SIZE, groups // 2
     problem["row_scale_step"] = int(row_scale is not None and row_scale.shape[0] > 1)
     problem["dtype"] = _OUTPUTS[out.dtype]
     function = kernel(Source("lut_gemv.cu", (plan.instance,)), plan.instance, x.device)
-    launch(
-        function,
-        (plan.blocks,),
-        (plan.threads,),
-        problem[()],
-        device=x.device,
-        shared=plan.shared_bytes(strips, groups),
-    )
+    shared = plan.shared_bytes(strips, groups)
+    launch_structure(function, plan.blocks, plan.threads, problem[()], device=x.device, shared=shared)
 
 
 def _multiprocessors(device: torch.device) -> int:
@@ -301,6 +306,8 @@ def _multiply_dequantized(
     """
     dtype = torch.float16 if x.dtype == torch.int8 else x.dtype
     weight = launch_dequantize(codes, table, out.shape[1], x.shape[1], dtype)
+    if out.dtype == x.dtype:
+        return linear(x, weight, bias)
     y = torch.mm(x.to(dtype), weight.T, out_dtype=torch.float32)
     if row_scale is not None:
         y *= row_scale[:, None]
