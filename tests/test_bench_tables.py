@@ -1,0 +1,55 @@
+"""Every cell of every speed table runs on the meta device: shapes, types and operators fit, and nothing is computed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rotquant.bench import attention, layers, transforms
+from rotquant.bench.arguments import DecodeAttentionArguments, LinearArguments, QuantizeArguments
+from rotquant.bench.models import decoder_config
+from rotquant.errors import KernelError
+from rotquant.speed.loading import load_speed
+
+ROOT = Path(__file__).parents[1]
+TABLES = load_speed(ROOT)
+META = torch.device("meta")
+
+
+@pytest.mark.parametrize("table", [name for name, table in TABLES.items() if table.cells])
+def test_every_cell_can_be_built_at_its_true_size(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        attention, "fastest_attention", lambda q, k, v: torch.nn.functional.scaled_dot_product_attention
+    )
+    for kernel in (layers.gemm.launch_gemm, layers.gemv.launch_gemv):
+        # A forced kernel is no operator and has no rule for shapes.
+        monkeypatch.setattr(sys.modules[kernel.__module__], kernel.__name__, lambda *tensors: None)
+    for arguments in {cell.key: cell.arguments for cell in TABLES[table].cells}.values():
+        if isinstance(arguments, LinearArguments):
+            y = layers.linear_case(arguments, META)()
+            assert y.shape == (arguments.tokens, arguments.out_features), arguments
+        elif isinstance(arguments, QuantizeArguments) and arguments.implementation != "copy":
+            codes, *_ = transforms.quantize_case(arguments, META)()
+            packed = arguments.output == "packed" and arguments.implementation == "ours"
+            assert codes.shape == (arguments.rows, arguments.features // (2 if packed else 1)), arguments
+        elif isinstance(arguments, DecodeAttentionArguments):
+            if arguments.implementation == "int4":
+                y = attention.int4_case(arguments, META)()
+                assert y.shape == (arguments.batch, arguments.heads, arguments.head_dim), arguments
+        elif hasattr(arguments, "shape"):
+            assert decoder_config(arguments.shape).layers
+
+
+@pytest.mark.parametrize("features", [11008, 13824])
+def test_no_peer_has_these_transforms(features: int) -> None:
+    arguments = {cell.key: cell.arguments for cell in TABLES["kernels_h200"].cells}.values()
+    peers = [
+        a
+        for a in arguments
+        if getattr(a, "features", None) == features and a.implementation in ("fast-hadamard-transform", "hadacore")
+    ]
+    assert len(peers) == 2
+    for a in peers:
+        with pytest.raises(KernelError):
+            transforms.transform_call(a)
