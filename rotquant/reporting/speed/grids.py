@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rotquant.reporting.numbers import SPACE, italic
 from rotquant.reporting.speed.claims import show
+from rotquant.reporting.speed.limits import CEILING
 from rotquant.reporting.speed.numbers import Number, Numbers, shown_ratio
 from rotquant.reporting.tables import markdown_table
 from rotquant.speed.definitions import FACTORS, Grid, Part, Row, SpeedTable, matches, rows
@@ -44,8 +45,9 @@ class Layout:
 
 
 def layouts(table: SpeedTable, numbers: Numbers) -> list[Layout]:
-    """Every grid of a table: ratios of the same run, then the numbers with their spread."""
-    return [layout for grid in table.grids for layout in _grid_layouts(table, grid, numbers)]
+    """Every grid of a table but ceilings (see `limits`): ratios of the same run, then the numbers with their spread."""
+    shown = [grid for grid in table.grids if grid.benchmark != CEILING]
+    return [layout for grid in shown for layout in _grid_layouts(table, grid, numbers)]
 
 
 def part_layout(table: SpeedTable, part: Part, numbers: Numbers) -> Layout:
