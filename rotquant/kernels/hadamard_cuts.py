@@ -154,16 +154,17 @@ def signs(order: int, blocks_of: int, inverse: bool, rows: int, device: torch.de
 
 # Measured on an H200 (kernels/notes/hadamard.md); other sizes follow `_default_cut`.
 _CUTS: dict[int, Cut] = {
-    2048: Strips(16, 2, blocks=10),
-    3072: Strips(24, 2, blocks=6),
+    1024: Strips(16, 1, blocks=6),
+    2048: Strips(32, 1, blocks=3),
+    3072: Strips(48, 1, blocks=2),
     4096: Strips(16, 4, blocks=6),
-    5120: Strips(40, 2, blocks=5),
+    5120: Dense(80, 1, blocks=4),
     8192: Strips(32, 4, blocks=3),
     11008: Dense(172, 1, 3, blocks=3),
-    12288: Strips(48, 4, passes=2, blocks=3),
-    13824: Dense(108, 2, blocks=2),
+    12288: Strips(48, 4, slots=1, blocks=3),
+    13824: Dense(108, 2, 2, blocks=2),
     14336: Strips(28, 8, passes=2, blocks=2),
-    28672: Strips(28, 8, 2, passes=2),
+    28672: Strips(28, 8, 2, slots=1),
 }
 
 
@@ -200,6 +201,6 @@ def _default_cut(n: int, core: int) -> Cut | None:
 def _heads_cut(heads: int, head_dim: int) -> Cut | None:
     if head_dim not in (CHUNK, 2 * CHUNK):
         return None
-    if heads <= 64:
-        return Strips(heads, head_dim // CHUNK, blocks=2, columns=False)
-    return Dense(heads, head_dim // CHUNK, columns=False)
+    if heads <= 48:
+        return Strips(heads, head_dim // CHUNK, blocks=3, columns=False)
+    return Dense(heads, head_dim // CHUNK, blocks=3 if heads == 64 else 1, columns=False)

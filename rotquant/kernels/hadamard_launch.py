@@ -5,6 +5,7 @@ to kernels/hadamard_any.cu. Tensors are checked by the operators of `hadamard` a
 """
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,9 +28,8 @@ _ANY = np.dtype([*_COMMON, ("core", "i4"), ("n", "i4"), ("inner", "i4"), ("colum
 
 def sources(architecture: str) -> list[Source]:
     """What the launchers ask for: every kernel, and of its instances those that differ most."""
-    heads, small = cut_of(64, 128, torch.float16, False), cut_of(128, 1, torch.float16, False)
-    cuts = [(cut_of(n, 1, torch.float16, True), "kSame") for n in (4096, 11008, 14336)]
-    cuts += [(cut_of(8192, 1, torch.float16, True), "kInt4"), (heads, "kSame"), (small, "kSame")]
+    wanted = ((4096, 1, "kSame"), (8192, 1, "kInt4"), (11008, 1, "kSame"), (32, 128, "kSame"))
+    cuts = [(cut_of(n, inner, torch.float16, output != "kSame"), output) for n, inner, output in wanted]
     half = [Source(cut.file, (cut.instance(torch.float16, output, False),)) for cut, output in cuts]
     gated = cut_of(14336, 1, torch.bfloat16, True)
     return [
@@ -58,7 +58,8 @@ def launch_transform(
     width = x.shape[1] // (2 if gated else 1)
     n = heads or width
     cut = None if half else cut_of(n, width // n, x.dtype, isinstance(out, RowCodes))
-    if cut is not None and cut.shared_bytes(gated) <= _shared_limit(x.device):
+    cut = _fitting(cut, gated, _shared_limit(x.device))
+    if cut is not None:
         launch_cut(cut, x, out, n=n, inverse=inverse, gated=gated)
     else:
         _launch_any(x, out, n=n, inner=width // n, inverse=inverse, half=half, gated=gated)
@@ -87,7 +88,7 @@ def row_problem(n: int, inner: int, dtype: torch.dtype, device: torch.device, ha
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the kernels need a GPU of compute capability 8.0 or newer"
     cut = None if half else cut_of(n, inner, dtype, False)
-    if cut is not None and cut.shared_bytes(False) <= _shared_limit(device):
+    if _fitting(cut, False, _shared_limit(device)) is not None:
         return None
     if _any_bytes(n * inner, half) > _shared_limit(device):
         return f"a row of {n * inner} values does not fit in shared memory"
@@ -112,10 +113,17 @@ def _launch_any(
     problem["core"], problem["n"], problem["inner"] = core, n, inner
     problem["columns"] = out.columns if isinstance(out, RowCodes) else elements
     # float16 arithmetic halves the values with every two bits; the norm is what then remains.
-    halvings = (n // core).bit_length() // 2 if half else 0
+    halvings = decompose(n)[1] // 2 if half else 0
     problem["norm"] = 2**halvings / math.sqrt(n)
     threads = 1024 if elements > 16384 or core > 2048 else 512 if elements > 4096 else 128
     launch(function, (x.shape[0],), (threads,), problem[()], device=x.device, shared=shared)
+
+
+def _fitting(cut: Cut | None, gated: bool, limit: int) -> Cut | None:
+    """The cut, or one with a shorter ring and a smaller exchange, that needs no more shared memory than there is."""
+    if isinstance(cut, Strips) and cut.shared_bytes(gated) > limit:
+        cut = replace(cut, slots=1, passes=2)
+    return None if cut is None or cut.shared_bytes(gated) > limit else cut
 
 
 def _problem(dtype: np.dtype, x: Tensor, out: Tensor | RowCodes, table: Tensor) -> np.ndarray:

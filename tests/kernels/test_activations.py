@@ -15,6 +15,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.Slow
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 FORMATS = [(4, True), (4, False), (8, False)]
+#: dtype, bits, packed, SwiGLU: every type, format and gate, not every combination of them.
+MIXTURES = [
+    (torch.float16, 4, True, False),
+    (torch.float16, 8, False, True),
+    (torch.bfloat16, 4, False, False),
+    (torch.bfloat16, 4, True, True),
+    (torch.float32, 4, True, False),
+]
 
 
 def held(codes: Tensor) -> Tensor:
@@ -98,7 +106,7 @@ def agree(result: tuple[Tensor, ...], expected: tuple[Tensor, ...], off_by_one: 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(("bits", "packed"), FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [8, 64, 200, 688, 4096, 11008, 28672])
+@pytest.mark.parametrize("n", [8, 200, 4096, 28672])
 def test_rows_are_quantized_exactly(n: int, dtype: torch.dtype, bits: int, packed: bool, static: bool) -> None:
     scale = torch.tensor([0.3], device="cuda") if static else None
     for rows in (1, 3, 17):
@@ -111,18 +119,14 @@ def test_rows_are_quantized_exactly(n: int, dtype: torch.dtype, bits: int, packe
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("swiglu", [False, True])
-@pytest.mark.parametrize(("bits", "packed"), FORMATS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [64, 448, 512, 688, 1024, 4096, 5120, 8192, 11008, 13824, 14336, 28672])
+@pytest.mark.parametrize(("dtype", "bits", "packed", "swiglu"), MIXTURES)
+@pytest.mark.parametrize("n", [64, 448, 512, 688, 4096, 5120, 8192, 11008, 13824, 14336, 28672])
 def test_the_transform_is_quantized(n: int, dtype: torch.dtype, bits: int, packed: bool, swiglu: bool) -> None:
     """Float32 sums in another order move values by 1e-6 of the scale, and so few of them across a rounding boundary.
 
     With SwiGLU the exponential is the hardware's: a gated value may round to the neighbouring 16-bit number, one in
     thousands of a row, which moves all transformed values by less than a thousandth of their rounding.
     """
-    if swiglu and dtype == torch.float32 and n == 28672:
-        pytest.skip("no torch model keeps SwiGLU in float32 at this width")
     for rows, scale in ((1, None), (17, None), (3, torch.tensor([0.4], device="cuda"))):
         x = torch.randn(rows, 2 * n if swiglu else n, device="cuda").to(dtype)
         result = hadamard_quantize(x, 0, False, swiglu, 0.9, bits, packed, scale)
