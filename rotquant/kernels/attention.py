@@ -140,7 +140,9 @@ def _attend_cuda(
     cos_batch = _check_rope(cos, sin, batch, 1, head_dim, q.dtype)
     check_tensor(lengths, "lengths", dtypes=(torch.int32,), shape=(batch,))
     per_sequence = _check_table(block_table, batch, k_codes)
-    check_same_device(q, cos=cos, sin=sin, k_codes=k_codes, k_params=k_params, lengths=lengths, counters=counters)
+    check_same_device(
+        q, cos=cos, sin=sin, k_codes=k_codes, v_codes=v_codes, k_params=k_params, v_params=v_params, lengths=lengths
+    )
     out = torch.empty(batch, heads, head_dim, dtype=q.dtype, device=q.device)
     if batch == 0:
         return out
@@ -150,6 +152,7 @@ def _attend_cuda(
     if counters is None:
         counters = torch.zeros(batch * kv_heads, dtype=torch.int32, device=q.device)
     check_tensor(counters, "counters", dtypes=(torch.int32,), shape=(batch * kv_heads,))
+    check_same_device(q, counters=counters)
     workspace = torch.empty(batch * heads * splits * (head_dim + 4) * (splits > 1), device=q.device)
     stages = _stages(architecture_of_device(q.device))
     name = shape.attention(column_tiles, stages)
@@ -179,6 +182,7 @@ def _dequantize_cuda(
     pages, kv_heads, page_size, row = k_codes.shape
     shape = _check_pools(k_codes, v_codes, k_params, v_params, kv_heads, 2 * row, dtype)
     per_sequence = _check_table(block_table, batch, k_codes)
+    check_same_device(k_codes, v_codes=v_codes, k_params=k_params, v_params=v_params)
     if not 0 <= tokens <= per_sequence * page_size:
         raise KernelError(f"{tokens} tokens are asked for, and a sequence has room for {per_sequence * page_size}.")
     k, v = (torch.empty(batch, kv_heads, tokens, 2 * row, dtype=dtype, device=k_codes.device) for _ in range(2))
@@ -212,6 +216,20 @@ def _rotate_cuda(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool
     return out
 
 
+def _dequantize_fake(
+    k_codes: Tensor,
+    v_codes: Tensor,
+    k_params: Tensor,
+    v_params: Tensor,
+    block_table: Tensor | None,
+    batch: int,
+    tokens: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    shape = (batch, k_codes.shape[1], tokens, 2 * k_codes.shape[3])
+    return k_codes.new_empty(shape, dtype=dtype), k_codes.new_empty(shape, dtype=dtype)
+
+
 @functools.cache
 def _splits(pairs: int, capacity: int, head_dim: int, device: torch.device) -> int:
     """Blocks that share the tokens of one (sequence, key head): the fewest that give every multiprocessor its share.
@@ -233,7 +251,7 @@ def _check_heads(x: Tensor, name: str, dims: int) -> torch.Size:
         raise KernelError(
             f"{name} have shape {tuple(x.shape)}, and the kernel needs {dims} axes, the last of 64 or 128 elements."
         )
-    if x.stride(-1) != 1 or x.stride(-2) != x.shape[-1]:
+    if x.stride(-1) != 1 or (x.shape[-2] > 1 and x.stride(-2) != x.shape[-1]):
         raise KernelError(f"{name} are not contiguous along heads and head_dim (strides {x.stride()}).")
     return x.shape
 
@@ -322,9 +340,7 @@ kv_dequantize = operator(
     f"kv_dequantize({_POOLS}, Tensor? block_table, int batch, int tokens, ScalarType dtype) -> (Tensor, Tensor)",
     reference=reference.dequantize,
     cuda=_dequantize_cuda,
-    fake=lambda codes, *rest: tuple(
-        codes.new_empty(rest[-3], codes.shape[1], rest[-2], 2 * codes.shape[3], dtype=rest[-1]) for _ in range(2)
-    ),
+    fake=_dequantize_fake,
 )
 
 #: RoPE and the Hadamard transform of x [batch, tokens, heads, D] (strides as in `kv_append`); contiguous, of x's dtype.
