@@ -3,8 +3,9 @@
 // lie in memory (m16n8k64 on int4, native on these architectures). Exact int32 sums, scales applied once at the end, or
 // once per group of 128 along K (QuaRot Sec. 4, stage 2a, App. A.10).
 //
-// The product is computed transposed, out[feature, token], as packed weights are in the order of first operands. A block
-// holds 128 features by 128 tokens, a warp 32 by 64; a ring of shared-memory stages, 64 of K each, fills by cp.async.
+// The product is computed transposed, out[feature, token], as packed weights are in the order of first operands. A
+// block holds 128 features by 128 tokens, a warp 32 by 64; a ring of shared-memory stages, 64 of K each, fills by
+// cp.async.
 
 #include "gemm.cuh"
 
@@ -53,8 +54,11 @@ __device__ __forceinline__ void multiply_s8(Sums& sums, u32 weights, u32 codes, 
     const int lane = threadIdx.x % 32;
     u32 a[WARP_STRIPS][2][4];
 #pragma unroll
-    for (int m = 0; m < WARP_STRIPS; ++m)
-        unpack_weights(a[m], ptx::load_shared_16(weights + m * STRIP_BYTES + lane * 16));
+    for (int m = 0; m < WARP_STRIPS; ++m) {
+        const uint4 words = ptx::load_shared_16(weights + m * STRIP_BYTES + lane * 16);
+        unpack_weights(a[m][0], words.x, words.y);
+        unpack_weights(a[m][1], words.z, words.w);
+    }
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
         u32 b[4];
@@ -121,7 +125,7 @@ __device__ __forceinline__ void store_pair(const Problem& p, int token, int feat
     }
 }
 
-// Scale, add the bias and write; lane 4 g + t holds features g and g + 8 of a strip, tokens 2 t and 2 t + 1 of a column.
+// Scale, add the bias, write; lane 4 g + t holds features g and g + 8 of a strip, tokens 2 t and 2 t + 1 of a column.
 template <bool Packed, bool Grouped, typename T>
 __device__ __forceinline__ void write(const T (&sums)[WARP_STRIPS][COLUMNS][4], const Problem& p, int token,
                                       int feature) {

@@ -6,10 +6,7 @@
 using ptx::u32;
 using ptx::u64;
 
-#ifndef RASTER
-#define RASTER 16
-#endif
-constexpr int TILES_PER_GROUP = RASTER;  // token tiles that take turns before the next feature tile, to share L2
+constexpr int TILES_PER_GROUP = 16;  // token tiles that take turns before the next feature tile, to share L2
 
 enum OutputType { HALF = 0, BFLOAT16 = 1, FLOAT = 2 };
 
@@ -35,17 +32,13 @@ __device__ __forceinline__ Tile tile_at(int index, int token_tiles, int feature_
     return {first + inside % height, inside / height};
 }
 
-// First operands of two instructions (64 of K) out of 16 bytes of packed weights; values times 16.
-__device__ __forceinline__ void unpack_weights(u32 (&a)[2][4], const uint4& packed) {
+// First operand of an instruction on 32 of K: packed words of row g and of row g + 8 of a strip; values times 16.
+__device__ __forceinline__ void unpack_weights(u32 (&a)[4], u32 row, u32 row_8) {
     constexpr u32 high = 0xF0F0F0F0u;
-    const u32 words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        a[i][0] = words[2 * i] << 4 & high;
-        a[i][1] = words[2 * i + 1] << 4 & high;
-        a[i][2] = words[2 * i] & high;
-        a[i][3] = words[2 * i + 1] & high;
-    }
+    a[0] = row << 4 & high;
+    a[1] = row_8 << 4 & high;
+    a[2] = row & high;
+    a[3] = row_8 & high;
 }
 
 __device__ __forceinline__ float bias_at(const Problem& p, int feature) {

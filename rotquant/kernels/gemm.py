@@ -51,6 +51,10 @@ class Tile:
     def features(self) -> int:
         return 64 * self.consumers * self.strips
 
+    def clusters(self, rows: int, features: int) -> int:
+        """How many cover an output."""
+        return -(-rows // self.tokens) * -(-features // (self.features * self.cluster))
+
     @property
     def instance(self) -> str:
         sizes = (self.consumers, self.strips, self.tokens, self.stages, self.cluster)
@@ -64,8 +68,8 @@ class Tile:
     def shared_bytes(self) -> int:
         """As `Shape` in the kernel counts them."""
         stages = self.stages * (self.features * _STEP // 2 + self.tokens * _STEP)
-        staging = self.consumers * 2 * 64 * 128
-        return stages + staging + self.consumers * (self.tokens + 64 * self.strips) * 4 + 16 * self.stages
+        staging, scales = 2 * 64 * 128, 4 * (self.tokens + 64 * self.strips)
+        return stages + self.consumers * (staging + scales) + 16 * self.stages
 
 
 TILES = (Tile(2, 2, 128, 6, 2), Tile(2, 1, 128, 6, 2), Tile(2, 1, 64, 8, 2))
@@ -148,11 +152,9 @@ def launch_tile(
     out_map = weight_map  # any: not used
     if tensor_store:
         out_map = matrix_map(out, element=2, columns=features, rows=rows, box=(64, 64), swizzled=True)
-    count = torch.cuda.get_device_properties(out.device).multi_processor_count
-    tiles = -(-rows // tile.tokens) * -(-features // (tile.features * tile.cluster))
     launch(
         kernel(tile.source, tile.instance, out.device),
-        (min(tiles, count // tile.cluster) * tile.cluster, 1, 1),
+        (min(tile.clusters(rows, features), _at_once(tile, out.device)) * tile.cluster, 1, 1),
         (128 * (tile.consumers + 1), 1, 1),
         weight_map,
         code_map,
@@ -165,13 +167,16 @@ def launch_tile(
 
 def _best_tile(rows: int, features: int, grouped: bool, device: torch.device) -> Tile:
     """The tile with the least work per multiprocessor, idle last wave included."""
-    count = torch.cuda.get_device_properties(device).multi_processor_count
 
     def cost(tile: Tile) -> int:
-        clusters = -(-rows // tile.tokens) * -(-features // (tile.features * tile.cluster))
-        return -(-clusters // (count // tile.cluster)) * (tile.features * tile.tokens + 2048)
+        return -(-tile.clusters(rows, features) // _at_once(tile, device)) * (tile.features * tile.tokens + 2048)
 
     return min(GROUPED_TILES if grouped else TILES, key=cost)
+
+
+def _at_once(tile: Tile, device: torch.device) -> int:
+    """Clusters that run at the same time: one block on each multiprocessor."""
+    return torch.cuda.get_device_properties(device).multi_processor_count // tile.cluster
 
 
 def _mma_source(packed: bool, grouped: bool) -> Source:

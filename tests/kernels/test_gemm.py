@@ -110,7 +110,7 @@ def test_scales_of_groups_are_applied_in_float32(shape: tuple[int, int, int], la
     arguments = _arguments(shape, groups=True, bits=8)
     y, expected = _both(launch, arguments, shape[1], torch.float32)
     error = (y.double() - expected.double()).norm() / expected.double().norm()
-    assert error < 1e-6  # one float32 rounding per group of 128, up to 32 groups of either sign
+    assert error < 2e-6  # at most one float32 rounding, 6e-8, for each of up to 32 groups
 
 
 @pytest.mark.gpu
