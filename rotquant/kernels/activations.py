@@ -2,6 +2,11 @@
 
 QuaRot Sec. 4 (stages 1 and 2a) and PrefixQuant's static scales. Codes and scales follow `rotquant.quantization`, rows
 are padded with zero codes to a multiple of 64 for `linear`, and the transformed row is never written to memory.
+
+Common to the operators: x is [rows, n], float16, bfloat16 or float32, on a GPU contiguous; bits 2 to 8, with `packed` 2 to
+4; static_scale a float32 tensor of one element, or None for a scale per row. They return codes, int8 [rows, Kp] or packed
+uint8 [rows, Kp / 2] (`layouts.pack_rows`), Kp being n padded to a multiple of 64, and float32 scales [rows] or [1]; they
+raise `KernelError` for anything else.
 """
 
 import numpy as np
@@ -52,6 +57,7 @@ def _gated(x: Tensor) -> Tensor:
 def _quantize_reference(
     x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    """Rows as they are; on a GPU n is a multiple of 8."""
     check_codes(x, bits, packed, static_scale)
     return _codes(x, clip_ratio, bits, packed, static_scale)
 
@@ -91,7 +97,12 @@ def _hadamard_reference(
     packed: bool,
     static_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The transformed row stays float32: it is not rounded to the type of x before it is quantized."""
+    """The Hadamard transform of x [rows, n], or with `swiglu` of silu(gate) * up, x being (gate | up) [rows, 2n].
+
+    heads: 0 for the whole row, a number of heads to mix, or `NO_TRANSFORM`; half: float16 arithmetic. The transformed row
+    stays float32: it is not rounded to the type of x before it is quantized. A kernel's sums, in another order, move codes
+    across rounding boundaries, about one in ten thousand by one.
+    """
     check_codes(x, bits, packed, static_scale)
     x = _gated(x) if swiglu else x
     y = x if heads == NO_TRANSFORM else transform_reference(x, heads, False, half)
@@ -153,7 +164,11 @@ def _norm_reference(
     packed: bool,
     static_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """RMSNorm as transformers computes it: float32 statistics, the normalized row rounded before the weight."""
+    """RMSNorm of x + residual, each [rows, n], with a weight [n] or none, as transformers computes it.
+
+    Statistics are float32, and the normalized row is rounded to the type of x before and after the weight. The third
+    result is x + residual as a new tensor, or an empty one where there is no residual.
+    """
     check_codes(x, bits, packed, static_scale)
     hidden = x if residual is None else x + residual
     values = hidden.float()

@@ -28,6 +28,11 @@ def transform_reference(x: Tensor, heads: int, inverse: bool, half: bool) -> Ten
 
 
 def _reference(x: Tensor, heads: int, inverse: bool, half: bool) -> Tensor:
+    """H applied to x [rows, n], float16, bfloat16 or float32: H / sqrt(n) over the row, or over `heads` heads of it.
+
+    inverse: the transpose; half: float16 arithmetic, else float32 and one rounding. Returns a tensor like x. Raises
+    `HadamardSizeError` for an order without a matrix, and `KernelError` for what a kernel cannot read.
+    """
     return transform_reference(x, heads, inverse, half).to(x.dtype)
 
 
