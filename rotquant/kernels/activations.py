@@ -3,10 +3,10 @@
 QuaRot Sec. 4 (stages 1 and 2a) and PrefixQuant's static scales. Codes and scales follow `rotquant.quantization`, rows
 are padded with zero codes to a multiple of 64 for `linear`, and the transformed row is never written to memory.
 
-Common to the operators: x is [rows, n], float16, bfloat16 or float32, on a GPU contiguous; bits are 2 to 8, with `packed`
-2 to 4; static_scale is a float32 tensor of one element, or None for a scale per row. They return codes, int8 [rows, Kp]
-or packed uint8 [rows, Kp / 2] (`layouts.pack_rows`), Kp being n padded to a multiple of 64, and float32 scales [rows] or
-[1]; they raise `KernelError` for anything else.
+Common to the operators: x is [rows, n], float16, bfloat16 or float32, on a GPU contiguous; bits are 2 to 8, with
+`packed` 2 to 4; static_scale is a float32 tensor of one element, or None for a scale per row. They return codes,
+int8 [rows, Kp] or packed uint8 [rows, Kp / 2] (`layouts.pack_rows`), Kp being n padded to a multiple of 64, and
+float32 scales [rows] or [1]; they raise `KernelError` for anything else.
 """
 
 import numpy as np
@@ -99,9 +99,9 @@ def _hadamard_reference(
 ) -> tuple[Tensor, Tensor]:
     """The Hadamard transform of x [rows, n], or with `swiglu` of silu(gate) * up, x being (gate | up) [rows, 2n].
 
-    heads: 0 for the whole row, a number of heads to mix, or `NO_TRANSFORM`; half: float16 arithmetic. The transformed
-    row stays float32: it is not rounded to the type of x before it is quantized. A kernel's sums, in another order, move
-    fewer than one code in ten thousand across a rounding boundary.
+    heads: 0 for the whole row, a number of heads to mix, or `NO_TRANSFORM`; half: float16 arithmetic. The
+    transformed row stays float32: it is not rounded to the type of x before it is quantized. A kernel's sums, in
+    another order, move fewer than one code in ten thousand across a rounding boundary.
     """
     check_codes(x, bits, packed, static_scale)
     x = _gated(x) if swiglu else x
