@@ -189,10 +189,6 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
-__device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // Consecutive bytes, a multiple of 16 at addresses that are one, into shared memory; they complete on `barrier`.
 __device__ __forceinline__ void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),

@@ -36,9 +36,8 @@ __device__ __forceinline__ void keep_registers(T (&r)[Count]) {
 #define RQ_D16(d, i) RQ_D4(d, i), RQ_D4(d, i + 4), RQ_D4(d, i + 8), RQ_D4(d, i + 12)
 #define RQ_D32(d) RQ_D16(d, 0), RQ_D16(d, 16)
 #define RQ_D64(d) RQ_D32(d), RQ_D16(d, 32), RQ_D16(d, 48)
-#define RQ_D128(d) RQ_D64(d), RQ_D16(d, 64), RQ_D16(d, 80), RQ_D16(d, 96), RQ_D16(d, 112)
 
-// `add` zero: D = A B. N = 64, 128 or 256 by the size of d.
+// `add` zero: D = A B. N = 64 or 128 by the size of d.
 __device__ __forceinline__ void wgmma_s8(int (&d)[32], const u32 (&a)[4], u64 descriptor, int add) {
     asm volatile(
         "{\n"
@@ -69,29 +68,9 @@ __device__ __forceinline__ void wgmma_s8(int (&d)[64], const u32 (&a)[4], u64 de
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor), "r"(add));
 }
 
-__device__ __forceinline__ void wgmma_s8(int (&d)[128], const u32 (&a)[4], u64 descriptor, int add) {
-    asm volatile(
-        "{\n"
-        ".reg .pred add;\n"
-        "setp.ne.b32 add, %133, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
-        "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
-        "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "
-        "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, "
-        "%101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, "
-        "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "{%128, %129, %130, %131}, %132, add;\n"
-        "}\n"
-        : RQ_D128(d)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor), "r"(add));
-}
-
 #undef RQ_D4
 #undef RQ_D16
 #undef RQ_D32
 #undef RQ_D64
-#undef RQ_D128
 
 }  // namespace ptx
