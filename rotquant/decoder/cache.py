@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rotquant.decoder.config import DecoderConfig, Precision
 from rotquant.errors import KernelError
@@ -18,6 +18,9 @@ from rotquant.kernels.elementwise import rope_append, rotate
 from rotquant.kernels.kv import Int4KVCache
 from rotquant.kv_cache import KVQuantizer
 from rotquant.schemes import QuantizationScheme, RotationScheme
+
+#: A past this many times shorter than the tokens that follow it is a prefix, not a conversation.
+_SHORT_PAST = 8
 
 
 @dataclass(frozen=True)
@@ -214,14 +217,16 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = 
     queries: [batch, tokens, heads, head_dim]. keys, values: [batch, all tokens, kv_heads, head_dim].
     """
     tokens, total = queries.shape[1], keys.shape[1]
-    if mask is None and 1 < tokens < total:
-        mask = causal_lower_right(tokens, total)
+    before = total - tokens if mask is None and tokens > 1 else 0
+    if 0 < _SHORT_PAST * before <= tokens:
+        # Square attention has the faster kernels: the few tokens before get queries too, whose answers are dropped.
+        return attend(pad(queries, (0, 0, 0, 0, before, 0)), keys, values)[:, before:]
     output = scaled_dot_product_attention(
         queries.transpose(1, 2),
         keys.transpose(1, 2),
         values.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=mask is None and tokens > 1,
+        attn_mask=causal_lower_right(tokens, total) if before else mask,
+        is_causal=mask is None and tokens > 1 and not before,
         enable_gqa=queries.shape[2] != keys.shape[2],
     )
     return output.transpose(1, 2)

@@ -63,14 +63,15 @@ def test_decoding_continues_a_prefill(kind: str) -> None:
         torch.testing.assert_close(decoder.decode(tokens[:, index], cache), expected[:, index])
 
 
-def test_a_prefix_is_before_every_text() -> None:
+@pytest.mark.parametrize("length", [7, 20])  # the prefix is long, or short, beside the text
+def test_a_prefix_is_before_every_text(length: int) -> None:
     precision = KINDS["prefixquant"].model_copy(update=WIDE)
     prefix = random_decoder(CONFIG.model_copy(update={"prefix": (3, 5)}), precision, device="cpu")
     plain = random_decoder(CONFIG, precision, device="cpu")
-    tokens = torch.randint(0, CONFIG.vocabulary, (2, 7))
+    tokens = torch.randint(0, CONFIG.vocabulary, (2, length))
     spelled = torch.cat([torch.tensor([[3, 5]] * 2), tokens], dim=1)
     torch.testing.assert_close(prefix.logits(tokens), plain.logits(spelled)[:, 2:])
-    generation = Generation(prefix, 2, 16)
+    generation = Generation(prefix, 2, length + 8)
     first = generation.generate(tokens, 4)
     assert torch.equal(generation.generate(tokens, 4), first)  # the prefix survives the reset
 
@@ -102,8 +103,8 @@ def test_what_does_not_fit_is_one_sentence() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_decodes_what_a_prefill_predicts(kind: str) -> None:
-    shape = SHAPE | {"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8}
-    decoder = random_decoder(DecoderConfig.from_shape(shape), kind)
+    wide = {"hidden_size": 2048, "intermediate_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    decoder = random_decoder(DecoderConfig.from_shape(SHAPE | wide), kind, layers=1)
     prompt = torch.randint(0, 64, (3, 50), device="cuda")
     generation = Generation(decoder, 3, 96)
     new = generation.generate(prompt, 20)
