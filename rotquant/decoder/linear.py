@@ -19,7 +19,7 @@ from rotquant.kernels.hadamard import hadamard
 from rotquant.kernels.layouts import K_BLOCK, STRIP, padded
 from rotquant.kernels.linear import GROUP_SIZE, PackedWeight, quantized_linear
 from rotquant.kernels.lut import GROUP_SIZE as LUT_GROUP
-from rotquant.kernels.lut import LutWeight, lut_linear
+from rotquant.kernels.lut import LutWeight, lut_linear, packed_shapes
 
 #: Value of `transform` beside NO_TRANSFORM and a number of heads.
 WHOLE_AXIS = 0
@@ -190,9 +190,9 @@ class LutLinear(nn.Module):
         if in_features % LUT_GROUP:
             raise KernelError(f"look-up tables of {LUT_GROUP} weights do not divide {in_features} input features.")
         self.inputs, self.shape, self.dtype = inputs, (out_features, in_features), dtype
-        size = (padded(out_features, STRIP) // STRIP, in_features // LUT_GROUP)
-        self.register_buffer("codes", torch.empty(*size, 32, 16, dtype=torch.uint8, device=device))
-        self.register_buffer("table", torch.empty(*size, 8, 2, 4, dtype=torch.float16, device=device))
+        codes, table = packed_shapes(out_features, in_features)
+        self.register_buffer("codes", torch.empty(codes, dtype=torch.uint8, device=device))
+        self.register_buffer("table", torch.empty(table, dtype=torch.float16, device=device))
         self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
 
     @property
