@@ -149,6 +149,10 @@ def test_rcp_prints_equal_times_for_equal_layers_in_tables_17_19_and_20() -> Non
             assert other is None or other == text, (n, row, column)
 
 
+def test_the_files_that_a_table_names_are_there() -> None:
+    assert [file for table in SHIPPED.values() for file in table.see if not (ROOT / file).is_file()] == []
+
+
 def test_patterns_choose_rows_by_name() -> None:
     assert matches("11008x4096 batch 1", "11008x4096*", "28672*")
     assert not matches("4096x4096 batch 1", "11008x4096*", "28672*")

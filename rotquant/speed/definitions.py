@@ -162,6 +162,7 @@ class SpeedTable(Frozen):
 
     gpus: what the paper measured on. published: the paper's numbers; where it has several GPUs, with a column `gpu`.
     ceilings: operations per second by number format that were measured elsewhere, where they are above the table's own.
+    see: files to read beside it, relative to the project.
     """
 
     id: str
@@ -174,6 +175,7 @@ class SpeedTable(Frozen):
     gpus: tuple[str, ...] = ()
     published: str | None = None
     ceilings: dict[str, float] = Field(default_factory=dict)
+    see: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
     claims: tuple[Claim, ...] = ()
     drawing: Drawing | None = None

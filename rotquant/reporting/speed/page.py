@@ -5,6 +5,7 @@ Upright numbers were measured, on the GPU that is named; *italic* ones are the p
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rotquant.project import Project
 from rotquant.reporting.claims import score
@@ -107,6 +108,9 @@ def _notes(table: SpeedTable) -> str:
         "exceed the L2 cache, so that weights come from memory.",
         *table.notes,
     ]
+    if table.see:
+        links = ", ".join(f"[{Path(file).stem}]({os.path.relpath(file, REPORTS)})" for file in table.see)
+        lines.append(f"What was tried, with each version's prediction and outcome, and what bounds it: {links}.")
     return "## Notes\n\n" + "".join(f"- {line}\n" for line in lines)
 
 
