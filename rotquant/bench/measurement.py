@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from rotquant.bench.records import Measurement
-from rotquant.bench.timing import REPLAYS, rotations, time_gpu
+from rotquant.bench.timing import REPLAYS, SETTLE, rotations, time_gpu
 from rotquant.errors import KernelError
 
 Measurements = dict[str, Measurement]
+
+#: Operations per byte beyond which the multipliers and their power are the limit, not memory.
+_DENSE = 200
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ def measure(case: Case, *, replays: int = REPLAYS) -> Measurements:
     copies = rotations(size, case.inputs[0].device) - 1
     sets = [case.inputs, *(tuple(tensor.clone() for tensor in case.inputs) for _ in range(copies))]
     written = nbytes(case())
-    timing = time_gpu(lambda index: case.run(*sets[index]), len(sets), replays=replays)
+    settle = SETTLE if case.operations > _DENSE * (size + written) else 0.0
+    timing = time_gpu(lambda index: case.run(*sets[index]), len(sets), replays=replays, settle=settle)
     counted = {"bytes": Measurement(size + written, "B"), "operations": Measurement(case.operations, "op")}
     return {"seconds": Measurement.of(timing)} | {name: exact for name, exact in counted.items() if exact.value}
 

@@ -13,7 +13,7 @@ from rotquant.bench.arguments import BlockArguments, FirstTokenArguments, Genera
 from rotquant.bench.measurement import Measurements, gpu
 from rotquant.bench.records import Measurement
 from rotquant.bench.shapes import SHAPES
-from rotquant.bench.timing import elapsed, time_gpu
+from rotquant.bench.timing import SETTLE, elapsed, time_gpu
 from rotquant.decoder import KINDS, Decoder, DecoderConfig, Generation, Precision, random_decoder
 from rotquant.errors import lookup
 from rotquant.kernels.overlap import overlapping_launches
@@ -65,7 +65,7 @@ def _prefill(a: BlockArguments, device: torch.device) -> Measurements:
     memory.reset_peak()
     run()
     peak = memory.peak()
-    return {"seconds": Measurement.of(time_gpu(run)), "peak_bytes": peak}
+    return {"seconds": Measurement.of(time_gpu(run, settle=SETTLE)), "peak_bytes": peak}
 
 
 def _decode(a: BlockArguments, device: torch.device) -> Measurements:
@@ -136,7 +136,7 @@ def first_token(arguments: FirstTokenArguments) -> Measurements:
     memory.reset_peak()
     prefill()
     peak = memory.peak()
-    return {"seconds": Measurement.of(time_gpu(prefill)), "peak_bytes": peak}
+    return {"seconds": Measurement.of(time_gpu(prefill, settle=SETTLE)), "peak_bytes": peak}
 
 
 def generate(arguments: GenerateArguments) -> Measurements:
@@ -158,7 +158,7 @@ def generate(arguments: GenerateArguments) -> Measurements:
         for _ in range(a.tokens):
             generation.step()
 
-    prefilled = Measurement.of(time_gpu(prefill), a.prompt)
+    prefilled = Measurement.of(time_gpu(prefill, settle=SETTLE), a.prompt)
     texts = []
     for _ in range(1 + _TEXTS):
         prefill()

@@ -23,6 +23,9 @@ _REPLAY_SECONDS = 3e-3
 #: Seconds of all replays, and the fewest of them, where a single call takes long.
 _SECONDS = 0.15
 _FEWEST_REPLAYS = 5
+#: Seconds for which large products run before they are timed. They are limited by power, and the GPU's regulation lags: a
+#: product measured within 50 ms after another one inherits its clocks, and on an H200 reads up to 25 % slower or faster.
+SETTLE = 0.3
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,9 @@ def rotations(bytes_per_set: int, device: torch.device) -> int:
     return max(1, min(_MOST_SETS, -(-_L2_MULTIPLE * l2 // max(1, bytes_per_set))))
 
 
-def time_gpu(call: Callable[[int], Any], sets: int = 1, *, replays: int = REPLAYS, graph: bool = True) -> Timing:
+def time_gpu(
+    call: Callable[[int], Any], sets: int = 1, *, replays: int = REPLAYS, graph: bool = True, settle: float = 0.0
+) -> Timing:
     """Time `call(i)`, i being the number of the input set, 0 to sets - 1, in turn.
 
     Args:
@@ -50,6 +55,7 @@ def time_gpu(call: Callable[[int], Any], sets: int = 1, *, replays: int = REPLAY
         sets: how many input sets take turns (see `rotations`).
         replays: at most so many; fewer, but five, where they would take longer than 0.15 s.
         graph: replay a CUDA graph; without it the calls are launched one by one and launch gaps count.
+        settle: seconds for which the call repeats before it is timed; `SETTLE` where power is the limit.
 
     Raises:
         KernelError: there is no GPU.
@@ -67,6 +73,8 @@ def time_gpu(call: Callable[[int], Any], sets: int = 1, *, replays: int = REPLAY
         estimate, launched = elapsed(run) / calls, estimate
         if graph and estimate < launched / 2:  # launching took longer than the work: a replay can hold more calls
             calls, run = _repeated(call, estimate, sets, stream)
+            run()
+        for _ in range(round(settle / (estimate * calls))):
             run()
         replays = min(replays, max(_FEWEST_REPLAYS, round(_SECONDS / (estimate * calls))))
         seconds = sorted(elapsed(run) / calls for _ in range(replays))
