@@ -27,7 +27,7 @@ TINY = {
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny shape on the CPU; timing runs each call twice, as replays would."""
 
-    def time_gpu(call: Callable[[int], object], sets: int = 1, *, replays: int = 1) -> Timing:
+    def time_gpu(call: Callable[[int], object], sets: int = 1, *, replays: int = 1, settle: float = 0.0) -> Timing:
         assert call(0).isfinite().all()
         assert call(0).isfinite().all()
         return Timing(1e-3, 1e-3, 1e-3, replays, sets)

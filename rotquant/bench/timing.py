@@ -23,8 +23,8 @@ _REPLAY_SECONDS = 3e-3
 #: Seconds of all replays, and the fewest of them, where a single call takes long.
 _SECONDS = 0.15
 _FEWEST_REPLAYS = 5
-#: Seconds for which large products run before they are timed. They are limited by power, and the GPU's regulation lags: a
-#: product measured within 50 ms after another one inherits its clocks, and on an H200 reads up to 25 % slower or faster.
+#: Seconds for which large products run before they are timed. They are limited by power, and its regulation lags: one
+#: measured within 50 ms after another inherits its clocks, and on an H200 reads up to 25 % slower or faster.
 SETTLE = 0.3
 
 
