@@ -34,7 +34,7 @@ struct Queries {
 
 // Queries of 8 NT heads as `Queries` takes them: written head by head, read by every warp.
 template <int D, int GROUPS, int NT>
-struct QueryTile {
+struct alignas(16) QueryTile {  // lanes read 16 bytes at a time
     __half operand[NT][D / 32][WARP][8];
     float sum[NT * 8][GROUPS];
 

@@ -104,7 +104,9 @@ def test_the_kernel_against_float64(n: int, dtype: torch.dtype) -> None:
     for rows, inverse in ((1, False), (3, True), (17, False), (700, True)):
         x = torch.randn(rows, n, device="cuda").to(dtype)
         y = hadamard(x, 0, inverse, False)
-        assert error(y, exact_transform(x, 0, inverse)) < TOLERANCE[dtype], (rows, inverse)
+        # The average says nothing of a few elements: there the bound of a single rounding.
+        bound = TOLERANCE[dtype] if y.numel() >= 1000 else 2.2 * TOLERANCE[dtype]
+        assert error(y, exact_transform(x, 0, inverse)) < bound, (rows, inverse)
 
 
 @pytest.mark.gpu
