@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: all setup test lint format lock gallery clean FORCE
+.PHONY: all setup test speed lint format lock gallery clean FORCE
 
 all: setup
 	snakemake --cores all
@@ -26,6 +26,9 @@ reports/%: $(READY) FORCE
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+speed: $(READY)
+	snakemake --cores all speed
 
 lint: $(READY)
 	ruff check .
