@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -213,8 +214,14 @@ def _module_digest(module: str) -> str:
             node
         ):
             node.body = node.body[1:]
-    content = ast.dump(tree).encode() + b"".join(path.read_bytes() for path in _data_files(module))
+    content = _dump(tree).encode() + b"".join(path.read_bytes() for path in _data_files(module))
     return hashlib.sha256(content).hexdigest()
+
+
+def _dump(tree: ast.Module) -> str:
+    """A syntax tree as text, the same by every Python that reads it: 3.12 added an empty field, 3.13 shows none."""
+    options = {"show_empty": True} if sys.version_info >= (3, 13) else {}
+    return ast.dump(tree, **options).replace(", type_params=[]", "")
 
 
 def _data_files(module: str) -> list[Path]:

@@ -6,10 +6,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rotquant.bench.records import CellRecord, Measurement, read_record
+from rotquant.bench.records import CellRecord, Measurement, read_record, write_record
 from rotquant.commands.report import report_app
 from rotquant.errors import ResultError
 from rotquant.project import Project, load_project
+from rotquant.provenance import kernels_digest
 from rotquant.reporting import html
 from rotquant.reporting.speed import figures, limits
 from rotquant.reporting.speed.claims import Outcome, outcomes
@@ -84,6 +85,15 @@ def test_the_page_names_gpu_date_commit_and_whether_it_was_recorded_elsewhere(pr
     assert "SM clock 1980 MHz, 300 W" in text
     record(project.root / OWN, table_of(project), gpu="Own GPU")
     assert "were measured on this machine, with an **Own GPU**" in page(project, table_of(project))
+
+
+def test_the_page_says_whether_the_code_is_still_the_measured_one(project: Project) -> None:
+    made = record(project.root / OWN, table_of(project))
+    assert "6 of 6 cells were measured by **other code than the present**" in page(project, table_of(project))
+    present = kernels_digest("rotquant.bench.layers")
+    cells = tuple(cell.model_copy(update={"code": present}) for cell in made.cells)
+    write_record(project.root / OWN, made.model_copy(update={"cells": cells}))
+    assert f"`{present}`, the present code" in page(project, table_of(project))
 
 
 def test_ratios_stand_next_to_ratios_and_times_have_their_spread(project: Project) -> None:

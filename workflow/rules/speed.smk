@@ -82,6 +82,8 @@ rule speed_report:
     params:
         code=code("speed"),
         definition=lambda wildcards: speed_definition(wildcards.speed),
+        # The page says whether the code is still the one that was measured.
+        kernels=lambda wildcards: speed_cells(wildcards.speed)[1],
         attempt=lambda wildcards: attempt(f"reports/{wildcards.speed}.md"),
     message:
         "report {wildcards.speed}"

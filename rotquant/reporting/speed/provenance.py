@@ -4,7 +4,9 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from rotquant.bench.records import Sitting
+from rotquant.bench.records import Record, Sitting
+from rotquant.bench.registry import find
+from rotquant.provenance import kernels_digest
 from rotquant.reporting.speed.numbers import Source
 from rotquant.reporting.tables import table_path
 from rotquant.results import REPORTS
@@ -35,7 +37,7 @@ def facts(source: Source) -> tuple[tuple[str, str], ...]:
     return (
         ("GPU", f"{record.gpu}{', recorded on another machine' if source.recorded else ''}"),
         ("Measured", "; ".join(_place(sitting).replace("`", "") for sitting in used)),
-        ("Code", f"digest {_list(cell.code for cell in record.cells)}"),
+        ("Code", f"digest {_code(record).replace('`', '')}"),
     )
 
 
@@ -53,10 +55,20 @@ def provenance_section(table: SpeedTable, source: Source | None) -> str:
             sitting = record.sittings[number]
             seconds = sum(cell.seconds for cell in cells)
             lines += [f"{len(cells)} cells in {seconds:.0f} s, {_place(sitting)}", *_states(sitting)]
-    lines.append(f"Digest of kernels and benchmarks: {_list(f'`{cell.code}`' for cell in record.cells)}")
+    lines.append(f"Digest of kernels and benchmarks: {_code(record)}")
     for words, path in (("Record", source.path), ("Table as CSV", table_path(table.id))):
         lines.append(f"{words}: [{path}]({os.path.relpath(path, REPORTS)})")
     return "## Provenance\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def _code(record: Record) -> str:
+    """The digests of what was measured, and whether the code is still the same."""
+    present = {cell.benchmark: kernels_digest(find(cell.benchmark, record.table).module) for cell in record.cells}
+    older = sum(cell.code != present[cell.benchmark] for cell in record.cells)
+    digests = _list(f"`{cell.code}`" for cell in record.cells)
+    if not older:
+        return f"{digests}, the present code"
+    return f"{digests}; {older} of {len(record.cells)} cells were measured by **other code than the present**"
 
 
 def _place(sitting: Sitting) -> str:
