@@ -53,12 +53,12 @@ def _panel(axis: Any, table: SpeedTable, part: Part, numbers: Numbers) -> None:
             ratio = shown_ratio(grid, number.ratio)
             bar = (number.ratio_spread or 0.0) * ratio
             axis.bar(place - 0.2, ratio, 0.38, color=OURS, yerr=bar, ecolor=NEUTRAL)
-            _label(axis, place - 0.2, ratio)
+            _label(axis, place - 0.2, ratio, ratio + bar)
         for paper in number.papers[:1]:
             if paper.ratio is not None:
                 ratio = shown_ratio(grid, paper.ratio)
                 axis.bar(place + 0.2, ratio, 0.38, facecolor="white", edgecolor=PUBLISHED, linewidth=1)
-                _label(axis, place + 0.2, ratio)
+                _label(axis, place + 0.2, ratio, ratio)
     axis.axhline(1, color=NEUTRAL, linewidth=0.8)
     varying = [place for place in range(len(grid.axes)) if len({row.labels[place] for row in chosen}) > 1] or [0]
     axis.set(xticks=range(len(chosen)), title=part.title, ylabel=f"{grid.ratio} over {grid.baseline}")
@@ -69,9 +69,10 @@ def _panel(axis: Any, table: SpeedTable, part: Part, numbers: Numbers) -> None:
     axis.tick_params(axis="x", length=0)
 
 
-def _label(axis: Any, middle: float, height: float) -> None:
+def _label(axis: Any, middle: float, ratio: float, top: float) -> None:
+    """A bar's number, above its error bar."""
     where = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
-    axis.annotate(f"{height:.2f}", (middle, height), **where)
+    axis.annotate(f"{ratio:.2f}", (middle, top), **where)
 
 
 def _short(gpu: str) -> str:
