@@ -96,6 +96,18 @@ def test_the_page_says_whether_the_code_is_still_the_measured_one(project: Proje
     assert f"`{present}`, the present code" in page(project, table_of(project))
 
 
+def test_a_commit_that_digests_identified_stands_beside_the_recorded_one(project: Project) -> None:
+    made = record(project.root / OWN, table_of(project))
+    environment = {**made.sittings[0].environment, "git_dirty": True, "identified": {"git_commit": "b" * 40}}
+    sitting = made.sittings[0].model_copy(update={"environment": environment})
+    write_record(project.root / OWN, made.model_copy(update={"sittings": (sitting,)}))
+    text = page(project, table_of(project))
+    assert (
+        "commit `aaaaaaaaaaaa` with uncommitted changes; the measured code is that of `bbbbbbbbbbbb` by its digest"
+        in text
+    )
+
+
 def test_ratios_stand_next_to_ratios_and_times_have_their_spread(project: Project) -> None:
     record(project.root / OWN, table_of(project))
     text = page(project, table_of(project))

@@ -88,10 +88,13 @@ def _states(sitting: Sitting) -> list[str]:
 
 
 def _commit(data: dict[str, Any]) -> str:
+    """The commit that the machine's checkout named, and the one that the digests identified where it was another."""
     commit = data.get("git_commit")
     if not commit:
         return "commit unknown"
-    return f"commit `{commit[:12]}`{' with uncommitted changes' if data.get('git_dirty') else ''}"
+    words = f"commit `{commit[:12]}`{' with uncommitted changes' if data.get('git_dirty') else ''}"
+    found = data.get("identified")
+    return words if not found else f"{words}; the measured code is that of `{found['git_commit'][:12]}` by its digest"
 
 
 def _list(items: Iterable[str]) -> str:
