@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timing that runs every input set once and says one microsecond."""
 
-    def time_gpu(call: Callable[[int], object], sets: int = 1, *, replays: int = 1) -> Timing:
+    def time_gpu(call: Callable[[int], object], sets: int = 1, *, replays: int = 1, settle: float = 0.0) -> Timing:
         for index in range(sets):
             call(index)
         return Timing(1e-6, 1e-6, 1e-6, replays, sets)
