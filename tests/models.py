@@ -17,6 +17,16 @@ from transformers import (
 FAMILIES = ("llama", "mistral", "qwen2", "phi3")
 VOCABULARY = 96
 
+#: A decoder's shape as `rotquant.bench.shapes` writes it: grouped queries, a head size that the KV kernels have.
+TINY_SHAPE = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
+
 _CLASSES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),

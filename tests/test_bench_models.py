@@ -10,17 +10,9 @@ from rotquant.bench.arguments import BlockArguments, FirstTokenArguments, Genera
 from rotquant.bench.shapes import SHAPES
 from rotquant.bench.timing import Timing
 from rotquant.errors import ConfigError
+from tests.models import TINY_SHAPE
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
-
-TINY = {
-    "hidden_size": 256,
-    "intermediate_size": 384,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +28,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         run()
         return 1.0
 
-    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    monkeypatch.setitem(SHAPES, "tiny", TINY_SHAPE)
     monkeypatch.setattr(models, "gpu", lambda: torch.device("cpu"))
     monkeypatch.setattr(models, "time_gpu", time_gpu)
     monkeypatch.setattr(models, "elapsed", elapsed)

@@ -10,18 +10,11 @@ from rotquant.hadamard import hadamard_transform
 from rotquant.kernels.linear import PackedWeight
 from rotquant.quantization import fake_quantize
 from rotquant.schemes import QuantizationScheme
+from tests.models import TINY_SHAPE
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
 
-SHAPE = {
-    "hidden_size": 256,
-    "intermediate_size": 384,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-}
-CONFIG = DecoderConfig.from_shape(SHAPE)
+CONFIG = DecoderConfig.from_shape(TINY_SHAPE)
 WIDE = {"dtype": "float64"}  # nothing but codes is rounded, so prefill and decoding agree
 
 
@@ -104,7 +97,7 @@ def test_what_does_not_fit_is_one_sentence() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_decodes_what_a_prefill_predicts(kind: str) -> None:
     wide = {"hidden_size": 2048, "intermediate_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
-    decoder = random_decoder(DecoderConfig.from_shape(SHAPE | wide), kind, layers=1)
+    decoder = random_decoder(DecoderConfig.from_shape(TINY_SHAPE | wide), kind, layers=1)
     prompt = torch.randint(0, 64, (3, 50), device="cuda")
     generation = Generation(decoder, 3, 96)
     new = generation.generate(prompt, 20)
@@ -116,7 +109,7 @@ def test_a_graph_decodes_what_a_prefill_predicts(kind: str) -> None:
 
 @pytest.mark.gpu
 def test_a_step_does_not_wait_for_the_gpu() -> None:
-    decoder = random_decoder(DecoderConfig.from_shape(SHAPE | {"head_dim": 64}), "quarot")
+    decoder = random_decoder(DecoderConfig.from_shape(TINY_SHAPE | {"head_dim": 64}), "quarot")
     cache = decoder.new_cache(2, 64)
     tokens = torch.zeros(2, dtype=torch.long, device="cuda")
     decoder.decode(tokens, cache)  # compiles

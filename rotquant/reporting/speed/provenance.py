@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from rotquant.bench.records import Record, Sitting
+from rotquant.bench.records import CellRecord, Record, Sitting
 from rotquant.bench.registry import find
 from rotquant.provenance import kernels_digest
 from rotquant.reporting.speed.numbers import Source
@@ -22,10 +22,10 @@ _STATE = {
 
 def when_and_where(source: Source) -> str:
     """A sentence: measured here or recorded elsewhere, on which GPU, when, from which commit."""
-    used = [source.record.sittings[number] for number in sorted({cell.sitting for cell in source.record.cells})]
-    dates = sorted(str(sitting.environment.get("date", "-"))[:10] for sitting in used) or ["-"]
+    used = _sittings(source.record)
+    dates = sorted(str(sitting.environment.get("date", "-"))[:10] for sitting, _ in used) or ["-"]
     day = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    commits = _list(_commit(sitting.environment) for sitting in used)
+    commits = _list(_commit(sitting.environment) for sitting, _ in used)
     verb = "were recorded on another machine, with" if source.recorded else "were measured on this machine, with"
     return f"Upright numbers {verb} an **{source.record.gpu}** ({day}, {commits})."
 
@@ -33,10 +33,9 @@ def when_and_where(source: Source) -> str:
 def facts(source: Source) -> tuple[tuple[str, str], ...]:
     """The same for a page that shows facts one by one: (name, text)."""
     record = source.record
-    used = [record.sittings[number] for number in sorted({cell.sitting for cell in record.cells})]
     return (
         ("GPU", f"{record.gpu}{', recorded on another machine' if source.recorded else ''}"),
-        ("Measured", "; ".join(_place(sitting).replace("`", "") for sitting in used)),
+        ("Measured", "; ".join(_place(sitting).replace("`", "") for sitting, _ in _sittings(record))),
         ("Code", f"digest {_code(record).replace('`', '')}"),
     )
 
@@ -46,19 +45,20 @@ def provenance_section(table: SpeedTable, source: Source | None) -> str:
     if source is None:
         return ""
     record = source.record
-    counts = {
-        number: [cell for cell in record.cells if cell.sitting == number] for number in range(len(record.sittings))
-    }
     lines = []
-    for number, cells in counts.items():
-        if cells:
-            sitting = record.sittings[number]
-            seconds = sum(cell.seconds for cell in cells)
-            lines += [f"{len(cells)} cells in {seconds:.0f} s, {_place(sitting)}", *_states(sitting)]
+    for sitting, cells in _sittings(record):
+        seconds = sum(cell.seconds for cell in cells)
+        lines += [f"{len(cells)} cells in {seconds:.0f} s, {_place(sitting)}", *_states(sitting)]
     lines.append(f"Digest of kernels and benchmarks: {_code(record)}")
     for words, path in (("Record", source.path), ("Table as CSV", table_path(table.id))):
         lines.append(f"{words}: [{path}]({os.path.relpath(path, REPORTS)})")
     return "## Provenance\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def _sittings(record: Record) -> list[tuple[Sitting, list[CellRecord]]]:
+    """The sittings that cells come from, in order, each with its cells."""
+    numbers = sorted({cell.sitting for cell in record.cells})
+    return [(record.sittings[n], [cell for cell in record.cells if cell.sitting == n]) for n in numbers]
 
 
 def _code(record: Record) -> str:
