@@ -18,6 +18,7 @@ struct Problem {
     Codes codes;
     int n, columns;        // n a multiple of 8; columns: n padded to a multiple of 64 with zero codes
     float eps;
+    int rows;              // for activations_16.cu, which takes the same structure
 };
 
 template <class T, Kind What>

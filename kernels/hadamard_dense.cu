@@ -10,6 +10,13 @@
 #include "reduce.cuh"
 #include "row_ring.cuh"
 
+#include <cuda/std/type_traits>
+
+namespace std {
+using cuda::std::conditional_t;
+using cuda::std::is_same_v;
+}  // namespace std
+
 using u32 = unsigned int;
 
 // What one launch computes.
@@ -23,11 +30,14 @@ struct Problem {
 };
 
 // How a row is cut up; every member is known to the compiler.
-template <class Type, int RowOrder, int RowChunks, int WarpTiles, bool TransformColumns, Output Result, bool IsGated>
+template <class Type, int RowOrder, int RowChunks, int WarpTiles, bool TransformColumns, Output Result, bool IsGated,
+          bool IsHalf>
 struct Shape {
     using T = Type;
     static constexpr int kOrder = RowOrder, kChunks = RowChunks, kTiles = WarpTiles;
-    static constexpr bool kColumns = TransformColumns, kGated = IsGated;
+    static constexpr bool kColumns = TransformColumns, kGated = IsGated, kHalf = IsHalf;
+    static_assert(!kHalf || (kColumns && std::is_same_v<Type, __half>));  // mixing heads rounds once as it is
+    static constexpr ColumnOrder kColumnOrder = Result == kInt4 ? kPacked : kConsecutive;
     static constexpr Output kOutput = Result;
     static constexpr int kSteps = (kOrder + kTile - 1) / kTile, kSignWords = (kSteps + 3) / 4;
     static constexpr int kWarps = (kSteps + kTiles - 1) / kTiles;
@@ -40,6 +50,9 @@ struct Shape {
 
 template <class S>
 using Sums = float[S::kTiles][S::kChunks][8][4];
+
+template <class S>
+using Right = std::conditional_t<S::kHalf, HalfRightFactor<S::kColumnOrder>, RightFactor<S::kColumns, S::kColumnOrder>>;
 
 // Where lane 4g + t finds its operands among 32: neither writing lanes (one t, all g) nor reading ones (all t, two g) meet
 // in a bank.
@@ -112,16 +125,22 @@ __device__ __forceinline__ void multiply_left(Sums<S>& sums, const uint4* operan
     }
 }
 
-// The right factor of one tile, with the norm: across lanes and bit 2 of i on tensor cores, then the bits of the chunk, then
-// bits 0 and 1 of i. Without a right factor the change of layout and the norm.
+// The right factor of one tile: across lanes and bit 2 of i on tensor cores, then the bits of the chunk, then bits 0 and 1
+// of i, with the norm or, where codes follow, the largest magnitude. Without a right factor the change of layout.
 template <class S>
-__device__ __forceinline__ void multiply_right(float (&tile)[S::kChunks][8][4], const RightFactor<S::kColumns>& right,
-                                               float norm) {
+__device__ __forceinline__ void multiply_right(float (&tile)[S::kChunks][8][4], const Right<S>& right, float norm,
+                                               float& largest) {
 #pragma unroll
     for (int c = 0; c < S::kChunks; ++c) right.apply(tile[c], 0), right.apply(tile[c], 1);
     if constexpr (!S::kColumns) {
 #pragma unroll
-        for (int i = 0; i < S::kChunks * 32; ++i) (&tile[0][0][0])[i] *= norm;
+        for (int i = 0; i < S::kChunks * 32; ++i) {
+            float& x = (&tile[0][0][0])[i];
+            if (S::kOutput == kSame)
+                x *= norm;
+            else
+                largest = fmaxf(largest, fabsf(x));
+        }
         return;
     }
 #pragma unroll
@@ -133,50 +152,79 @@ __device__ __forceinline__ void multiply_right(float (&tile)[S::kChunks][8][4], 
     for (int i = 0; i < S::kChunks * 32; ++i)
         if (!(i & 4)) butterfly((&tile[0][0][0])[i], (&tile[0][0][0])[i + 4]);
 #pragma unroll
-    for (int i = 0; i < S::kChunks * 32; ++i)
-        if (!(i & 8)) scaled_butterfly((&tile[0][0][0])[i], (&tile[0][0][0])[i + 8], norm);
+    for (int i = 0; i < S::kChunks * 32; ++i) {
+        if (i & 8) continue;
+        float &a = (&tile[0][0][0])[i], &b = (&tile[0][0][0])[i + 8];
+        if (S::kOutput == kSame)
+            scaled_butterfly(a, b, norm);
+        else
+            butterfly(a, b, largest);
+    }
 }
 
-// The row's scale by its largest magnitude, or the static one; written by the row's first thread.
+// The same in float16 arithmetic, the result widened again.
 template <class S>
-__device__ __forceinline__ float choose_scale(const Sums<S>& sums, const Problem& p, int row, float* scratch) {
-    float scale;
-    if (p.codes.static_scale) {
-        scale = *p.codes.static_scale;
-    } else {
-        float maximum = 0.0f;
+__device__ __forceinline__ void multiply_right_half(float (&tile)[S::kChunks][8][4], const Right<S>& right, float norm,
+                                                    float& largest) {
+    u32 halves[S::kChunks][2][8];
 #pragma unroll
-        for (int i = 0; i < S::kTiles * S::kChunks * 32; ++i) maximum = fmaxf(maximum, fabsf((&sums[0][0][0][0])[i]));
-        scale = dynamic_scale(reduce_warps<Maximum>(maximum, scratch, 0, S::kWarps), p.codes);
+    for (int c = 0; c < S::kChunks; ++c)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                halves[c][h][i] =
+                    Float16<__half>::pack(tile[c][i][2 * h] * (8.0f * norm), tile[c][i][2 * h + 1] * (8.0f * norm));
+            right.apply(halves[c][h]);
+        }
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+        for (int i = 0; i < S::kChunks * 16; ++i)
+            if (!(i & bit)) butterfly((&halves[0][0][0])[i], (&halves[0][0][0])[i | bit]);
+#pragma unroll
+    for (int bit = 1; bit < S::kChunks; bit *= 2)
+#pragma unroll
+        for (int i = 0; i < S::kChunks * 16; ++i)
+            if (!(i / 16 & bit)) butterfly((&halves[0][0][0])[i], (&halves[0][0][0])[i + 16 * bit]);
+#pragma unroll
+    for (int i = 0; i < S::kChunks * 16; ++i) {
+        const float2 pair = Float16<__half>::unpack((&halves[0][0][0])[i]);
+        float(&to)[4] = tile[i / 16][i % 8];
+        to[2 * (i / 8 % 2)] = pair.x, to[2 * (i / 8 % 2) + 1] = pair.y;
+        largest = fmaxf(largest, fmaxf(fabsf(pair.x), fabsf(pair.y)));
     }
-    if (threadIdx.x == 0 && (row == 0 || !p.codes.static_scale)) p.codes.scale[row] = scale;
-    return scale;
 }
 
 template <class S>
 __device__ __forceinline__ void write_sums(const Sums<S>& sums, const Problem& p, int row, int first_tile, int lane,
-                                           float factor) {
+                                           const ScaledCodes<S::kOutput == kInt4 ? 4 : 8>* codes) {
     using F = Float16<typename S::T>;
-    const long long start = (long long)row * S::kElements + lane % 8 * 8;
+    // Bytes of two values, and of what a thread writes at once; 16-byte pieces go out in memory order.
+    constexpr int kTwo = S::kOutput == kSame ? 4 : S::kOutput == kInt8 ? 2 : 1, kOwn = 4 * kTwo;
+    const int group = S::kOutput == kSame ? lane / 8 : lane % 4, word = S::kOutput == kSame ? lane % 8 : lane / 4;
+    const int first_line = kTile * first_tile + 2 * group;
+    char* out = static_cast<char*>(S::kOutput == kSame ? p.y : p.codes.codes) +
+                ((long long)row * S::kElements + first_line * S::kWidth) / 2 * kTwo + kOwn * word;
 #pragma unroll
     for (int m = 0; m < S::kTiles; ++m)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const int line = kTile * (first_tile + m) + 8 * (j / 2) + lane / 8 * 2 + j % 2;
+            const int line = kTile * m + 8 * (j / 2) + j % 2;
+            const bool valid = first_line + line < S::kOrder;
 #pragma unroll
             for (int c = 0; c < S::kChunks; ++c) {
                 float v[8];
 #pragma unroll
                 for (int i = 0; i < 8; ++i) v[i] = sums[m][c][i][j];
-                const long long at = start + (line * S::kChunks + c) * kChunk;
-                const bool valid = line < S::kOrder;
+                char* to = out + (line * S::kChunks + c) * (kChunk / 2 * kTwo);
                 if constexpr (S::kOutput == kSame) {
-                    const uint4 out = in_memory_order(
-                        uint4{F::pack(v[0], v[1]), F::pack(v[2], v[3]), F::pack(v[4], v[5]), F::pack(v[6], v[7])}, lane);
-                    if (valid) __stcs(reinterpret_cast<uint4*>(static_cast<typename S::T*>(p.y) + at), out);
+                    const uint4 x = {F::pack(v[0], v[1]), F::pack(v[2], v[3]), F::pack(v[4], v[5]), F::pack(v[6], v[7])};
+                    store_if(to, in_memory_order(x, lane), valid);
+                } else if constexpr (S::kOutput == kInt4) {
+                    store_if(to, codes->packed(v), valid);
                 } else {
-                    const uint2 codes = in_memory_order(codes_of(v, factor, p.codes.largest), lane);
-                    write_codes<S::kOutput>(p.codes, at, codes, 2, valid);
+                    store_if(to, codes->held(v), valid);
                 }
             }
         }
@@ -184,12 +232,13 @@ __device__ __forceinline__ void write_sums(const Sums<S>& sums, const Problem& p
 
 // A block takes one row after another. Columns: apply the right factor (else heads are mixed). Dynamic shared memory: the
 // row that arrives, then the operands of two rows, so that one barrier to a row suffices.
-template <class Type, int Order, int Chunks, int Tiles, bool Columns, Output Result, bool Gated, int MinBlocks>
-__global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated>::kWarps, MinBlocks)
+template <class Type, int Order, int Chunks, int Tiles, bool Columns, Output Result, bool Gated, bool Half,
+          int MinBlocks>
+__global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated, Half>::kWarps, MinBlocks)
     hadamard_dense(const Problem p) {
-    using S = Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated>;
+    using S = Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated, Half>;
     extern __shared__ uint4 shared[];
-    __shared__ float scratch[32];
+    alignas(16) __shared__ float scratch[32];
     const int lane = threadIdx.x % 32, first_tile = threadIdx.x / 32 * Tiles;
     const typename S::Ring ring{reinterpret_cast<char*>(shared)};
     uint4* const operands = shared + S::Ring::kBytes / 16;
@@ -201,7 +250,8 @@ __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns
     for (int i = 0; i < Tiles * S::kSignWords; ++i)
         (&signs[0][0])[i] = __ldg(p.signs + (first_tile * S::kSignWords + i) * 32 + lane);
     const Signs ones = block_ones<Type>(S::kSteps * kTile, lane / 4, lane % 4);
-    const RightFactor<Columns> right(lane / 4, lane % 4);
+    const Right<S> right(lane / 4, lane % 4);
+    const CodeRange<Result == kInt4 ? 4 : 8> range(p.codes, Half ? 1.0f : p.norm);
 
     const int step = gridDim.x;
     const auto fetch = [&](int row) {
@@ -216,11 +266,22 @@ __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns
         fetch(row + step);
         Sums<S> sums;
         multiply_left<S>(sums, operands + use % 2 * S::kOperands, signs, ones, lane);
+        float largest = 0.0f;
 #pragma unroll
-        for (int m = 0; m < Tiles; ++m) multiply_right<S>(sums[m], right, p.norm);
-        float factor = 1.0f;
-        if constexpr (Result != kSame) factor = __frcp_rn(choose_scale<S>(sums, p, row, scratch));
-        write_sums<S>(sums, p, row, first_tile, lane, factor);
+        for (int m = 0; m < Tiles; ++m) {
+            if constexpr (Half)
+                multiply_right_half<S>(sums[m], right, p.norm, largest);
+            else
+                multiply_right<S>(sums[m], right, p.norm, largest);
+        }
+        if constexpr (Result == kSame) {
+            write_sums<S>(sums, p, row, first_tile, lane, nullptr);
+        } else {
+            const float scale = range.scale(block_largest<S::kWarps>(largest, scratch));
+            if (threadIdx.x == 0 && (row == 0 || !range.is_static)) p.codes.scale[row] = scale;
+            const auto codes = range.codes(scale);
+            write_sums<S>(sums, p, row, first_tile, lane, &codes);
+        }
         ++use;
         if (row + step < p.rows) {
             ring.wait(0, use);

@@ -11,6 +11,13 @@
 #include "reduce.cuh"
 #include "row_ring.cuh"
 
+#include <cuda/std/type_traits>
+
+namespace std {
+using cuda::std::conditional_t;
+using cuda::std::is_same_v;
+}  // namespace std
+
 using u32 = unsigned int;
 
 // What one launch computes.
@@ -27,11 +34,14 @@ struct Problem {
 
 // How a row is cut up; every member is known to the compiler.
 template <class Type, int RowOrder, int RowWarps, int WarpStrips, int RingSlots, int ExchangePasses,
-          bool TransformColumns, Output Result, bool IsGated>
+          bool TransformColumns, Output Result, bool IsGated, bool IsHalf>
 struct Shape {
     using T = Type;
     static constexpr int kOrder = RowOrder, kWarps = RowWarps, kStrips = WarpStrips;
-    static constexpr bool kColumns = TransformColumns, kGated = IsGated;
+    static constexpr bool kColumns = TransformColumns, kGated = IsGated, kHalf = IsHalf;
+    static_assert(!kHalf || (kColumns && std::is_same_v<Type, __half>));  // mixing heads rounds once as it is
+    static constexpr ColumnOrder kColumnOrder = Result == kInt4 ? kPacked : kConsecutive;
+    static_assert(Result != kInt4 || ExchangePasses == 1);  // a word of codes takes columns of both passes
     static constexpr bool kExchange = kColumns && kWarps > 1;
     static constexpr Output kOutput = Result;
     static constexpr int kTiles = (kOrder + kTile - 1) / kTile, kSignWords = (kTiles + 3) / 4;
@@ -48,9 +58,13 @@ struct Shape {
     // What a thread holds in the end: some of its rows in all chunks, or all of its rows in its own strips.
     static constexpr int kFinalLines = kExchange ? (kLines + kWarps - 1) / kWarps : kLines;
     static constexpr int kFinalChunks = kExchange ? kChunks : kStrips;
-    // The norm is part of the last additions, unless codes follow, which take it into their scale.
-    static constexpr bool kNormInChunks = kColumns && kOutput == kSame && kFinalChunks > 1;
-    static constexpr bool kNormInColumns = kColumns && kOutput == kSame && kFinalChunks == 1;
+    // The norm is part of the last additions, unless codes follow, which take it into their scale, or of the rounding to
+    // float16 where that is the arithmetic.
+    static constexpr bool kNormInChunks = kColumns && kOutput == kSame && kFinalChunks > 1 && !kHalf;
+    static constexpr bool kNormInColumns = kColumns && kOutput == kSame && kFinalChunks == 1 && !kHalf;
+    // Where the last additions see the row's largest magnitude.
+    static constexpr bool kLargestInChunks = kColumns && kOutput != kSame && kFinalChunks > 1 && !kHalf;
+    static constexpr bool kLargestInColumns = kColumns && kOutput != kSame && kFinalChunks == 1 && !kHalf;
 };
 
 // Sixteen bytes of rows 2t, 2t + 1, 2t + 8, 2t + 9 of each tile, columns 8g.. of a strip. In memory order lane l holds those
@@ -63,6 +77,30 @@ using Sums = float[S::kStrips][S::kTiles][8][4];
 
 template <class S>
 using Values = float[S::kFinalLines][S::kFinalChunks][8];
+
+// In float16 arithmetic: the same, two columns to a word; and what a product leaves, two rows to a word.
+template <class S>
+using HalfValues = u32[S::kFinalLines][S::kFinalChunks][4];
+
+template <class S>
+using HalfSums = u32[S::kStrips][S::kHalves][8];
+
+// DIRECT: rows come straight from memory to registers; else through the ring.
+#ifndef DIRECT
+#define DIRECT 0
+#endif
+
+__device__ __forceinline__ uint4 read_piece(const char* from) {
+#if DIRECT
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from));
+    return x;
+#else
+    return *reinterpret_cast<const uint4*>(from);
+#endif
+}
 
 // From a slot of the ring. `available`: values from `from` on that are there.
 template <class S>
@@ -77,7 +115,7 @@ __device__ __forceinline__ void load_pieces(Pieces<S>& pieces, const char* from,
                 const bool valid = line + 6 < S::kOrder || line + lane / 8 * 2 < S::kOrder;
                 pieces[s][m][r] = {0, 0, 0, 0};
                 if (valid && (!S::kRagged || at < available))
-                    pieces[s][m][r] = *reinterpret_cast<const uint4*>(from + 2 * at);
+                    pieces[s][m][r] = read_piece(from + 2 * at);
             }
 }
 
@@ -132,9 +170,9 @@ __device__ __forceinline__ void multiply_left(Sums<S>& sums, const Pieces<S>& pi
         }
 }
 
-// Bits 0 and 1 of i; `norm` is applied where nothing follows.
+// Bits 0 and 1 of i; `norm` is applied where nothing follows, and the largest magnitude found.
 template <class S>
-__device__ __forceinline__ void add_columns(Sums<S>& sums, float norm) {
+__device__ __forceinline__ void add_columns(Sums<S>& sums, float norm, float& largest) {
 #pragma unroll
     for (int s = 0; s < S::kStrips; ++s)
 #pragma unroll
@@ -150,9 +188,82 @@ __device__ __forceinline__ void add_columns(Sums<S>& sums, float norm) {
                         float& b = sums[s][h / 2][i | bit][2 * (h % 2) + e];
                         if (S::kNormInColumns && bit == 2)
                             scaled_butterfly(a, b, norm);
+                        else if (S::kLargestInColumns && bit == 2)
+                            butterfly(a, b, largest);
                         else
                             butterfly(a, b);
                     }
+}
+
+// The columns of every strip in float16 arithmetic, from left products times `scale`.
+template <class S>
+__device__ __forceinline__ void transform_halves(HalfSums<S>& halves, const Sums<S>& sums,
+                                                 const HalfRightFactor<S::kColumnOrder>& right, float scale) {
+#pragma unroll
+    for (int s = 0; s < S::kStrips; ++s)
+#pragma unroll
+        for (int h = 0; h < S::kHalves; ++h) {
+            u32(&x)[8] = halves[s][h];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const float(&sum)[4] = sums[s][h / 2][i];
+                x[i] = Float16<__half>::pack(sum[2 * (h % 2)] * scale, sum[2 * (h % 2) + 1] * scale);
+            }
+            right.apply(x);
+#pragma unroll
+            for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    if (!(i & bit)) butterfly(x[i], x[i | bit]);
+        }
+}
+
+// Line u of a strip, two columns to a word.
+template <class S>
+__device__ __forceinline__ uint4 half_line(const u32 (&halves)[S::kHalves][8], int u) {
+    const u32(&x)[8] = halves[u / 2];
+    const u32 order = u % 2 ? 0x7632 : 0x5410;
+    return {__byte_perm(x[0], x[1], order), __byte_perm(x[2], x[3], order), __byte_perm(x[4], x[5], order),
+            __byte_perm(x[6], x[7], order)};
+}
+
+// `collect` in float16: a line's eight columns are exchanged at once.
+template <class S>
+__device__ __forceinline__ void collect_halves(HalfValues<S>& values, const HalfSums<S>& halves, uint4* shared, int warp,
+                                               int lane) {
+    const int g = lane / 4, t = lane % 4, from = 8 * t + (g ^ 2 * t);
+    const int to = lane / 8 * 8 + (lane % 8 ^ lane / 8 * 2);
+#pragma unroll
+    for (int i = 0; i < S::kStrips * S::kLines; ++i) {
+        const int s = i / S::kLines, u = i % S::kLines;
+        const uint4 x = half_line<S>(halves[s], u);
+        if constexpr (S::kExchange) {
+            shared[(warp * S::kStrips * S::kLines + i) * 32 + from] = x;
+        } else {
+            u32(&v)[4] = values[u][s];
+            v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+        }
+    }
+    if constexpr (S::kExchange) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < S::kFinalLines * S::kChunks; ++i) {
+            const int k = i / S::kChunks, c = i % S::kChunks, u = warp + S::kWarps * k;
+            uint4 x = {0, 0, 0, 0};
+            if (S::kLines % S::kWarps == 0 || u < S::kLines) x = shared[(c * S::kLines + u) * 32 + to];
+            u32(&v)[4] = values[k][c];
+            v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+        }
+    }
+#pragma unroll
+    for (int bit = 1; bit < S::kFinalChunks; bit *= 2)
+#pragma unroll
+        for (int k = 0; k < S::kFinalLines; ++k)
+#pragma unroll
+            for (int c = 0; c < S::kFinalChunks; ++c)
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    if (!(c & bit)) butterfly(values[k][c][j], values[k][c | bit][j]);
 }
 
 // Lines of all chunks to the warps that own them: line u goes to warp u % Warps. Lanes write in the order of a product
@@ -200,9 +311,9 @@ __device__ __forceinline__ void collect(Values<S>& values, const Sums<S>& sums, 
     }
 }
 
-// The bits of the chunk's number, then `norm`.
+// The bits of the chunk's number, then `norm` or the largest magnitude.
 template <class S>
-__device__ __forceinline__ void add_chunks(Values<S>& values, float norm) {
+__device__ __forceinline__ void add_chunks(Values<S>& values, float norm, float& largest) {
 #pragma unroll
     for (int bit = 1; bit < S::kFinalChunks; bit *= 2)
 #pragma unroll
@@ -212,98 +323,144 @@ __device__ __forceinline__ void add_chunks(Values<S>& values, float norm) {
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
                     if (c & bit) continue;
-                    if (S::kNormInChunks && 2 * bit == S::kFinalChunks)
+                    const bool last = 2 * bit == S::kFinalChunks;
+                    if (S::kNormInChunks && last)
                         scaled_butterfly(values[k][c][i], values[k][c | bit][i], norm);
+                    else if (S::kLargestInChunks && last)
+                        butterfly(values[k][c][i], values[k][c | bit][i], largest);
                     else
                         butterfly(values[k][c][i], values[k][c | bit][i]);
                 }
 }
 
-// The row's scale by its largest magnitude, or the static one; written by the row's first thread.
+// A warp's part of a row in its final place: where its lines start, and which of them exist.
 template <class S>
-__device__ __forceinline__ float choose_scale(const Values<S>& values, const Problem& p, long long row, float* scratch,
-                                              bool first_thread) {
-    float scale;
-    if (p.codes.static_scale) {
-        scale = *p.codes.static_scale;
-    } else {
-        float maximum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < S::kFinalLines * S::kFinalChunks * 8; ++i)
-            maximum = fmaxf(maximum, fabsf((&values[0][0][0])[i]));
-        maximum = S::kWarps > 1 ? reduce_warps<Maximum>(maximum, scratch, 0, S::kWarps) : warp_reduce<Maximum>(maximum);
-        scale = dynamic_scale(maximum * p.norm, p.codes);
-    }
-    if (first_thread && (row == 0 || !p.codes.static_scale)) p.codes.scale[row] = scale;
-    return scale;
-}
+struct Place {
+    long long row;
+    int warp, group, word;  // a thread's lines, and its pieces of a chunk: t and g wherever lanes hold them
 
-template <class S>
-__device__ __forceinline__ void write_values(const Values<S>& values, const Problem& p, long long row, int warp, int lane,
-                                             float factor) {
-    using F = Float16<typename S::T>;
+    __device__ __forceinline__ Place(long long row, int warp, int lane) : row(row), warp(warp) {
+        const bool memory_order = S::kExchange || S::kOutput == kSame;
+        group = memory_order ? lane / 8 : lane % 4;
+        word = memory_order ? lane % 8 : lane / 4;
+    }
+
+    // First element of line k's chunk 0 before `word`, within the row; k = 0 plus a constant where lines are dealt evenly.
+    __device__ __forceinline__ int line(int k) const {
+        if constexpr (!S::kExchange) return 4 * (k & ~1) + 2 * group + (k & 1);
+        if constexpr (S::kWarps % 2 == 0) return 4 * (warp & ~1) + (warp & 1) + 2 * group + 4 * S::kWarps * k;
+        const int u = warp + S::kWarps * k;
+        return 4 * (u & ~1) + 2 * group + (u & 1);
+    }
+
+    // Whether this is a line of the matrix, which only the last of them may not be.
+    __device__ __forceinline__ bool exists(int line) const {
+        return (S::kOrder % 8 == 0 && (!S::kExchange || S::kLines % S::kWarps == 0)) || line < S::kOrder;
+    }
+
+    __device__ __forceinline__ int first_chunk() const { return S::kExchange ? 0 : warp * S::kStrips; }
+};
+
+// Rows of `Type` where lanes hold eight columns as a vector of 16 bytes.
+template <class S, class Vector>
+__device__ __forceinline__ void write_vectors(const Vector& vector, const Problem& p, const Place<S>& place, int lane) {
+    char* out = static_cast<char*>(p.y) + 2 * (place.row * S::kElements + 8 * place.word);
+    const long long left = p.elements - place.row * S::kElements;
 #pragma unroll
     for (int k = 0; k < S::kFinalLines; ++k) {
-        const int u = S::kExchange ? warp + S::kWarps * k : k;
-        const int line = 4 * (u & ~1) + lane / 8 * 2 + (u & 1);
-        const int first_chunk = S::kExchange ? 0 : warp * S::kStrips;
-        const long long start = row * S::kElements + line * S::kWidth + first_chunk * kChunk + lane % 8 * 8;
+        const int line = place.line(k);
 #pragma unroll
         for (int c = 0; c < S::kFinalChunks; ++c) {
-            const float(&v)[8] = values[k][c];
-            const long long at = start + c * kChunk;
-            const bool valid = line < S::kOrder && (!S::kRagged || at < p.elements);
-            if constexpr (S::kOutput == kSame) {
-                uint4 out = {F::pack(v[0] * factor, v[1] * factor), F::pack(v[2] * factor, v[3] * factor),
-                             F::pack(v[4] * factor, v[5] * factor), F::pack(v[6] * factor, v[7] * factor)};
-                if constexpr (!S::kExchange) out = in_memory_order(out, lane);
-                if (valid) __stcs(reinterpret_cast<uint4*>(static_cast<typename S::T*>(p.y) + at), out);
+            uint4 x = vector(k, c);
+            if constexpr (!S::kExchange) x = in_memory_order(x, lane);
+            const int at = line * S::kWidth + (place.first_chunk() + c) * kChunk;
+            store_if(out + 2 * at, x, place.exists(line) && (!S::kRagged || at + 8 * place.word < left));
+        }
+    }
+}
+
+// Codes in bytes, or packed.
+template <class S, class Codes>
+__device__ __forceinline__ void write_codes(const Values<S>& values, const Problem& p, const Place<S>& place,
+                                            const Codes& codes) {
+    constexpr int kBytesPerTwo = S::kOutput == kInt4 ? 1 : 2, kOwn = S::kOutput == kInt4 ? 4 : 8;
+    char* out = static_cast<char*>(p.codes.codes) + place.row * (S::kElements / 2 * kBytesPerTwo) + kOwn * place.word;
+#pragma unroll
+    for (int k = 0; k < S::kFinalLines; ++k) {
+        const int line = place.line(k);
+        char* to = out + line * (S::kWidth / 2 * kBytesPerTwo) + place.first_chunk() * (kChunk / 2 * kBytesPerTwo);
+        const bool valid = place.exists(line);
+#pragma unroll
+        for (int c = 0; c < S::kFinalChunks; ++c) {
+            if constexpr (S::kOutput == kInt4) {
+                store_if(to + c * (kChunk / 2), codes.packed(values[k][c]), valid);
             } else {
-                uint2 codes = codes_of(v, factor, p.codes.largest);
-                if constexpr (!S::kExchange) codes = in_memory_order(codes, lane);
-                write_codes<S::kOutput>(p.codes, at, codes, 2, valid);
+                store_if(to + c * kChunk, codes.held(values[k][c]), valid);
             }
         }
     }
 }
 
+template <class S>
+__device__ __forceinline__ void widen(Values<S>& values, const HalfValues<S>& halves) {
+#pragma unroll
+    for (int i = 0; i < S::kFinalLines * S::kFinalChunks * 4; ++i) {
+        const float2 pair = Float16<__half>::unpack((&halves[0][0][0])[i]);
+        (&values[0][0][0])[2 * i] = pair.x, (&values[0][0][0])[2 * i + 1] = pair.y;
+    }
+}
+
+template <class S>
+__device__ __forceinline__ float largest_of(const Values<S>& values) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < S::kFinalLines * S::kFinalChunks * 8; ++i) largest = fmaxf(largest, fabsf((&values[0][0][0])[i]));
+    return largest;
+}
+
+template <class S>
+using Right = std::conditional_t<S::kHalf, HalfRightFactor<S::kColumnOrder>, RightFactor<S::kColumns, S::kColumnOrder>>;
+
 // Each group of Warps warps takes one row after another. Dynamic shared memory: a ring of rows for each group, then, with
 // an exchange, the row as float32, or half of it with two passes.
 template <class Type, int Order, int Warps, int Strips, int Slots, int Passes, bool Columns, Output Result, bool Gated,
-          int MinBlocks>
+          bool Half, int MinBlocks>
 __global__ void __launch_bounds__(Warps == 1 ? 128 : 32 * Warps, MinBlocks) hadamard_strips(const Problem p) {
-    using S = Shape<Type, Order, Warps, Strips, Slots, Passes, Columns, Result, Gated>;
+    using S = Shape<Type, Order, Warps, Strips, Slots, Passes, Columns, Result, Gated, Half>;
     extern __shared__ float4 shared[];
-    __shared__ float scratch[32];
+    alignas(16) __shared__ float scratch[32];
     // One for a warp, and known to be so.
     const int warp_of_block = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
     const int warp = Warps == 1 ? 0 : warp_of_block, group = Warps == 1 ? warp_of_block : 0, lane = threadIdx.x % 32;
     const typename S::Ring ring{reinterpret_cast<char*>(shared) + group * S::Ring::kBytes};
-    float4* const exchanged = shared + S::kRowsPerBlock * S::Ring::kBytes / 16;
-    ring.start();
+    float4* const exchanged = shared + (DIRECT ? 0 : S::kRowsPerBlock * S::Ring::kBytes / 16);
+    if (!DIRECT) ring.start();
     __syncthreads();
 
     u32 signs[S::kTiles][S::kSignWords];
 #pragma unroll
     for (int i = 0; i < S::kTiles * S::kSignWords; ++i) (&signs[0][0])[i] = __ldg(p.signs + i * 32 + lane);
     const Signs ones = block_ones<Type>(p.blocks_of, lane / 4, lane % 4);
-    const RightFactor<Columns> right(lane / 4, lane % 4);
+    const Right<S> right(lane / 4, lane % 4);
+    const CodeRange<Result == kInt4 ? 4 : 8> range(p.codes, Half ? 1.0f : p.norm);
 
     const int step = gridDim.x * S::kRowsPerBlock;
     const int offset = lane / 8 * 2 * S::kWidth + warp * Strips * kChunk + lane % 8 * 8;
     const auto fetch = [&](int slot, int row) {
-        const long long left = row < p.rows ? 2 * (p.elements - (long long)row * S::kElements) : 0;
-        const int bytes = S::kRagged ? (left < S::kSlotBytes ? (int)left : S::kSlotBytes) : left ? S::kSlotBytes : 0;
+        int bytes = row < p.rows ? S::kSlotBytes : 0;
+        if (S::kRagged && bytes)
+            bytes = (int)min((long long)bytes, 2 * (p.elements - (long long)row * S::kElements));
         ring.fetch(slot, static_cast<const char*>(p.x) + (long long)row * S::kSlotBytes, bytes);
     };
     int row = blockIdx.x * S::kRowsPerBlock + group;
 #pragma unroll
-    for (int slot = 0; slot < Slots; ++slot) fetch(slot, row + slot * step);
+    for (int slot = 0; slot < (DIRECT ? 0 : Slots); ++slot) fetch(slot, row + slot * step);
 
     for (int use = 0; row < p.rows; ++use, row += step) {
         const int slot = use % Slots;
-        ring.wait(slot, use);
-        const char* from = ring.at(slot) + 2 * offset;
+        if (!DIRECT) ring.wait(slot, use);
+        const char* from =
+            (DIRECT ? static_cast<const char*>(p.x) + (long long)row * S::kSlotBytes : ring.at(slot)) + 2 * offset;
         const int available = S::kRagged ? (int)min((long long)S::kElements, p.elements - (long long)row * S::kElements) : 0;
         Pieces<S> pieces;
         load_pieces<S>(pieces, from, available - offset, lane);
@@ -316,18 +473,47 @@ __global__ void __launch_bounds__(Warps == 1 ? 128 : 32 * Warps, MinBlocks) hada
         Sums<S> sums;
         multiply_left<S>(sums, pieces, signs, ones);
         Group<(Warps > 1)>::sync();  // this slot, and what the last row exchanged, have been read
-        fetch(slot, row + Slots * step);
-#pragma unroll
-        for (int s = 0; s < Strips; ++s)
-#pragma unroll
-            for (int h = 0; h < S::kHalves; ++h) right.apply(sums[s][h / 2], h % 2);
-        if constexpr (Columns) add_columns<S>(sums, p.norm);
+        if (!DIRECT) fetch(slot, row + Slots * step);
+        const Place<S> place(row, warp, lane);
         Values<S> values;
-        collect<S>(values, sums, exchanged, warp, lane);
-        if constexpr (Columns) add_chunks<S>(values, p.norm);
-        float factor = S::kNormInChunks || S::kNormInColumns ? 1.0f : p.norm;
-        if constexpr (Result != kSame)
-            factor = __fdividef(p.norm, choose_scale<S>(values, p, row, scratch, warp == 0 && lane == 0));
-        write_values<S>(values, p, row, warp, lane, factor);
+        float largest = 0.0f;
+        if constexpr (Half) {
+            HalfSums<S> halves;
+            transform_halves<S>(halves, sums, right, 8.0f * p.norm);
+            HalfValues<S> rounded;
+            collect_halves<S>(rounded, halves, reinterpret_cast<uint4*>(exchanged), warp, lane);
+            if constexpr (Result == kSame) {
+                const auto vector = [&](int k, int c) {
+                    const u32(&v)[4] = rounded[k][c];
+                    return uint4{v[0], v[1], v[2], v[3]};
+                };
+                write_vectors<S>(vector, p, place, lane);
+                continue;
+            }
+            widen<S>(values, rounded);
+        } else {
+#pragma unroll
+            for (int s = 0; s < Strips; ++s)
+#pragma unroll
+                for (int h = 0; h < S::kHalves; ++h) right.apply(sums[s][h / 2], h % 2);
+            if constexpr (Columns) add_columns<S>(sums, p.norm, largest);
+            collect<S>(values, sums, exchanged, warp, lane);
+            if constexpr (Columns) add_chunks<S>(values, p.norm, largest);
+        }
+        if constexpr (Result == kSame) {
+            const float factor = S::kNormInChunks || S::kNormInColumns ? 1.0f : p.norm;
+            const auto vector = [&](int k, int c) {
+                using F = Float16<Type>;
+                const float(&v)[8] = values[k][c];
+                return uint4{F::pack(v[0] * factor, v[1] * factor), F::pack(v[2] * factor, v[3] * factor),
+                             F::pack(v[4] * factor, v[5] * factor), F::pack(v[6] * factor, v[7] * factor)};
+            };
+            write_vectors<S>(vector, p, place, lane);
+        } else {
+            if constexpr (!S::kLargestInChunks && !S::kLargestInColumns) largest = largest_of<S>(values);
+            const float scale = range.scale(block_largest<Warps>(largest, scratch));
+            if (warp == 0 && lane == 0 && (row == 0 || !range.is_static)) p.codes.scale[row] = scale;
+            write_codes<S>(values, p, place, range.codes(scale));
+        }
     }
 }

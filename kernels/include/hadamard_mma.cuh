@@ -34,6 +34,13 @@ __device__ __forceinline__ void mma_16n8k8_tf32(float (&d)[4], const float (&a)[
           "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
+// d[16 x 8] = a[16 x 16] b[16 x 8] of float16, each result rounded once.
+__device__ __forceinline__ void mma_16n8k16_half(unsigned (&d)[2], const Signs& a, unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, {%8,%8};"
+        : "=r"(d[0]), "=r"(d[1])
+        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b0), "r"(b1), "r"(0u));
+}
+
 // The part of x that tf32 holds exactly; x minus it is exact, and tf32 holds all but its last two or three bits.
 __device__ __forceinline__ float tf32_head(float x) {
     return __uint_as_float(__float_as_uint(x) & 0xFFFFE000u);

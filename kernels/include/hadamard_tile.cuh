@@ -53,18 +53,29 @@ __device__ __forceinline__ Signs block_ones(int size, int g, int t) {
     return ones;
 }
 
-// The right factor's part over columns 8 G (three bits, across lanes) and bit 2 of i; without Columns the identity, which
-// leaves the change of layout.
-template <bool Columns>
+// Which columns a thread holds after the right factor, i = 0..7. kConsecutive: 8g + i. kPacked: those that packed codes put
+// into word g of a chunk, 32 (g / 4) + 4 (g % 4) + i for i < 4 and 16 more for the others.
+enum ColumnOrder : int { kConsecutive, kPacked };
+
+// An entry of the right factor over the bits of a column above the lowest two: output of lane group g and half `top` of i,
+// input 8 G + 4 upper. Without Columns of the identity, which leaves the change of layout.
+template <bool Columns, ColumnOrder Order>
+__device__ __forceinline__ float right_entry(int g, int top, int G, int upper) {
+    const int out = Order == kPacked ? g / 4 * 8 + top * 4 + g % 4 : 2 * g + top, in = 2 * G + upper;
+    return Columns ? (__popc(out & in) & 1 ? -1.0f : 1.0f) : (out == in ? 1.0f : 0.0f);
+}
+
+// The right factor's part over columns 8 G (three bits, across lanes) and bit 2 of i.
+template <bool Columns, ColumnOrder Order = kConsecutive>
 struct RightFactor {
     float even[4], odd[4];  // left operands for columns i < 4 and i >= 4
 
     __device__ __forceinline__ RightFactor(int g, int t) {
-        const int first = 2 * t, second = 2 * t + 1;
-        const float a = Columns ? (__popc(g & first) & 1 ? -1.0f : 1.0f) : (g == first ? 1.0f : 0.0f);
-        const float b = Columns ? (__popc(g & second) & 1 ? -1.0f : 1.0f) : (g == second ? 1.0f : 0.0f);
-        even[0] = a, even[1] = Columns ? a : 0.0f, even[2] = b, even[3] = Columns ? b : 0.0f;
-        odd[0] = Columns ? a : 0.0f, odd[1] = Columns ? -a : a, odd[2] = Columns ? b : 0.0f, odd[3] = Columns ? -b : b;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            even[r] = right_entry<Columns, Order>(g, r % 2, 2 * t + r / 2, 0);
+            odd[r] = right_entry<Columns, Order>(g, r % 2, 2 * t + r / 2, 1);
+        }
     }
 
     // Rows of half `h` of a tile. Every float is the sum of two tf32 numbers, up to its last two or three bits.
@@ -84,6 +95,46 @@ struct RightFactor {
         }
     }
 };
+
+// The same in float16 arithmetic: what the left product leaves, rounded, is a right operand as it stands. `halves`: for
+// columns 8 (2t + e) + i of row 8h + g, both e in a word; then rows 8h + 2t + e of the columns that Order says.
+template <ColumnOrder Order = kConsecutive>
+struct HalfRightFactor {
+    Signs entries;  // of +-1/8: sixteen-fold sums, and the bits that follow, stay about as large as what comes in
+
+    __device__ __forceinline__ HalfRightFactor(int g, int t) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const float a = right_entry<true, Order>(g, r % 2, 2 * t, r / 2);
+            const float b = right_entry<true, Order>(g, r % 2, 2 * t + 1, r / 2);
+            entries.r[r] = Float16<__half>::pack(0.125f * a, 0.125f * b);
+        }
+    }
+
+    __device__ __forceinline__ void apply(unsigned (&halves)[8]) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            unsigned sum[2];
+            mma_16n8k16_half(sum, entries, halves[i], halves[i + 4]);
+            halves[i] = sum[0], halves[i + 4] = sum[1];
+        }
+    }
+};
+
+// Two float16 butterflies.
+__device__ __forceinline__ void butterfly(unsigned& a, unsigned& b) {
+    const __half2 x = reinterpret_cast<const __half2&>(a), y = reinterpret_cast<const __half2&>(b);
+    const __half2 sum = __hadd2(x, y), difference = __hsub2(x, y);
+    a = reinterpret_cast<const unsigned&>(sum), b = reinterpret_cast<const unsigned&>(difference);
+}
+
+// The last butterfly of a transform, and the larger magnitude of its results, which is |a| + |b| as rounded.
+__device__ __forceinline__ void butterfly(float& a, float& b, float& largest) {
+    largest = fmaxf(largest, fabsf(a) + fabsf(b));
+    const float difference = a - b;
+    a += b;
+    b = difference;
+}
 
 __device__ __forceinline__ void butterfly(float& a, float& b) {
     const float difference = a - b;

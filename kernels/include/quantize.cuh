@@ -39,6 +39,97 @@ __device__ __forceinline__ float quotient(float x, float divisor, float reciproc
     return fmaf(fmaf(-q, divisor, x), reciprocal, q);
 }
 
+#ifndef STORE
+#define STORE 0
+#endif
+#if STORE == 0
+#define STORE_KIND "st.global.cs"
+#elif STORE == 1
+#define STORE_KIND "st.global"
+#else
+#define STORE_KIND "st.global.cg"
+#endif
+
+// Stores under a predicate: what is stored is computed either way, so no branch surrounds the computation.
+__device__ __forceinline__ void store_if(void* to, unsigned x, bool valid) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p " STORE_KIND ".u32 [%0], %1;\n}" ::"l"(to), "r"(x),
+                 "r"((unsigned)valid)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_if(void* to, uint2 x, bool valid) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p " STORE_KIND ".v2.u32 [%0], {%1, %2};\n}" ::"l"(to),
+                 "r"(x.x), "r"(x.y), "r"((unsigned)valid)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_if(void* to, uint4 x, bool valid) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p " STORE_KIND ".v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((unsigned)valid)
+                 : "memory");
+}
+
+// What turns values into codes by two multiply-adds: the clamp is the saturation of the first to 0..1, the range of codes
+// shifted and scaled, which moves a value by 2^-25 of that range. `Bits`: of the field that a code gets, 8 or 4.
+template <int Bits>
+struct ScaledCodes {
+    static constexpr unsigned kFlip = Bits == 8 ? 0x80808080u : 0x88888888u;  // codes come out shifted by half a field
+    float slope, middle, levels, rounder;
+
+    // `slope` takes a value to a code divided by the number of steps between codes.
+    __device__ __forceinline__ ScaledCodes(float slope, float levels, float middle, float rounder)
+        : slope(slope), middle(middle), levels(levels), rounder(rounder) {}
+
+    // The low `Bits` bits are the shifted code.
+    __device__ __forceinline__ unsigned shifted(float value) const {
+        return __float_as_uint(fmaf(__saturatef(fmaf(value, slope, middle)), levels, rounder));
+    }
+
+    // Codes of eight consecutive values in the bytes of two words.
+    __device__ __forceinline__ uint2 held(const float (&v)[8]) const {
+        return {gather_bytes(shifted(v[0]), shifted(v[1]), shifted(v[2]), shifted(v[3])) ^ kFlip,
+                gather_bytes(shifted(v[4]), shifted(v[5]), shifted(v[6]), shifted(v[7])) ^ kFlip};
+    }
+
+    // Codes of four values and of the four 16 columns on: lower and upper halves of the bytes of a word.
+    __device__ __forceinline__ unsigned packed(const float (&v)[8]) const {
+        return gather_bytes(shifted(v[0]) + 16 * shifted(v[4]), shifted(v[1]) + 16 * shifted(v[5]),
+                            shifted(v[2]) + 16 * shifted(v[6]), shifted(v[3]) + 16 * shifted(v[7])) ^ kFlip;
+    }
+};
+
+// 1 / x of a normal x below 2^126, to one unit in the last place.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// What of a quantization does not change from row to row, for values that are still to be multiplied by `norm`.
+template <int Bits>
+struct CodeRange {
+    float levels, middle, rounder, to_scale, to_slope, static_scale;
+    bool is_static;
+
+    __device__ __forceinline__ CodeRange(const Codes& q, float norm) {
+        levels = static_cast<float>(2 * q.largest + 1);
+        middle = __fdiv_rn(static_cast<float>(q.largest + 1), levels);
+        rounder = 8388608.0f + static_cast<float>((1 << (Bits - 1)) - 1 - q.largest);
+        to_scale = __fdiv_rn(q.clip_ratio, static_cast<float>(q.largest)) * norm;
+        to_slope = __fdiv_rn(norm, levels);
+        is_static = q.static_scale != nullptr;
+        static_scale = is_static ? *q.static_scale : 0.0f;
+    }
+
+    __device__ __forceinline__ float scale(float row_maximum) const {
+        return is_static ? static_scale : fmaxf(row_maximum * to_scale, kSmallestScale);
+    }
+
+    __device__ __forceinline__ ScaledCodes<Bits> codes(float scale) const {
+        return {to_slope * fast_reciprocal(scale), levels, middle, rounder};
+    }
+};
+
 // Codes of eight consecutive values in the bytes of two words.
 __device__ __forceinline__ uint2 codes_of(const float (&values)[8], float factor, int largest) {
     unsigned c[8];

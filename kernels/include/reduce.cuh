@@ -16,6 +16,51 @@ __device__ __forceinline__ float warp_reduce(float x) {
     return x;
 }
 
+// The largest magnitude of a warp: floats that are not negative are ordered as their bits are.
+__device__ __forceinline__ float warp_largest(float magnitude) {
+    return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(magnitude)));
+}
+
+// The largest magnitude of a block of `Warps` warps; `scratch`: 16-byte aligned, a float for each, as reduce_warps uses it.
+template <int Warps>
+__device__ __forceinline__ float block_largest(float magnitude, float* scratch) {
+    magnitude = warp_largest(magnitude);
+    if constexpr (Warps == 1) return magnitude;
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = magnitude;
+    __syncthreads();
+    magnitude = scratch[0];
+    if constexpr (Warps % 4 == 0) {
+#pragma unroll
+        for (int w = 0; w < Warps; w += 4) {
+            const float4 x = *reinterpret_cast<const float4*>(scratch + w);
+            magnitude = fmaxf(magnitude, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
+        }
+    } else {
+#pragma unroll
+        for (int w = 1; w < Warps; ++w) magnitude = fmaxf(magnitude, scratch[w]);
+    }
+    return magnitude;
+}
+
+// The sum over a block of `Warps` warps, with scratch as above.
+template <int Warps>
+__device__ __forceinline__ float block_total(float x, float* scratch) {
+    x = warp_reduce<Sum>(x);
+    if constexpr (Warps == 1) return x;
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    // Every thread adds up what warps have left, a sum for each: no warp waits for another one twice.
+    x = 0.0f;
+#pragma unroll
+    for (int w = 0; w < Warps / 4 * 4; w += 4) {
+        const float4 part = *reinterpret_cast<const float4*>(scratch + w);
+        x += (part.x + part.y) + (part.z + part.w);
+    }
+#pragma unroll
+    for (int w = Warps / 4 * 4; w < Warps; ++w) x += scratch[w];
+    return x;
+}
+
 // Over `warps` warps beginning at `first`; the whole block takes part. `scratch`: a float for each warp of the block,
 // used once between two barriers of the caller's, or once in all.
 template <class Operation>

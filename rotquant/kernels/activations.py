@@ -27,17 +27,19 @@ from rotquant.schemes import QuantizationScheme
 #: `heads` of `hadamard_quantize` that leaves the transform out.
 NO_TRANSFORM = -1
 
-FILE = "activations.cu"
+#: For float32 rows, and for 16-bit ones.
+FILE, FILE_16 = "activations.cu", "activations_16.cu"
 _PROBLEM = np.dtype(
     [("x", "u8"), ("residual", "u8"), ("weight", "u8"), ("hidden", "u8"), ("codes", CODES), ("n", "i4"),
-     ("columns", "i4"), ("eps", "f4")], align=True,
+     ("columns", "i4"), ("eps", "f4"), ("rows", "i4")], align=True,
 )  # fmt: skip
 
 
 def sources(architecture: str) -> list[Source]:
     """What the launchers ask for, kernels of `hadamard` aside: each kind of row, with each output and type."""
-    kinds = (("__half", "kPlain", "kInt4"), ("__nv_bfloat16", "kGated", "kInt8"), ("float", "kNorm", "kInt8"))
-    return [Source(FILE, tuple(f"quantize_rows<{dtype},{kind},{output},4>" for dtype, kind, output in kinds))]
+    kinds = (("__half", "kPlain", "kInt4"), ("__nv_bfloat16", "kGated", "kInt8"), ("__half", "kNorm", "kInt8"))
+    names = tuple(f"quantize_rows_16<{dtype},{kind},{output},4,128,8,false>" for dtype, kind, output in kinds)
+    return [Source(FILE, ("quantize_rows<float,kNorm,kInt8,4>",)), Source(FILE_16, names)]
 
 
 def _codes(x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -241,20 +243,25 @@ def _launch_rows(
     hidden: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """Run kernels/activations.cu: one block to a row, each thread `vectors` times eight values."""
+    """Run kernels/activations.cu or activations_16.cu: a block to a row, to a thread `vectors` times eight values."""
     if n % 8:
         raise KernelError(f"rows of {n} values cannot be read 16 bytes at a time: n must be a multiple of 8.")
+    wide = x.dtype == torch.float32
     pieces = out.columns // 8
-    vectors = next((v for v in (1, 2, 4) if pieces <= v * 128), 4)
+    vectors = next((v for v in (1, 2, 4) if pieces <= v * 128), 4) if wide else 4 if pieces <= 4096 else 8
     threads = padded(-(-pieces // vectors), 32)
     if threads > 1024:
-        raise KernelError(f"rows of {n} values are longer than the kernel holds in registers, {8 * 4 * 1024} values.")
+        raise KernelError(f"rows of {n} values are longer than the kernel holds in registers, {8 * 8 * 1024} values.")
     if x.shape[0] == 0:
         return
-    name = f"quantize_rows<{TYPES[x.dtype]},{kind},{out.output},{vectors}>"
+    name, file = f"quantize_rows<{TYPES[x.dtype]},{kind},{out.output},{vectors}>", FILE
+    if not wide:
+        shape = f"{vectors},{threads},{max(1, 1024 // threads)}"  # 64 registers to a thread
+        name, file = f"quantize_rows_16<{TYPES[x.dtype]},{kind},{out.output},{shape},false>", FILE_16
     problem = np.zeros((), dtype=_PROBLEM)
     for field, tensor in (("x", x), ("residual", residual), ("weight", weight), ("hidden", hidden)):
         problem[field] = 0 if tensor is None else tensor.data_ptr()
     problem["codes"], problem["n"], problem["columns"], problem["eps"] = out.record(), n, out.columns, eps
-    function = kernel(Source(FILE, (name,)), name, x.device)
+    problem["rows"] = x.shape[0]
+    function = kernel(Source(file, (name,)), name, x.device)
     launch(function, (x.shape[0],), (threads,), problem[()], device=x.device)

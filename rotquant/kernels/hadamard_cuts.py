@@ -5,7 +5,7 @@ kernels/hadamard_strips.cu, for small orders; `Dense` is kernels/hadamard_dense.
 its tables.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -60,18 +60,25 @@ class Strips:
         """Threads of a block."""
         return 32 * self.warps * self.rows_per_block
 
-    def instance(self, dtype: torch.dtype, output: str, gated: bool) -> str:
-        """The kernel's C++ name; `output` is kSame, kInt8 or kInt4."""
-        flags = f"{str(self.columns).lower()},{output},{str(gated).lower()}"
+    def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool = False) -> str:
+        """The kernel's C++ name; `output` is kSame, kInt8 or kInt4; `half`: float16 arithmetic."""
+        flags = f"{str(self.columns).lower()},{output},{str(gated).lower()},{str(half).lower()}"
         shape = f"{self.order},{self.warps},{self.strips},{self.slots},{self.passes}"
         return f"hadamard_strips<{TYPES[dtype]},{shape},{flags},{self.blocks}>"
 
-    def shared_bytes(self, gated: bool) -> int:
-        """Dynamic shared memory of a block: rings, and the row as float32 if warps exchange rows for columns."""
+    def shared_bytes(self, gated: bool, half: bool = False) -> int:
+        """Dynamic shared memory of a block: rings, and the row as summed if warps exchange rows for columns."""
         rings = self.rows_per_block * _ring_bytes(self.slots, 2 * self.elements * (2 if gated else 1))
         if self.warps == 1 or not self.columns:
             return rings
-        return rings + 4 * -(-self.order // 8) * 8 * self.warps * self.strips * CHUNK // self.passes
+        exchanged = -(-self.order // 8) * 8 * self.warps * self.strips * CHUNK
+        return rings + (2 if half else 4) * exchanged // (1 if half else self.passes)
+
+    def smaller(self, output: str, half: bool) -> "Strips | None":
+        """The same with a shorter ring, then with half the exchange, which packed codes and float16 do not take."""
+        if self.slots > 1:
+            return replace(self, slots=1)
+        return None if half or output == "kInt4" or self.passes == 2 else replace(self, passes=2)
 
 
 @dataclass(frozen=True)
@@ -111,15 +118,19 @@ class Dense:
         """Threads of a block."""
         return 32 * self.warps
 
-    def instance(self, dtype: torch.dtype, output: str, gated: bool) -> str:
-        """The kernel's C++ name; `output` is kSame, kInt8 or kInt4."""
-        flags = f"{str(self.columns).lower()},{output},{str(gated).lower()}"
+    def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool = False) -> str:
+        """The kernel's C++ name; `output` is kSame, kInt8 or kInt4; `half`: float16 arithmetic."""
+        flags = f"{str(self.columns).lower()},{output},{str(gated).lower()},{str(half).lower()}"
         return f"hadamard_dense<{TYPES[dtype]},{self.order},{self.chunks},{self.tiles},{flags},{self.blocks}>"
 
-    def shared_bytes(self, gated: bool) -> int:
+    def shared_bytes(self, gated: bool, half: bool = False) -> int:
         """Dynamic shared memory of a block: the row that arrives, and the operands of two."""
         operands = 2 * -(-self.order // TILE) * TILE * self.chunks * CHUNK
         return _ring_bytes(1, 2 * self.elements * (2 if gated else 1)) + 2 * operands
+
+    def smaller(self, output: str, half: bool) -> None:
+        """There is no smaller form."""
+        return
 
 
 def _ring_bytes(slots: int, slot_bytes: int) -> int:
@@ -157,13 +168,13 @@ _CUTS: dict[int, Cut] = {
     1024: Strips(16, 1, blocks=6),
     2048: Strips(32, 1, blocks=3),
     3072: Strips(48, 1, blocks=2),
-    4096: Strips(16, 4, blocks=6),
-    5120: Dense(80, 1, blocks=4),
+    4096: Strips(32, 2, blocks=6),
+    5120: Strips(40, 2, blocks=4),
     8192: Strips(32, 4, blocks=3),
     11008: Dense(172, 1, 3, blocks=3),
     12288: Strips(48, 4, slots=1, blocks=3),
     13824: Dense(108, 2, 2, blocks=2),
-    14336: Strips(28, 8, passes=2, blocks=2),
+    14336: Strips(28, 8, slots=1, blocks=2),
     28672: Strips(28, 8, 2, slots=1),
 }
 

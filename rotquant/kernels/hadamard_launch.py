@@ -1,11 +1,11 @@
 """Launches of the Hadamard kernels: which of the three takes a transform, and the structures they take.
 
-16-bit rows with at least 64 columns beside a moderate left factor go to tensor cores (`hadamard_cuts`), everything else
-to kernels/hadamard_any.cu. Tensors are checked by the operators of `hadamard` and `activations`, which call this.
+16-bit rows with at least 64 columns beside a moderate left factor go to tensor cores (`hadamard_cuts`), everything
+else to kernels/hadamard_any.cu, float16 arithmetic on other types included. Tensors are checked by the operators of
+`hadamard` and `activations`, which call this.
 """
 
 import math
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,9 +28,14 @@ _ANY = np.dtype([*_COMMON, ("core", "i4"), ("n", "i4"), ("inner", "i4"), ("colum
 
 def sources(architecture: str) -> list[Source]:
     """What the launchers ask for: every kernel, and of its instances those that differ most."""
-    wanted = ((4096, 1, "kSame"), (8192, 1, "kInt4"), (11008, 1, "kSame"), (32, 128, "kSame"))
-    cuts = [(cut_of(n, inner, torch.float16, output != "kSame"), output) for n, inner, output in wanted]
-    half = [Source(cut.file, (cut.instance(torch.float16, output, False),)) for cut, output in cuts]
+    wanted = (
+        (4096, 1, "kSame", True),
+        (8192, 1, "kInt4", False),
+        (11008, 1, "kSame", False),
+        (32, 128, "kSame", False),
+    )
+    cuts = [(cut_of(n, inner, torch.float16, output != "kSame"), output, half) for n, inner, output, half in wanted]
+    half = [Source(cut.file, (cut.instance(torch.float16, output, False, half),)) for cut, output, half in cuts]
     gated = cut_of(14336, 1, torch.bfloat16, True)
     return [
         *half,
@@ -57,18 +62,30 @@ def launch_transform(
         return
     width = x.shape[1] // (2 if gated else 1)
     n = heads or width
-    cut = None if half else cut_of(n, width // n, x.dtype, isinstance(out, RowCodes))
-    cut = _fitting(cut, gated, _shared_limit(x.device))
+    output = out.output if isinstance(out, RowCodes) else "kSame"
+    cut = _arithmetic_cut(n, width // n, x.dtype, output, half)
+    cut = _fitting(cut, output, gated, half, _shared_limit(x.device))
     if cut is not None:
-        launch_cut(cut, x, out, n=n, inverse=inverse, gated=gated)
+        launch_cut(cut, x, out, n=n, inverse=inverse, gated=gated, half=half)
     else:
         _launch_any(x, out, n=n, inner=width // n, inverse=inverse, half=half, gated=gated)
 
 
-def launch_cut(cut: Cut, x: Tensor, out: Tensor | RowCodes, *, n: int, inverse: bool, gated: bool) -> None:
-    """Run a tensor-core kernel, `n` being the order of one transform."""
+def _arithmetic_cut(n: int, inner: int, dtype: torch.dtype, output: str, half: bool) -> Cut | None:
+    """`cut_of`, of which float16 arithmetic takes float16 rows only."""
+    return None if half and dtype != torch.float16 else cut_of(n, inner, dtype, output != "kSame")
+
+
+def launch_cut(
+    cut: Cut, x: Tensor, out: Tensor | RowCodes, *, n: int, inverse: bool, gated: bool, half: bool = False
+) -> None:
+    """Run a tensor-core kernel, `n` being the order of one transform.
+
+    half: float16 arithmetic, in which every factor's result is rounded; that of heads, one factor, is rounded anyway.
+    """
     output = out.output if isinstance(out, RowCodes) else "kSame"
-    name = cut.instance(x.dtype, output, gated)
+    half = half and cut.columns
+    name = cut.instance(x.dtype, output, gated, half)
     function = kernel(Source(cut.file, (name,)), name, x.device)
     table = signs(cut.order, cut.blocks_of or cut.order, inverse, cut.sign_rows, x.device)
     elements = x.numel() // (2 if gated else 1)
@@ -77,7 +94,7 @@ def launch_cut(cut: Cut, x: Tensor, out: Tensor | RowCodes, *, n: int, inverse: 
     problem["rows"], problem["norm"] = rows, 1 / math.sqrt(n)
     if isinstance(cut, Strips):
         problem["elements"], problem["blocks_of"] = elements, cut.blocks_of or cut.sign_rows
-    shared = cut.shared_bytes(gated)
+    shared = cut.shared_bytes(gated, half)
     # Blocks stay and take one row after another: a row arrives while the one before is worked on.
     blocks = min(-(-rows // cut.rows_per_block), _resident(function, cut.threads, shared, x.device))
     launch(function, (blocks,), (cut.threads,), problem[()], device=x.device, shared=shared)
@@ -87,8 +104,8 @@ def row_problem(n: int, inner: int, dtype: torch.dtype, device: torch.device, ha
     """Why no kernel transforms the middle axis of [rows, n, inner] on this GPU; None where one does."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the kernels need a GPU of compute capability 8.0 or newer"
-    cut = None if half else cut_of(n, inner, dtype, False)
-    if _fitting(cut, False, _shared_limit(device)) is not None:
+    cut = _arithmetic_cut(n, inner, dtype, "kSame", half)
+    if _fitting(cut, "kSame", False, half, _shared_limit(device)) is not None:
         return None
     if _any_bytes(n * inner, half) > _shared_limit(device):
         return f"a row of {n * inner} values does not fit in shared memory"
@@ -119,11 +136,11 @@ def _launch_any(
     launch(function, (x.shape[0],), (threads,), problem[()], device=x.device, shared=shared)
 
 
-def _fitting(cut: Cut | None, gated: bool, limit: int) -> Cut | None:
+def _fitting(cut: Cut | None, output: str, gated: bool, half: bool, limit: int) -> Cut | None:
     """The cut, or one with a shorter ring and a smaller exchange, that needs no more shared memory than there is."""
-    if isinstance(cut, Strips) and cut.shared_bytes(gated) > limit:
-        cut = replace(cut, slots=1, passes=2)
-    return None if cut is None or cut.shared_bytes(gated) > limit else cut
+    while cut is not None and cut.shared_bytes(gated, half and cut.columns) > limit:
+        cut = cut.smaller(output, half)
+    return cut
 
 
 def _problem(dtype: np.dtype, x: Tensor, out: Tensor | RowCodes, table: Tensor) -> np.ndarray:

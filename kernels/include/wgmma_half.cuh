@@ -1,0 +1,44 @@
+// Hopper's warpgroup matrix instructions on float16 (sm_90a): D = A B + D with A from registers, B from shared memory read
+// across: rows of B are K, 64 columns of it 128 bytes, in the 128-byte swizzle of the copy engine.
+// D is [64, 64] float32: thread 32 w + 4 g + t holds, in d[j][2 h + i], row 16 w + g + 8 h and column 8 j + 2 t + i.
+#pragma once
+
+#include "hadamard_mma.cuh"
+#include "wgmma.cuh"
+
+namespace ptx {
+
+// B at a multiple of 1024 bytes: groups of eight rows follow one another, 1024 bytes each.
+__device__ __forceinline__ u64 across_descriptor(u32 shared) { return wgmma_descriptor(shared); }
+
+#define RQ_D4(d, j) "+f"((d)[j][0]), "+f"((d)[j][1]), "+f"((d)[j][2]), "+f"((d)[j][3])
+__device__ __forceinline__ void wgmma_half(float (&d)[8][4], const Signs& a, u64 descriptor, int add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
+        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, add, 1, 1, 1;\n"
+        "}\n"
+        : RQ_D4(d, 0), RQ_D4(d, 1), RQ_D4(d, 2), RQ_D4(d, 3), RQ_D4(d, 4), RQ_D4(d, 5), RQ_D4(d, 6), RQ_D4(d, 7)
+        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "l"(descriptor), "r"(add));
+}
+#undef RQ_D4
+
+// Wait for all committed products of this warpgroup, whose results are in `d`.
+template <int Chunks>
+__device__ __forceinline__ void wgmma_finish(float (&d)[Chunks][8][4]) {
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < Chunks * 32; ++i) asm volatile("" : "+f"((&d[0][0][0])[i])::"memory");
+}
+
+}  // namespace ptx
+
+// Four 8 x 8 matrices of 16 bits, of which a thread holds two neighbours of a column, by rows: lane l gives the address of row
+// l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_across(char* to, const unsigned (&words)[4]) {
+    ptx::stmatrix_x4_trans(ptx::shared_address(to), words[0], words[1], words[2], words[3]);
+}
