@@ -26,7 +26,7 @@ from rotquant.schemes import (
 )
 
 #: Fields that act while the model runs; all others decide the stored weights.
-RUNTIME_FIELDS = ("activations", "keys", "values")
+RUNTIME_FIELDS = ("activations", "attention_output", "keys", "values")
 
 _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
@@ -36,8 +36,8 @@ class Recipe(Frozen):
 
     Order of application: norms are fused and `rotation` applied; `smoothing` or `omniquant` transform equivalently;
     `outliers` choose and reorder features; `weights` quantizes, seeing the effect of all these. `activations` quantizes
-    the input of every linear layer but lm_head, `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV
-    cache.
+    the input of every linear layer but lm_head, `attention_output`, where it is given, that of o_proj in its place,
+    `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV cache.
     """
 
     rotation: RotationScheme | None = None
@@ -46,6 +46,7 @@ class Recipe(Frozen):
     outliers: OutlierFeatures | None = None
     weights: WeightQuantization | None = None
     activations: QuantizationScheme | None = None
+    attention_output: QuantizationScheme | None = None
     keys: QuantizationScheme | None = None
     values: QuantizationScheme | None = None
     calibration: Calibration | None = None
@@ -64,6 +65,12 @@ class Recipe(Frozen):
             raise ValueError("weights take granularity tensor, channel or group")
         if self.activations and self.activations.granularity not in ("tensor", "token", "group"):
             raise ValueError("activations take granularity tensor, token or group")
+        if self.attention_output and self.activations is None:
+            raise ValueError("attention_output takes the place of activations at one site: it needs that section")
+        if self.attention_output and not (
+            self.attention_output.dynamic and self.attention_output.granularity == "head"
+        ):
+            raise ValueError("attention_output takes granularity head and dynamic scales")
         if self._calibrates_quantized and not (self.activations or self.keys or self.values):
             raise ValueError("gptq.hessian_inputs 'quantized' needs an activations, keys or values section")
         if self._calibrates_quantized and self.activations and not self.activations.dynamic:

@@ -27,14 +27,14 @@ from rotquant.schemes import RotationScheme
 #: Weights that are changed row by row are handled in blocks of about this many elements (512 MiB in float64).
 _BLOCK_ELEMENTS = 2**26
 
-_NO_ROTATION = RotationScheme(residual="none", values=False, heads=False, keys=False, mlp=False)
+_NO_ROTATION = RotationScheme(residual="none", values="none", heads=False, keys=False, mlp=False)
 
 
 def check_rotation(architecture: Architecture, scheme: RotationScheme) -> None:
     """Raise `RecipeError` when a Hadamard matrix that `scheme` needs is not known; call it before touching a weight."""
     needed = [
         (scheme.residual == "hadamard", architecture.hidden_size, "hidden size", "residual: orthogonal"),
-        (scheme.values, architecture.head_dim, "head dimension", "values: false"),
+        ("hadamard" in scheme.values, architecture.head_dim, "head dimension", "values: none"),
         (scheme.keys, architecture.head_dim, "head dimension", "keys: false"),
         (scheme.heads, architecture.num_heads, "number of attention heads", "heads: false"),
         (scheme.mlp, architecture.intermediate_size, "intermediate size", "mlp: false"),
@@ -126,7 +126,7 @@ class _Fusion:
         attention_norm, mlp_norm = (
             layer.get_submodule(shape.site(name).norm) for name in ("attention_input", "mlp_input")
         )
-        if self.scheme.values:
+        if self.scheme.values != "none":
             self._rotate_values(layer, attention_norm)
             readers = (shape.query, shape.key)
         else:
@@ -163,7 +163,7 @@ class _Fusion:
 
     def _inverse_of_attention_output(self, weight: Tensor) -> Tensor:
         """W times the transforms of its input, R2 and the one across heads: orthogonal, so (x H)(W H)^T = x W^T."""
-        if self.scheme.values:
+        if self.scheme.values != "none":
             weight = _per_head(weight, self.architecture.head_dim)
         if self.scheme.heads:
             weight = hadamard.head_hadamard_transform(weight, self.architecture.num_heads)

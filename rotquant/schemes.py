@@ -52,32 +52,75 @@ class QuantizationScheme(Frozen):
         return 0, 2**self.bits - 1
 
 
+class Calibration(Frozen):
+    """Calibration text: `samples` random windows of `sequence_length` tokens of the train split, drawn with `seed`.
+
+    corpus is a key of the configuration's `corpora`. QuaRot: 128 samples of 2048 tokens of WikiText-2, seed 0.
+    """
+
+    corpus: str = "wikitext2"
+    samples: Annotated[int, Field(gt=0)] = 128
+    sequence_length: Annotated[int, Field(gt=1)] = 2048
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+class RotationLearning(Frozen):
+    """Rotations learned by Cayley SGD on the quantized network's loss, all weights frozen (SpinQuant Sec. 3.2, 4.1).
+
+    steps, batch_size: iterations, and sequences of text in each.
+    learning_rate: at the first step; it decays to zero, `linear` as the paper says, `cosine` as its authors' code does.
+    momentum: of the gradients; zero in both.
+    network: what is quantized while learning: `activations`, inputs of linear layers and KV cache alone, so that GPTQ
+        is left with the weights ("Cayley on 16-4-KV"), or `all`, weights too, round-to-nearest ("Cayley on 4-4-KV",
+        Table 3).
+    text: where the sequences come from: its `samples` are gone through in random order, as often as needed.
+    """
+
+    steps: Annotated[int, Field(gt=0)] = 100
+    batch_size: Annotated[int, Field(gt=0)] = 8
+    learning_rate: Annotated[float, Field(gt=0.0)] = 1.5
+    schedule: Literal["linear", "cosine"] = "linear"
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    network: Literal["activations", "all"] = "activations"
+    text: Calibration = Calibration(samples=800)
+
+
 class RotationScheme(Frozen):
     """Which rotations a model carries (SpinQuant's names R1..R4; QuaRot Sec. 4 stages 1a-1d).
 
     residual: R1 on the residual stream, fused into the weights. `hadamard` is a randomized Hadamard matrix (QuaRot),
-        `orthogonal` a Haar-random one from a QR decomposition (QuaRot Table 8).
-    values: R2, an exact Hadamard matrix per head, fused into v_proj and o_proj.
-    heads: the online transform across heads before o_proj which completes R2 to a full Hadamard (QuaRot stage 1c).
+        `orthogonal` a Haar-random one from a QR decomposition (QuaRot Table 8, SpinQuant's floating-point rotation).
+    values: R2 for each head's values, fused into v_proj and o_proj. `hadamard` is the exact Hadamard matrix (QuaRot);
+        `random_hadamard` and `orthogonal` are drawn for each layer (SpinQuant).
+    heads: the online transform across heads before o_proj which completes R2 to a full Hadamard (QuaRot stage 1c;
+        not in SpinQuant).
     keys: R3, an online Hadamard transform on queries and keys after RoPE (QuaRot stage 1d).
     mlp: R4, an online Hadamard transform before down_proj (QuaRot stage 1b).
     online_dtype: arithmetic of the online transforms (QuaRot Table 10).
     center_embeddings: subtract each embedding row's mean before rotating. The authors' code does this even for RMSNorm
         models, where it changes the function; the paper does not. Default: as the paper.
+    learning: how R1 and R2 are learned, starting from those above; None leaves them as drawn.
     """
 
     residual: Literal["none", "hadamard", "orthogonal"] = "hadamard"
-    values: bool = True
+    values: Literal["none", "hadamard", "random_hadamard", "orthogonal"] = "hadamard"
     heads: bool = True
     keys: bool = True
     mlp: bool = True
     online_dtype: Literal["float32", "float16"] = "float32"
     center_embeddings: bool = False
+    learning: RotationLearning | None = None
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> "RotationScheme":
+        if self.learning is not None and self.residual == "none" and self.values == "none":
+            raise ValueError("learning needs residual or values: there is no rotation to learn")
+        return self
 
     @property
     def is_random(self) -> bool:
         """Whether the seed of a run changes the rotation."""
-        return self.residual != "none"
+        return self.residual != "none" or self.values in ("random_hadamard", "orthogonal") or self.learning is not None
 
 
 class GPTQ(Frozen):
@@ -146,18 +189,6 @@ class OmniQuant(Frozen):
     clipping_lr: Annotated[float, Field(gt=0.0)] = 5e-3
     transformation_lr: Annotated[float, Field(gt=0.0)] = 1e-2
     smoothing_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-
-
-class Calibration(Frozen):
-    """Calibration text: `samples` random windows of `sequence_length` tokens of the train split, drawn with `seed`.
-
-    corpus is a key of the configuration's `corpora`. QuaRot: 128 samples of 2048 tokens of WikiText-2, seed 0.
-    """
-
-    corpus: str = "wikitext2"
-    samples: Annotated[int, Field(gt=0)] = 128
-    sequence_length: Annotated[int, Field(gt=1)] = 2048
-    seed: Annotated[int, Field(ge=0)] = 0
 
 
 class Perplexity(Frozen):

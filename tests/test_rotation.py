@@ -16,7 +16,7 @@ from rotquant.schemes import RotationScheme
 from rotquant.wrapping import Wrapping, wrap
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 
-NO_ROTATION = RotationScheme(residual="none", values=False, heads=False, keys=False, mlp=False)
+NO_ROTATION = RotationScheme(residual="none", values="none", heads=False, keys=False, mlp=False)
 
 # The bounds are the project's. Logits lie between -6 and 6; measured maxima over families and shapes: 9e-6 and 4e-14.
 FLOAT32_BOUND = 1e-4
@@ -165,7 +165,7 @@ def test_centering_subtracts_each_embedding_rows_mean_and_nothing_from_a_tied_he
         ({"hidden_size": 84, "num_heads": 14, "num_kv_heads": 2}, {"values": False, "keys": False}, r"size 14 .*heads"),
         ({"hidden_size": 50, "num_heads": 1, "num_kv_heads": 1}, {"values": False}, r"size 50 .*residual: orthogonal"),
         ({"intermediate_size": 90}, {}, r"size 90 .*intermediate size.*mlp: false"),
-        ({"head_dim": 18}, {}, r"size 18 .*head dimension.*values: false"),
+        ({"head_dim": 18}, {}, r"size 18 .*head dimension.*values: none"),
     ],
 )
 def test_a_missing_hadamard_matrix_is_named_before_any_weight_is_touched(

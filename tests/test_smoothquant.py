@@ -73,7 +73,7 @@ def test_smoothing_does_not_change_the_logits(family):
 
 def test_a_rotated_model_can_be_smoothed_too():
     model = tiny_model(dtype=torch.float64)
-    rotate(model, RotationScheme(heads=False, mlp=False, keys=False, values=False), seed=0)
+    rotate(model, RotationScheme(heads=False, mlp=False, keys=False, values="none"), seed=0)
     tokens = tiny_tokens()
     with torch.no_grad():
         before = model(tokens).logits

@@ -70,7 +70,7 @@ def test_online_transforms_act_before_o_proj_and_down_proj(family: str) -> None:
 
 def test_the_quantizer_sees_transformed_input() -> None:
     model, tokens = tiny_model(num_layers=1), tiny_tokens()
-    only_mlp = RotationScheme(residual="none", values=False, heads=False, keys=False)
+    only_mlp = RotationScheme(residual="none", values="none", heads=False, keys=False)
     raw = inputs_of_linears(model, tokens)["model.layers.0.mlp.down_proj"]
     # down_proj is called by itself: in a whole pass its input would differ, the MLP's input being quantized too.
     layer = decoder_layers(model)[0]

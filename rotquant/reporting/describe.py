@@ -81,7 +81,7 @@ def settings(recipe: Recipe) -> str:
 def _rotation(rotation: RotationScheme) -> str:
     kinds = {"hadamard": "randomized Hadamard", "orthogonal": "random orthogonal"}
     fused = [f"R1 {kinds[rotation.residual]}"] if rotation.residual != "none" else []
-    fused += ["R2"] if rotation.values else []
+    fused += ["R2"] if rotation.values != "none" else []
     switches = (("heads", rotation.heads), ("R3", rotation.keys), ("R4", rotation.mlp))
     online = [name for name, on in switches if on]
     text = f"rotation {', '.join(fused) or 'none fused'}"
