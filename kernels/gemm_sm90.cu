@@ -19,6 +19,7 @@ template <int Consumers, int Strips, int Tokens, int Stages, int Cluster, bool G
 struct Shape {
     static constexpr int consumers = Consumers, strips = Strips, tokens = Tokens, stages = Stages, cluster = Cluster;
     static constexpr bool grouped = Grouped;
+    static constexpr bool moves_registers = Consumers > 1;                 // a lone consumer starts with enough
     static constexpr int consumer_registers = Consumers == 2 ? 240 : 160;  // with 24 for each producer: all there are
     static constexpr int features = Consumers * Strips * 64;
     static constexpr int weight_bytes = features * STEP / 2;
@@ -281,11 +282,11 @@ __global__ void __cluster_dims__(Cluster, 1, 1) __launch_bounds__((Consumers + 1
     if constexpr (Cluster > 1) ptx::cluster_sync();
 
     if (warpgroup == Consumers) {
-        ptx::registers_shrink<24>();
+        if constexpr (S::moves_registers) ptx::registers_shrink<24>();
         if (threadIdx.x == Consumers * WARPGROUP) produce<S>(shared, ring, weight, codes, p, schedule);
         __syncwarp();
     } else {
-        ptx::registers_grow<S::consumer_registers>();
+        if constexpr (S::moves_registers) ptx::registers_grow<S::consumer_registers>();
         consume<S>(memory, shared, ring, out, p, schedule, warpgroup);
     }
     if constexpr (Cluster > 1) ptx::cluster_sync();  // a block's memory stays while others write to it

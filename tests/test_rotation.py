@@ -52,7 +52,7 @@ def test_logits_stay_on_awkward_shapes(family: str, shape: str) -> None:
 @pytest.mark.parametrize("part", ["residual", "values", "heads", "mlp"])
 @pytest.mark.parametrize("family", ["qwen2", "phi3"])
 def test_each_rotation_alone_keeps_the_logits(family: str, part: str) -> None:
-    alone = NO_ROTATION.model_copy(update={part: "hadamard" if part == "residual" else True})
+    alone = NO_ROTATION.model_copy(update={part: "hadamard" if part in ("residual", "values") else True})
     model = tiny_model(family, dtype=torch.float64)
     assert invariance_error(model, alone, seed=0, input_ids=tiny_tokens()) <= FLOAT64_BOUND
 
@@ -92,7 +92,7 @@ def test_the_residual_stream_is_multiplied_by_q() -> None:
 
 
 def test_values_are_multiplied_by_an_exact_hadamard_matrix_head_by_head() -> None:
-    scheme = NO_ROTATION.model_copy(update={"values": True})
+    scheme = NO_ROTATION.model_copy(update={"values": "hadamard"})
     model = tiny_model("qwen2", dtype=torch.float64)
     fuse_norms(model)
     rotated = copy.deepcopy(model)
@@ -162,8 +162,12 @@ def test_centering_subtracts_each_embedding_rows_mean_and_nothing_from_a_tied_he
             {},
             r"size 5 .*number of attention heads.*heads: false",
         ),
-        ({"hidden_size": 84, "num_heads": 14, "num_kv_heads": 2}, {"values": False, "keys": False}, r"size 14 .*heads"),
-        ({"hidden_size": 50, "num_heads": 1, "num_kv_heads": 1}, {"values": False}, r"size 50 .*residual: orthogonal"),
+        (
+            {"hidden_size": 84, "num_heads": 14, "num_kv_heads": 2},
+            {"values": "none", "keys": False},
+            r"size 14 .*heads",
+        ),
+        ({"hidden_size": 50, "num_heads": 1, "num_kv_heads": 1}, {"values": "none"}, r"size 50 .*residual: orthogonal"),
         ({"intermediate_size": 90}, {}, r"size 90 .*intermediate size.*mlp: false"),
         ({"head_dim": 18}, {}, r"size 18 .*head dimension.*values: none"),
     ],

@@ -98,15 +98,16 @@ class TransformArguments(Frozen):
 class QuantizeArguments(Frozen):
     """Quantization of fp16 rows to 4 bits, with what a model does just before it fused in.
 
-    scale: found for each row, or known for the tensor. output: two codes to the byte, or one. copy: a device copy of
-    the fp16 input.
+    scale: found for each row, or known for the tensor. output: two codes to the byte, or one. before: RMSNorm has no
+    weight, which models fold into the next layer; with a residual it also adds, and writes the sum. copy: a device copy
+    of the fp16 input.
     """
 
     rows: Size
     features: Size
     scale: Literal["dynamic", "static"] = "dynamic"
     output: Literal["packed", "held"] = "packed"
-    before: Literal["none", "hadamard", "swiglu", "swiglu-hadamard", "rms-norm"] = "none"
+    before: Literal["none", "hadamard", "swiglu", "swiglu-hadamard", "rms-norm", "residual-rms-norm"] = "none"
     implementation: Literal["ours", "torch", "copy"]
 
 

@@ -70,8 +70,9 @@ def quantize_case(a: QuantizeArguments, device: torch.device) -> Case:
     """The tensors and the call that `quantize` times; SwiGLU takes gate and up side by side."""
     columns = a.features * (2 if a.before.startswith("swiglu") else 1)
     x = torch.randn(a.rows, columns, dtype=torch.float16, device=device)
-    inputs = (x, torch.full((1,), 0.5, device=device)) if a.scale == "static" else (x,)
-    return Case(_eager(a) if a.implementation == "torch" else _fused(a), inputs)
+    residual = (torch.randn_like(x),) if a.before.startswith("residual") else ()
+    static = (torch.full((1,), 0.5, device=device),) if a.scale == "static" else ()
+    return Case(_eager(a) if a.implementation == "torch" else _fused(a), (x, *residual, *static))
 
 
 def _fused(a: QuantizeArguments) -> Callable[..., Any]:
@@ -79,11 +80,12 @@ def _fused(a: QuantizeArguments) -> Callable[..., Any]:
     gated = a.before.startswith("swiglu")
     heads = 0 if a.before.endswith("hadamard") else NO_TRANSFORM
 
-    def run(x: Tensor, scale: Tensor | None = None) -> Any:
+    def run(x: Tensor, *others: Tensor) -> Any:
+        residual, scale = _others(a, others)
         if a.before == "none":
             return quantize_rows(x, *rest, scale)
-        if a.before == "rms-norm":
-            return rms_norm_quantize(x, None, None, _EPS, *rest, scale)
+        if a.before.endswith("rms-norm"):
+            return rms_norm_quantize(x, residual, None, _EPS, *rest, scale)
         return hadamard_quantize(x, heads, False, gated, *rest, scale)
 
     return run
@@ -92,19 +94,30 @@ def _fused(a: QuantizeArguments) -> Callable[..., Any]:
 def _eager(a: QuantizeArguments) -> Callable[..., Any]:
     """Eager torch, one code to the byte; the transform is our kernel, so that only the rest differs."""
 
-    def run(x: Tensor, scale: Tensor | None = None) -> Any:
+    def run(x: Tensor, *others: Tensor) -> Any:
+        residual, scale = _others(a, others)
         if a.before.startswith("swiglu"):
             gate, up = x.chunk(2, dim=1)
             x = silu(gate) * up
         if a.before.endswith("hadamard"):
             x = hadamard(x, 0, False, False)
-        if a.before == "rms-norm":
-            x = rms_norm(x, (a.features,), eps=_EPS)
+        hidden = x if residual is None else x + residual
+        if a.before.endswith("rms-norm"):
+            x = rms_norm(hidden, (a.features,), eps=_EPS)
         if scale is None:
             scale = x.abs().amax(dim=-1, keepdim=True) * (_CLIP / 7)
-        return (x / scale).round_().clamp_(-8, 7).to(torch.int8), scale
+        codes = (x / scale).round_().clamp_(-8, 7).to(torch.int8)
+        return (codes, scale) if residual is None else (codes, scale, hidden)
 
     return run
+
+
+def _others(a: QuantizeArguments, others: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
+    """What a case has beside x: the residual and the static scale."""
+    return (
+        others[0] if a.before.startswith("residual") else None,
+        others[-1] if a.scale == "static" else None,
+    )
 
 
 def _peer(a: TransformArguments) -> Callable[[Tensor], Tensor]:
