@@ -2,7 +2,7 @@
 
 Every choice (which passage, where to cut it, which wrong answers, in which order) follows from hashes of the text, so
 equal packages give equal items. Passages are cut where one space precedes a plain word, answers are frequent words (one
-token in the vocabulary of the shipped models), and contexts are short: six tasks together cost a small model seconds.
+token in the vocabulary of the shipped models), and contexts are short: eight tasks together cost a small model seconds.
 """
 
 import ast
@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _WORD = re.compile(r"(?<=[\w,`]) ([a-z]+)(?=[ .,\n]|$)")
 _PARAMETER = re.compile(r"^(?::param |    )([a-z_]+)(?: \([^)\n]*\))?:\s+(\S.*(?:\n {5,}\S.*)*)", re.MULTILINE)
+_PREPOSITIONS = ("as", "at", "by", "for", "from", "in", "of", "on", "to", "with")
 _IRREGULAR = {"is": "are", "was": "were", "has": "have", "does": "do", "this": "these"}
 
 
@@ -147,6 +148,29 @@ def grammar(source: Source) -> Iterator[Item]:
         yield _choice_item("grammar", cut.context, cut.word, [forms[cut.word]])
 
 
+def preposition(source: Source) -> Iterator[Item]:
+    """A beginning of 4 to 10 words; the preposition that comes next among three."""
+    for cut in _cuts("preposition", source.paragraphs, range(4, 11), lambda cut: cut.word in _PREPOSITIONS):
+        others = [other for other in _PREPOSITIONS if other != cut.word]
+        yield _choice_item("preposition", cut.context, cut.word, _ordered(cut.context, others, str)[:2])
+
+
+def mentioned(source: Source) -> Iterator[Item]:
+    """A passage of 8 to 22 words; the word that comes next, and another one, both of which occur in it."""
+    common = set(source.common)
+
+    def words_before(cut: Cut) -> set[str]:
+        return common & set(re.findall(r"[a-z]+", cut.context))
+
+    def wanted(cut: Cut) -> bool:
+        before = words_before(cut)
+        return cut.word in before and len(before) >= 2
+
+    for cut in _cuts("mentioned", source.paragraphs, range(8, 23), wanted):
+        others = words_before(cut) - {cut.word}
+        yield _choice_item("mentioned", cut.context, cut.word, _ordered(cut.context, others, str)[:1])
+
+
 def function_name(source: Source) -> Iterator[Item]:
     """A function's name and the beginning of its documentation, up to a word of the name."""
     for function in _ordered("function_name", source.functions, lambda string: f"{string.function} {string.text}"):
@@ -170,6 +194,8 @@ TASK_ITEMS: dict[str, tuple[Callable[[Source], Iterator[Item]], int]] = {
     "function_name": (function_name, 600),
     "parameter": (parameter, 500),
     "grammar": (grammar, 650),
+    "preposition": (preposition, 900),
+    "mentioned": (mentioned, 900),
 }
 """Per task the function that makes its items and how many are kept: as many as bring the standard error of the shipped
 models' accuracy below 1.5 points, sqrt(p (1 - p) / n)."""

@@ -16,7 +16,7 @@ from rotquant.files import atomic_directory, canonical_json, short_hash
 from rotquant.zeroshot.items import TASK_ITEMS, Source, held_out, task_items
 from rotquant.zeroshot.suites import SHIPPED
 
-GENERATOR_VERSION = 2
+GENERATOR_VERSION = 3
 """Raised when the rules of `rotquant.zeroshot.items` change, so that no stale folder is read."""
 
 
@@ -26,7 +26,7 @@ def fingerprint() -> str:
 
 
 def build(folder: Path, spec: CorpusSpec | None = None) -> None:
-    """Write the six tasks into `folder`, atomically.
+    """Write all tasks into `folder`, atomically.
 
     Raises:
         TaskError: `spec` is not the docstring corpus, or too few of its held-out packages are installed.
