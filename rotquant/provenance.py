@@ -39,6 +39,9 @@ STAGES: dict[str, tuple[str, ...]] = {
 #: Modules whose edits cannot change a result: how a sentence is worded, how a file is put in place.
 NEUTRAL = frozenset({"rotquant", "rotquant.errors", "rotquant.files", "rotquant.provenance"})
 
+#: Packages that a time depends on. What else benchmarks import describes models and recipes, or simulates them.
+TIMED = ("rotquant.bench", "rotquant.kernels", "rotquant.decoder", "rotquant.hadamard")
+
 #: Modules that act only where a recipe has the section, so that an edit of one method leaves the others' results alone.
 OPTIONAL: dict[str, Callable[[Recipe], object]] = {
     "rotquant.gptq": lambda recipe: recipe.weights and recipe.weights.gptq,
@@ -75,10 +78,15 @@ def code_digest(stage: str, recipe: Recipe | None = None, metric: Metric | None 
 
 @functools.cache
 def kernels_digest(module: str) -> str:
-    """Digest of the CUDA sources and of a module with all that it imports: by what code a time was measured."""
+    """Digest of the CUDA sources and of a benchmark's modules: by what code a time was measured."""
     sources = sorted(path for pattern in ("*.cu", "include/*.cuh") for path in KERNELS.glob(pattern))
     texts = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sources]
-    return hashlib.sha256("\n".join([_modules_digest(_reached((module,))), *texts]).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join([_modules_digest(timed_modules(module)), *texts]).encode()).hexdigest()[:16]
+
+
+def timed_modules(module: str) -> tuple[str, ...]:
+    """Names of the modules in `TIMED` that a benchmark's module imports, directly or not, itself included, sorted."""
+    return tuple(name for name in _reached((module,)) if name.startswith(TIMED))
 
 
 @functools.cache

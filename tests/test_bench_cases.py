@@ -161,7 +161,7 @@ def test_impossible_steps_are_refused_in_a_sentence(fields: dict[str, object], s
         step("fp16", **fields)
 
 
-@pytest.mark.parametrize("before", ["none", "hadamard", "swiglu", "swiglu-hadamard", "rms-norm"])
+@pytest.mark.parametrize("before", ["none", "hadamard", "swiglu", "swiglu-hadamard", "rms-norm", "residual-rms-norm"])
 @pytest.mark.parametrize("scale", ["dynamic", "static"])
 def test_eager_torch_and_the_fused_operators_quantize_alike(before: str, scale: str) -> None:
     asked = {"rows": 7, "features": 128, "before": before, "scale": scale, "output": "held"}

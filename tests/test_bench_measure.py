@@ -17,6 +17,7 @@ from rotquant.bench.records import Measurement, read_record
 from rotquant.bench.registry import Benchmark
 from rotquant.cli import cli
 from rotquant.errors import KernelError, ResultError
+from rotquant.provenance import timed_modules
 from rotquant.schemes import Frozen
 from rotquant.speed.definitions import SpeedTable
 from rotquant.speed.loading import load_speed
@@ -167,6 +168,12 @@ def test_other_code_or_another_gpu_measures_everything_anew(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Another GPU")
     assert len(measuring.measure(table, output).sittings) == 1
     assert len(calls) == 18
+
+
+def test_a_time_depends_on_kernels_benchmarks_and_decoder_and_not_on_what_simulates_them() -> None:
+    modules = timed_modules("rotquant.bench.models")
+    assert {"rotquant.bench.timing", "rotquant.kernels.gemm", "rotquant.decoder.model"} <= set(modules)
+    assert not {"rotquant.schemes", "rotquant.recipes", "rotquant.rotation"} & set(modules)
 
 
 def test_rows_can_be_chosen_and_quick_takes_the_first_of_each_grid(

@@ -104,12 +104,12 @@ class Grid(Frozen):
 class Check(Frozen):
     """A bound on how two columns compare.
 
-    compare: speedup is the number of `over` by that of `column`, cost its inverse. of: what is held against the bound;
-    `best` is the largest. increasing: that it grows from row to row.
+    compare: speedup is the number of `over` by that of `column`, cost its inverse; of several columns each is compared.
+    of: what is held against the bound; `best` is the largest. increasing: that it grows from row to row.
     """
 
     compare: Literal["speedup", "cost"] = "speedup"
-    column: str
+    column: str | tuple[str, ...]
     over: str
     at_least: float | None = None
     at_most: float | None = None
@@ -121,6 +121,11 @@ class Check(Frozen):
         if (self.at_least is not None) + (self.at_most is not None) + self.increasing != 1:
             raise ValueError("a check asks one of at_least, at_most and increasing")
         return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are held against `over`."""
+        return (self.column,) if isinstance(self.column, str) else self.column
 
 
 class Claim(Frozen):

@@ -70,8 +70,8 @@ def _check(table: SpeedTable, root: Path) -> None:
         if not any(matches(row.name, *claim.rows) for grid in named for row in rows(grid)):
             raise ConfigError(f"table {table.id}: no grid and row is what the claim {claim.text!r} is about.")
         for grid in named:
-            grid.column(claim.check.column)
-            grid.column(claim.check.over)
+            for column in (*claim.check.columns, claim.check.over):
+                grid.column(column)
     _ = table.cells
     references(table, root)
 

@@ -52,21 +52,23 @@ def judge(claim: Claim, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdi
         result
         for grid in table.grids
         if matches(grid.name, claim.grid)
-        for result in _findings(claim, grid, ratio, _prefix(table, grid, gpu))
+        for column in claim.check.columns
+        for result in _findings(claim, grid, column, ratio, _prefix(table, grid, gpu))
     ]
     findings = tuple(result for result in results if isinstance(result, Finding))
     return Verdict(findings, tuple(result for result in results if isinstance(result, str)))
 
 
-def _findings(claim: Claim, grid: Grid, ratio: Ratio, prefix: str) -> Iterator[Finding | str]:
+def _findings(claim: Claim, grid: Grid, column: str, ratio: Ratio, prefix: str) -> Iterator[Finding | str]:
     check = claim.check
     chosen = [row for row in row_names(grid) if matches(row, *claim.rows)]
-    speedups = {row: ratio(grid.name, row, check.column, check.over) for row in chosen}
+    speedups = {row: ratio(grid.name, row, column, check.over) for row in chosen}
     known = {row: speedup for row, speedup in speedups.items() if speedup is not None}
     if not known:
-        yield from [f"{prefix}{check.column} over {check.over}"] if chosen else []
+        yield from [f"{prefix}{column} over {check.over}"] if chosen else []
         return
-    yield from (f"{prefix}{row}, {check.column} over {check.over}" for row in chosen if row not in known)
+    yield from (f"{prefix}{row}, {column} over {check.over}" for row in chosen if row not in known)
+    prefix += f"{column}, " if len(check.columns) > 1 else ""
     ratios = {row: speedup if check.compare == "speedup" else 1 / speedup for row, speedup in known.items()}
     if check.increasing:
         for (before, less), (after, more) in itertools.pairwise(ratios.items()):
