@@ -1,4 +1,4 @@
-// Hadamard transform of float16 rows whose left factor is large, by warpgroup products (QuaRot Sec. 4), optionally packed.
+// Hadamard transform of 16-bit rows whose left factor is large, by warpgroup products (QuaRot Sec. 4), optionally packed.
 //
 // A row of n values is a matrix [Order, 64 * Chunks], and arrives as it is, in the 128-byte swizzle: so it is the right
 // operand of warpgroup instructions, read across. Signs are the left operand and stay in registers, 16 rows of the left
@@ -7,6 +7,7 @@
 #include "hadamard_tile.cuh"
 #include "quantize.cuh"
 #include "reduce.cuh"
+#include "row_share.cuh"
 #include "wgmma_half.cuh"
 
 using u32 = unsigned int;
@@ -14,22 +15,24 @@ using u32 = unsigned int;
 // What one launch computes.
 struct Problem {
     const void* x;     // [rows, n]
-    void* y;           // [rows, n] float16; unused with quantization
+    void* y;           // [rows, n] in the type of x; unused with quantization
     const u32* signs;  // [tiles of all warps, ceil(tiles / 4), 32]: bit set where an entry of the left factor is -1
     Codes codes;
+    Share share;
     int rows;
     float norm;        // 1 / sqrt(n)
 };
 
-template <int RowOrder, int RowChunks, int RingSlots, Output Result>
+template <class Type, int RowOrder, int RowChunks, int RingSlots, Output Result>
 struct Shape {
+    using T = Type;
     static constexpr int kOrder = RowOrder, kChunks = RowChunks, kSlots = RingSlots;
     static constexpr Output kOutput = Result;
     static constexpr int kSteps = (kOrder + kTile - 1) / kTile, kSignWords = (kSteps + 3) / 4;
     static constexpr int kGroups = (kOrder + 63) / 64, kWarps = 4 * kGroups;
     static constexpr int kWidth = kChunk * kChunks, kElements = kOrder * kWidth;
     static constexpr int kChunkBytes = kSteps * kTile * 128, kSlotBytes = kChunks * kChunkBytes;
-    static constexpr int kStaging = kOutput == kSame ? 2048 : 0;  // of a warp: a tile of float16
+    static constexpr int kStaging = kOutput == kSame ? 2048 : 0;  // of a warp: a tile of 16-bit values
 };
 
 // The right factor over a column's bit 5 and its lowest three, which lanes hold as they come. Results: of codes lane group g
@@ -58,7 +61,7 @@ __device__ __forceinline__ void multiply_right(float (&tile)[8][4], const RightF
         if (!(i & 4)) butterfly((&tile[0][0])[i], (&tile[0][0])[i + 4]);
 }
 
-// Rows of float16 by way of shared memory: `sums[j][2h + e]` is column 8j + g.
+// Rows of 16-bit values by way of shared memory: `sums[j][2h + e]` is column 8j + g.
 template <class S>
 __device__ __forceinline__ void write_tile(const float (&tile)[8][4], char* staging, char* out, int first_line,
                                            int lane) {
@@ -70,7 +73,7 @@ __device__ __forceinline__ void write_tile(const float (&tile)[8][4], char* stag
             u32 words[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                words[i] = Float16<__half>::pack(tile[j + i][2 * h], tile[j + i][2 * h + 1]);
+                words[i] = Float16<typename S::T>::pack(tile[j + i][2 * h], tile[j + i][2 * h + 1]);
             const int line = 8 * h + lane % 8, piece = j + lane / 8;  // what this lane addresses: a row of matrix lane / 8
             store_across(staging + line * 128 + (piece ^ lane % 8) * 16, words);
         }
@@ -126,10 +129,10 @@ __device__ __forceinline__ void write_held(const float (&tile)[8][4], char* out,
 }
 
 // Blocks take one row after another. Dynamic shared memory: a ring of rows, 1024-byte aligned, barriers, then staging.
-template <int Order, int Chunks, int Slots, Output Result, bool Ahead, int MinBlocks>
-__global__ void __launch_bounds__(32 * Shape<Order, Chunks, Slots, Result>::kWarps, MinBlocks)
+template <class Type, int Order, int Chunks, int Slots, Output Result, int MinBlocks>
+__global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Slots, Result>::kWarps, MinBlocks)
     hadamard_across(const Problem p, const __grid_constant__ ptx::TensorMap map) {
-    using S = Shape<Order, Chunks, Slots, Result>;
+    using S = Shape<Type, Order, Chunks, Slots, Result>;
     extern __shared__ uint4 shared[];
     alignas(16) __shared__ float scratch[32];
     __shared__ unsigned long long barriers[Slots];
@@ -137,9 +140,9 @@ __global__ void __launch_bounds__(32 * Shape<Order, Chunks, Slots, Result>::kWar
     // One for a warp, and known to be so.
     const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     char* const staging = ring + Slots * S::kSlotBytes + warp * S::kStaging;
-    const int step = gridDim.x;
+    const Rows rows = rows_of_block(p.share, p.rows);
     const auto fetch = [&](int slot, int row) {
-        if (threadIdx.x != 0 || row >= p.rows) return;
+        if (threadIdx.x != 0 || row >= rows.end) return;
         const u32 barrier = ptx::shared_address(barriers + slot);
         ptx::mbarrier_arrive_expect(barrier, 2 * S::kElements);
 #pragma unroll
@@ -159,9 +162,9 @@ __global__ void __launch_bounds__(32 * Shape<Order, Chunks, Slots, Result>::kWar
     ptx::fence_async_shared();
     __syncthreads();
 #pragma unroll
-    for (int slot = 0; slot < Slots; ++slot) fetch(slot, blockIdx.x + slot * step);
+    for (int slot = 0; slot < Slots; ++slot) fetch(slot, rows.first + slot * rows.step);
 
-    const Signs ones = block_ones<__half>(S::kSteps * kTile, lane / 4, lane % 4);
+    const Signs ones = block_ones<Type>(S::kSteps * kTile, lane / 4, lane % 4);
     Signs left[S::kSteps];
 #pragma unroll
     for (int k = 0; k < S::kSteps; ++k)
@@ -183,13 +186,13 @@ __global__ void __launch_bounds__(32 * Shape<Order, Chunks, Slots, Result>::kWar
         for (int c = 0; c < Chunks; ++c)
 #pragma unroll
             for (int k = 0; k < S::kSteps; ++k)  // descriptors count 16 bytes
-                ptx::wgmma_half(sums[c], left[k], operand + (c * S::kChunkBytes + k * kTile * 128) / 16, k > 0);
+                ptx::wgmma_half<Type>(sums[c], left[k], operand + (c * S::kChunkBytes + k * kTile * 128) / 16, k > 0);
         ptx::wgmma_commit();
     };
     const auto finish = [&](Sums& sums, int use, int row) {
         ptx::wgmma_finish(sums);
         __syncthreads();  // all have read this slot
-        fetch(use % Slots, row + Slots * step);
+        fetch(use % Slots, row + Slots * rows.step);
     };
     const auto rest = [&](Sums& sums, int row) {
 #pragma unroll
@@ -229,29 +232,13 @@ __global__ void __launch_bounds__(32 * Shape<Order, Chunks, Slots, Result>::kWar
             }
         }
     };
-    int row = blockIdx.x;
-    if (row >= p.rows) return;
-    Sums first;
-    issue(first, 0), finish(first, 0, row);
-    if constexpr (!Ahead) {
-        for (int use = 1;; ++use) {
-            rest(first, row);
-            if ((row += step) >= p.rows) return;
-            issue(first, use), finish(first, use, row);
-        }
-    } else {  // the next row is multiplied while this one's right factor is applied
-        Sums second;
-        for (int use = 1;; use += 2) {
-            const bool more = row + step < p.rows;
-            if (more) issue(second, use);
-            rest(first, row);
-            if (!more) return;
-            finish(second, use, row += step);
-            const bool again = row + step < p.rows;
-            if (again) issue(first, use + 1);
-            rest(second, row);
-            if (!again) return;
-            finish(first, use + 1, row += step);
-        }
+    int row = rows.first;
+    if (row >= rows.end) return;
+    Sums sums;
+    issue(sums, 0), finish(sums, 0, row);
+    for (int use = 1;; ++use) {
+        rest(sums, row);
+        if ((row += rows.step) >= rows.end) return;
+        issue(sums, use), finish(sums, use, row);
     }
 }

@@ -9,6 +9,7 @@
 #include "quantize.cuh"
 #include "reduce.cuh"
 #include "row_ring.cuh"
+#include "row_share.cuh"
 
 #include <cuda/std/type_traits>
 
@@ -25,6 +26,7 @@ struct Problem {
     void* y;           // [rows, n] in the type of x; unused with quantization
     const u32* signs;  // [tiles of all warps, ceil(tiles / 4), 32]: bit set where an entry of the left factor is -1
     Codes codes;
+    Share share;
     int rows;
     float norm;        // 1 / sqrt(size of the transform)
 };
@@ -253,17 +255,17 @@ __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns
     const Right<S> right(lane / 4, lane % 4);
     const CodeRange<Result == kInt4 ? 4 : 8> range(p.codes, Half ? 1.0f : p.norm);
 
-    const int step = gridDim.x;
+    const Rows rows = rows_of_block(p.share, p.rows);
     const auto fetch = [&](int row) {
-        ring.fetch(0, static_cast<const char*>(p.x) + (long long)row * S::kInputBytes, row < p.rows ? S::kInputBytes : 0);
+        ring.fetch(0, static_cast<const char*>(p.x) + (long long)row * S::kInputBytes, row < rows.end ? S::kInputBytes : 0);
     };
-    fetch(blockIdx.x);
+    fetch(rows.first);
     ring.wait(0, 0);
     make_operands<S>(operands, ring.at(0));
     int use = 0;
-    for (int row = blockIdx.x; row < p.rows; row += step) {
+    for (int row = rows.first; row < rows.end; row += rows.step) {
         __syncthreads();  // this row's operands are complete, and the ring's row and the operands before have been read
-        fetch(row + step);
+        fetch(row + rows.step);
         Sums<S> sums;
         multiply_left<S>(sums, operands + use % 2 * S::kOperands, signs, ones, lane);
         float largest = 0.0f;
@@ -283,7 +285,7 @@ __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns
             write_sums<S>(sums, p, row, first_tile, lane, &codes);
         }
         ++use;
-        if (row + step < p.rows) {
+        if (row + rows.step < rows.end) {
             ring.wait(0, use);
             make_operands<S>(operands + use % 2 * S::kOperands, ring.at(0));
         }

@@ -10,6 +10,7 @@
 #include "quantize.cuh"
 #include "reduce.cuh"
 #include "row_ring.cuh"
+#include "row_share.cuh"
 
 #include <cuda/std/type_traits>
 
@@ -27,7 +28,8 @@ struct Problem {
     const u32* signs;    // [tiles, ceil(tiles / 4), 32]: bit set where an entry of the left factor is -1
     Codes codes;
     long long elements;  // rows * n, of the output
-    int rows;
+    Share share;         // of units of a row for each of the block's groups of warps
+    int rows;            // units
     int blocks_of;       // the left factor is block-diagonal with blocks of so many rows
     float norm;          // 1 / sqrt(size of the transform)
 };
@@ -85,23 +87,6 @@ using HalfValues = u32[S::kFinalLines][S::kFinalChunks][4];
 template <class S>
 using HalfSums = u32[S::kStrips][S::kHalves][8];
 
-// DIRECT: rows come straight from memory to registers; else through the ring.
-#ifndef DIRECT
-#define DIRECT 0
-#endif
-
-__device__ __forceinline__ uint4 read_piece(const char* from) {
-#if DIRECT
-    uint4 x;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(from));
-    return x;
-#else
-    return *reinterpret_cast<const uint4*>(from);
-#endif
-}
-
 // From a slot of the ring. `available`: values from `from` on that are there.
 template <class S>
 __device__ __forceinline__ void load_pieces(Pieces<S>& pieces, const char* from, int available, int lane) {
@@ -115,7 +100,7 @@ __device__ __forceinline__ void load_pieces(Pieces<S>& pieces, const char* from,
                 const bool valid = line + 6 < S::kOrder || line + lane / 8 * 2 < S::kOrder;
                 pieces[s][m][r] = {0, 0, 0, 0};
                 if (valid && (!S::kRagged || at < available))
-                    pieces[s][m][r] = read_piece(from + 2 * at);
+                    pieces[s][m][r] = *reinterpret_cast<const uint4*>(from + 2 * at);
             }
 }
 
@@ -433,8 +418,8 @@ __global__ void __launch_bounds__(Warps == 1 ? 128 : 32 * Warps, MinBlocks) hada
     const int warp_of_block = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
     const int warp = Warps == 1 ? 0 : warp_of_block, group = Warps == 1 ? warp_of_block : 0, lane = threadIdx.x % 32;
     const typename S::Ring ring{reinterpret_cast<char*>(shared) + group * S::Ring::kBytes};
-    float4* const exchanged = shared + (DIRECT ? 0 : S::kRowsPerBlock * S::Ring::kBytes / 16);
-    if (!DIRECT) ring.start();
+    float4* const exchanged = shared + S::kRowsPerBlock * S::Ring::kBytes / 16;
+    ring.start();
     __syncthreads();
 
     u32 signs[S::kTiles][S::kSignWords];
@@ -444,24 +429,25 @@ __global__ void __launch_bounds__(Warps == 1 ? 128 : 32 * Warps, MinBlocks) hada
     const Right<S> right(lane / 4, lane % 4);
     const CodeRange<Result == kInt4 ? 4 : 8> range(p.codes, Half ? 1.0f : p.norm);
 
-    const int step = gridDim.x * S::kRowsPerBlock;
+    const Rows units = rows_of_block(p.share, p.rows);
     const int offset = lane / 8 * 2 * S::kWidth + warp * Strips * kChunk + lane % 8 * 8;
-    const auto fetch = [&](int slot, int row) {
-        int bytes = row < p.rows ? S::kSlotBytes : 0;
-        if (S::kRagged && bytes)
-            bytes = (int)min((long long)bytes, 2 * (p.elements - (long long)row * S::kElements));
-        ring.fetch(slot, static_cast<const char*>(p.x) + (long long)row * S::kSlotBytes, bytes);
+    const auto fetch = [&](int slot, int unit) {
+        const long long row = (long long)unit * S::kRowsPerBlock + group, start = row * S::kElements;
+        int bytes = unit < units.end && start < p.elements ? S::kSlotBytes : 0;
+        if (S::kRagged && bytes) bytes = (int)min((long long)bytes, 2 * (p.elements - start));
+        ring.fetch(slot, static_cast<const char*>(p.x) + row * S::kSlotBytes, bytes);
     };
-    int row = blockIdx.x * S::kRowsPerBlock + group;
 #pragma unroll
-    for (int slot = 0; slot < (DIRECT ? 0 : Slots); ++slot) fetch(slot, row + slot * step);
+    for (int slot = 0; slot < Slots; ++slot) fetch(slot, units.first + slot * units.step);
 
-    for (int use = 0; row < p.rows; ++use, row += step) {
+    int use = 0;
+    for (int unit = units.first; unit < units.end; unit += units.step, ++use) {
+        const long long row = (long long)unit * S::kRowsPerBlock + group;
+        if (row * S::kElements >= p.elements) break;  // a group beyond the last row
         const int slot = use % Slots;
-        if (!DIRECT) ring.wait(slot, use);
-        const char* from =
-            (DIRECT ? static_cast<const char*>(p.x) + (long long)row * S::kSlotBytes : ring.at(slot)) + 2 * offset;
-        const int available = S::kRagged ? (int)min((long long)S::kElements, p.elements - (long long)row * S::kElements) : 0;
+        ring.wait(slot, use);
+        const char* from = ring.at(slot) + 2 * offset;
+        const int available = S::kRagged ? (int)min((long long)S::kElements, p.elements - row * S::kElements) : 0;
         Pieces<S> pieces;
         load_pieces<S>(pieces, from, available - offset, lane);
         if constexpr (Gated) {
@@ -473,7 +459,7 @@ __global__ void __launch_bounds__(Warps == 1 ? 128 : 32 * Warps, MinBlocks) hada
         Sums<S> sums;
         multiply_left<S>(sums, pieces, signs, ones);
         Group<(Warps > 1)>::sync();  // this slot, and what the last row exchanged, have been read
-        if (!DIRECT) fetch(slot, row + Slots * step);
+        fetch(slot, unit + Slots * units.step);
         const Place<S> place(row, warp, lane);
         Values<S> values;
         float largest = 0.0f;

@@ -39,32 +39,21 @@ __device__ __forceinline__ float quotient(float x, float divisor, float reciproc
     return fmaf(fmaf(-q, divisor, x), reciprocal, q);
 }
 
-#ifndef STORE
-#define STORE 0
-#endif
-#if STORE == 0
-#define STORE_KIND "st.global.cs"
-#elif STORE == 1
-#define STORE_KIND "st.global"
-#else
-#define STORE_KIND "st.global.cg"
-#endif
-
 // Stores under a predicate: what is stored is computed either way, so no branch surrounds the computation.
 __device__ __forceinline__ void store_if(void* to, unsigned x, bool valid) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p " STORE_KIND ".u32 [%0], %1;\n}" ::"l"(to), "r"(x),
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.u32 [%0], %1;\n}" ::"l"(to), "r"(x),
                  "r"((unsigned)valid)
                  : "memory");
 }
 
 __device__ __forceinline__ void store_if(void* to, uint2 x, bool valid) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p " STORE_KIND ".v2.u32 [%0], {%1, %2};\n}" ::"l"(to),
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.global.v2.u32 [%0], {%1, %2};\n}" ::"l"(to),
                  "r"(x.x), "r"(x.y), "r"((unsigned)valid)
                  : "memory");
 }
 
 __device__ __forceinline__ void store_if(void* to, uint4 x, bool valid) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p " STORE_KIND ".v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
                  "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((unsigned)valid)
                  : "memory");
 }

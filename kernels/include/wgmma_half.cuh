@@ -1,4 +1,4 @@
-// Hopper's warpgroup matrix instructions on float16 (sm_90a): D = A B + D with A from registers, B from shared memory read
+// Hopper's warpgroup matrix instructions on 16-bit floats (sm_90a): D = A B + D with A from registers, B from shared memory read
 // across: rows of B are K, 64 columns of it 128 bytes, in the 128-byte swizzle of the copy engine.
 // D is [64, 64] float32: thread 32 w + 4 g + t holds, in d[j][2 h + i], row 16 w + g + 8 h and column 8 j + 2 t + i.
 #pragma once
@@ -11,20 +11,34 @@ namespace ptx {
 // B at a multiple of 1024 bytes: groups of eight rows follow one another, 1024 bytes each.
 __device__ __forceinline__ u64 across_descriptor(u32 shared) { return wgmma_descriptor(shared); }
 
+// D += A B with `add`, else D = A B, A and B of type T.
+template <class T>
+__device__ __forceinline__ void wgmma_half(float (&d)[8][4], const Signs& a, u64 descriptor, int add);
+
 #define RQ_D4(d, j) "+f"((d)[j][0]), "+f"((d)[j][1]), "+f"((d)[j][2]), "+f"((d)[j][3])
-__device__ __forceinline__ void wgmma_half(float (&d)[8][4], const Signs& a, u64 descriptor, int add) {
-    asm volatile(
-        "{\n"
-        ".reg .pred add;\n"
-        "setp.ne.b32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, add, 1, 1, 1;\n"
-        "}\n"
-        : RQ_D4(d, 0), RQ_D4(d, 1), RQ_D4(d, 2), RQ_D4(d, 3), RQ_D4(d, 4), RQ_D4(d, 5), RQ_D4(d, 6), RQ_D4(d, 7)
-        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "l"(descriptor), "r"(add));
+#define RQ_WGMMA_HALF(type)                                                                                             \
+    asm volatile(                                                                                                      \
+        "{\n"                                                                                                          \
+        ".reg .pred add;\n"                                                                                            \
+        "setp.ne.b32 add, %37, 0;\n"                                                                                   \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                                \
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "        \
+        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                                                          \
+        "{%32, %33, %34, %35}, %36, add, 1, 1, 1;\n"                                                                   \
+        "}\n"                                                                                                          \
+        : RQ_D4(d, 0), RQ_D4(d, 1), RQ_D4(d, 2), RQ_D4(d, 3), RQ_D4(d, 4), RQ_D4(d, 5), RQ_D4(d, 6), RQ_D4(d, 7)       \
+        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "l"(descriptor), "r"(add))
+
+template <>
+__device__ __forceinline__ void wgmma_half<__half>(float (&d)[8][4], const Signs& a, u64 descriptor, int add) {
+    RQ_WGMMA_HALF("f16");
 }
+
+template <>
+__device__ __forceinline__ void wgmma_half<__nv_bfloat16>(float (&d)[8][4], const Signs& a, u64 descriptor, int add) {
+    RQ_WGMMA_HALF("bf16");
+}
+#undef RQ_WGMMA_HALF
 #undef RQ_D4
 
 // Wait for all committed products of this warpgroup, whose results are in `d`.

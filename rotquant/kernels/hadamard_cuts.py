@@ -1,8 +1,8 @@
 """How the tensor-core Hadamard kernels cut a row into tiles, and the signs of the left factor as they read them.
 
 A row of n values is a matrix [order, columns] in row-major order, and H_n = H_order (x) H_columns. `Strips` is
-kernels/hadamard_strips.cu, for small orders; `Dense` is kernels/hadamard_dense.cu, for large ones. Knows no tensors but
-its tables.
+kernels/hadamard_strips.cu, for small orders; `Dense` is kernels/hadamard_dense.cu, for large ones; `Across` is
+kernels/hadamard_across.cu, for both where Hopper's warpgroup products are. Knows no tensors but its tables.
 """
 
 from dataclasses import dataclass, replace
@@ -19,12 +19,34 @@ CHUNK, TILE = 64, 16
 TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """How many blocks a kernel gets, and how rows are shared among them (kernels/include/row_share.cuh).
+
+    blocks: per multiprocessor, what registers are limited for.
+    dealt: the part of all rows that is dealt out in runs to whichever multiprocessor is free; the rest is shared evenly
+        by as many blocks as the GPU holds.
+    run: rows in a run, times the rows that a block works on at once.
+    """
+
+    blocks: int = 1
+    dealt: float = 0.0
+    run: int = 4
+
+    def share(self, units: int, resident: int) -> tuple[int, tuple[int, int, int]]:
+        """Blocks for `units` rows, or groups of rows, where the GPU holds `resident`, and the kernels' `Share`."""
+        even = int(units * (1 - self.dealt)) // resident * resident
+        if units <= resident:
+            return units, (units, units, 1)
+        return (resident if even else 0) + -(-(units - even) // self.run), (resident if even else 0, even, self.run)
+
+
 @dataclass(frozen=True)
-class Strips:
+class Strips(Grid):
     """A row for `warps` warps that own `strips` strips of 64 columns each.
 
     order: rows of the matrix. slots: rows of the ring in shared memory. passes: 2 halves the shared memory in which
-        warps exchange rows for columns. blocks: per multiprocessor, what registers are limited for.
+        warps exchange rows for columns.
     columns: apply H_columns as well; without it heads are mixed.
     blocks_of: order of one transform, where the left factor is several of them side by side; 0: one of `order`.
     """
@@ -34,7 +56,6 @@ class Strips:
     strips: int = 1
     slots: int = 2
     passes: int = 1
-    blocks: int = 1
     columns: bool = True
     blocks_of: int = 0
 
@@ -60,13 +81,13 @@ class Strips:
         """Threads of a block."""
         return 32 * self.warps * self.rows_per_block
 
-    def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool = False) -> str:
+    def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool) -> str:
         """The kernel's C++ name; `output` is kSame, kInt8 or kInt4; `half`: float16 arithmetic."""
         flags = f"{str(self.columns).lower()},{output},{str(gated).lower()},{str(half).lower()}"
         shape = f"{self.order},{self.warps},{self.strips},{self.slots},{self.passes}"
         return f"hadamard_strips<{TYPES[dtype]},{shape},{flags},{self.blocks}>"
 
-    def shared_bytes(self, gated: bool, half: bool = False) -> int:
+    def shared_bytes(self, output: str, gated: bool, half: bool) -> int:
         """Dynamic shared memory of a block: rings, and the row as summed if warps exchange rows for columns."""
         rings = self.rows_per_block * _ring_bytes(self.slots, 2 * self.elements * (2 if gated else 1))
         if self.warps == 1 or not self.columns:
@@ -82,16 +103,15 @@ class Strips:
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Grid):
     """A row as [order, 64 * chunks] in shared memory, each warp making `tiles` tiles of 16 rows from all of it.
 
-    blocks, columns: as in `Strips`.
+    columns: as in `Strips`.
     """
 
     order: int
     chunks: int
     tiles: int = 1
-    blocks: int = 1
     columns: bool = True
 
     file = "hadamard_dense.cu"
@@ -118,15 +138,65 @@ class Dense:
         """Threads of a block."""
         return 32 * self.warps
 
-    def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool = False) -> str:
+    def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool) -> str:
         """The kernel's C++ name; `output` is kSame, kInt8 or kInt4; `half`: float16 arithmetic."""
         flags = f"{str(self.columns).lower()},{output},{str(gated).lower()},{str(half).lower()}"
         return f"hadamard_dense<{TYPES[dtype]},{self.order},{self.chunks},{self.tiles},{flags},{self.blocks}>"
 
-    def shared_bytes(self, gated: bool, half: bool = False) -> int:
+    def shared_bytes(self, output: str, gated: bool, half: bool) -> int:
         """Dynamic shared memory of a block: the row that arrives, and the operands of two."""
         operands = 2 * -(-self.order // TILE) * TILE * self.chunks * CHUNK
         return _ring_bytes(1, 2 * self.elements * (2 if gated else 1)) + 2 * operands
+
+    def smaller(self, output: str, half: bool) -> None:
+        """There is no smaller form."""
+        return
+
+
+@dataclass(frozen=True)
+class Across(Grid):
+    """A row as [order, 64 * chunks] in the swizzle of Hopper's tensor cores, 64 rows of the left factor to a warpgroup.
+
+    order: at most 256. slots: rows of the ring in shared memory.
+    """
+
+    order: int
+    chunks: int
+    slots: int = 3
+
+    file = "hadamard_across.cu"
+    rows_per_block = 1
+    blocks_of = 0
+    columns = True
+
+    @property
+    def elements(self) -> int:
+        """Values in a row."""
+        return self.order * self.chunks * CHUNK
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block: whole warpgroups."""
+        return -(-self.order // (4 * TILE)) * 4
+
+    @property
+    def sign_rows(self) -> int:
+        """Rows of the left factor's table: those of all warps."""
+        return self.warps * TILE
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool) -> str:
+        """The kernel's C++ name; it takes neither `gated` rows nor float16 arithmetic."""
+        return f"hadamard_across<{TYPES[dtype]},{self.order},{self.chunks},{self.slots},{output},{self.blocks}>"
+
+    def shared_bytes(self, output: str, gated: bool, half: bool) -> int:
+        """Dynamic shared memory of a block: the ring at a multiple of 1024 bytes, and each warp's way out."""
+        ring = self.slots * -(-self.order // TILE) * TILE * self.chunks * 2 * CHUNK
+        return 1024 + ring + (2048 * self.warps if output == "kSame" else 0)
 
     def smaller(self, output: str, half: bool) -> None:
         """There is no smaller form."""
@@ -138,7 +208,7 @@ def _ring_bytes(slots: int, slot_bytes: int) -> int:
     return -(-slots * (slot_bytes + 8) // 16) * 16
 
 
-Cut = Strips | Dense
+Cut = Strips | Dense | Across
 
 
 @lru_cache(maxsize=256)
@@ -163,38 +233,54 @@ def signs(order: int, blocks_of: int, inverse: bool, rows: int, device: torch.de
     return torch.from_numpy(table.view(np.int32)).to(device)
 
 
+#: What kernels write, and the columns of the tables below.
+OUTPUTS = ("kSame", "kInt8", "kInt4")
+
 # Measured on an H200 (kernels/notes/hadamard.md); other sizes follow `_default_cut`.
-_CUTS: dict[int, Cut] = {
-    1024: Strips(16, 1, blocks=6),
-    2048: Strips(32, 1, blocks=3),
-    3072: Strips(48, 1, blocks=2),
-    4096: Strips(32, 2, blocks=6),
-    5120: Strips(40, 2, blocks=4),
-    8192: Strips(32, 4, blocks=3),
-    11008: Dense(172, 1, 3, blocks=3),
-    12288: Strips(48, 4, slots=1, blocks=3),
-    13824: Dense(108, 2, 2, blocks=2),
-    14336: Strips(28, 8, slots=1, blocks=2),
-    28672: Strips(28, 8, 2, slots=1),
+_CUTS: dict[int, tuple[Cut, Cut, Cut]] = {
+    1024: (Strips(16, 1, blocks=6),) * 3,
+    2048: (Strips(32, 1, blocks=3, dealt=1.0), Strips(32, 1, blocks=3), Strips(32, 1, blocks=3)),
+    3072: (Strips(24, 2, blocks=6), Strips(48, 1, blocks=2), Strips(48, 1, blocks=2)),
+    4096: (Strips(32, 2, blocks=6, dealt=1.0), Strips(16, 4, blocks=6), Strips(16, 4, blocks=5)),
+    5120: (Dense(80, 1, blocks=4), Strips(40, 2, blocks=4), Strips(40, 2, blocks=4)),
+    8192: (Strips(32, 4, blocks=3),) * 3,
+    11008: (Dense(172, 1, 3, blocks=3),) * 3,
+    12288: (Strips(48, 4, slots=1, blocks=2), Strips(48, 4, slots=1, blocks=3), Strips(48, 4, slots=1, blocks=2)),
+    13824: (Dense(108, 2, 2, blocks=2),) * 3,
+    14336: (Strips(56, 4, blocks=2), Strips(28, 8, slots=1, blocks=2), Strips(28, 8, slots=1, blocks=2)),
+    28672: (Strips(28, 8, 2, slots=1),) * 3,
+}
+# What warpgroup products do better; None where they do not.
+_ACROSS: dict[int, tuple[Across | None, Across | None, Across | None]] = {
+    3072: (Across(48, 1, blocks=4), None, None),
+    4096: (None, Across(64, 1, blocks=4), Across(64, 1, blocks=4)),
+    8192: (Across(128, 1, 2, blocks=2), Across(64, 2, blocks=3), Across(64, 2, blocks=3)),
+    11008: (Across(172, 1),) * 3,
+    13824: (Across(108, 2, 2),) * 3,
+    14336: (None, Across(112, 2, 2, blocks=2), Across(112, 2, 2, blocks=2)),
+    28672: (Across(112, 4, 2),) * 3,
 }
 
 
-@lru_cache(maxsize=1024)
-def cut_of(n: int, inner: int, dtype: torch.dtype, quantized: bool) -> Cut | None:
+def cut_of(n: int, inner: int, dtype: torch.dtype, output: str, *, across: bool = False) -> Cut | None:
     """How the middle axis of [rows, n, inner] is transformed on tensor cores; None where it is not.
 
-    quantized: codes and scales belong to rows, which therefore may not share a tile.
+    output: of `OUTPUTS`; codes and scales belong to rows, which therefore may not share a tile.
+    across: `Across` may be taken, on Hopper and for rows as they are.
     """
     if dtype not in (torch.float16, torch.bfloat16):
         return None
     if inner > 1:
         return _heads_cut(n, inner)
+    column = OUTPUTS.index(output)
+    if across and n in _ACROSS and (cut := _ACROSS[n][column]) is not None:
+        return cut
     if n in _CUTS:
-        return _CUTS[n]
+        return _CUTS[n][column]
     core, doublings = decompose(n)
     if doublings < 6:
         return None
-    if core == 1 and n < TILE * CHUNK and not quantized:
+    if core == 1 and n < TILE * CHUNK and output == "kSame":
         return Strips(TILE, 1, blocks=5, blocks_of=n // CHUNK)
     return _default_cut(n, core)
 

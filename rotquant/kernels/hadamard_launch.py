@@ -1,4 +1,4 @@
-"""Launches of the Hadamard kernels: which of the three takes a transform, and the structures they take.
+"""Launches of the Hadamard kernels: which of the four takes a transform, and the structures they take.
 
 16-bit rows with at least 64 columns beside a moderate left factor go to tensor cores (`hadamard_cuts`), everything
 else to kernels/hadamard_any.cu, float16 arithmetic on other types included. Tensors are checked by the operators of
@@ -16,30 +16,36 @@ from torch import Tensor
 from rotquant.errors import KernelError
 from rotquant.hadamard.constructions import core_matrix, decompose
 from rotquant.kernels.codes import CODES, RowCodes
-from rotquant.kernels.hadamard_cuts import TYPES, Cut, Strips, cut_of, signs
+from rotquant.kernels.hadamard_cuts import CHUNK, TYPES, Across, Cut, Strips, cut_of, signs
 from rotquant.kernels.loading import Source, kernel
 from rotquant.kernels.operators import launch
+from rotquant.kernels.tma import matrix_map
 
 _COMMON = [("x", "u8"), ("y", "u8"), ("signs", "u8"), ("codes", CODES)]
-_STRIPS = np.dtype([*_COMMON, ("elements", "i8"), ("rows", "i4"), ("blocks_of", "i4"), ("norm", "f4")], align=True)
-_DENSE = np.dtype([*_COMMON, ("rows", "i4"), ("norm", "f4")], align=True)
+_SHARED = [("share", "i4", 3), ("rows", "i4")]
+_STRIPS = np.dtype([*_COMMON, ("elements", "i8"), *_SHARED, ("blocks_of", "i4"), ("norm", "f4")], align=True)
+_ROWS = np.dtype([*_COMMON, *_SHARED, ("norm", "f4")], align=True)
 _ANY = np.dtype([*_COMMON, ("core", "i4"), ("n", "i4"), ("inner", "i4"), ("columns", "i4"), ("norm", "f4")], align=True)
 
 
 def sources(architecture: str) -> list[Source]:
     """What the launchers ask for: every kernel, and of its instances those that differ most."""
+    half, bfloat = torch.float16, torch.bfloat16
     wanted = (
-        (4096, 1, "kSame", True),
-        (8192, 1, "kInt4", False),
-        (11008, 1, "kSame", False),
-        (32, 128, "kSame", False),
+        (4096, 1, half, "kSame", False, True),
+        (8192, 1, half, "kInt4", False, False),
+        (11008, 1, half, "kSame", False, False),
+        (13824, 1, bfloat, "kInt8", False, False),
+        (14336, 1, bfloat, "kInt8", True, False),
+        (32, 128, half, "kSame", False, False),
     )
-    cuts = [(cut_of(n, inner, torch.float16, output != "kSame"), output, half) for n, inner, output, half in wanted]
-    half = [Source(cut.file, (cut.instance(torch.float16, output, False, half),)) for cut, output, half in cuts]
-    gated = cut_of(14336, 1, torch.bfloat16, True)
+    hopper = architecture == "sm_90a"
+    tensor_cores = []
+    for n, inner, dtype, output, gated, arithmetic in wanted:
+        cut = cut_of(n, inner, dtype, output, across=hopper and not gated and not arithmetic)
+        tensor_cores.append(Source(cut.file, (cut.instance(dtype, output, gated, arithmetic),)))
     return [
-        *half,
-        Source(gated.file, (gated.instance(torch.bfloat16, "kInt8", True),)),
+        *tensor_cores,
         Source("hadamard_any.cu", ("hadamard_any<float,float,kSame,false>", "hadamard_any<__half,__half,kInt4,true>")),
     ]
 
@@ -63,17 +69,25 @@ def launch_transform(
     width = x.shape[1] // (2 if gated else 1)
     n = heads or width
     output = out.output if isinstance(out, RowCodes) else "kSame"
-    cut = _arithmetic_cut(n, width // n, x.dtype, output, half)
-    cut = _fitting(cut, output, gated, half, _shared_limit(x.device))
+    cut = _fitting_cut(n, width // n, x.dtype, output, gated, half, x.device)
     if cut is not None:
         launch_cut(cut, x, out, n=n, inverse=inverse, gated=gated, half=half)
     else:
         _launch_any(x, out, n=n, inner=width // n, inverse=inverse, half=half, gated=gated)
 
 
-def _arithmetic_cut(n: int, inner: int, dtype: torch.dtype, output: str, half: bool) -> Cut | None:
-    """`cut_of`, of which float16 arithmetic takes float16 rows only."""
-    return None if half and dtype != torch.float16 else cut_of(n, inner, dtype, output != "kSame")
+@lru_cache(maxsize=1024)
+def _fitting_cut(
+    n: int, inner: int, dtype: torch.dtype, output: str, gated: bool, half: bool, device: torch.device
+) -> Cut | None:
+    """The cut for a GPU, with a shorter ring and a smaller exchange where its shared memory does not hold more."""
+    if half and dtype != torch.float16:
+        return None
+    hopper = torch.cuda.get_device_capability(device) == (9, 0)
+    cut = cut_of(n, inner, dtype, output, across=hopper and not gated and not half)
+    while cut is not None and cut.shared_bytes(output, gated, half and cut.columns) > _shared_limit(device):
+        cut = cut.smaller(output, half)
+    return cut
 
 
 def launch_cut(
@@ -87,25 +101,33 @@ def launch_cut(
     half = half and cut.columns
     name = cut.instance(x.dtype, output, gated, half)
     function = kernel(Source(cut.file, (name,)), name, x.device)
-    table = signs(cut.order, cut.blocks_of or cut.order, inverse, cut.sign_rows, x.device)
+    shared = cut.shared_bytes(output, gated, half)
     elements = x.numel() // (2 if gated else 1)
     rows = -(-elements // cut.elements)
-    problem = _problem(_STRIPS if isinstance(cut, Strips) else _DENSE, x, out, table)
-    problem["rows"], problem["norm"] = rows, 1 / math.sqrt(n)
+    units = -(-rows // cut.rows_per_block)
+    blocks, share = cut.share(units, _resident_blocks(function, cut.threads, shared, x.device.index or 0))
+    table = signs(cut.order, cut.blocks_of or cut.order, inverse, cut.sign_rows, x.device)
+    problem = _problem(_STRIPS if isinstance(cut, Strips) else _ROWS, x, out, table)
+    problem["share"], problem["rows"], problem["norm"] = share, units, 1 / math.sqrt(n)
+    maps = ()
     if isinstance(cut, Strips):
         problem["elements"], problem["blocks_of"] = elements, cut.blocks_of or cut.sign_rows
-    shared = cut.shared_bytes(gated, half)
-    # Blocks stay and take one row after another: a row arrives while the one before is worked on.
-    blocks = min(-(-rows // cut.rows_per_block), _resident(function, cut.threads, shared, x.device))
-    launch(function, (blocks,), (cut.threads,), problem[()], device=x.device, shared=shared)
+    elif isinstance(cut, Across):
+        maps = (_row_map(cut, x, rows),)
+    launch(function, (blocks,), (cut.threads,), problem[()], *maps, device=x.device, shared=shared)
+
+
+def _row_map(cut: Across, x: Tensor, rows: int) -> np.void:
+    """Rows of x as matrices, one below the other; a copy takes 64 columns of one."""
+    columns, box = CHUNK * cut.chunks, (CHUNK, cut.order)
+    return matrix_map(x, element=2, columns=columns, rows=rows * cut.order, box=box, swizzled=True)
 
 
 def row_problem(n: int, inner: int, dtype: torch.dtype, device: torch.device, half: bool = False) -> str | None:
     """Why no kernel transforms the middle axis of [rows, n, inner] on this GPU; None where one does."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the kernels need a GPU of compute capability 8.0 or newer"
-    cut = _arithmetic_cut(n, inner, dtype, "kSame", half)
-    if _fitting(cut, "kSame", False, half, _shared_limit(device)) is not None:
+    if _fitting_cut(n, inner, dtype, "kSame", False, half, device) is not None:
         return None
     if _any_bytes(n * inner, half) > _shared_limit(device):
         return f"a row of {n * inner} values does not fit in shared memory"
@@ -136,13 +158,6 @@ def _launch_any(
     launch(function, (x.shape[0],), (threads,), problem[()], device=x.device, shared=shared)
 
 
-def _fitting(cut: Cut | None, output: str, gated: bool, half: bool, limit: int) -> Cut | None:
-    """The cut, or one with a shorter ring and a smaller exchange, that needs no more shared memory than there is."""
-    while cut is not None and cut.shared_bytes(gated, half and cut.columns) > limit:
-        cut = cut.smaller(output, half)
-    return cut
-
-
 def _problem(dtype: np.dtype, x: Tensor, out: Tensor | RowCodes, table: Tensor) -> np.ndarray:
     problem = np.zeros((), dtype=dtype)
     problem["x"], problem["signs"] = x.data_ptr(), table.data_ptr()
@@ -164,10 +179,6 @@ def _core_signs(core: int, inverse: bool, device: torch.device) -> Tensor:
     padded = np.zeros((core, -(-core // 32) * 32), dtype=bool)
     padded[:, :core] = table if inverse else table.T
     return torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32)).to(device)
-
-
-def _resident(function: Any, threads: int, shared: int, device: torch.device) -> int:
-    return _resident_blocks(function, threads, shared, device.index or 0)
 
 
 @lru_cache(maxsize=1024)

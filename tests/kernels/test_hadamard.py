@@ -6,7 +6,7 @@ import torch
 from rotquant.errors import KernelError
 from rotquant.hadamard import HadamardSizeError, hadamard_matrix, hadamard_transform, head_hadamard_transform
 from rotquant.kernels.hadamard import hadamard
-from rotquant.kernels.hadamard_cuts import TILE, signs
+from rotquant.kernels.hadamard_cuts import TILE, Grid, cut_of, signs
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
 
@@ -77,6 +77,27 @@ def test_sign_tables_hold_the_left_factor_as_lanes_read_it(order: int, blocks_of
     block = hadamard_matrix(blocks_of, torch.float32)
     left = torch.kron(torch.eye(order // blocks_of), (block if inverse else block.T).contiguous())
     assert torch.equal(decoded[:order, :order][left != 0], left[left != 0])
+
+
+@pytest.mark.parametrize("dealt", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("units", [1, 3, 17, 132, 700, 32768])
+def test_every_row_is_taken_once(units: int, dealt: float) -> None:
+    """Shared out as kernels/include/row_share.cuh reads it."""
+    blocks, (first_wave, even, run) = Grid(dealt=dealt, run=4).share(units, resident=132)
+    taken: list[int] = []
+    for block in range(blocks):
+        start = even + (block - first_wave) * run
+        rows = range(block, even, first_wave) if block < first_wave else range(start, min(start + run, units))
+        assert rows
+        taken.extend(rows)
+    assert sorted(taken) == list(range(units))
+
+
+def test_cuts_hold_a_whole_row() -> None:
+    for n in (1024, 2048, 3072, 4096, 5120, 8192, 11008, 12288, 13824, 14336, 28672):
+        for output in ("kSame", "kInt8", "kInt4"):
+            for across in (False, True):
+                assert cut_of(n, 1, torch.float16, output, across=across).elements == n
 
 
 def test_a_backend_is_refused_where_it_cannot_compute() -> None:
