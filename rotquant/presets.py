@@ -1,7 +1,8 @@
 """The papers' methods as recipes: `preset("quarot")` is what the QuaRot paper evaluates, every setting stated.
 
 Group sizes and outlier counts are the papers' (for widths of 4096 and up); a slot of the configuration scales them
-to its model. Sources: QuaRot Sec. 5 (setup) and Table 1; each method's own paper where QuaRot is silent.
+to its model. Sources: QuaRot Sec. 5 (setup) and Table 1, SpinQuant Sec. 4.1 and A.4; each method's own paper where
+these are silent.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from rotquant.schemes import (
     OmniQuant,
     OutlierFeatures,
     QuantizationScheme,
+    RotationLearning,
     RotationScheme,
     Smoothing,
     WeightQuantization,
@@ -56,6 +58,17 @@ def baseline() -> Recipe:
 def rtn() -> Recipe:
     """Round-to-nearest W4A4KV4 without any rotation: what outliers do to a model that nothing protects."""
     return Recipe(weights=_weights(gptq=False), activations=_inputs(), keys=_cache(), values=_cache())
+
+
+def gptq() -> Recipe:
+    """GPTQ W4A4KV4 without any rotation (SpinQuant Table 1): asymmetric inputs and cache, none of them clipped."""
+    return Recipe(
+        weights=_weights(),
+        activations=_inputs(symmetric=False),
+        keys=_cache(),
+        values=_cache(),
+        calibration=Calibration(),
+    )
 
 
 def quarot() -> Recipe:
@@ -134,9 +147,26 @@ def atom_128g() -> Recipe:
     )
 
 
+def spinquant_easy() -> Recipe:
+    """SpinQuant-easy W4A4KV4: learned R1 and R2, merged into the weights; nothing is transformed online (Sec. 3.1).
+
+    Activations and KV cache asymmetric without clipping (A.4); the input of o_proj has one scale per head, since R2
+    turns each head by itself. GPTQ's weight clip search is the authors' code's; the paper does not speak of it.
+    """
+    rotation = RotationScheme(values="random_hadamard", heads=False, keys=False, mlp=False, learning=RotationLearning())
+    return gptq().model_copy(update={"rotation": rotation, "attention_output": _cache()})
+
+
+def spinquant_hard() -> Recipe:
+    """SpinQuant-hard W4A4KV4: the same with R3 on keys and R4 before down_proj, online Hadamard transforms."""
+    easy = spinquant_easy()
+    return easy.model_copy(update={"rotation": easy.rotation.model_copy(update={"keys": True, "mlp": True})})
+
+
 PRESETS: dict[str, Callable[[], Recipe]] = {
     "baseline": baseline,
     "rtn": rtn,
+    "gptq": gptq,
     "smoothquant": smoothquant,
     "omniquant": omniquant,
     "quik": quik,
@@ -144,6 +174,8 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "quarot-rtn": quarot_rtn,
     "quarot-128g": quarot_128g,
     "atom-128g": atom_128g,
+    "spinquant-easy": spinquant_easy,
+    "spinquant-hard": spinquant_hard,
 }
 
 

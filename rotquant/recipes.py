@@ -2,7 +2,8 @@
 
 A `Recipe` says everything that happens to a model; a `Run` is a recipe applied to one checkpoint with one seed and
 measured by one metric. `Run.key` names its result file, `Run.weights_key` the rotated and weight-quantized checkpoint
-it needs: many runs that differ only in activations, KV cache or metric share one. Nothing here computes.
+it needs: many runs that differ only in activations, KV cache or metric share one. `Run.rotation_key` names the learned
+rotation, which weights of several methods and widths share. Nothing here computes.
 """
 
 from functools import cached_property
@@ -20,6 +21,7 @@ from rotquant.schemes import (
     OmniQuant,
     OutlierFeatures,
     QuantizationScheme,
+    RotationLearning,
     RotationScheme,
     Smoothing,
     WeightQuantization,
@@ -34,10 +36,10 @@ _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 class Recipe(Frozen):
     """Everything that is done to a model. A field left at None is not done; the empty recipe is the baseline.
 
-    Order of application: norms are fused and `rotation` applied; `smoothing` or `omniquant` transform equivalently;
-    `outliers` choose and reorder features; `weights` quantizes, seeing the effect of all these. `activations` quantizes
-    the input of every linear layer but lm_head, `attention_output`, where it is given, that of o_proj in its place,
-    `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV cache.
+    Order of application: norms are fused and `rotation`, learned where it says so, applied; `smoothing` or `omniquant`
+    transform equivalently; `outliers` choose and reorder features; `weights` quantizes, seeing the effect of all these.
+    `activations` quantizes the input of every linear layer but lm_head, `attention_output`, where it is given, that of
+    o_proj in its place, `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV cache.
     """
 
     rotation: RotationScheme | None = None
@@ -77,6 +79,28 @@ class Recipe(Frozen):
             raise ValueError("gptq.hessian_inputs 'quantized' needs dynamic activations: static scales come after GPTQ")
         return self
 
+    @model_validator(mode="after")
+    def _rotations_can_be_learned(self) -> "Recipe":
+        if self.learning is None:
+            return self
+        if self.smoothing or self.omniquant or self.outliers:
+            raise ValueError("rotation.learning knows neither smoothing, omniquant nor outliers: remove these sections")
+        if self.activations and not self.activations.dynamic:
+            raise ValueError("rotation.learning needs dynamic activations: static scales come after it")
+        if self.learning.network == "all" and self.weights is None:
+            raise ValueError("rotation.learning.network 'all' needs a weights section")
+        if self.learning.network == "activations" and not (self.activations or self.keys or self.values):
+            raise ValueError(
+                "rotation.learning.network 'activations' needs an activations, keys or values section: nothing else is "
+                "quantized while learning; 'all' learns for quantized weights too"
+            )
+        return self
+
+    @property
+    def learning(self) -> RotationLearning | None:
+        """How the rotations are learned, None where they are not."""
+        return None if self.rotation is None else self.rotation.learning
+
     @property
     def needs_calibration(self) -> bool:
         """Whether building the weights reads calibration text."""
@@ -102,11 +126,23 @@ class Recipe(Frozen):
     def stored(self) -> dict[str, Any]:
         """The part that decides the stored weights, as plain data.
 
-        OmniQuant trains and GPTQ may calibrate on the quantized activations, and static scales are stored: they count.
+        OmniQuant trains, rotations are learned and GPTQ may calibrate on the quantized activations, and static scales
+        are stored: they count.
         """
         static = self.activations is not None and not self.activations.dynamic
-        exclude = set() if self.omniquant or static or self._calibrates_quantized else set(RUNTIME_FIELDS)
-        return self.model_dump(mode="json", exclude=exclude)
+        all_count = self.omniquant or self.learning or static or self._calibrates_quantized
+        return self.model_dump(mode="json", exclude=set() if all_count else set(RUNTIME_FIELDS))
+
+    def learned(self) -> dict[str, Any]:
+        """The part that decides learned rotations, as plain data: every quantizer of the network they are learned on.
+
+        Weights are rounded to nearest there or left alone (`RotationLearning.network`), so GPTQ and round-to-nearest
+        share rotations, and in the latter case all bit widths of the weights do.
+        """
+        part = self.model_dump(mode="json", include={"rotation", *RUNTIME_FIELDS})
+        if self.learning is not None and self.learning.network == "all" and self.weights is not None:
+            part["weights"] = self.weights.scheme.model_dump(mode="json")
+        return part
 
 
 class Run(Frozen):
@@ -134,7 +170,8 @@ class Run(Frozen):
             if not recipe.needs_calibration:
                 recipe = recipe.model_copy(update={"calibration": None})
             metric = _METRIC.validate_python(data.get("metric", {"kind": "perplexity"}))
-            used = ({metric.corpus} - {None}) | ({recipe.calibration.corpus} if recipe.calibration else set())
+            texts = [recipe.calibration, recipe.learning and recipe.learning.text]
+            used = ({metric.corpus} - {None}) | {text.corpus for text in texts if text}
             corpora = data.get("corpora", {})
             missing = used - set(corpora)
             if missing:
@@ -155,25 +192,30 @@ class Run(Frozen):
         return short_hash(canonical_json(self.identity()))
 
     @cached_property
+    def rotation_key(self) -> str | None:
+        """Name of the learned rotations this run needs, or None where nothing is learned."""
+        learning = self.recipe.learning
+        if learning is None:
+            return None
+        return self._key({"recipe": self.recipe.learned(), "text": self._text(learning.text)})
+
+    @cached_property
     def weights_key(self) -> str | None:
         """Name of the stored weights this run needs, or None when it uses the checkpoint as it is."""
         stored = self.recipe.stored()
         if all(value is None for value in stored.values()):
             return None
-        calibration = self.recipe.calibration
-        return short_hash(
-            canonical_json(
-                {
-                    "checkpoint_digest": self.checkpoint_digest,
-                    "recipe": stored,
-                    "calibration_corpus": self.corpora[calibration.corpus].model_dump(mode="json")
-                    if calibration
-                    else None,
-                    "seed": self.seed,
-                    "dtype": self.dtype,
-                }
-            )
-        )
+        learned = {} if self.rotation_key is None else {"rotation": self.rotation_key}
+        calibration = self._text(self.recipe.calibration)
+        return self._key({"recipe": stored, "calibration_corpus": calibration, **learned})
+
+    def _text(self, calibration: Calibration | None) -> dict[str, Any] | None:
+        return None if calibration is None else self.corpora[calibration.corpus].model_dump(mode="json")
+
+    def _key(self, part: dict[str, Any]) -> str:
+        """A key of a part of the run, together with checkpoint, seed and type."""
+        common = {"checkpoint_digest": self.checkpoint_digest, "seed": self.seed, "dtype": self.dtype}
+        return short_hash(canonical_json({**common, **part}))
 
 
 def parse_recipe(data: dict[str, Any], where: str) -> Recipe:

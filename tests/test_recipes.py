@@ -1,11 +1,13 @@
-"""Recipes and runs are validated data with one key per content; two-stage keys share what can be shared."""
+"""Recipes and runs are validated data with one key per content; keys of the stages share what can be shared."""
+
+import itertools
 
 import pytest
 
 from rotquant.corpora import CorpusSpec
 from rotquant.errors import RecipeError
 from rotquant.presets import PRESETS, preset
-from rotquant.recipes import Recipe, Run, override, parse_recipe
+from rotquant.recipes import Recipe, Run, override
 
 CORPORA = {"wikitext2": CorpusSpec(), "c4": CorpusSpec(name="c4", source="hub", path="allenai/c4", subset="en")}
 
@@ -78,6 +80,86 @@ def test_weights_that_are_trained_against_activations_depend_on_them():
     assert run(changed).weights_key != run(omniquant).weights_key
 
 
+HARD = preset("spinquant-hard")
+AT_8_BITS = {name: {"bits": 8} for name in ("activations", "attention_output")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": {"gptq": None}},
+        {"weights": {"scheme": {"bits": 3}}},
+        {"weights": {"clip_search": False}},
+        {"weights": None},
+        {"calibration": {"samples": 64}},
+    ],
+)
+def test_rotations_learned_before_the_weights_are_quantized_serve_all_weights(change):
+    changed = run(override(HARD, change, "test"))
+    assert changed.rotation_key == run(HARD).rotation_key
+    assert changed.weights_key != run(HARD).weights_key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        AT_8_BITS,
+        {"attention_output": None},
+        {"keys": None, "values": None},
+        {"rotation": {"mlp": False}},
+        {"rotation": {"residual": "orthogonal"}},
+        {"rotation": {"learning": {"steps": 10}}},
+        {"rotation": {"learning": {"text": {"samples": 128}}}},
+        {"rotation": {"learning": {"text": {"corpus": "c4"}}}},
+        {"rotation": {"learning": {"network": "all"}}},
+    ],
+)
+def test_what_changes_learned_rotations_changes_their_key_and_that_of_the_weights(change):
+    changed = run(override(HARD, change, "test"))
+    assert changed.rotation_key != run(HARD).rotation_key
+    assert changed.weights_key != run(HARD).weights_key
+
+
+def test_rotations_learned_with_quantized_weights_depend_on_their_scheme_and_not_on_gptq():
+    everything = override(HARD, {"rotation": {"learning": {"network": "all"}}}, "test")
+    gptq = run(override(everything, {"weights": {"gptq": None}}, "test"))
+    bits = run(override(everything, {"weights": {"scheme": {"bits": 3}}}, "test"))
+    assert gptq.rotation_key == run(everything).rotation_key != bits.rotation_key
+
+
+def test_learned_rotations_belong_to_a_seed_a_checkpoint_and_a_text():
+    assert run(HARD, seed=0).rotation_key != run(HARD, seed=2).rotation_key
+    assert run(HARD, checkpoint_digest="d1").rotation_key != run(HARD).rotation_key
+    other = CORPORA | {"wikitext2": CorpusSpec(name="other", source="local", path="text")}
+    assert run(HARD, corpora=other).rotation_key != run(HARD).rotation_key
+
+
+def test_only_recipes_that_learn_have_a_rotation_key():
+    drawn = override(HARD, {"rotation": {"learning": None}}, "test")
+    assert [name for name in PRESETS if run(preset(name)).rotation_key] == ["spinquant-easy", "spinquant-hard"]
+    assert run(drawn).rotation_key is None
+    assert run(drawn).weights_key == run(override(drawn, {"keys": None, "values": None}, "test")).weights_key
+
+
+@pytest.mark.parametrize("name", ["rtn", "gptq", "spinquant-easy", "spinquant-hard"])
+@pytest.mark.parametrize("learned", [True, False])
+def test_every_bit_width_of_the_papers_tables_is_a_recipe(name, learned):
+    keys = set()
+    for weights, inputs, cache in itertools.product((3, 4, 16), (4, 8, 16), (4, 8, 16)):
+        changes = {
+            "weights": {"scheme": {"bits": weights}} if weights < 16 else None,
+            "activations": {"bits": inputs} if inputs < 16 else None,
+            **{part: {"bits": cache} if cache < 16 else None for part in ("keys", "values")},
+        }
+        if preset(name).rotation:
+            network = "activations" if min(inputs, cache) < 16 else "all"
+            something = min(weights, inputs, cache) < 16
+            changes["attention_output"] = changes["activations"]
+            changes["rotation"] = {"learning": {"network": network} if learned and something else None}
+        keys.add(run(override(preset(name), changes, "test")).key)
+    assert len(keys) == 27
+
+
 def test_the_seed_counts_only_where_something_is_random():
     assert run(preset("smoothquant"), seed=0).key == run(preset("smoothquant"), seed=2).key
     assert run(preset("quarot"), seed=0).key != run(preset("quarot"), seed=2).key
@@ -111,6 +193,15 @@ def test_calibration_text_does_not_matter_to_a_recipe_that_does_not_calibrate():
         ({"rotation": {"resid": "hadamard"}}, "rotation.resid.*not permitted"),
         ({"calibration": None}, "need a calibration section"),
         ({"smoothing": {}, "omniquant": {}}, "choose one"),
+        (
+            {"rotation": {"learning": {}}, "outliers": {"features": 8}},
+            "knows neither smoothing, omniquant nor outliers",
+        ),
+        ({"rotation": {"learning": {"network": "all"}}, "weights": None}, "network 'all' needs a weights section"),
+        (
+            {"rotation": {"learning": {}}, "activations": None, "keys": None, "values": None},
+            "network 'activations' needs an activations, keys or values section",
+        ),
     ],
 )
 def test_an_impossible_recipe_is_one_sentence_that_names_the_field(change, sentence):
@@ -124,8 +215,10 @@ def test_an_unknown_method_names_the_nearest():
         preset("quarrot")
 
 
-def test_an_undefined_corpus_is_named():
-    recipe = preset("quarot").model_dump(mode="json")
-    recipe["calibration"]["corpus"] = "pile"
+@pytest.mark.parametrize(
+    "change", [{"calibration": {"corpus": "pile"}}, {"rotation": {"learning": {"text": {"corpus": "pile"}}}}]
+)
+def test_an_undefined_corpus_is_named(change):
+    recipe = override(HARD, change, "recipe")
     with pytest.raises(ValueError, match="corpus 'pile' is not defined"):
-        run(parse_recipe(recipe, "recipe"))
+        run(recipe)
