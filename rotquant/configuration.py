@@ -20,15 +20,15 @@ DEFAULT = Path("config/config.yaml")
 SCHEMAS = Path("workflow/schemas")
 
 #: Sections that hold for every slot, unless the slot has its own.
-SHARED = ("calibration", "evaluation", "omniquant", "zero_shot")
+SHARED = ("calibration", "evaluation", "omniquant", "learning", "zero_shot")
 
 
 class Slot(Frozen):
     """What stands for one of the papers' models.
 
     group_sizes, outlier_features: the paper's number to this checkpoint's, since both scale with the width.
-    calibration, evaluation, omniquant, zero_shot: amounts of data and work, the configuration's with the slot's own on
-        top.
+    calibration, evaluation, omniquant, learning, zero_shot: amounts of data and work, the configuration's with the
+        slot's own on top.
     compute: False leaves the slot's columns uncomputed.
     """
 
@@ -41,6 +41,7 @@ class Slot(Frozen):
     calibration: dict[str, Any] = Field(default_factory=dict)
     evaluation: dict[str, Any] = Field(default_factory=dict)
     omniquant: dict[str, Any] = Field(default_factory=dict)
+    learning: dict[str, Any] = Field(default_factory=dict)
     zero_shot: dict[str, Any] = Field(default_factory=dict)
 
     def scaled(self, kind: str, number: int) -> int:
@@ -59,11 +60,15 @@ class Slot(Frozen):
 
 
 class Config(Frozen):
-    """The validated configuration. `corpora` holds the fields of a `CorpusSpec` per name."""
+    """The validated configuration. `corpora` holds the fields of a `CorpusSpec` per name.
+
+    trials: how many seeds tables about the distribution over seeds take, 0, 1, ...; None: `seeds`, as all others.
+    """
 
     device: str
     dtype: str
     seeds: tuple[int, ...]
+    trials: int | None = None
     tracking: bool = True
     corpora: dict[str, dict[str, Any]]
     slots: dict[str, Slot]
@@ -96,10 +101,11 @@ def parse_config(data: dict[str, Any], where: str, root: Path = Path()) -> Confi
     shared = {section: data.get(section, {}) for section in SHARED}
     slots = {}
     for name, fields in data["slots"].items():
-        own = {section: {**values, **fields.get(section, {})} for section, values in shared.items()}
+        own = {section: merge(values, fields.get(section, {})) for section, values in shared.items()}
         slots[name] = Slot.model_validate({**fields, **own, "name": name})
     top = {key: data[key] for key in ("device", "dtype", "seeds", "corpora")}
-    return Config.model_validate({**top, "tracking": data.get("tracking", True), "slots": slots})
+    optional = {key: data[key] for key in ("trials", "tracking") if key in data}
+    return Config.model_validate({**top, **optional, "slots": slots})
 
 
 def find_root(start: Path | None = None) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rotquant.checkpoints import checkpoint_digest
-from rotquant.configuration import Config, Slot, find_root, load_config
+from rotquant.configuration import Config, Slot, find_root, load_config, merge
 from rotquant.corpora import CorpusSpec
 from rotquant.errors import ConfigError, RotquantError, lookup
 from rotquant.files import canonical_json, short_hash
@@ -120,20 +120,48 @@ class Project:
     def batches(self) -> dict[str, dict[str, tuple[Run, ...]]]:
         """The runs that need stored weights, as {batch: {weights key: runs}}, in the order of the tables.
 
-        A batch holds the weights that differ by their seed alone. One job makes them, since starting a process costs
-        several seconds; its key is the weights key that seed 0 has.
+        A batch holds the weights that differ by their seed alone and that the same tables ask for. One job makes them,
+        since starting a process costs several seconds; its key is that of its first weights.
         """
-        batches: dict[str, dict[str, tuple[Run, ...]]] = {}
+        users: dict[str, list[Run]] = {}
         for run in self.runs.values():
-            batch = self.batch_of(run)
-            if batch is not None:
-                members = batches.setdefault(batch, {})
-                members[run.weights_key] = (*members.get(run.weights_key, ()), run)
-        return batches
+            if run.weights_key is not None:
+                users.setdefault(run.weights_key, []).append(run)
+        batches: dict[tuple[Any, ...], dict[str, tuple[Run, ...]]] = {}
+        for key, runs in users.items():
+            tables = {name for run in runs for name in self.tables_of_runs[run.key]}
+            unseeded = Run.model_validate({**runs[0].model_dump(), "seed": 0}).weights_key
+            batches.setdefault((unseeded, *sorted(tables)), {})[key] = tuple(runs)
+        return {next(iter(members)): members for members in batches.values()}
+
+    @cached_property
+    def _batch_of_weights(self) -> dict[str, str]:
+        return {key: batch for batch, members in self.batches.items() for key in members}
 
     def batch_of(self, run: Run) -> str | None:
         """The batch of a run's weights, None for a run that needs none."""
-        return None if run.weights_key is None else Run.model_validate({**run.model_dump(), "seed": 0}).weights_key
+        return None if run.weights_key is None else self._batch_of_weights[run.weights_key]
+
+    @cached_property
+    def rotations(self) -> dict[str, tuple[Run, ...]]:
+        """The runs on each learned rotation, by the rotation's key."""
+        found: dict[str, list[Run]] = {}
+        for run in self.runs.values():
+            if run.rotation_key is not None:
+                found.setdefault(run.rotation_key, []).append(run)
+        return {key: tuple(runs) for key, runs in found.items()}
+
+    def rotation(self, key: str) -> tuple[Run, ...]:
+        """The runs on a learned rotation.
+
+        Raises:
+            ConfigError: when there is none of that key under this configuration.
+        """
+        if key not in self.rotations:
+            raise ConfigError(
+                f"no run has learned rotations {key!r} under this configuration; `rotquant runs list` prints all keys."
+            )
+        return self.rotations[key]
 
     @cached_property
     def groups(self) -> dict[str, tuple[Run, ...]]:
@@ -236,8 +264,9 @@ class Project:
     def _runs(self, table: Table, metric: dict[str, Any], row: Row, column: Column) -> tuple[Run, ...]:
         where = f"table {table.id}, row {row.name}, column {column.name}"
         slot = self.config.slot(column.slot)
-        recipe = override(preset(row.method), row.recipe, where)
-        recipe = resolve(override(recipe, row.columns.get(column.name, {}), where), slot, where)
+        changes = row.columns.get(column.name, {})
+        recipe = override(override(preset(row.method), row.recipe, where), changes, where)
+        recipe = resolve(recipe, slot, where, merge(row.recipe, changes))
         data = {
             "checkpoint": slot.checkpoint,
             "checkpoint_digest": self.digest(slot.name),
@@ -247,10 +276,15 @@ class Project:
             "dtype": self.config.dtype,
         }
         try:
-            runs = [Run.model_validate({**data, "seed": seed}) for seed in self.config.seeds]
+            runs = [Run.model_validate({**data, "seed": seed}) for seed in self.seeds(table)]
         except ValidationError as error:
             raise ConfigError(f"{where}: {first_problem(error)}.") from None
         return tuple({run.key: run for run in runs}.values())
+
+    def seeds(self, table: Table) -> tuple[int, ...]:
+        """The seeds of a table's runs where something is random."""
+        trials = self.config.trials if table.trials else None
+        return self.config.seeds if trials is None else tuple(range(trials))
 
     def _corpora(self, where: str) -> dict[str, CorpusSpec]:
         try:
@@ -289,8 +323,11 @@ def _natural(table: Table) -> tuple[Any, ...]:
     return table.paper, rank, int(re.sub(r"\D", "", table.label) or 0), table.label
 
 
-def resolve(recipe: Recipe, slot: Slot, where: str) -> Recipe:
+def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None = None) -> Recipe:
     """A paper's recipe for one slot: group sizes and outlier counts scaled, amounts of data and work from the slot.
+
+    Args:
+        said: the row's own changes. What they say of learning stands, since tables vary it.
 
     Raises:
         ConfigError, RecipeError: a number that the slot does not map, or a value that the recipe refuses.
@@ -312,6 +349,9 @@ def resolve(recipe: Recipe, slot: Slot, where: str) -> Recipe:
         changes["calibration"] = slot.calibration
     if recipe.omniquant is not None:
         changes["omniquant"] = slot.omniquant
+    if recipe.learning is not None:
+        own = ((said or {}).get("rotation") or {}).get("learning") or {}
+        changes["rotation"] = {"learning": merge(slot.learning, own)}
     return override(recipe, changes, where)
 
 

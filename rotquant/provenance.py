@@ -26,6 +26,7 @@ KERNELS = PACKAGE.parent / "kernels"
 
 #: Entry modules of each stage of the workflow; what they import belongs to the stage too.
 STAGES: dict[str, tuple[str, ...]] = {
+    "rotations": ("rotquant.execution.rotations",),
     "weights": ("rotquant.execution.weights",),
     "runs": ("rotquant.execution.runs",),
     "tasks": ("rotquant.zeroshot.folders",),

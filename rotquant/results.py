@@ -15,12 +15,16 @@ from rotquant.quantities import quantities
 from rotquant.recipes import Run, first_problem
 
 RUNS = Path("results/runs")
+ROTATIONS = Path("results/rotations")
 WEIGHTS = Path("results/weights")
 MEASURED = Path("results/measured")
 TASKS = Path("results/tasks")
 TABLES = Path("results/tables")
 REPORTS = Path("reports")
 FIGURES = Path("reports/figures")
+
+#: Files in the folder of learned rotations.
+ROTATION_RECORD, ROTATIONS_FILE, HISTORY_FILE = "rotation.json", "rotations.safetensors", "history.json"
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,11 @@ class RunResult:
 def run_path(key: str) -> Path:
     """The file of a run."""
     return RUNS / f"{key}.json"
+
+
+def rotation_path(key: str) -> Path:
+    """The folder of learned rotations. Its record says how they were learned and is written last."""
+    return ROTATIONS / key
 
 
 def batch_path(batch: str) -> Path:

@@ -79,7 +79,11 @@ class Figure(Frozen):
 
 
 class Table(Frozen):
-    """One table or figure of a paper, or a report of our own. `published` is the path of the paper's numbers."""
+    """One table or figure of a paper, or a report of our own.
+
+    trials: whether it is about the distribution over many seeds.
+    published: path of the paper's numbers.
+    """
 
     id: str
     paper: str
@@ -92,6 +96,7 @@ class Table(Frozen):
     columns: tuple[Column, ...]
     label_columns: tuple[str, ...] = ()
     baseline: str
+    trials: bool = False
     rows: tuple[Row, ...]
     published: str | None = None
     claims: tuple[Claim, ...]

@@ -35,6 +35,8 @@ from rotquant.wrapping import Handle, SiteKey, Wrapping, wrap
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from rotquant.rotations import Rotations
+
 Splits = dict[SiteKey, ColumnSplit]
 Weights = dict[str, QuantizedWeight]
 
@@ -46,6 +48,7 @@ def build_weights(
     seed: int,
     samples: Tensor | None = None,
     *,
+    rotations: "Rotations | None" = None,
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
     progress: bool = True,
@@ -58,6 +61,7 @@ def build_weights(
         recipe: what to do.
         seed: of the random rotation, and of the order of OmniQuant's samples.
         samples: calibration token ids, int64 [samples, tokens]; needed where `recipe.needs_calibration`.
+        rotations: learned ones (`rotquant.methods.spinquant`); needed where the recipe learns its rotations.
         device: where the work is done.
         batch_size: calibration samples at once; default by their length.
         progress: show a progress bar where there is a terminal.
@@ -66,7 +70,7 @@ def build_weights(
         RecipeError: the recipe does not fit the model, or samples are missing; before anything is changed.
         RotquantError: calibration activations are not finite.
     """
-    check_recipe(model, recipe, samples)
+    check_recipe(model, recipe, samples, rotations)
     stage = _Stage(model, recipe, samples, torch.device(device), batch_size, progress)
     seconds: dict[str, float] = {}
     weights: Weights = {}
@@ -74,7 +78,7 @@ def build_weights(
     static: dict[SiteKey, QParams] = {}
     if recipe.rotation is not None:
         with _timed(seconds, "rotation"):
-            rotate(model, recipe.rotation, seed, device)
+            rotate(model, recipe.rotation, seed if rotations is None else rotations, device)
     if recipe.smoothing is not None:
         with _timed(seconds, "smoothing"):
             smooth(model, recipe.smoothing, stage.statistics("max"))
@@ -137,11 +141,16 @@ def quantized_forward(model: nn.Module, recipe: Recipe, manifest: Manifest | Non
     )
 
 
-def check_recipe(model: nn.Module, recipe: Recipe, samples: Tensor | None) -> None:
+def check_recipe(
+    model: nn.Module, recipe: Recipe, samples: Tensor | None, rotations: "Rotations | None" = None
+) -> None:
     """Raise `RecipeError` for whatever in the recipe does not fit the model, before expensive work."""
     architecture = architecture_of(model)
     if recipe.rotation is not None:
         check_rotation(architecture, recipe.rotation)
+    if (recipe.learning is None) != (rotations is None):
+        problem = "learns its rotations: pass those that learn_rotations found" if recipe.learning else "learns none"
+        raise RecipeError(f"the recipe {problem}.")
     check_omniquant(recipe)
     check_outliers(architecture, recipe)
     if recipe.needs_calibration and samples is None:

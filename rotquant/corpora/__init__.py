@@ -12,6 +12,7 @@ from rotquant.corpora.spec import (
     WIKITEXT2,
     CorpusSpec,
     Split,
+    calibration_characters,
     content_hash,
     expected_hashes,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "WIKITEXT2",
     "CorpusSpec",
     "Split",
+    "calibration_characters",
     "calibration_samples",
     "content_hash",
     "corpus_identity",

@@ -15,7 +15,10 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 CALIBRATION_CHARACTERS = 2_000_000
-"""How much of the train split calibration reads: 128 samples of 2048 tokens are about 0.9 million characters."""
+"""How much of the train split calibration reads at least: 128 samples of 2048 tokens are about 0.9 million."""
+
+CHARACTERS_PER_TOKEN = 4
+"""About what a token of English text is long: larger calibration sets read as much text as they have tokens."""
 
 EXPECTED_HASHES = Path(__file__).resolve().parents[2] / "workflow" / "resources" / "models" / "corpus.json"
 
@@ -52,6 +55,11 @@ class CorpusSpec(BaseModel):
 
 DOCSTRINGS = CorpusSpec()
 WIKITEXT2 = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext", subset="wikitext-2-raw-v1")
+
+
+def calibration_characters(samples: int, sequence_length: int) -> int:
+    """How many characters at the head of the train split calibration samples are drawn from."""
+    return max(CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN * samples * sequence_length)
 
 
 def content_hash(text: str) -> str:

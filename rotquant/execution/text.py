@@ -1,4 +1,4 @@
-"""Text as token ids for the two stages, tokenized once per text and tokenizer and kept beside the corpora.
+"""Text as token ids for the computing stages, tokenized once per text and tokenizer and kept beside the corpora.
 
 Tokenizing takes seconds, about as long as evaluating a small model, and all jobs of a table need the same two texts.
 """
@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rotquant.corpora import CorpusSpec, Split, content_hash, corpus_identity, load_text, tokenize
+from rotquant.corpora import (
+    CorpusSpec,
+    Split,
+    calibration_characters,
+    calibration_samples,
+    content_hash,
+    corpus_identity,
+    load_text,
+    tokenize,
+)
 from rotquant.corpora.loading import CACHE
 from rotquant.files import atomic_path
+from rotquant.schemes import Calibration
 
 if TYPE_CHECKING:
     import torch
@@ -41,3 +51,16 @@ def token_ids(
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.save(file, ids.numpy(), allow_pickle=False)
     return ids, identity
+
+
+def text_samples(
+    spec: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase"
+) -> tuple["torch.Tensor", dict[str, Any]]:
+    """Samples of a corpus's train split, int64 [samples, sequence_length], and what provenance says of the text.
+
+    Raises:
+        CorpusError: the text cannot be read or is shorter than one sample, or the tokenizer has no BOS.
+    """
+    characters = calibration_characters(calibration.samples, calibration.sequence_length)
+    ids, identity = token_ids(spec, "train", tokenizer, characters)
+    return calibration_samples(ids, calibration.samples, calibration.sequence_length, calibration.seed), identity

@@ -8,19 +8,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rotquant.corpora import CALIBRATION_CHARACTERS, calibration_samples
-from rotquant.execution.text import token_ids
+from rotquant.execution.text import text_samples
+from rotquant.files import read_json
 from rotquant.provenance import code_digest, environment
 from rotquant.recipes import Run
+from rotquant.results import ROTATION_RECORD, ROTATIONS_FILE
 
 
-def compute_weights(run: Run, checkpoint: str, folder: Path, device: str) -> dict[str, Any]:
+def compute_weights(
+    run: Run, checkpoint: str, folder: Path, device: str, rotation: Path | None = None
+) -> dict[str, Any]:
     """Build the stored weights of a run into `folder` and return their provenance.
 
     Args:
         checkpoint: where the run's checkpoint lies: a local folder or a hub id.
         folder: replaced as a whole once the new weights are complete.
         device: cpu, cuda, cuda:N or auto.
+        rotation: the folder of the learned rotations, where the recipe asks for them.
 
     Raises:
         CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
@@ -32,14 +36,17 @@ def compute_weights(run: Run, checkpoint: str, folder: Path, device: str) -> dic
 
     started = time.perf_counter()
     accelerator = torch_device(device)
+    rotations = None
+    if rotation is not None:
+        from rotquant.rotations import load_rotations
+
+        rotations = load_rotations(rotation / ROTATIONS_FILE)
     model, tokenizer = load_checkpoint(checkpoint, torch_dtype(run.dtype), "cpu")
     samples, corpora = None, {}
     calibration = run.recipe.calibration
     if run.recipe.needs_calibration and calibration is not None:
-        spec = run.corpora[calibration.corpus]
-        ids, corpora["calibration"] = token_ids(spec, "train", tokenizer, CALIBRATION_CHARACTERS)
-        samples = calibration_samples(ids, calibration.samples, calibration.sequence_length, calibration.seed)
-    stored = build_weights(model, tokenizer, run.recipe, run.seed, samples, device=accelerator)
+        samples, corpora["calibration"] = text_samples(run.corpora[calibration.corpus], calibration, tokenizer)
+    stored = build_weights(model, tokenizer, run.recipe, run.seed, samples, rotations=rotations, device=accelerator)
     provenance = {
         **environment(),
         "code_digest": code_digest("weights", run.recipe),
@@ -47,6 +54,7 @@ def compute_weights(run: Run, checkpoint: str, folder: Path, device: str) -> dic
         "checkpoint": run.checkpoint,
         "checkpoint_digest": run.checkpoint_digest,
         "corpora": corpora,
+        **({} if rotation is None else {"rotation": read_json(rotation / ROTATION_RECORD, "record of rotations")}),
         "stages": stored.seconds,
         "seconds": time.perf_counter() - started,
     }

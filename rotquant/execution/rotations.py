@@ -1,0 +1,67 @@
+"""The rotations stage: R1 and R2 learned once (SpinQuant Sec. 3.2) for all weights that are made with them.
+
+It connects loading, text and `rotquant.methods.spinquant`; what is learned, and on which network, is decided by the
+recipe alone. An interrupted learning leaves its last checkpoint in the folder and continues from there.
+"""
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+from rotquant.execution.text import text_samples
+from rotquant.files import write_json
+from rotquant.provenance import code_digest, environment
+from rotquant.recipes import Run
+from rotquant.results import HISTORY_FILE, ROTATIONS_FILE
+
+
+def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> dict[str, Any]:
+    """Learn the rotations of a run into `folder`: the matrices and the history of their learning.
+
+    Args:
+        checkpoint: where the run's checkpoint lies: a local folder or a hub id.
+        folder: kept where it exists; each file in it is replaced as a whole.
+        device: cpu, cuda, cuda:N or auto.
+
+    Returns:
+        The provenance, which is the caller's to write once this has returned.
+
+    Raises:
+        CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
+    """
+    from rotquant.checkpoints import load_checkpoint
+    from rotquant.devices import gpu_name, torch_device, torch_dtype
+    from rotquant.methods.spinquant import learn_rotations
+    from rotquant.rotations import save_rotations
+
+    started = time.perf_counter()
+    learning = run.recipe.learning
+    digest = code_digest("rotations", run.recipe)
+    accelerator = torch_device(device)
+    model, tokenizer = load_checkpoint(checkpoint, torch_dtype(run.dtype), "cpu")
+    samples, corpus = text_samples(run.corpora[learning.text.corpus], learning.text, tokenizer)
+    unfinished = folder / f"unfinished-{digest}"  # what other code began is not continued
+    learned = learn_rotations(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
+    save_rotations(folder / ROTATIONS_FILE, learned.rotations, learned.history)
+    write_json(folder / HISTORY_FILE, learned.history)
+    for path in folder.glob("unfinished-*"):
+        path.unlink()
+    return {
+        **environment(),
+        "code_digest": digest,
+        "gpu": gpu_name(accelerator),
+        "checkpoint": run.checkpoint,
+        "checkpoint_digest": run.checkpoint_digest,
+        "corpora": {"learning": corpus},
+        "key": run.rotation_key,
+        "digest": file_digest(folder / ROTATIONS_FILE),
+        "seed": run.seed,
+        "learning": learning.model_dump(mode="json"),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def file_digest(path: Path) -> str | None:
+    """The first 16 hexadecimal digits of a file's SHA-256; None where there is no file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
