@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rotquant.architectures import architecture_of, decoder_layers, final_norm
 from rotquant.rotation import check_rotation, rotate
+from rotquant.rotations import Rotations
 from rotquant.schemes import RotationScheme
 from rotquant.wrapping import Wrapping, wrap
 
@@ -23,27 +24,29 @@ def invariance_error(
     seed: int,
     input_ids: Tensor,
     device: torch.device | str | None = None,
+    rotations: Rotations | None = None,
 ) -> float:
     """Largest absolute difference between the logits of `model` and of its rotated copy on `input_ids` [batch, tokens].
 
-    The model itself is unchanged; its copy needs as much memory again. In a float64 model the norms are computed in
-    float64 on both sides: transformers' own compute in float32, whose rounding (1e-7) would hide the rotation's.
+    Seed, device and rotations are those of `rotate`. The model itself is unchanged; its copy needs as much memory
+    again. In a float64 model the norms are computed in float64 on both sides: transformers' own compute in float32,
+    whose rounding (1e-7) would hide the rotation's.
 
     Raises:
         RecipeError: the scheme needs a Hadamard matrix that is not known.
     """
     check_rotation(architecture_of(model), scheme)
-    with _norms_in_model_dtype(model):
+    with norms_in_model_dtype(model):
         expected = model(input_ids=input_ids, use_cache=False).logits
     rotated = copy.deepcopy(model)
-    rotate(rotated, scheme, seed, device)
-    with _norms_in_model_dtype(rotated), wrap(rotated, Wrapping(rotation=scheme)):
+    rotate(rotated, scheme, seed, device, rotations=rotations)
+    with norms_in_model_dtype(rotated), wrap(rotated, Wrapping(rotation=scheme)):
         logits = rotated(input_ids=input_ids, use_cache=False).logits
     return (logits - expected).abs().max().item()
 
 
 @contextmanager
-def _norms_in_model_dtype(model: nn.Module) -> Iterator[None]:
+def norms_in_model_dtype(model: nn.Module) -> Iterator[None]:
     """Recompute every RMSNorm of a float64 model in float64 while the block runs; other models are left alone."""
     architecture = architecture_of(model)
     names = [site.norm for site in architecture.sites if site.norm is not None]

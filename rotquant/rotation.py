@@ -7,6 +7,7 @@ transforms lives in wrapping.py; a rotated model without it computes nonsense un
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from rotquant.architectures import (
     lm_head,
 )
 from rotquant.errors import RecipeError
+from rotquant.rotations import Rotations, check_rotations, initial_rotations
 from rotquant.schemes import RotationScheme
 
 #: Weights that are changed row by row are handled in blocks of about this many elements (512 MiB in float64).
@@ -47,16 +49,6 @@ def check_rotation(architecture: Architecture, scheme: RotationScheme) -> None:
             )
 
 
-def residual_rotation(hidden_size: int, scheme: RotationScheme, seed: int) -> Tensor | None:
-    """R1: a random orthogonal float64 matrix Q [hidden_size, hidden_size], or None; equal seeds give equal matrices."""
-    generator = torch.Generator().manual_seed(seed)
-    if scheme.residual == "hadamard":
-        return hadamard.random_hadamard_matrix(hidden_size, generator)
-    if scheme.residual == "orthogonal":
-        return hadamard.random_orthogonal_matrix(hidden_size, generator)
-    return None
-
-
 def online_dtype(x: Tensor, scheme: RotationScheme) -> torch.dtype:
     """Arithmetic type of an online transform of `x`: as the scheme says, but float64 for float64 input."""
     return torch.float64 if x.dtype == torch.float64 else getattr(torch, scheme.online_dtype)
@@ -71,7 +63,14 @@ def fuse_norms(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def rotate(model: nn.Module, scheme: RotationScheme, seed: int, device: torch.device | str | None = None) -> None:
+def rotate(
+    model: nn.Module,
+    scheme: RotationScheme,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    *,
+    rotations: Rotations | None = None,
+) -> None:
     """Fuse norms and rotations into the weights of `model`, in place, one weight at a time.
 
     R1 goes into everything that reads or writes the residual stream; R2 into v_proj and o_proj; the inverses of the
@@ -81,23 +80,31 @@ def rotate(model: nn.Module, scheme: RotationScheme, seed: int, device: torch.de
     Args:
         model: a supported transformers causal language model, on any device, in any floating-point type.
         scheme: which rotations.
-        seed: of R1's randomness.
+        seed: of the random rotations, where none are given and none are learned.
         device: where the float64 products are computed; default, where each weight lies.
+        rotations: R1 and R2, for example learned ones; default, those that the scheme draws with the seed.
 
     Raises:
-        RecipeError: some Hadamard matrix is not known. No weight has been touched then.
+        RecipeError: some Hadamard matrix is not known, or the rotations do not fit, or the scheme has learned ones and
+            none are given. No weight has been touched then.
         UnsupportedArchitectureError: unknown model family.
     """
     architecture = architecture_of(model)
     check_rotation(architecture, scheme)
+    if rotations is not None:
+        check_rotations(architecture, scheme, rotations)
+    elif scheme.learning is None:
+        rotations = initial_rotations(architecture, scheme, seed)
+    else:
+        raise RecipeError("the rotations of this recipe are learned: learn them first, and pass them to rotate().")
     _untie_embeddings(model)
-    residual = residual_rotation(architecture.hidden_size, scheme, seed)
+    residual = rotations.residual
     if residual is not None and device is not None:
         residual = residual.to(device)
     fusion = _Fusion(architecture, scheme, residual, device)
     fusion.rotate_embedding(embedding(model).weight)
-    for layer in decoder_layers(model):
-        fusion.rotate_layer(layer)
+    for index, layer in enumerate(decoder_layers(model)):
+        fusion.rotate_layer(layer, rotations.values[index] if rotations.values else None)
     fusion.rotate_readers(final_norm(model), [lm_head(model).weight])
 
 
@@ -120,20 +127,21 @@ class _Fusion:
 
         self._update_rows(weight, change)
 
-    def rotate_layer(self, layer: nn.Module) -> None:
-        """All weights of one decoder layer."""
+    def rotate_layer(self, layer: nn.Module, values: Tensor | None) -> None:
+        """All weights of one decoder layer, whose R2 is `values`."""
         shape = self.architecture
         attention_norm, mlp_norm = (
             layer.get_submodule(shape.site(name).norm) for name in ("attention_input", "mlp_input")
         )
-        if self.scheme.values != "none":
-            self._rotate_values(layer, attention_norm)
+        if values is not None:
+            self._rotate_values(layer, attention_norm, values)
             readers = (shape.query, shape.key)
         else:
             readers = (shape.query, shape.key, shape.value)
         self.rotate_readers(attention_norm, [_rows(layer, reader).weight for reader in readers])
         self.rotate_readers(mlp_norm, [_rows(layer, reader).weight for reader in (shape.gate, shape.up)])
-        self._rotate_writer(layer.get_submodule(shape.attention_output), self._inverse_of_attention_output)
+        undo = partial(self._inverse_of_attention_output, values=values)
+        self._rotate_writer(layer.get_submodule(shape.attention_output), undo)
         self._rotate_writer(layer.get_submodule(shape.mlp_output), self._inverse_of_mlp_output)
 
     def rotate_readers(self, norm: nn.Module, weights: Sequence[Tensor]) -> None:
@@ -143,17 +151,16 @@ class _Fusion:
             self._update_rows(weight, lambda rows: self._times_residual(rows * gain.to(rows.device)))
         norm.weight.fill_(1.0)
 
-    def _rotate_values(self, layer: nn.Module, norm: nn.Module) -> None:
-        """R2 at the output of v_proj, and `rotate_readers` at its input: (I x H)^T W diag(g) Q and b (I x H)."""
-        head_dim, value = self.architecture.head_dim, _rows(layer, self.architecture.value)
-        gain = norm.weight.to(torch.float64)
+    def _rotate_values(self, layer: nn.Module, norm: nn.Module, values: Tensor) -> None:
+        """R2 at the output of v_proj, and `rotate_readers` at its input: (I x R2)^T W diag(g) Q and b (I x R2)."""
+        value, gain = _rows(layer, self.architecture.value), norm.weight.to(torch.float64)
 
         def change(weight: Tensor) -> Tensor:
-            return self._times_residual(_per_head(weight.T, head_dim).T * gain.to(weight.device))
+            return self._times_residual(_per_head(weight.T, values).T * gain.to(weight.device))
 
         self._update(value.weight, change)
         if value.bias is not None:
-            self._update(value.bias, lambda bias: _per_head(bias, head_dim))
+            self._update(value.bias, lambda bias: _per_head(bias, values))
 
     def _rotate_writer(self, linear: nn.Linear, undo_online: Callable[[Tensor], Tensor]) -> None:
         """Q^T W of a layer that writes the residual stream, whose input arrives transformed; its bias becomes b Q."""
@@ -161,10 +168,10 @@ class _Fusion:
         if linear.bias is not None:
             self._update(linear.bias, self._times_residual)
 
-    def _inverse_of_attention_output(self, weight: Tensor) -> Tensor:
+    def _inverse_of_attention_output(self, weight: Tensor, values: Tensor | None) -> Tensor:
         """W times the transforms of its input, R2 and the one across heads: orthogonal, so (x H)(W H)^T = x W^T."""
-        if self.scheme.values != "none":
-            weight = _per_head(weight, self.architecture.head_dim)
+        if values is not None:
+            weight = _per_head(weight, values)
         if self.scheme.heads:
             weight = hadamard.head_hadamard_transform(weight, self.architecture.num_heads)
         return weight
@@ -205,9 +212,9 @@ def _rows(layer: nn.Module, projection: Projection) -> _Rows:
     return _Rows(linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
 
-def _per_head(x: Tensor, head_dim: int) -> Tensor:
-    """Hadamard transform of each head's features along the last axis, [..., heads * head_dim]."""
-    return hadamard.hadamard_transform(x.unflatten(-1, (-1, head_dim))).flatten(-2)
+def _per_head(x: Tensor, rotation: Tensor) -> Tensor:
+    """x (I x R) along the last axis, [..., heads * head_dim]: each head's features times R [head_dim, head_dim]."""
+    return (x.unflatten(-1, (-1, len(rotation))) @ rotation.to(x.device)).flatten(-2)
 
 
 def _untie_embeddings(model: nn.Module) -> None:

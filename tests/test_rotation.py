@@ -11,8 +11,9 @@ from rotquant import hadamard
 from rotquant.architectures import architecture_of, decoder_layers, embedding, final_norm, lm_head
 from rotquant.errors import RecipeError
 from rotquant.invariance import invariance_error
-from rotquant.rotation import check_rotation, fuse_norms, residual_rotation, rotate
-from rotquant.schemes import RotationScheme
+from rotquant.rotation import check_rotation, fuse_norms, rotate
+from rotquant.rotations import Rotations, initial_rotations
+from rotquant.schemes import RotationLearning, RotationScheme
 from rotquant.wrapping import Wrapping, wrap
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 
@@ -87,7 +88,7 @@ def test_the_residual_stream_is_multiplied_by_q() -> None:
     model, tokens = tiny_model(dtype=torch.float64), tiny_tokens()
     before = embedding(model)(tokens)
     rotate(model, RotationScheme(), seed=5)
-    rotation = residual_rotation(64, RotationScheme(), seed=5)
+    rotation = initial_rotations(architecture_of(model), RotationScheme(), seed=5).residual
     assert torch.allclose(embedding(model)(tokens), before @ rotation, atol=1e-12)
 
 
@@ -128,15 +129,69 @@ def test_storage_type_and_parameter_names_are_kept_and_each_weight_is_rounded_on
         assert torch.equal(weight, expected[name].to(torch.bfloat16)), name
 
 
-def test_the_seed_decides_r1() -> None:
-    for residual in ("hadamard", "orthogonal"):
-        scheme = RotationScheme(residual=residual)
-        first, again, other = (residual_rotation(48, scheme, seed) for seed in (1, 1, 2))
-        assert first.dtype == torch.float64
-        assert torch.equal(first, again)
-        assert not torch.equal(first, other)
-        assert (first @ first.T - torch.eye(48, dtype=torch.float64)).abs().max() < 1e-12
-    assert residual_rotation(48, NO_ROTATION, 0) is None
+def learned(model: torch.nn.Module, seed: int = 0) -> Rotations:
+    """Rotations of no special form, as learning gives them."""
+    scheme = RotationScheme(residual="orthogonal", values="orthogonal")
+    return initial_rotations(architecture_of(model), scheme, seed)
+
+
+@pytest.mark.parametrize("values", ["hadamard", "random_hadamard", "orthogonal"])
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_stay_whatever_the_rotations_of_the_values(family: str, heads: bool, values: str) -> None:
+    scheme = RotationScheme(values=values, heads=heads)
+    model = tiny_model(family, dtype=torch.float64)
+    assert invariance_error(model, scheme, seed=3, input_ids=tiny_tokens()) <= FLOAT64_BOUND
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_logits_stay_with_given_rotations_on_awkward_shapes(family: str, shape: str) -> None:
+    """Grouped queries, biases, fused projections: whatever is learned, the function is the same."""
+    arguments, heads = SHAPES[shape]
+    biases = {} if family == "phi3" else {"attention_bias": True}
+    model = tiny_model(family, dtype=torch.float64, num_layers=2, **arguments, **biases)
+    scheme = RotationScheme(values="random_hadamard", heads=heads, learning=RotationLearning())
+    error = invariance_error(model, scheme, seed=0, input_ids=tiny_tokens(), rotations=learned(model))
+    assert error <= FLOAT64_BOUND
+
+
+def test_values_of_each_layer_are_multiplied_by_its_own_rotation() -> None:
+    scheme = NO_ROTATION.model_copy(update={"values": "orthogonal"})
+    model = tiny_model("qwen2", dtype=torch.float64)
+    fuse_norms(model)
+    rotated, rotations = copy.deepcopy(model), initial_rotations(architecture_of(model), scheme, seed=4)
+    rotate(rotated, scheme, seed=4)
+    x = torch.randn(7, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for index, rotation in enumerate(rotations.values):
+        before, after = (decoder_layers(m)[index].self_attn.v_proj(x).unflatten(-1, (2, 16)) for m in (model, rotated))
+        assert torch.allclose(after, before @ rotation, atol=1e-12)
+    assert not torch.allclose(*rotations.values)
+
+
+def test_drawn_rotations_and_the_same_ones_given_make_the_same_weights() -> None:
+    scheme = RotationScheme(values="random_hadamard")
+    drawn, given = tiny_model(), tiny_model()
+    rotate(drawn, scheme, seed=2)
+    rotate(given, scheme, rotations=initial_rotations(architecture_of(given), scheme, seed=2))
+    assert all(torch.equal(weight, given.state_dict()[name]) for name, weight in drawn.state_dict().items())
+
+
+def test_rotations_that_do_not_fit_are_refused_before_any_weight_is_touched() -> None:
+    model = tiny_model()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    fitting = learned(model)
+    for scheme, rotations, message in (
+        (RotationScheme(residual="none"), fitting, "expected R1 absent and 2 R2, and got R1 present and 2 R2"),
+        (RotationScheme(values="none"), fitting, "expected R1 present and 0 R2"),
+        (RotationScheme(), Rotations(fitting.residual, fitting.values[:1]), "and 1 R2"),
+        (RotationScheme(), Rotations(fitting.residual[:32, :32], fitting.values), r"residual has shape \(32, 32\)"),
+        (RotationScheme(), Rotations(1.01 * fitting.residual, fitting.values), "residual is not orthogonal"),
+        (RotationScheme(learning=RotationLearning()), None, "learn them first"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            rotate(model, scheme, rotations=rotations)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
 def test_rotating_leaves_the_global_random_state_alone() -> None:
@@ -163,10 +218,6 @@ def test_centering_subtracts_each_embedding_rows_mean_and_nothing_from_a_tied_he
             r"size 5 .*number of attention heads.*heads: false",
         ),
         (
-            {"hidden_size": 84, "num_heads": 14, "num_kv_heads": 2},
-            {"values": "none", "keys": False},
-            r"size 14 .*heads",
-        ),
             {"hidden_size": 84, "num_heads": 14, "num_kv_heads": 2},
             {"values": "none", "keys": False},
             r"size 14 .*heads",
