@@ -43,6 +43,8 @@ class Wrapping:
     outliers: sites whose features are split into normal ones and outliers.
     static: scales of sites by (layer, site), read when `activations.dynamic` is False.
     scale_gradients: whether training differentiates dynamic scales too (OmniQuant's code) or takes them as constants.
+    attention_output: quantizer of o_proj's input in place of `activations`: one scale for each head (SpinQuant, which
+        has no transform across heads). Granularity `head`, dynamic.
     """
 
     rotation: RotationScheme | None = None
@@ -52,6 +54,13 @@ class Wrapping:
     outliers: Mapping[SiteKey, ColumnSplit] = field(default_factory=dict)
     static: Mapping[SiteKey, QParams] | None = None
     scale_gradients: bool = False
+    attention_output: QuantizationScheme | None = None
+
+    def scheme_of(self, site: Site, head_dim: int) -> QuantizationScheme | None:
+        """The quantizer of a site; `head` becomes groups of `head_dim` features."""
+        if site.name != "attention_output" or self.attention_output is None:
+            return self.activations
+        return self.attention_output.model_copy(update={"granularity": "group", "group_size": head_dim})
 
 
 class Handle:
@@ -92,7 +101,7 @@ def wrap(model: nn.Module, wrapping: Wrapping) -> Handle:
     for index, layer in enumerate(decoder_layers(model)):
         for site in architecture.sites:
             _wrap_site(handle, layer, site, _online_transform(architecture, site, wrapping.rotation))
-            _wrap_site(handle, layer, site, _quantizer(index, site, wrapping))
+            _wrap_site(handle, layer, site, _quantizer(index, site, wrapping, architecture.head_dim))
     if wrapping.keys is not None or wrapping.values is not None:
         quantizer = KVQuantizer(wrapping.keys, wrapping.values, wrapping.rotation, wrapping.scale_gradients)
         _wrap_cache(handle, model, architecture, quantizer)
@@ -105,15 +114,18 @@ def _check(architecture: Architecture, wrapping: Wrapping) -> None:
         check_rotation(architecture, wrapping.rotation)
     for what in ("keys", "values"):
         check_cache_scheme(getattr(wrapping, what), architecture.head_dim, what)
-    if wrapping.activations is None:
-        return
+    if wrapping.attention_output is not None and wrapping.attention_output.granularity != "head":
+        raise RecipeError(f"attention_output takes granularity head, not {wrapping.attention_output.granularity}.")
     for index in range(architecture.num_layers):
         for site in architecture.sites:
+            scheme = wrapping.scheme_of(site, architecture.head_dim)
+            if scheme is None:
+                continue
             split = wrapping.outliers.get((index, site.name))
             normal = site.features - (split.outliers if split else 0)
             where = f"layer {index}'s {' and '.join(site.linears)}" + (" that are not outliers" if split else "")
-            check_groups(normal, wrapping.activations, where)
-            if not wrapping.activations.dynamic and (index, site.name) not in (wrapping.static or {}):
+            check_groups(normal, scheme, where)
+            if not scheme.dynamic and (index, site.name) not in (wrapping.static or {}):
                 raise RecipeError(
                     f"static activation scales are missing for layer {index}, {site.name}: calibrate them."
                 )
@@ -144,9 +156,9 @@ def _online_transform(
     return None
 
 
-def _quantizer(index: int, site: Site, wrapping: Wrapping) -> Callable[[Tensor], Tensor] | None:
+def _quantizer(index: int, site: Site, wrapping: Wrapping, head_dim: int) -> Callable[[Tensor], Tensor] | None:
     """The quantizer of one site of layer `index`."""
-    scheme = wrapping.activations
+    scheme = wrapping.scheme_of(site, head_dim)
     if scheme is None:
         return None
     static = None if scheme.dynamic else (wrapping.static or {})[index, site.name]

@@ -209,3 +209,37 @@ def test_gradients_reach_the_weights_through_every_quantizer() -> None:
         model(tokens, labels=tokens, use_cache=False).loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert all(gradient.isfinite().all() and gradient.abs().max() > 0 for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_o_projs_input_may_have_a_scale_for_each_head(family: str) -> None:
+    model, tokens = tiny_model(family), tiny_tokens()
+    o_proj = f"model.layers.0.{architecture_of(model).attention_output}"
+    per_head = QuantizationScheme(bits=3, symmetric=False, granularity="head")
+    raw = inputs_of_linears(model, tokens)[o_proj].unflatten(-1, (4, 16))
+    with wrap(model, Wrapping(attention_output=per_head)):
+        read = inputs_of_linears(model, tokens)
+    expected = torch.stack([fake_quantize(raw[..., head, :], per_head) for head in range(4)], dim=-2).flatten(-2)
+    assert torch.equal(read[o_proj], expected)
+    with wrap(model, Wrapping(activations=INPUTS, attention_output=per_head)):
+        read = inputs_of_linears(model, tokens)
+    assert max(levels(head) for head in read[o_proj].unflatten(-1, (4, 16)).unbind(-2)) <= 8
+    assert levels(read[o_proj]) > 16
+    assert levels(read[f"model.layers.0.{architecture_of(model).mlp_output}"]) <= 16
+
+
+def test_attention_output_takes_the_place_of_static_scales_and_refuses_other_granularities() -> None:
+    model = tiny_model()
+    static = QuantizationScheme(bits=4, granularity="tensor", dynamic=False)
+    scales = {
+        (index, site.name): QParams(torch.tensor(0.5))
+        for index in range(2)
+        for site in architecture_of(model).sites
+        if site.name != "attention_output"
+    }
+    per_head = QuantizationScheme(bits=4, granularity="head")
+    wrap(model, Wrapping(activations=static, static=scales, attention_output=per_head)).remove()
+    with pytest.raises(RecipeError, match="static activation scales are missing for layer 0, attention_output"):
+        wrap(model, Wrapping(activations=static, static=scales))
+    with pytest.raises(RecipeError, match="attention_output takes granularity head, not token"):
+        wrap(model, Wrapping(activations=INPUTS, attention_output=INPUTS))

@@ -331,7 +331,14 @@ def quantize_block(
         targets = block.map(parameters, clean, batch_size)
     learned = initial(parameters, block.architecture, maxima, recipe, block.rotary_dim)
     # The transformation works by changing the ranges of activations: training must see how their scales follow.
-    wrapping = Wrapping(recipe.rotation, recipe.activations, recipe.keys, recipe.values, scale_gradients=True)
+    wrapping = Wrapping(
+        recipe.rotation,
+        recipe.activations,
+        recipe.keys,
+        recipe.values,
+        scale_gradients=True,
+        attention_output=recipe.attention_output,
+    )
     with wrap(model, wrapping):
         train(block, parameters, learned, noisy, targets, recipe, seed)
         weights = fuse(block, learned, recipe.weights.scheme)
