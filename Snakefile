@@ -9,6 +9,7 @@ configfile: "config/config.yaml"
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/models.smk"
+include: "workflow/rules/rotations.smk"
 include: "workflow/rules/weights.smk"
 include: "workflow/rules/runs.smk"
 include: "workflow/rules/tables.smk"

@@ -87,6 +87,12 @@ def short_hash(text: str, length: int = 16) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
+def file_digest(path: str | Path) -> str | None:
+    """The first 16 hexadecimal digits of a file's SHA-256; None where there is no file."""
+    path = Path(path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
+
+
 def _finite(value: Any) -> Any:
     """Replace non-finite floats by "inf", "-inf", "nan" so that the file stays standard JSON."""
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):

@@ -26,9 +26,10 @@ from rotquant.methods.smoothquant import smooth
 from rotquant.methods.statistics import Statistic, collect_statistics
 from rotquant.provenance import versions
 from rotquant.quantization import ColumnSplit, QParams, check_groups, choose_qparams
-from rotquant.recipes import Recipe
+from rotquant.recipes import RUNTIME_FIELDS, Recipe
 from rotquant.rotation import check_rotation, rotate
 from rotquant.rtn import QuantizedWeight, quantize_rtn
+from rotquant.schemes import QuantizationScheme
 from rotquant.storage import Manifest, StoredModel
 from rotquant.wrapping import Handle, SiteKey, Wrapping, wrap
 
@@ -78,7 +79,7 @@ def build_weights(
     static: dict[SiteKey, QParams] = {}
     if recipe.rotation is not None:
         with _timed(seconds, "rotation"):
-            rotate(model, recipe.rotation, seed if rotations is None else rotations, device)
+            rotate(model, recipe.rotation, seed, device, rotations=rotations)
     if recipe.smoothing is not None:
         with _timed(seconds, "smoothing"):
             smooth(model, recipe.smoothing, stage.statistics("max"))
@@ -125,20 +126,18 @@ def quantized_forward(model: nn.Module, recipe: Recipe, manifest: Manifest | Non
         made = [name for name, value in recipe.stored().items() if value is not None]
         if made:
             raise RecipeError(f"the recipe changes weights ({', '.join(made)}): build and load its weights first.")
-        return wrap(model, Wrapping(activations=recipe.activations, keys=recipe.keys, values=recipe.values))
+        return wrap(model, Wrapping(**_runtime(recipe)))
     if recipe.stored() != manifest.recipe.stored():
         raise RecipeError("the weights were made by another recipe: build those of this one, or evaluate that one.")
     return wrap(
         model,
-        Wrapping(
-            rotation=recipe.rotation,
-            activations=recipe.activations,
-            keys=recipe.keys,
-            values=recipe.values,
-            outliers=manifest.splits,
-            static=manifest.static,
-        ),
+        Wrapping(rotation=recipe.rotation, outliers=manifest.splits, static=manifest.static, **_runtime(recipe)),
     )
+
+
+def _runtime(recipe: Recipe) -> dict[str, QuantizationScheme | None]:
+    """The quantizers that act while the model runs, by their names in `Recipe` and `Wrapping`."""
+    return {name: getattr(recipe, name) for name in RUNTIME_FIELDS}
 
 
 def check_recipe(
@@ -233,9 +232,7 @@ class _Stage:
         recipe = self.recipe
         if recipe.weights.gptq.hessian_inputs == "float":
             return self.online
-        return replace(
-            self.online, activations=recipe.activations, keys=recipe.keys, values=recipe.values, outliers=splits
-        )
+        return replace(self.online, outliers=splits, **_runtime(recipe))
 
     def omniquant(self, seed: int) -> Weights:
         """OmniQuant block by block, along a full-precision and a quantized stream of hidden states."""

@@ -1,7 +1,7 @@
 """A copy of the project in a temporary folder, with tiny tables, so that the workflow runs as a user runs it.
 
 The copy has its own rotquant package, which its processes import: a test may edit it as a developer would. With `fake`,
-the two computing stages are replaced by arithmetic on the recipe, so that tests of the workflow's mechanics load no
+the computing stages are replaced by arithmetic on the recipe, so that tests of the workflow's mechanics load no
 torch.
 """
 
@@ -16,23 +16,61 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[1]
 
+FAKE_ROTATIONS = '''"""Rotations stage of the tests: ten steps, each kept; waits at the fifth while `slow` exists."""
+
+import json
+import time
+from pathlib import Path
+
+from rotquant.files import file_digest, write_json, write_text
+from rotquant.provenance import code_digest, environment
+
+
+def compute_rotations(run, checkpoint, folder, device):
+    unfinished = folder / "unfinished"
+    history = json.loads(unfinished.read_text()) if unfinished.exists() else []
+    started = time.time_ns()
+    while len(history) < 10:
+        while len(history) == 5 and Path("slow").exists():
+            Path("started").touch()
+            time.sleep(0.05)
+        history.append({"step": len(history), "loss": 1 / (1 + len(history) + run.seed), "process": started})
+        write_json(unfinished, history)
+    unfinished.unlink()
+    write_json(folder / "history.json", history)
+    write_text(folder / "rotations.safetensors", f"learned with seed {run.seed}")
+    return {
+        **environment(),
+        "code_digest": code_digest("rotations", run.recipe),
+        "key": run.rotation_key,
+        "digest": file_digest(folder / "rotations.safetensors"),
+        "seed": run.seed,
+        "learning": run.recipe.learning.model_dump(mode="json"),
+        "corpora": {},
+        "seconds": 2.0,
+    }
+'''
+
 FAKE_WEIGHTS = '''"""Weights stage of the tests: waits while the file `slow` exists, fails when `fail` does."""
 
 import time
 from pathlib import Path
 
 from rotquant.errors import CheckpointError
+from rotquant.files import read_json
 from rotquant.provenance import code_digest, environment
 
 
-def compute_weights(run, checkpoint, folder, device):
+def compute_weights(run, checkpoint, folder, device, rotation=None):
     if Path("fail").exists():
         raise CheckpointError("the weights cannot be read.")
     while Path("slow").exists():
         Path("started").touch()
         time.sleep(0.05)
     folder.mkdir(parents=True, exist_ok=True)
-    return {**environment(), "code_digest": code_digest("weights", run.recipe), "seconds": 0.5, "corpora": {}}
+    learned = {} if rotation is None else {"rotation": read_json(rotation / "rotation.json")}
+    code = code_digest("weights", run.recipe)
+    return {**environment(), "code_digest": code, "seconds": 0.5, "corpora": {}, **learned}
 '''
 
 FAKE_RUNS = '''"""Runs stage of the tests: numbers that depend on the recipe, the slot and the seed alone."""
@@ -114,6 +152,7 @@ CONFIG: dict[str, Any] = {
     "corpora": {"wikitext2": {"name": "text", "source": "local", "path": "text"}},
     "calibration": {"samples": 2, "sequence_length": 16},
     "evaluation": {"sequence_length": 16, "max_windows": 2},
+    "learning": {"steps": 3, "batch_size": 2, "text": {"samples": 4, "sequence_length": 16}},
     "zero_shot": {"suite": "shipped", "corpus": "wikitext2"},
     "slots": {"Llama-2-7B": {"checkpoint": "models/small"}, "Llama-2-13B": {"checkpoint": "models/larger"}},
 }
@@ -131,6 +170,7 @@ class Copy:
         shutil.copy(REPOSITORY / "Snakefile", root / "Snakefile")
         shutil.copytree(REPOSITORY / "rotquant", root / "rotquant", ignore=ignore)
         if fake:
+            self.write("rotquant/execution/rotations.py", FAKE_ROTATIONS)
             self.write("rotquant/execution/weights.py", FAKE_WEIGHTS)
             self.write("rotquant/execution/runs.py", FAKE_RUNS)
             self.write("rotquant/checkpoints.py", FAKE_CHECKPOINTS)

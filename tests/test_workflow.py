@@ -1,11 +1,13 @@
 """The workflow as a user meets it: what runs, what does not run again, and what an interruption or a failure leaves.
 
-Each test runs Snakemake itself in a copy of the project. The mechanics are tested with stand-ins for the two computing
+Each test runs Snakemake itself in a copy of the project. The mechanics are tested with stand-ins for the computing
 stages; one test runs everything for real on tiny random models.
 """
 
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -123,6 +125,68 @@ def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(com
     computed.edit("rotquant/reporting/markdown.py", "# {table.no_such_field}{title(table)", "# {title(table)")
     assert set(computed.planned(REPORT)) == {"report"}
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """A project whose table has two rows on the same learned rotations, and one without, on one model."""
+    project = one_column(tmp_path_factory.mktemp("learned"), figure=False)
+    rtn = {"weights": {"gptq": None}}
+    rows = [
+        {"name": "Baseline", "method": "baseline"},
+        {"name": "GPTQ", "method": "spinquant-hard"},
+        {"name": "RTN", "method": "spinquant-hard", "recipe": rtn},
+        {"name": "Hadamard", "method": "spinquant-hard", "recipe": {**rtn, "rotation": {"learning": None}}},
+    ]
+    (table,) = TABLES["tables"]
+    fields = {key: value for key, value in table.items() if key not in ("figure", "published")}
+    project.set_tables({**TABLES, "tables": [{**fields, "rows": rows, "claims": []}]})
+    return project
+
+
+def test_rows_share_learned_rotations_which_a_killed_job_leaves_half_done_and_the_next_one_completes(
+    learned: Copy,
+) -> None:
+    assert {rule: count for rule, count in learned.planned(REPORT).items() if rule in ("rotations", "weights")} == {
+        "rotations": 2,  # one for each seed
+        "weights": 3,  # one for each row, all seeds together
+    }
+    interrupt(learned, signal.SIGKILL)
+    assert not list(learned.root.glob("results/rotations/*/rotation.json"))
+    status, output = learned.snakemake(REPORT)
+    assert status == 0, output
+    histories = [json.loads(text) for text in learned.read("results/rotations/*/history.json").values()]
+    assert [[step["step"] for step in history] for history in histories] == [list(range(10))] * 2
+    assert max(len({step["process"] for step in history}) for history in histories) == 2
+    assert not list(learned.root.glob("results/rotations/*/unfinished"))
+    records = {path.parent.name: json.loads(path.read_text()) for path in learned.root.glob("results/weights/*/*.json")}
+    assert len({record.get("rotation", {}).get("key") for record in records.values()}) == 3  # two, and none
+    assert "Nothing to be done" in learned.snakemake(REPORT)[1]
+
+
+def test_deleted_rotations_are_learned_again_and_what_they_served_is_kept(learned: Copy) -> None:
+    assert learned.snakemake(REPORT)[0] == 0
+    earlier = {**learned.read("results/runs/*.json"), **learned.read("results/weights/*/weights.json")}
+    folder = sorted(learned.root.glob("results/rotations/*"))[0]
+    shutil.rmtree(folder)
+    assert learned.planned(REPORT)["rotations"] == 1
+    status, output = learned.snakemake(REPORT)
+    assert status == 0, output
+    assert (folder / "rotation.json").exists()
+    assert {**learned.read("results/runs/*.json"), **learned.read("results/weights/*/weights.json")} == earlier
+    assert "Nothing to be done" in learned.snakemake(REPORT)[1]
+
+
+def test_an_edit_of_the_learning_makes_weights_anew_where_the_rotations_differ(learned: Copy) -> None:
+    assert learned.snakemake(REPORT)[0] == 0
+    earlier = learned.read("results/weights/*/weights.json")
+    learned.edit("rotquant/execution/rotations.py", "learned with seed", "learned otherwise with seed")
+    assert set(learned.planned(REPORT)) >= {"rotations", "weights", "measure", "report"}
+    status, output = learned.snakemake(REPORT)
+    assert status == 0, output
+    changed = {path for path, text in learned.read("results/weights/*/weights.json").items() if text != earlier[path]}
+    assert len(changed) == 4  # two rows with two seeds; those without learning stay
+    assert "Nothing to be done" in learned.snakemake(REPORT)[1]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

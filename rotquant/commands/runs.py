@@ -17,16 +17,19 @@ from rich.table import Table as RichTable
 
 from rotquant.configuration import find_root
 from rotquant.errors import ConfigError, ResultError, RotquantError
-from rotquant.files import read_json, write_json
+from rotquant.files import file_digest, read_json, write_json
 from rotquant.project import Project, load_project
 from rotquant.provenance import code_digest
 from rotquant.quantities import quantities
 from rotquant.recipes import Run
 from rotquant.results import (
+    ROTATION_RECORD,
+    ROTATIONS_FILE,
     RunResult,
     batch_path,
     group_path,
     read_result,
+    rotation_path,
     run_path,
     task_set_path,
     weights_path,
@@ -61,7 +64,7 @@ def list_runs(
     Example: `rotquant runs list quarot_table1`
     """
     project = open_project(config)
-    shown = RichTable("key", "group", "weights", "table", "row", "column", "metric", "seed", "value")
+    shown = RichTable("key", "group", "weights", "rotation", "table", "row", "column", "metric", "seed", "value")
     for column in shown.columns:
         column.no_wrap = True
     for name in [table] if table else project.tables:
@@ -69,9 +72,9 @@ def list_runs(
             for run in cell.runs:
                 path = project.root / run_path(run.key)
                 value = f"{read_result(path).value:.4f}" if path.exists() else "-"
-                keys = (run.key, project.group_of[run.key], project.batch_of(run) or "-")
+                keys = (run.key, project.group_of[run.key], project.batch_of(run) or "-", run.rotation_key or "-")
                 shown.add_row(*keys, name, cell.row, cell.column, run.metric.kind, str(run.seed), value)
-    Console(width=None if sys.stdout.isatty() else 250).print(shown)  # keys must be whole where they are piped
+    Console(width=None if sys.stdout.isatty() else 270).print(shown)  # keys must be whole where they are piped
 
 
 @runs_app.command()
@@ -85,7 +88,34 @@ def show(key: Key, config: Configs = None) -> None:
         console.print_json(path.read_text(encoding="utf-8"))
     else:
         run = project.run(key)
-        console.print_json(data={"key": key, "weights_key": run.weights_key, "run": run.model_dump(mode="json")})
+        keys = {"key": key, "weights_key": run.weights_key, "rotation_key": run.rotation_key}
+        console.print_json(data={**keys, "run": run.model_dump(mode="json")})
+
+
+@runs_app.command()
+def rotations(
+    key: Annotated[str, typer.Argument(help="A key of the rotation column of `rotquant runs list`.")],
+    config: Configs = None,
+    again: Annotated[bool, typer.Option(help="Learn them again where they are there already.")] = False,
+) -> None:
+    """Learn rotations R1 and R2 (SpinQuant) into results/rotations/<key>/, for all weights that are made with them.
+
+    An interrupted call continues at its last checkpoint.
+    """
+    project = open_project(config)
+    run = project.rotation(key)[0]
+    folder = project.root / rotation_path(key)
+    if not again and (folder / ROTATION_RECORD).exists():
+        record = read_json(folder / ROTATION_RECORD, "record of rotations")
+        same_code = record.get("code_digest") == code_digest("rotations", run.recipe)
+        if same_code and record.get("digest") == file_digest(folder / ROTATIONS_FILE):
+            typer.echo(f"rotations {key}: there already")
+            return
+    from rotquant.execution.rotations import compute_rotations
+
+    record = compute_rotations(run, project.checkpoint_path(run.checkpoint), folder, project.config.device)
+    write_json(folder / ROTATION_RECORD, record)
+    typer.echo(f"rotations {key}: {record['seconds']:.1f} s")
 
 
 @runs_app.command()
@@ -189,14 +219,17 @@ def _make_weights(project: Project, run: Run, again: bool) -> dict[str, Any]:
     """Make a run's stored weights, unless the current code has done so; return their provenance."""
     folder = project.root / weights_path(run.weights_key)
     record = folder / "weights.json"
+    rotation = None if run.rotation_key is None else project.root / rotation_path(run.rotation_key)
+    digest = None if rotation is None else _rotation_record(rotation)["digest"]
     if record.exists() and not again:
         provenance = read_json(record, "weights record")
-        if provenance.get("code_digest") == code_digest("weights", run.recipe):
+        same_code = provenance.get("code_digest") == code_digest("weights", run.recipe)
+        if same_code and provenance.get("rotation", {}).get("digest") == digest:
             typer.echo(f"weights {run.weights_key}: there already")
             return provenance
     from rotquant.execution.weights import compute_weights
 
-    provenance = compute_weights(run, project.checkpoint_path(run.checkpoint), folder, project.config.device)
+    provenance = compute_weights(run, project.checkpoint_path(run.checkpoint), folder, project.config.device, rotation)
     write_json(record, provenance)
     typer.echo(f"weights {run.weights_key}: {provenance['seconds']:.1f} s")
     return provenance
@@ -256,6 +289,21 @@ def _weights_record(project: Project, run: Run) -> dict[str, Any]:
             f"makes them (or delete {batch_path(batch)} and start Snakemake again)."
         )
     return read_json(path, "weights record")
+
+
+def _rotation_record(folder: Path) -> dict[str, Any]:
+    """The record of learned rotations.
+
+    Raises:
+        ResultError: they are not there; the sentence says how to make them.
+    """
+    path = folder / ROTATION_RECORD
+    if not path.exists():
+        raise ResultError(
+            f"the weights need the learned rotations {folder}, which are not there: "
+            f"`rotquant runs rotations {folder.name}` learns them."
+        )
+    return read_json(path, "record of rotations")
 
 
 def _summary(result: RunResult) -> str:

@@ -4,13 +4,12 @@ It connects loading, text and `rotquant.methods.spinquant`; what is learned, and
 recipe alone. An interrupted learning leaves its last checkpoint in the folder and continues from there.
 """
 
-import hashlib
 import time
 from pathlib import Path
 from typing import Any
 
 from rotquant.execution.text import text_samples
-from rotquant.files import write_json
+from rotquant.files import file_digest, write_json
 from rotquant.provenance import code_digest, environment
 from rotquant.recipes import Run
 from rotquant.results import HISTORY_FILE, ROTATIONS_FILE
@@ -60,8 +59,3 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> d
         "learning": learning.model_dump(mode="json"),
         "seconds": time.perf_counter() - started,
     }
-
-
-def file_digest(path: Path) -> str | None:
-    """The first 16 hexadecimal digits of a file's SHA-256; None where there is no file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None

@@ -31,16 +31,13 @@ def compute_weights(
     """
     from rotquant.checkpoints import load_checkpoint
     from rotquant.devices import gpu_name, torch_device, torch_dtype
+    from rotquant.rotations import load_rotations
     from rotquant.storage import save_quantized
     from rotquant.weights import build_weights
 
     started = time.perf_counter()
     accelerator = torch_device(device)
-    rotations = None
-    if rotation is not None:
-        from rotquant.rotations import load_rotations
-
-        rotations = load_rotations(rotation / ROTATIONS_FILE)
+    rotations = None if rotation is None else load_rotations(rotation / ROTATIONS_FILE)
     model, tokenizer = load_checkpoint(checkpoint, torch_dtype(run.dtype), "cpu")
     samples, corpora = None, {}
     calibration = run.recipe.calibration

@@ -11,7 +11,7 @@ from snakemake.exceptions import WorkflowError
 from rotquant import configuration, project, provenance
 from rotquant.errors import RotquantError
 from rotquant.files import canonical_json, short_hash, write_json
-from rotquant.results import group_path, run_path
+from rotquant.results import ROTATION_RECORD, ROTATIONS_FILE, batch_path, group_path, rotation_path, run_path
 
 
 def sentence(function, *arguments):
@@ -44,6 +44,7 @@ SPEED = "|".join(sentence(lambda: PROJECT.speed)) or "none"
 wildcard_constraints:
     batch="[0-9a-f]{16}",
     group="[0-9a-f]{16}",
+    rotation="[0-9a-f]{16}",
     tasks="[0-9a-f]{16}",
     table=rf"(?!(?:index|{SPEED})\b)[a-z0-9_]+",
     speed=SPEED,
@@ -68,6 +69,12 @@ def attempt(output):
     return path.read_text().strip() if path.exists() else ""
 
 
+def try_again(output):
+    """Give an output a new attempt file, so that its job runs again though the output is there."""
+    (ATTEMPTS / output).parent.mkdir(parents=True, exist_ok=True)
+    (ATTEMPTS / output).write_text(str(time.time_ns()))
+
+
 def is_current(record, runs):
     """Whether the files of a group's runs are all there and none is newer than the group's record."""
     files = [run_path(run.key) for run in runs]
@@ -79,8 +86,22 @@ def is_current(record, runs):
 for group, runs in sentence(lambda: PROJECT.groups).items():
     record = group_path(group)
     if record.exists() and not is_current(record, runs):
-        (ATTEMPTS / record).parent.mkdir(parents=True, exist_ok=True)
-        (ATTEMPTS / record).write_text(str(time.time_ns()))
+        try_again(record)
+
+
+def rotation_file(key):
+    """The matrices of learned rotations."""
+    return str(rotation_path(key) / ROTATIONS_FILE)
+
+
+# Snakemake makes a deleted intermediate file only for a job that has to run anyway. Rotations are small and wanted for
+# themselves, so weights whose rotations were deleted have their job run again: it finds the weights there if the rotations are
+# learned as before.
+for batch, members in sentence(lambda: PROJECT.batches).items():
+    keys = {run.rotation_key for runs in members.values() for run in runs} - {None}
+    files = [rotation_path(key) / name for key in keys for name in (ROTATION_RECORD, ROTATIONS_FILE)]
+    if batch_path(batch).exists() and not all(file.exists() for file in files):
+        try_again(batch_path(batch))
 
 
 def measured(name):
@@ -103,16 +124,17 @@ def definition(name):
 
 
 class CellNames:
-    """For messages: `{CELL:<key>}` is the first cell that a group of runs, or a batch of weights, belongs to.
+    """For messages: `{CELL:<key>}` is the first cell of a group of runs, a batch of weights, or learned rotations.
 
     A parameter would do as well, but then a renamed row would be computed anew.
     """
 
     def __format__(self, key):
-        runs = PROJECT.groups.get(key) or [run for members in PROJECT.batches[key].values() for run in members]
+        runs = PROJECT.groups.get(key) or PROJECT.rotations.get(key) or next(iter(PROJECT.batches[key].values()))
         cell = PROJECT.places[runs[0].key]
         more = f" and {len(runs) - 1} more" if len(runs) > 1 and key in PROJECT.groups else ""
-        return f"{cell.row} on {cell.column}{more}"
+        seed = f", seed {runs[0].seed}" if key in PROJECT.rotations else ""
+        return f"{cell.row} on {cell.column}{more}{seed}"
 
 
 CELL = CellNames()

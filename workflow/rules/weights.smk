@@ -6,6 +6,12 @@ def run_of_batch(batch):
     return next(iter(sentence(PROJECT.batch, batch).values()))[0]
 
 
+def rotations_of_batch(batch):
+    """The learned rotations that the weights of a batch are made with, one for each seed; none where none are learned."""
+    runs = (run for members in sentence(PROJECT.batch, batch).values() for run in members)
+    return sorted({rotation_file(run.rotation_key) for run in runs if run.rotation_key})
+
+
 def tasks_of_batch(batch):
     """What the group of runs that is measured in the same job needs."""
     return task_files(PROJECT.group(PROJECT.group_of[run_of_batch(batch).key]))
@@ -13,7 +19,8 @@ def tasks_of_batch(batch):
 
 rule weights:
     input:
-        lambda wildcards: tasks_of_batch(wildcards.batch),
+        rotations=lambda wildcards: rotations_of_batch(wildcards.batch),
+        tasks=lambda wildcards: tasks_of_batch(wildcards.batch),
     output:
         update("results/weights/{batch}.json"),
     log:
