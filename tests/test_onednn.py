@@ -66,12 +66,30 @@ def test_parameters_that_require_gradients_use_onednn_when_none_are_taken(
         torch.testing.assert_close(linear(x, weight).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_pass() -> None:
-    x, weight = random(3, 8, dtype=torch.float32).requires_grad_(), random(4, 8).requires_grad_()
+@pytest.mark.parametrize("learned", [(True, True, True), (True, False, False), (False, True, False)])
+@pytest.mark.parametrize("rows", [(), (6,), (2, 3)])
+def test_gradients_are_those_of_torch(rows: tuple[int, ...], learned: tuple[bool, bool, bool]) -> None:
+    operands = [random(*rows, 8), random(4, 8, seed=1), random(4, seed=2)]
+    for operand, wanted in zip(operands, learned, strict=True):
+        operand.requires_grad_(wanted)
+    exact = [
+        operand.detach().double().requires_grad_(wanted) for operand, wanted in zip(operands, learned, strict=True)
+    ]
     with OneDNNLinear():
-        functional.linear(x, weight).sum().backward()
-    torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(3, 8))
-    torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(4, 8))
+        functional.linear(*operands).square().sum().backward()
+    functional.linear(*exact).square().sum().backward()
+    for operand, reference, wanted in zip(operands, exact, learned, strict=True):
+        assert (operand.grad is not None) == wanted
+        if wanted:
+            torch.testing.assert_close(operand.grad.double(), reference.grad, rtol=1e-5, atol=1e-4)
+
+
+@needs_onednn
+def test_gradients_through_frozen_weights_go_through_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = random(3, 8).requires_grad_(), random(4, 8)
+    forbid(monkeypatch)
+    linear(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(3, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
