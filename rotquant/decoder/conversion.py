@@ -57,6 +57,7 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     _refuse(recipe.weights is None, "unquantized weights", "the decoder's weights are 4-bit integers")
     _refuse(recipe.activations is None, "unquantized inputs", "4-bit weights are multiplied with quantized inputs")
     _refuse(recipe.outliers is not None, "outlier features", "the kernels quantize every feature alike")
+    _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
     weights, inputs, rotation = recipe.weights.scheme, recipe.activations, recipe.rotation
     _refuse(weights.bits != 4, f"{weights.bits}-bit weights", "the kernels multiply 4-bit weights")
     _refuse(not weights.symmetric, "asymmetric weights", "the kernels' weights have no zero points")

@@ -35,6 +35,7 @@ UNROTATED = override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, "")
         ({"weights": {"scheme": {"symmetric": False}}}, "asymmetric weights"),
         ({"weights": {"scheme": {"granularity": "group", "group_size": 64}}}, "groups of 64 weights"),
         ({"activations": {"symmetric": False}}, "asymmetric inputs"),
+        ({"attention_output": {"bits": 4, "granularity": "head"}}, "o_proj inputs of their own"),
         ({"activations": {"bits": 6}}, "6-bit inputs"),
         ({"activations": {"granularity": "group", "group_size": 128}}, "dynamic input scales per group"),
         ({"activations": {"granularity": "tensor"}}, "dynamic input scales per tensor"),
