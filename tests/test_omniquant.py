@@ -235,12 +235,6 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_every_sample_is_used_before_any_comes_again():
-    batches = list(omniquant._batches(6, OmniQuant(steps=6, batch_size=2), seed=0))
-    for epoch in (batches[:3], batches[3:]):
-        assert sorted(torch.cat(epoch).tolist()) == list(range(6))
-
-
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

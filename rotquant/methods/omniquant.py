@@ -16,12 +16,13 @@ from torch.func import functional_call
 from rotquant.architectures import Architecture, Projection
 from rotquant.calibration import LayerStream
 from rotquant.errors import RecipeError
+from rotquant.methods.batches import shuffled_batches
 from rotquant.methods.smoothquant import smoothing_scale
 from rotquant.methods.statistics import observe
 from rotquant.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.recipes import Recipe
 from rotquant.rtn import QuantizedWeight
-from rotquant.schemes import OmniQuant, QuantizationScheme
+from rotquant.schemes import QuantizationScheme
 from rotquant.wrapping import Wrapping, wrap
 
 #: Logit at which clipping starts: sigmoid(4) = 0.982 of the range (authors' code).
@@ -256,9 +257,8 @@ def train(
         ],
         weight_decay=0.0,
     )
-    batches = _batches(len(inputs), settings, seed)
     with torch.enable_grad():
-        for batch in batches:
+        for batch in shuffled_batches(len(inputs), settings.batch_size, settings.steps, seed):
             quantized = quantized_parameters(
                 parameters, block.architecture, recipe.weights.scheme, learned, block.rotary_dim
             )
@@ -268,17 +268,6 @@ def train(
             loss.backward()
             optimizer.step()
             learned.clamp()
-
-
-def _batches(samples: int, settings: OmniQuant, seed: int) -> Iterator[Tensor]:
-    """Indices of the samples of each step, epoch after epoch of shuffled samples."""
-    generator = torch.Generator().manual_seed(seed)
-    size, order = min(settings.batch_size, samples), torch.empty(0, dtype=torch.long)
-    for _ in range(settings.steps):
-        if len(order) < size:
-            order = torch.cat([order, torch.randperm(samples, generator=generator)])
-        yield order[:size]
-        order = order[size:]
 
 
 @torch.no_grad()

@@ -1,0 +1,306 @@
+"""The network that SpinQuant learns its rotations on (Sec. 3.2): the original one, each quantizer in a rotated basis.
+
+Rotating every weight and quantizing gives, at each place, the function x -> Q(x R) R^T in the unrotated basis. Here
+hooks put that into the unrotated model: the same network without a rotated weight or the gradient of one. As Q(x R) is
+x R + e, the place computes x + e R^T. The straight-through estimator takes the rounding error e for a constant, so x
+gets the gradient of the output as it is, and R gets the one by which it turns the error. No weight is changed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rotquant import hadamard
+from rotquant.architectures import Architecture, Site, architecture_of, decoder_layers, embedding
+from rotquant.kv_cache import TransientCache
+from rotquant.onednn import linear
+from rotquant.quantization import fake_quantize
+from rotquant.recipes import Recipe
+from rotquant.rotation import online_dtype
+from rotquant.schemes import QuantizationScheme, RotationScheme
+from rotquant.wrapping import Handle, Wrapping
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A change of basis along the last axis of a tensor and its inverse, both linear and orthogonal."""
+
+    apply: Function
+    undo: Function
+
+    def then(self, other: "Basis") -> "Basis":
+        """First this change, then the other."""
+        return Basis(lambda x: other.apply(self.apply(x)), lambda x: self.undo(other.undo(x)))
+
+
+UNCHANGED = Basis(lambda x: x, lambda x: x)
+
+
+def rotated(matrix: Tensor | None) -> Basis:
+    """x -> x R for R [n, n] and x [..., n], in the type and on the device of x; unchanged without R."""
+    if matrix is None:
+        return UNCHANGED
+    return Basis(lambda x: linear(x, matrix.to(x).T), lambda x: linear(x, matrix.to(x)))
+
+
+def rotated_per_head(matrix: Tensor | None) -> Basis:
+    """x -> x (I x R) for R [head_dim, head_dim] and x [..., heads * head_dim]; unchanged without R."""
+    if matrix is None:
+        return UNCHANGED
+    whole = rotated(matrix)
+
+    def per_head(function: Function, x: Tensor) -> Tensor:
+        return function(x.unflatten(-1, (-1, len(matrix)))).flatten(-2)
+
+    return Basis(partial(per_head, whole.apply), partial(per_head, whole.undo))
+
+
+def transformed(scheme: RotationScheme, transform: Callable[..., Tensor]) -> Basis:
+    """An online Hadamard transform in the arithmetic that the scheme says."""
+    return Basis(
+        lambda x: transform(x, compute_dtype=online_dtype(x, scheme)),
+        lambda x: transform(x, inverse=True, compute_dtype=online_dtype(x, scheme)),
+    )
+
+
+@dataclass(frozen=True)
+class Bases:
+    """Where each place of one decoder layer is quantized: the residual stream, a layer's values and keys, and so on."""
+
+    residual: Basis
+    values: Basis
+    keys: Basis
+    attention_output: Basis
+    mlp_output: Basis
+
+    @classmethod
+    def of(
+        cls, architecture: Architecture, scheme: RotationScheme, residual: Tensor | None, values: Tensor | None
+    ) -> "Bases":
+        """The bases of the layer whose R2 is `values`, in a model whose R1 is `residual`."""
+        per_head, heads = rotated_per_head(values), partial(_across_heads, architecture.num_heads)
+        online = transformed(scheme, hadamard.hadamard_transform)
+        return cls(
+            residual=rotated(residual),
+            values=per_head,
+            keys=online if scheme.keys else UNCHANGED,
+            attention_output=per_head.then(transformed(scheme, heads)) if scheme.heads else per_head,
+            mlp_output=online if scheme.mlp else UNCHANGED,
+        )
+
+    def of_site(self, site: Site) -> Basis:
+        """The basis of a linear layer's input."""
+        return self.residual if site.norm is not None else getattr(self, site.name)
+
+
+def _across_heads(heads: int, x: Tensor, **settings: Any) -> Tensor:
+    return hadamard.head_hadamard_transform(x, heads, **settings)
+
+
+@dataclass
+class Errors:
+    """What quantization did to the activations since the last `reset`, by place: sums of squares as 0-d tensors."""
+
+    sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.sums.clear()
+
+    def add(self, place: str, signal: Tensor, noise: Tensor) -> None:
+        """Count a tensor and its rounding error. Recomputing all places doubles both sums and leaves their ratio."""
+        new = (torch.linalg.vector_norm(signal).square(), torch.linalg.vector_norm(noise).square())
+        old = self.sums.get(place)
+        self.sums[place] = new if old is None else (old[0] + new[0], old[1] + new[1])
+
+    def snr(self) -> dict[str, float]:
+        """10 log10(signal / noise) in dB by place."""
+        return {place: decibel(signal, noise) for place, (signal, noise) in self.sums.items()}
+
+
+def decibel(signal: Tensor, noise: Tensor) -> float:
+    """10 log10(signal / noise) of two sums of squares."""
+    return 10 * torch.log10(signal.double() / noise.double()).item()
+
+
+class LearningNetwork:
+    """What `quantized_network` yields: a switch, and what the quantizers did.
+
+    quantizing: False lets the float network run, in the same hooks.
+    errors: of the activations and the KV cache, where `quantizing`.
+    """
+
+    def __init__(self) -> None:
+        self.quantizing = True
+        self.errors = Errors()
+
+    def quantize(self, x: Tensor, scheme: QuantizationScheme | None, basis: Basis, place: str) -> Tensor:
+        """Q(x R) R^T as x + e R^T, differentiable in x and R (module docstring)."""
+        if scheme is None or not self.quantizing:
+            return x
+        with torch.no_grad():
+            signal = basis.apply(x)
+            error = fake_quantize(signal, scheme).sub_(signal)
+            self.errors.add(place, signal, error)
+        return x + basis.undo(error)
+
+
+@contextmanager
+def quantized_network(
+    model: nn.Module,
+    recipe: Recipe,
+    residual: Tensor | None,
+    values: Sequence[Tensor] | None,
+    checkpointing: bool = False,
+) -> Iterator[LearningNetwork]:
+    """While open, `model` computes what rotating and quantizing it by `recipe` would compute, differentiable in R1, R2.
+
+    Its parameters are frozen meanwhile, dropout is off, and all is as it was afterwards. Layers may lie on several
+    devices: the rotations go where they are needed, and their gradients back.
+
+    Args:
+        model: of a supported family, in its original basis.
+        recipe: its `rotation` (R1 and R2 themselves are given), its quantizers of activations and KV cache, and where
+            `rotation.learning.network` is `all`, of weights, rounded to nearest with scales from the rows' ranges.
+        residual: R1 [hidden, hidden], or None.
+        values: R2 of each layer [head_dim, head_dim], or None.
+        checkpointing: keep only the input of each decoder layer for the backward pass, and compute the layer again.
+    """
+    architecture, network = architecture_of(model), LearningNetwork()
+    with ExitStack() as stack:
+        stack.enter_context(_frozen(model))
+        handle = stack.enter_context(Handle())
+        if recipe.rotation.center_embeddings:
+            handle.add(embedding(model).register_forward_hook(lambda _m, _i, x: x - x.mean(dim=-1, keepdim=True)))
+        for index, layer in enumerate(decoder_layers(model)):
+            bases = Bases.of(architecture, recipe.rotation, residual, None if values is None else values[index])
+            _Layer(network, architecture, recipe, bases, index, layer).install(stack, handle)
+            if checkpointing:
+                stack.enter_context(_replaced(layer, "forward", partial(_checkpointed, layer.forward)))
+        yield network
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The quantizers of one decoder layer."""
+
+    network: LearningNetwork
+    architecture: Architecture
+    recipe: Recipe
+    bases: Bases
+    index: int
+    layer: nn.Module
+
+    def install(self, stack: ExitStack, handle: Handle) -> None:
+        """Put them in until `stack` and `handle` are closed.
+
+        Norms lose their gain, since rotation comes between the two: the site's hook supplies it, or the weights do.
+        """
+        schemes = Wrapping(activations=self.recipe.activations, attention_output=self.recipe.attention_output)
+        for site in self.architecture.sites:
+            scheme = schemes.scheme_of(site, self.architecture.head_dim)
+            quantize = partial(
+                self.network.quantize, scheme=scheme, basis=self.bases.of_site(site), place=f"{self.index}.{site.name}"
+            )
+            gain = None
+            if site.norm is not None:
+                norm = self.layer.get_submodule(site.norm)
+                gain = norm.weight
+                stack.enter_context(_replaced(norm, "weight", nn.Parameter(torch.ones_like(gain), False)))
+                factor = 1 if self._weight_scheme else gain
+                handle.add(norm.register_forward_hook(lambda _m, _i, x, q=quantize, factor=factor: q(x) * factor))
+            for name in site.linears:
+                module = self.layer.get_submodule(name)
+                if site.norm is None:
+                    handle.add(module.register_forward_pre_hook(lambda _m, inputs, q=quantize: (q(inputs[0]),)))
+                if self._weight_scheme:
+                    forward = partial(self._linear, module, self.bases.of_site(site), self._basis_of_rows(name), gain)
+                    stack.enter_context(_replaced(module, "forward", forward))
+        if self.recipe.keys is not None or self.recipe.values is not None:
+            attention = self.layer.get_submodule(self.architecture.attention)
+            handle.add(attention.register_forward_pre_hook(self._cache, with_kwargs=True))
+
+    def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [batch, kv heads, tokens, head_dim] as attention will see them."""
+        return (
+            self.network.quantize(keys, self.recipe.keys, self.bases.keys, f"{self.index}.keys"),
+            self.network.quantize(values, self.recipe.values, self.bases.values, f"{self.index}.values"),
+        )
+
+    def _cache(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**kwargs, "past_key_values": TransientCache(self)}
+
+    @property
+    def _weight_scheme(self) -> QuantizationScheme | None:
+        quantized = self.recipe.rotation.learning.network == "all" and self.recipe.weights is not None
+        return self.recipe.weights.scheme if quantized else None
+
+    def _linear(self, module: nn.Linear, columns: Basis, rows: Basis, gain: Tensor | None, x: Tensor) -> Tensor:
+        """A linear layer of weight R_out Q(R_out^T W R_in) R_in^T, where W contains the norm's gain."""
+        weight = module.weight if gain is None else module.weight * gain
+        if self.network.quantizing:
+            with torch.no_grad():
+                signal = columns.apply(rows.apply(weight.T).T)
+                error = fake_quantize(signal, self._weight_scheme).sub_(signal)
+            weight = weight + rows.undo(columns.undo(error).T).T
+        return linear(x, weight, module.bias)
+
+    def _basis_of_rows(self, name: str) -> Basis:
+        """The basis of a linear layer's output as its weights know it: R3 acts later."""
+        shape = self.architecture
+        if name in (shape.attention_output, shape.mlp_output):
+            return self.bases.residual
+        if name != shape.value.name:
+            return UNCHANGED
+        return self.bases.values if shape.value.rows is None else _of_features(self.bases.values, *shape.value.rows)
+
+
+def _of_features(basis: Basis, start: int, stop: int) -> Basis:
+    """A basis of the features [start, stop) alone."""
+
+    def some(function: Function, x: Tensor) -> Tensor:
+        return torch.cat([x[..., :start], function(x[..., start:stop]), x[..., stop:]], dim=-1)
+
+    return Basis(partial(some, basis.apply), partial(some, basis.undo))
+
+
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`forward`, computed again in the backward pass. Nothing in it is random."""
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """While open, no parameter takes a gradient, and the model is in evaluation mode."""
+    learnable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    training = model.training
+    model.eval().requires_grad_(False)
+    try:
+        yield
+    finally:
+        model.train(training)
+        for parameter in learnable:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+    """While open, `module` has another parameter, or an attribute of its own that hides its class's."""
+    own = name in vars(module) or name in module._parameters
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(module, name, before)
+        else:
+            delattr(module, name)
