@@ -13,15 +13,23 @@ from torch import Tensor
 
 from rotquant import evaluation, zeroshot
 from rotquant.checkpoints import checkpoint_digest, load_checkpoint
-from rotquant.corpora import CALIBRATION_CHARACTERS, DOCSTRINGS, CorpusSpec, calibration_samples, load_text, tokenize
+from rotquant.corpora import (
+    DOCSTRINGS,
+    CorpusSpec,
+    calibration_characters,
+    calibration_samples,
+    load_text,
+    tokenize,
+)
 from rotquant.decoder.network import Network
 from rotquant.decoder.storage import is_decoder_folder, load_decoder
 from rotquant.errors import RecipeError, ResultError
 from rotquant.presets import preset
 from rotquant.recipes import Recipe
+from rotquant.rotations import Rotations, load_rotations, save_rotations
 from rotquant.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.storage import Manifest, is_quantized_folder, load_quantized, save_quantized
-from rotquant.weights import build_weights, quantized_forward
+from rotquant.weights import build_weights, check_recipe, quantized_forward
 from rotquant.wrapping import Handle
 
 if TYPE_CHECKING:
@@ -60,14 +68,17 @@ def quantize(
     seed: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    rotations: str | Path | None = None,
 ) -> Model:
-    """Apply a recipe to a checkpoint.
+    """Apply a recipe to a checkpoint; learn its rotations before, where it says so.
 
     Args:
         checkpoint: a local folder or hub id.
         recipe: a recipe, or a method's name (`rotquant.presets`).
-        corpus: text whose train split calibrates, where the recipe needs it.
+        corpus: text whose train split calibrates and rotations are learned on, where the recipe needs it.
         seed: of the random rotation.
+        rotations: file of learned rotations, read where it exists and else written, so that several recipes share
+            them; an interrupted learning continues.
 
     Raises:
         RotquantError: bad input, in one sentence, before the expensive part.
@@ -75,12 +86,41 @@ def quantize(
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
     network, tokenizer = load_checkpoint(checkpoint, dtype, "cpu")
     samples = calibration_tokens(corpus, recipe.calibration, tokenizer) if recipe.needs_calibration else None
-    stored = build_weights(network, tokenizer, recipe, seed, samples, device=device)
+    check_recipe(network, recipe, samples)
+    learned = _learned(network, tokenizer, recipe, corpus, seed, device, rotations)
+    stored = build_weights(network, tokenizer, recipe, seed, samples, rotations=learned, device=device)
     source = {"checkpoint": str(checkpoint), "checkpoint_digest": checkpoint_digest(checkpoint)}
     manifest = stored.manifest.model_copy(update={"source": source})
     network.to(device)
     handle = quantized_forward(network, recipe, manifest)
     return Model(network, tokenizer, recipe, handle, replace(stored, manifest=manifest))
+
+
+def _learned(
+    network: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    recipe: Recipe,
+    corpus: CorpusSpec,
+    seed: int,
+    device: torch.device | str,
+    file: str | Path | None,
+) -> Rotations | None:
+    """The rotations that a recipe learns, from the file or learned now; None where it learns none."""
+    if recipe.learning is None:
+        if file is not None:
+            raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
+        return None
+    if file is not None and Path(file).exists():
+        return load_rotations(file)
+    from rotquant.methods.spinquant import learn_rotations
+
+    samples = calibration_tokens(corpus, recipe.learning.text, tokenizer)
+    unfinished = None if file is None else Path(f"{file}.unfinished")
+    learned = learn_rotations(network, recipe, seed, samples, device=device, checkpoint=unfinished)
+    if file is not None and unfinished is not None:
+        save_rotations(file, learned.rotations, learned.history)
+        unfinished.unlink(missing_ok=True)
+    return learned.rotations
 
 
 def load(
@@ -160,5 +200,6 @@ def zero_shot(
 
 def calibration_tokens(corpus: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase") -> Tensor:
     """Calibration samples of a corpus, int64 [samples, sequence_length]: random windows of its train split's head."""
-    ids = tokenize(load_text(corpus, "train", max_characters=CALIBRATION_CHARACTERS), tokenizer)
+    characters = calibration_characters(calibration.samples, calibration.sequence_length)
+    ids = tokenize(load_text(corpus, "train", max_characters=characters), tokenizer)
     return calibration_samples(ids, calibration.samples, calibration.sequence_length, calibration.seed)

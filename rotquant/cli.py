@@ -24,6 +24,7 @@ cli = typer.Typer(
 )
 cli.command()(models.quantize)
 cli.command()(models.evaluate)
+cli.command()(models.export)
 cli.command()(convert.convert)
 cli.command()(convert.generate)
 cli.command()(models.diagnose)

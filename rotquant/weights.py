@@ -71,7 +71,10 @@ def build_weights(
         RecipeError: the recipe does not fit the model, or samples are missing; before anything is changed.
         RotquantError: calibration activations are not finite.
     """
-    check_recipe(model, recipe, samples, rotations)
+    check_recipe(model, recipe, samples)
+    if (recipe.learning is None) != (rotations is None):
+        problem = "learns its rotations: pass those that learn_rotations found" if recipe.learning else "learns none"
+        raise RecipeError(f"the recipe {problem}.")
     stage = _Stage(model, recipe, samples, torch.device(device), batch_size, progress)
     seconds: dict[str, float] = {}
     weights: Weights = {}
@@ -140,16 +143,11 @@ def _runtime(recipe: Recipe) -> dict[str, QuantizationScheme | None]:
     return {name: getattr(recipe, name) for name in RUNTIME_FIELDS}
 
 
-def check_recipe(
-    model: nn.Module, recipe: Recipe, samples: Tensor | None, rotations: "Rotations | None" = None
-) -> None:
+def check_recipe(model: nn.Module, recipe: Recipe, samples: Tensor | None) -> None:
     """Raise `RecipeError` for whatever in the recipe does not fit the model, before expensive work."""
     architecture = architecture_of(model)
     if recipe.rotation is not None:
         check_rotation(architecture, recipe.rotation)
-    if (recipe.learning is None) != (rotations is None):
-        problem = "learns its rotations: pass those that learn_rotations found" if recipe.learning else "learns none"
-        raise RecipeError(f"the recipe {problem}.")
     check_omniquant(recipe)
     check_outliers(architecture, recipe)
     if recipe.needs_calibration and samples is None:

@@ -19,9 +19,11 @@ from rotquant.architectures import architecture_of, decoder_layers
 from rotquant.checkpoints import load_checkpoint
 from rotquant.errors import CheckpointError, RecipeError, ResultError, RotquantError
 from rotquant.gptq import Hessian, quantize_gptq
+from rotquant.presets import preset
 from rotquant.quantization import choose_qparams
-from rotquant.recipes import Recipe
+from rotquant.recipes import Recipe, override
 from rotquant.rotation import rotate
+from rotquant.rotations import initial_rotations
 from rotquant.rtn import quantize_rtn
 from rotquant.schemes import (
     GPTQ,
@@ -111,6 +113,29 @@ def build(recipe: Recipe, family: str = "llama", seed: int = 3, **model: object)
 def logits(model: torch.nn.Module, recipe: Recipe, manifest: object) -> torch.Tensor:
     with quantized_forward(model, recipe, manifest):
         return model(tiny_tokens(), use_cache=False).logits
+
+
+def test_learned_rotations_are_those_that_are_given_and_are_asked_for_where_they_are_missing():
+    drawn = override(preset("spinquant-hard"), {"weights": {"gptq": None}, "rotation": {"learning": None}}, "test")
+    learning = override(drawn, {"rotation": {"learning": {}}}, "test")
+    other = initial_rotations(architecture_of(tiny_model()), learning.rotation, seed=9)
+    given_ones = build_weights(tiny_model(), None, learning, seed=0, rotations=other)
+    drawn_ones = build_weights(tiny_model(), None, drawn, seed=9)
+    assert all(torch.equal(drawn_ones.weights[name].codes, weight.codes) for name, weight in given_ones.weights.items())
+    with pytest.raises(RecipeError, match="learns its rotations"):
+        build_weights(tiny_model(), None, learning, seed=0)
+    with pytest.raises(RecipeError, match="learns none"):
+        build_weights(tiny_model(), None, drawn, seed=0, rotations=other)
+
+
+def test_the_input_of_o_proj_is_quantized_per_head_where_the_recipe_says_so():
+    recipe = override(preset("spinquant-easy"), {"weights": None, "rotation": None, "calibration": None}, "test")
+    tokens, outputs = tiny_tokens(), {}
+    for name, changes in {"token": {"attention_output": None}, "head": {}}.items():
+        model = tiny_model()
+        with quantized_forward(model, override(recipe, changes, "test")), torch.no_grad():
+            outputs[name] = model(tokens).logits
+    assert not torch.equal(outputs["token"], outputs["head"])
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -25,12 +25,21 @@ def quantize(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
     method: Annotated[
         str,
-        typer.Option(help="baseline, rtn, smoothquant, omniquant, quik, quarot, quarot-rtn, quarot-128g or atom-128g."),
+        typer.Option(
+            help="baseline, rtn, gptq, smoothquant, omniquant, quik, quarot, quarot-rtn, quarot-128g, atom-128g, "
+            "spinquant-easy or spinquant-hard."
+        ),
     ] = "quarot",
     changes: Changes = None,
     corpus: Corpus = "docstrings",
     samples: Annotated[int, typer.Option(help="Calibration samples.")] = 128,
-    sequence_length: Annotated[int, typer.Option(help="Tokens per calibration sample.")] = 2048,
+    sequence_length: Annotated[
+        int, typer.Option(help="Tokens per calibration sample, and per sequence that rotations are learned on.")
+    ] = 2048,
+    rotations: Annotated[
+        Path | None,
+        typer.Option(help="File of learned rotations: read where it exists, else written; continues what it began."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random rotation.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -43,6 +52,9 @@ def quantize(
     if recipe.calibration:
         calibration = {"samples": samples, "sequence_length": sequence_length}
         recipe = override(recipe, {"calibration": calibration}, "calibration options")
+    if recipe.learning:
+        text = {"learning": {"text": {"sequence_length": sequence_length}}}
+        recipe = override(recipe, {"rotation": text}, "calibration options")
     recipe = changed(recipe, changes)
     if recipe.is_baseline:
         raise RecipeError("the baseline changes nothing, so there is nothing to write; evaluate the model itself.")
@@ -52,12 +64,39 @@ def quantize(
     from rotquant import api
 
     quantized = api.quantize(
-        model, recipe, corpus=spec, seed=seed, device=torch_device(device), dtype=torch_dtype(dtype)
+        model,
+        recipe,
+        corpus=spec,
+        seed=seed,
+        device=torch_device(device),
+        dtype=torch_dtype(dtype),
+        rotations=rotations,
     )
     quantized.save(output)
     size = sum(file.stat().st_size for file in output.iterdir()) / 2**20
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in quantized.stored.seconds.items())
     Console().print(f"{method}: {len(quantized.stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB")
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="Folder written by `rotquant quantize`.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's own, which is exact.")
+    ] = None,
+) -> None:
+    """Write a quantized MODEL as an ordinary checkpoint of dequantized weights, which any runtime loads.
+
+    For recipes without transforms at run time, such as spinquant-easy.
+    Activations and KV cache are left to the runtime.
+
+    Example: `rotquant export quantized/ -o plain/`
+    """
+    from rotquant.export import export_plain
+
+    export_plain(model, output, None if dtype is None else torch_dtype(dtype))
+    size = sum(file.stat().st_size for file in output.iterdir()) / 2**20
+    Console().print(f"{model}: exported; {output}, {size:.1f} MiB", highlight=False)
 
 
 def evaluate(

@@ -1,0 +1,98 @@
+"""A quantized model without transforms at run time is an ordinary checkpoint with the same function."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rotquant.architectures import architecture_of
+from rotquant.checkpoints import load_checkpoint
+from rotquant.errors import RecipeError, ResultError
+from rotquant.evaluation import perplexity
+from rotquant.export import export_plain
+from rotquant.presets import preset
+from rotquant.recipes import Recipe, override
+from rotquant.rotations import initial_rotations
+from rotquant.storage import load_quantized, save_quantized
+from rotquant.weights import build_weights, quantized_forward
+from tests.models import FAMILIES, tiny_model, tiny_tokens
+from tests.test_checkpoints import tiny_tokenizer
+
+EASY = override(preset("spinquant-easy"), {"weights": {"gptq": None}}, "test")
+HEAD = {"bits": 4, "symmetric": False, "granularity": "head"}
+TEXT = tiny_tokens(1, 400)[0]
+
+
+def stored(folder: Path, recipe: Recipe, family: str = "llama", **options: object) -> Path:
+    """A quantized folder; where the recipe learns rotations, others stand for the learned ones."""
+    model = tiny_model(family, **options)
+    learned = None
+    if recipe.learning:
+        learned = initial_rotations(architecture_of(model), recipe.rotation, seed=7)
+    save_quantized(folder, build_weights(model, tiny_tokenizer(), recipe, seed=0, rotations=learned))
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exported_model_has_the_stored_weights_and_any_runtime_loads_it(family: str, tmp_path: Path) -> None:
+    export_plain(stored(tmp_path / "quantized", EASY, family), tmp_path / "plain")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype="auto").eval()
+    original, _, _ = load_quantized(tmp_path / "quantized")
+    assert all(torch.equal(original.state_dict()[name], tensor) for name, tensor in exported.state_dict().items())
+    assert perplexity(exported, TEXT, 32) == perplexity(original, TEXT, 32)
+    assert AutoTokenizer.from_pretrained(tmp_path / "plain").bos_token_id == 1
+    assert not any("rotquant" in path.name for path in (tmp_path / "plain").iterdir())
+    assert not list((tmp_path / "plain").glob("*.bin"))
+
+
+def test_with_the_recipes_quantizers_an_exported_model_is_the_quantized_one(tmp_path: Path) -> None:
+    export_plain(stored(tmp_path / "quantized", EASY), tmp_path / "plain")
+    quantized, _, manifest = load_quantized(tmp_path / "quantized")
+    plain, _ = load_checkpoint(tmp_path / "plain", torch.float32)
+    running = Recipe.model_validate(
+        {"activations": EASY.activations, "attention_output": HEAD, "keys": HEAD, "values": HEAD}
+    )
+    with quantized_forward(quantized, manifest.recipe, manifest), quantized_forward(plain, running):
+        assert perplexity(plain, TEXT, 32) == perplexity(quantized, TEXT, 32)
+
+
+def test_rotated_weights_in_floating_point_keep_the_function_of_a_model_with_tied_embeddings(tmp_path: Path) -> None:
+    rotated = override(EASY, {"weights": None, "rotation": {"learning": None}}, "test")
+    export_plain(stored(tmp_path / "rotated", rotated, tied=True), tmp_path / "plain")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert not exported.config.tie_word_embeddings
+    # Weights are rounded to float32 once, after a float64 rotation: logits of size 1 agree to 1e-5.
+    with torch.no_grad():
+        difference = exported(TEXT[None]).logits - tiny_model(tied=True)(TEXT[None]).logits
+    assert difference.abs().max() < 1e-4
+
+
+def test_weights_can_be_exported_in_another_type(tmp_path: Path) -> None:
+    export_plain(stored(tmp_path / "quantized", EASY), tmp_path / "plain", torch.bfloat16)
+    tensors = load_file(tmp_path / "plain" / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "plain" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("switch", ["mlp", "heads"])
+def test_weights_that_undo_transforms_at_run_time_are_not_exported(switch: str, tmp_path: Path) -> None:
+    recipe = override(EASY, {"rotation": {switch: True, "learning": None}}, "test")
+    folder = stored(tmp_path / "quantized", recipe)
+    with pytest.raises(RecipeError, match=rf"rotation.{switch}.*spinquant-easy"):
+        export_plain(folder, tmp_path / "plain")
+    assert not (tmp_path / "plain").exists()
+
+
+def test_keys_may_have_been_turned_at_run_time(tmp_path: Path) -> None:
+    recipe = override(EASY, {"rotation": {"keys": True, "learning": None}}, "test")
+    export_plain(stored(tmp_path / "quantized", recipe), tmp_path / "plain")
+    assert (tmp_path / "plain" / "model.safetensors").exists()
+
+
+def test_a_folder_that_holds_something_is_not_overwritten(tmp_path: Path) -> None:
+    folder = stored(tmp_path / "quantized", EASY)
+    with pytest.raises(ResultError, match="not empty"):
+        export_plain(folder, folder)
