@@ -107,7 +107,7 @@ class Project:
         return tuple(
             Cell(table.id, row.name, column, self._runs(table, metric, row, table.column(column)))
             for metric in table.metrics
-            for row in table.rows
+            for row in table.computed_rows
             for column in self.columns(table)
         )
 

@@ -36,13 +36,15 @@ class Column(Frozen):
 class Row(Frozen):
     """A row as printed: its name, what stands beside it, and its recipe as a preset with changes.
 
+    not_computed: in place of a method, why the row holds the paper's numbers alone.
     columns: further changes to the recipe in single columns.
     metrics: changes to the table's metrics in this row, by kind.
     """
 
     name: str
     labels: tuple[str | int | float, ...] = ()
-    method: str
+    method: str | None = None
+    not_computed: str | None = None
     recipe: dict[str, Any] = Field(default_factory=dict)
     columns: dict[str, dict[str, Any]] = Field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -111,6 +113,11 @@ class Table(Frozen):
     def label(self) -> str:
         """The part after the paper's name: "table1", "figure1", "switches"."""
         return self.id.removeprefix(f"{self.paper}_")
+
+    @property
+    def computed_rows(self) -> tuple[Row, ...]:
+        """The rows that have a recipe; the others hold the paper's numbers alone."""
+        return tuple(row for row in self.rows if row.method is not None)
 
     def row(self, name: str) -> Row:
         """The row of that name.
@@ -214,9 +221,16 @@ def _check(table: Table, where: str, root: Path) -> None:
     names = [row.name for row in table.rows]
     if len(set(names)) != len(names):
         raise ConfigError(f"{where}.rows: a row name occurs twice.")
-    table.row(table.baseline)
+    computed = [table.row(table.baseline)]
+    if table.figure is not None:
+        computed += [table.row(name) for name in (table.figure.over or table.baseline, *(table.figure.rows or ()))]
+    for row in computed:
+        if row.method is None:
+            raise ConfigError(f"{where}: row {row.name!r} is not computed, so nothing can be relative to it or drawn.")
     kinds = [metric["kind"] for metric in table.metrics]
     for row in table.rows:
+        if (row.method is None) == (row.not_computed is None):
+            raise ConfigError(f"{where}.rows.{row.name}: a row has a method, or says why it is not computed.")
         if len(row.labels) != len(table.label_columns):
             raise ConfigError(
                 f"{where}.rows.{row.name}: {len(row.labels)} labels for {len(table.label_columns)} label columns."
@@ -228,9 +242,6 @@ def _check(table: Table, where: str, root: Path) -> None:
                 raise ConfigError(f"{where}.rows.{row.name}.metrics: the table measures no {kind!r}.")
     for claim in table.claims:
         _check_claim(table, claim)
-    if table.figure is not None:
-        for row in (table.figure.over or table.baseline, *(table.figure.rows or ())):
-            table.row(row)
     if table.published is not None:
         for row, column, _ in read_published(root / table.published):
             table.row(row)

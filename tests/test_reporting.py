@@ -201,6 +201,33 @@ def test_the_page_shows_ours_the_papers_and_the_changes_of_both(project: Project
     assert "1 of 1 hold here" in text
 
 
+def test_a_row_that_is_not_computed_shows_the_papers_numbers_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [*TABLES["tables"][0]["rows"][:1], *rows("RTN INT4")[1:]]
+    quoted = {"name": "QuaRot", "not_computed": "The paper quotes it."}
+    for kind in ("relative_increase", "lines"):
+        figure = {"kind": kind, "caption": "Bits."}
+        project = load(tmp_path / kind, monkeypatch, table("table1", rows=[*both, quoted], figure=figure))
+        compute(project)
+        text = page(project)
+        assert "| QuaRot | - | *8.37* | - |" in text
+        assert "Not computed here: QuaRot. The paper quotes it." in text
+        assert "Change from Baseline" in text
+        assert "| QuaRot" not in text.partition("Change from Baseline")[2].partition("## ")[0]
+        assert "The baseline is better than QuaRot." in text
+        assert "no number for QuaRot, Llama-2-7B" in text
+        chosen = project.table("quarot_table1")
+        figures.draw(project, chosen, collected.collect(project, chosen)[0], tmp_path / kind / "figure.svg")
+
+
+def test_a_table_of_one_seed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = load(tmp_path, monkeypatch, table("table1"))
+    monkeypatch.setattr(Project, "seeds", lambda self, table: (0,))
+    compute(project)
+    assert "One run a number; where something is random, of seed 0." in page(project)
+
+
 def test_the_page_says_where_each_number_comes_from(project: Project) -> None:
     keys = [run.key for cell in project.cells("quarot_table1") for run in cell.runs]
     logged = Logged("sqlite:///mlflow.db", "quarot", "1", "parent-id", {key: f"mlflow-{key}" for key in keys})

@@ -31,7 +31,7 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
     """Loss on one row, row by row: a panel per column and main quantity; ours filled, published hollow."""
     columns, mains = project.columns(table), main_quantities(project, table)
     over = table.figure.over or table.baseline
-    rows = list(table.figure.rows or [row.name for row in table.rows if row.name != over])
+    rows = list(table.figure.rows or [row.name for row in table.computed_rows if row.name != over])
     with styled() as plt:
         size = (1.4 + min(2.2 * len(columns), 7.2), (1.1 + 0.3 * len(rows)) * len(mains))
         figure, grid = plt.subplots(len(mains), len(columns), figsize=size, squeeze=False, layout="constrained")

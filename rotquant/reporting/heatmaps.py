@@ -29,7 +29,7 @@ def magnitudes(project: Project, table: Table, values: Values, path: Path) -> No
     Raises:
         ResultError: a run file is missing or holds no magnitudes.
     """
-    rows, columns = [row.name for row in table.rows], project.columns(table)
+    rows, columns = [row.name for row in table.computed_rows], project.columns(table)
     chosen = {(row, column): values[row, column, "peak_ratio"] for column in columns for row in rows}
     panels = {place: _matrix(project, value.keys[0]) for place, value in chosen.items()}
     with styled() as plt:

@@ -111,7 +111,7 @@ def _by_column(project: Project, table: Table, values: Values, quantity: Quantit
     panels = []
     for column in project.columns(table):
         series: dict[str, dict[str, Change]] = {}
-        for row in table.rows:
+        for row in table.computed_rows:
             if row.name != table.baseline:
                 setting = str(row.labels[-1]) if row.labels else row.name
                 loss = change_between(values, (row.name, column), (table.baseline, column), quantity)
@@ -130,7 +130,7 @@ def _series(table: Table, row: Row) -> str:
 def _by_row(project: Project, table: Table, values: Values, quantity: Quantity) -> list[Panel]:
     """A panel per row: what each column loses on the first one, so that the paper's model and ours compare."""
     columns = project.columns(table)
-    rows = [row.name for row in table.rows if row.name != table.baseline]
+    rows = [row.name for row in table.computed_rows if row.name != table.baseline]
     return [
         Panel(
             row,

@@ -80,7 +80,7 @@ def settings_section(project: Project, table: Table) -> str:
     cells = project.cells(table.id)
     first = project.slot(table, project.columns(table)[0]).name
     rows = []
-    for row in table.rows:
+    for row in table.computed_rows:
         found: dict[str, list[str]] = {}
         for cell in cells:
             if cell.row == row.name and project.slot(table, cell.column).name == first:

@@ -1,7 +1,7 @@
 """Sections "Values" and "Change from the baseline": ours beside the paper's, per column and main quantity."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rotquant.project import Project
@@ -9,7 +9,7 @@ from rotquant.quantities import MAGNITUDES, Quantity
 from rotquant.reporting.changes import change_between
 from rotquant.reporting.numbers import italic, show, show_change, words
 from rotquant.reporting.tables import Values, main_quantities, markdown_table
-from rotquant.tables import Published, Table
+from rotquant.tables import Published, Row, Table
 
 #: Numbers that a line of one table can hold; with more, each quantity gets a table of its own.
 WIDTH = 8
@@ -21,16 +21,16 @@ def values_section(project: Project, table: Table, values: Values) -> str:
     decimals = {quantity.name: printed_decimals(published, quantity) for quantity in project.quantities(table)}
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
-        value = values[row, column, quantity.name]
-        digits = decimals[quantity.name]
-        return show(value.mean, value.deviation, digits), italic(show(value.published, None, digits))
+        place, digits = (row, column, quantity.name), decimals[quantity.name]
+        ours = show(values[place].mean, values[place].deviation, digits) if place in values else "-"
+        return ours, italic(show(published.get(place), None, digits))
 
-    return "\n".join(["## Values\n", *_tables(project, table, pair), _footnotes(project, table)])
+    return "\n".join(["## Values\n", *_tables(project, table, table.rows, pair), _footnotes(project, table)])
 
 
 def change_section(project: Project, table: Table, values: Values) -> str:
     """What each row gains or loses on the baseline row, in percent, ours and the paper's."""
-    if all(metric["kind"] == "magnitudes" for metric in table.metrics) or len(table.rows) == 1:
+    if all(metric["kind"] == "magnitudes" for metric in table.metrics) or len(table.computed_rows) == 1:
         return ""
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
@@ -40,7 +40,8 @@ def change_section(project: Project, table: Table, values: Values) -> str:
         spread = None if values[row, column, quantity.name].deviation is None else loss.spread
         return show_change(ours, spread), italic(show_change(papers))
 
-    tables = _tables(project, table, pair, without=table.baseline)
+    rows = [row for row in table.computed_rows if row.name != table.baseline]
+    tables = _tables(project, table, rows, pair)
     note = f"In percent of the column's {table.baseline} row. Deviations are the row's own.\n"
     return "\n".join([f"## Change from {table.baseline}\n", *tables, note])
 
@@ -49,20 +50,19 @@ Pair = Callable[[str, str, Quantity], tuple[str, str]]
 """What a cell prints of (row, column, quantity): ours, and the paper's."""
 
 
-def _tables(project: Project, table: Table, pair: Pair, without: str | None = None) -> list[str]:
+def _tables(project: Project, table: Table, rows: Sequence[Row], pair: Pair) -> list[str]:
     """One table of all main quantities where a line can hold them, otherwise one per quantity under its own heading."""
     columns, mains = project.columns(table), main_quantities(project, table)
     together = len(mains) == 1 or len(columns) * len(mains) * 2 <= WIDTH
     parts = []
     for group in [mains] if together else [(quantity,) for quantity in mains]:
         parts.append(_heading(columns, group, together))
-        parts.append(_table(table, columns, group, pair, without))
+        parts.append(_table(table, rows, columns, group, pair))
     return parts
 
 
-def _table(table: Table, columns: tuple[str, ...], group: tuple[Quantity, ...], pair: Pair, without: str | None) -> str:
+def _table(table: Table, rows: Sequence[Row], columns: tuple[str, ...], group: tuple[Quantity, ...], pair: Pair) -> str:
     """Rows as the paper has them; the published number in a column of its own, or in brackets where it is rare."""
-    rows = [row for row in table.rows if row.name != without]
     lines: list[list[object]] = [[row.name, *row.labels] for row in rows]
     header, align = ["Method", *table.label_columns], "l" * (1 + len(table.label_columns))
     for column, quantity in itertools.product(columns, group):
@@ -97,9 +97,16 @@ def printed_decimals(published: Published, quantity: Quantity) -> int:
 
 
 def _footnotes(project: Project, table: Table) -> str:
-    """What a reader must know about single columns and about the ±."""
-    seeds = ", ".join(map(str, project.config.seeds))
+    """What a reader must know about the ±, about rows without numbers of ours, and about single columns."""
+    seeds = ", ".join(map(str, project.seeds(table)))
     lines = [f"Mean ± sample deviation over the seeds {seeds}; where nothing is random a number is computed once."]
+    if len(project.seeds(table)) == 1:
+        lines = [f"One run a number; where something is random, of seed {seeds}."]
+    reasons: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.not_computed is not None:
+            reasons.setdefault(row.not_computed, []).append(row.name)
+    lines += [f"Not computed here: {', '.join(rows)}. {reason}" for reason, rows in reasons.items()]
     for column in table.columns:
         if column.published is not None and column.name in project.columns(table):
             source = Path(column.published).stem.replace("table", "Table ").replace("figure", "Figure ")
