@@ -62,7 +62,7 @@ class Slot(Frozen):
 class Config(Frozen):
     """The validated configuration. `corpora` holds the fields of a `CorpusSpec` per name.
 
-    trials: how many seeds tables about the distribution over seeds take, 0, 1, ...; None: `seeds`, as all others.
+    trials: how many seeds tables about the distribution over seeds take, 0, 1, ...; None: `seeds`, as others do.
     """
 
     device: str

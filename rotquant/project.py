@@ -283,8 +283,9 @@ class Project:
 
     def seeds(self, table: Table) -> tuple[int, ...]:
         """The seeds of a table's runs where something is random."""
-        trials = self.config.trials if table.trials else None
-        return self.config.seeds if trials is None else tuple(range(trials))
+        if table.repeats == "trials" and self.config.trials is not None:
+            return tuple(range(self.config.trials))
+        return self.config.seeds[:1] if table.repeats == "once" else self.config.seeds
 
     def _corpora(self, where: str) -> dict[str, CorpusSpec]:
         try:
@@ -362,8 +363,11 @@ def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
         ConfigError: a field that the metric does not have, or an impossible value. RecipeError: an unknown task.
     """
     shared = {"perplexity": slot.evaluation, "zero_shot": slot.zero_shot}.get(fields["kind"], {})
+    fields = {**shared, **fields}
+    if isinstance(fields.get("tasks"), dict):  # by suite, since suites have other tasks; the slot's own come first
+        fields["tasks"] = shared.get("tasks", fields["tasks"].get(fields.get("suite", "shipped"), ()))
     try:
-        metric = _METRIC.validate_python({**shared, **fields})
+        metric = _METRIC.validate_python(fields)
     except ValidationError as error:
         raise ConfigError(f"{where}: metric {first_problem(error)}.") from None
     if isinstance(metric, ZeroShot):

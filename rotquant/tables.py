@@ -7,7 +7,7 @@ recipes (see `rotquant.project`), computes or imports torch.
 import csv
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -83,7 +83,7 @@ class Figure(Frozen):
 class Table(Frozen):
     """One table or figure of a paper, or a report of our own.
 
-    trials: whether it is about the distribution over many seeds.
+    repeats: with which seeds what is random is computed: the configuration's first, all of them, or its `trials`.
     published: path of the paper's numbers.
     """
 
@@ -98,7 +98,7 @@ class Table(Frozen):
     columns: tuple[Column, ...]
     label_columns: tuple[str, ...] = ()
     baseline: str
-    trials: bool = False
+    repeats: Literal["once", "seeds", "trials"] = "seeds"
     rows: tuple[Row, ...]
     published: str | None = None
     claims: tuple[Claim, ...]

@@ -15,6 +15,7 @@ from rotquant.files import short_hash
 from rotquant.presets import preset
 from rotquant.provenance import STAGES, code_digest, stage_modules
 from rotquant.schemes import Magnitudes, Perplexity, ZeroShot
+from rotquant.zeroshot.suites import DEFAULT_TASKS
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
 
 
@@ -135,6 +136,77 @@ def test_quantities_follow_the_suite_of_the_configuration(tmp_path: Path) -> Non
     assert six == ["average", "piqa", "winogrande", "hellaswag", "arc_easy", "arc_challenge", "lambada_openai"]
     assert shipped[0] == "average"
     assert set(shipped) & set(six) == {"average"}
+
+
+LEARNING = {
+    "id": "quarot_table1",
+    "rows": [
+        {"name": "Baseline", "method": "baseline"},
+        {"name": "Learned", "method": "spinquant-hard", "recipe": {"weights": {"gptq": None}}},
+        {"name": "Ten", "method": "spinquant-hard", "recipe": {"rotation": {"learning": {"steps": 10}}}},
+    ],
+    "claims": [],
+}
+
+
+def learning_tables(**fields: Any) -> dict[str, Any]:
+    """A table with learned rotations, whose fields may be changed."""
+    (table,) = TABLES["tables"]
+    table = {key: value for key, value in table.items() if key not in ("figure", "published")}
+    return {**TABLES, "tables": [{**table, **LEARNING, **fields}]}
+
+
+def test_amounts_of_learning_are_the_slots_where_the_row_does_not_say_its_own(tmp_path: Path) -> None:
+    config = merge(CONFIG, {"slots": {"Llama-2-13B": {"learning": {"text": {"samples": 2}}}}})
+    project = load(tmp_path, learning_tables(), config)
+    found = {(cell.row, cell.column): cell.runs[0].recipe.learning for cell in project.cells("quarot_table1")}
+    assert found["Learned", "Llama-2-7B"].model_dump(include={"steps", "batch_size"}) == {"steps": 3, "batch_size": 2}
+    texts = {
+        place: (learning.text.samples, learning.text.sequence_length) for place, learning in found.items() if learning
+    }
+    assert texts["Learned", "Llama-2-7B"] == texts["Ten", "Llama-2-7B"] == (4, 16)
+    assert texts["Learned", "Llama-2-13B"] == (2, 16)
+    assert (found["Ten", "Llama-2-7B"].steps, found["Ten", "Llama-2-7B"].batch_size) == (10, 2)
+
+
+def test_learned_rotations_are_found_by_their_key(tmp_path: Path) -> None:
+    project = load(tmp_path, learning_tables())
+    assert len(project.rotations) == 2 * 2 * 2  # two rows, models and seeds
+    for key, runs in project.rotations.items():
+        assert project.rotation(key) == runs
+        assert {run.rotation_key for run in runs} == {key}
+    with pytest.raises(ConfigError, match="no run has learned rotations 'feed'"):
+        project.rotation("feed")
+
+
+@pytest.mark.parametrize(
+    ("repeats", "trials", "seeds"),
+    [("once", 4, (0,)), ("seeds", 4, (0, 1)), ("trials", 4, (0, 1, 2, 3)), ("trials", None, (0, 1))],
+)
+def test_a_table_says_how_often_what_is_random_is_repeated(
+    tmp_path: Path, repeats: str, trials: int | None, seeds: tuple[int, ...]
+) -> None:
+    project = load(tmp_path, learning_tables(repeats=repeats), without_nulls({**CONFIG, "trials": trials}))
+    cells = {cell.row: tuple(run.seed for run in cell.runs) for cell in project.cells("quarot_table1")}
+    assert cells == {"Baseline": (0,), "Learned": seeds, "Ten": seeds}
+
+
+def test_weights_of_seeds_that_one_table_alone_asks_for_are_a_batch_of_their_own(tmp_path: Path) -> None:
+    (table,) = learning_tables()["tables"]
+    tables = [table, {**table, "id": "quarot_table2", "repeats": "trials"}]
+    project = load(tmp_path, {**TABLES, "tables": tables}, {**CONFIG, "trials": 5})
+    seeds = [sorted(run.seed for (run, *_) in members.values()) for members in project.batches.values()]
+    assert sorted(map(tuple, seeds)) == [(0, 1)] * 4 + [(2, 3, 4)] * 4  # two rows on two models
+
+
+def test_a_table_names_the_tasks_of_each_suite_and_a_slot_its_own(tmp_path: Path) -> None:
+    metric = {"kind": "zero_shot", "tasks": {"paper": ["boolq", "piqa"]}}
+    paper = {**CONFIG, "zero_shot": {"suite": "paper"}}
+    own = {**CONFIG, "zero_shot": {"suite": "paper", "tasks": ["arc_easy"]}}
+    expected = [(CONFIG, DEFAULT_TASKS["shipped"]), (paper, ("boolq", "piqa")), (own, ("arc_easy",))]
+    for number, (config, tasks) in enumerate(expected):
+        project = load(tmp_path / str(number), learning_tables(metrics=[metric]), config)
+        assert project.cells("quarot_table1")[0].metric.tasks == tasks
 
 
 def test_a_column_takes_its_numbers_from_another_table_and_its_recipe_from_the_row(tmp_path: Path) -> None:

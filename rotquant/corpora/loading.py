@@ -1,4 +1,4 @@
-"""Reading a corpus: documentation strings, a hub dataset, a local folder of its files, or one text file.
+"""Reading a corpus: documentation strings, the language reference, a hub dataset, a local folder or one text file.
 
 The papers' protocol joins the rows with a blank line (GPTQ's `datautils.py`, used by every paper here). Only data files
 are read, through the builders of the `datasets` library: no dataset script runs.
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rotquant.corpora.docstrings import docstring_rows, versions
+from rotquant.corpora.reference import reference_rows
 from rotquant.corpora.spec import SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
 from rotquant.errors import CorpusError
 
@@ -32,6 +33,8 @@ def load_rows(
         raise CorpusError(f"Corpus {spec.name}: no split {split!r}; the splits are {', '.join(SPLITS)}.")
     if spec.source == "docstrings":
         return docstring_rows(split, cache, max_characters)
+    if spec.source == "reference":
+        return _head(reference_rows(split), max_characters)
     rows = _hub_rows(spec, split, max_characters) if spec.source == "hub" else _local_rows(spec, split)
     selected = _head(rows, max_characters)
     if not any(selected):

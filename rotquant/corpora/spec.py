@@ -28,9 +28,10 @@ class CorpusSpec(BaseModel):
 
     Attributes:
         name: label used in reports and keys, such as "docstrings" or "wikitext2".
-        source: "docstrings" (the installed pinned packages), "hub" (a Hugging Face dataset id), or "local" (a folder of
-            parquet, json, jsonl or txt files, or one such file).
-        path: the hub id or the local path; none for "docstrings".
+        source: "docstrings" (the installed pinned packages), "reference" (of the Python language, for calibration),
+            "hub" (a Hugging Face dataset id), or "local" (a folder of parquet, json, jsonl or txt files, or one such
+            file).
+        path: the hub id or the local path; none for "docstrings" and "reference".
         subset: a dataset's configuration name on the hub, or a subfolder of a local folder.
         text_field: the column that holds the text.
         separator: what stands between two rows; the papers join WikiText-2 with a blank line.
@@ -39,7 +40,7 @@ class CorpusSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "docstrings"
-    source: Literal["docstrings", "hub", "local"] = "docstrings"
+    source: Literal["docstrings", "reference", "hub", "local"] = "docstrings"
     path: str | None = None
     subset: str | None = None
     text_field: str = "text"
@@ -47,8 +48,9 @@ class CorpusSpec(BaseModel):
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> "CorpusSpec":
-        if (self.path is None) != (self.source == "docstrings"):
-            need = "takes no path" if self.source == "docstrings" else "needs a path (hub id, folder or file)"
+        installed = self.source in ("docstrings", "reference")
+        if (self.path is None) != installed:
+            need = "takes no path" if installed else "needs a path (hub id, folder or file)"
             raise ValueError(f"corpus {self.name!r}: source {self.source!r} {need}")
         return self
 
