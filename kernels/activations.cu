@@ -1,78 +1,61 @@
-// Rows to integers without a transform: plain, after SwiGLU, or after RMSNorm with a residual added (QuaRot Sec. 4).
+// float32 rows to integers without a transform: plain, after SwiGLU, or after RMSNorm with a residual added (QuaRot Sec. 4).
 //
 // One block holds one row in registers, eight consecutive values to a vector: memory is read once and written once. Codes
-// are those of an IEEE division by the scale, so they equal the torch reference's wherever its inputs do.
-// Architectures: sm_80 and newer.
+// are those of an IEEE division by the scale, so they equal the torch reference's wherever its inputs do. 16-bit rows go
+// to activations_16.cu. Architectures: sm_80 and newer.
 #include "element.cuh"
-#include "quantize.cuh"
 #include "reduce.cuh"
+#include "rows.cuh"
 
-enum Kind : int { kPlain, kGated, kNorm };
-
-// What one launch computes, one row to a block.
-struct Problem {
-    const void* x;         // [rows, n], or [rows, 2n] = (gate | up) with kGated
-    const void* residual;  // [rows, n] or null; with kNorm
-    const void* weight;    // [n] or null; with kNorm
-    void* hidden;          // [rows, n] = x + residual, where there is a residual
-    Codes codes;
-    int n, columns;        // n a multiple of 8; columns: n padded to a multiple of 64 with zero codes
-    float eps;
-    int rows;              // for activations_16.cu, which takes the same structure
-};
-
-template <class T, Kind What>
+template <Kind What>
 __device__ __forceinline__ void load_values(const Problem& p, long long row, int at, float (&v)[8]) {
-    const T* x = static_cast<const T*>(p.x);
+    const float* x = static_cast<const float*>(p.x);
+    float other[8];
     if constexpr (What == kGated) {
-        float up[8];
         load_8(x + 2 * row * p.n + at, v);
-        load_8(x + (2 * row + 1) * p.n + at, up);
+        load_8(x + (2 * row + 1) * p.n + at, other);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] = gated<T>(v[i], up[i]);
+        for (int i = 0; i < 8; ++i) v[i] = gated<float>(v[i], other[i]);
         return;
     }
     load_8(x + row * p.n + at, v);
-    if (What == kNorm && p.residual) {
-        float r[8];
-        load_8(static_cast<const T*>(p.residual) + row * p.n + at, r);
+    if constexpr (What == kSumNorm) {
+        load_8(static_cast<const float*>(p.residual) + row * p.n + at, other);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] = rounded<T>(v[i] + r[i]);
-        store_8(static_cast<T*>(p.hidden) + row * p.n + at, v);
+        for (int i = 0; i < 8; ++i) v[i] += other[i];
+        store_8(static_cast<float*>(p.hidden) + row * p.n + at, v);
     }
 }
 
-// Values of this thread divided by the root mean square of the row, rounded, then times the weight.
-template <class T, int Vectors>
+// Values of this thread divided by the root mean square of the row, then times the weight.
+template <int Vectors>
 __device__ __forceinline__ void normalize(const Problem& p, float (&v)[Vectors][8], float* scratch) {
     float squares = 0.0f;
 #pragma unroll
-    for (int j = 0; j < Vectors; ++j)
-#pragma unroll
-        for (int i = 0; i < 8; ++i) squares = fmaf(v[j][i], v[j][i], squares);
+    for (int i = 0; i < Vectors * 8; ++i) squares = fmaf(v[i / 8][i % 8], v[i / 8][i % 8], squares);
     const float factor = rsqrtf(block_sum(squares, scratch) / static_cast<float>(p.n) + p.eps);
 #pragma unroll
     for (int j = 0; j < Vectors; ++j) {
         const int at = 8 * (j * blockDim.x + threadIdx.x);
         float w[8] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
-        if (p.weight && at < p.n) load_8(static_cast<const T*>(p.weight) + at, w);
+        if (p.weight && at < p.n) load_8(static_cast<const float*>(p.weight) + at, w);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) v[j][i] = rounded<T>(w[i] * rounded<T>(v[j][i] * factor));
+        for (int i = 0; i < 8; ++i) v[j][i] = w[i] * (v[j][i] * factor);
     }
 }
 
 // The block's threads, a multiple of 32, times Vectors * 8 cover the columns.
-template <class T, Kind What, Output Out, int Vectors>
-__global__ void __launch_bounds__(1024) quantize_rows(const Problem p) {
+template <Kind What, Output Out, int Vectors>
+__global__ void __launch_bounds__(1024) quantize_rows_32(const Problem p) {
     __shared__ float scratch[2][32];
     const long long row = blockIdx.x;
     float v[Vectors][8] = {};
 #pragma unroll
     for (int j = 0; j < Vectors; ++j) {
         const int at = 8 * (j * blockDim.x + threadIdx.x);
-        if (at < p.n) load_values<T, What>(p, row, at, v[j]);
+        if (at < p.n) load_values<What>(p, row, at, v[j]);
     }
-    if constexpr (What == kNorm) normalize<T, Vectors>(p, v, scratch[0]);
+    if constexpr (What == kNorm || What == kSumNorm) normalize<Vectors>(p, v, scratch[0]);
 
     float scale;
     if (p.codes.static_scale) {

@@ -1,31 +1,11 @@
 // 16-bit rows to integers without a transform: plain, after SwiGLU, or after RMSNorm with a residual added (QuaRot Sec. 4).
 //
-// One block holds one row in registers, two values to a word as they came, and the row that it takes next is on its way.
-// Squares are summed on tensor cores, where products of 16-bit values are exact. Codes are those of an IEEE division by the
-// scale. float32 rows go to activations.cu. Architectures: sm_80 and newer.
-#include "hadamard_mma.cuh"
-#include "quantize.cuh"
+// One block holds one row in registers, two values to a word as they came. Squares are summed on tensor cores, where
+// products of 16-bit values are exact; the sum and the largest magnitude of a row cross the block together. float32 rows
+// go to activations.cu. Architectures: sm_80 and newer.
+#include "element.cuh"
 #include "reduce.cuh"
-
-#include <cuda/std/type_traits>
-
-namespace std {
-using cuda::std::is_same_v;
-}  // namespace std
-
-enum Kind : int { kPlain, kGated, kNorm };
-
-// What one launch computes.
-struct Problem {
-    const void* x;         // [rows, n], or [rows, 2n] = (gate | up) with kGated
-    const void* residual;  // [rows, n] or null; with kNorm
-    const void* weight;    // [n] or null; with kNorm
-    void* hidden;          // [rows, n] = x + residual, where there is a residual
-    Codes codes;
-    int n, columns;        // n a multiple of 8; columns: n padded to a multiple of 64 with zero codes
-    float eps;
-    int rows;
-};
+#include "rows.cuh"
 
 template <class T>
 struct Pair;  // arithmetic on two 16-bit values, each result rounded once
@@ -68,186 +48,270 @@ __device__ __forceinline__ unsigned clamped(unsigned x, unsigned low, unsigned h
     return on_pairs<T>(y, high, [](auto a, auto b) { return __hmin2(a, b); });
 }
 
-// Where a thread's 16-byte pieces lie in a row: neighbours side by side, and for packed codes every second one 16 values
-// after the one before, so that one thread holds both halves of each byte.
-template <Output Out, int Threads>
-__device__ __forceinline__ int piece_of(int j) {
-    if constexpr (Out == kInt8) return j * Threads + threadIdx.x;
-    const int unit = j / 2 * Threads + threadIdx.x;
-    return unit / 2 * 4 + unit % 2 + j % 2 * 2;
-}
-
-__device__ __forceinline__ uint4 load_piece(const void* from, long long piece) {
-    return __ldg(static_cast<const uint4*>(from) + piece);
-}
-
-template <class T, class Operation>
+template <class Operation>
 __device__ __forceinline__ uint4 each_word(const uint4& a, const uint4& b, Operation operation) {
     return {operation(a.x, b.x), operation(a.y, b.y), operation(a.z, b.z), operation(a.w, b.w)};
 }
 
-// A thread's part of a row, zeros beyond its end: what is quantized, or what is normed.
-template <class T, Kind What, Output Out, int Threads, int Pieces>
-__device__ __forceinline__ void load_row(uint4 (&x)[Pieces], uint4 (&other)[Pieces], const Problem& p, int row) {
-    const long long start = (long long)row * (p.n / 8) * (What == kGated ? 2 : 1);
+// A thread's part of a row: `Pieces` of 16 bytes, at distances known to the compiler within the span of its warp. Lanes'
+// pieces lie side by side; for packed codes every second one lies 16 values after the one before, so that one thread
+// holds both halves of each byte.
+template <Output Out, int Pieces>
+struct Part {
+    static __device__ __forceinline__ int first() {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        return warp * 32 * Pieces + (Out == kInt8 ? lane : lane / 2 * 4 + lane % 2);
+    }
+    // Pieces between the first and piece j.
+    static constexpr __device__ int distance(int j) { return Out == kInt8 ? 32 * j : j / 2 * 64 + j % 2 * 2; }
+};
+
+// The thread's part of a row of n values at `from`, zeros beyond its end.
+template <Output Out, int Pieces>
+__device__ __forceinline__ void load_row(uint4 (&x)[Pieces], const void* from, long long start, int n) {
+    using Own = Part<Out, Pieces>;
+    const int first = Own::first(), left = n - 8 * first;
+    const uint4* row = static_cast<const uint4*>(from) + start / 8 + first;
 #pragma unroll
     for (int j = 0; j < Pieces; ++j) {
-        const int piece = piece_of<Out, Threads>(j);
-        x[j] = other[j] = {0, 0, 0, 0};
-        if (row >= p.rows || 8 * piece >= p.n) continue;
-        x[j] = load_piece(p.x, start + piece);
-        if (What == kGated) other[j] = load_piece(p.x, start + p.n / 8 + piece);
-        if (What == kNorm && p.residual) other[j] = load_piece(p.residual, start + piece);
+        x[j] = {0, 0, 0, 0};
+        if (8 * Own::distance(j) < left) x[j] = __ldg(row + Own::distance(j));
     }
+}
+
+// Write it to `to`.
+template <Output Out, int Pieces>
+__device__ __forceinline__ void store_row(const uint4 (&x)[Pieces], void* to, long long start, int n) {
+    using Own = Part<Out, Pieces>;
+    const int first = Own::first(), left = n - 8 * first;
+    uint4* row = static_cast<uint4*>(to) + start / 8 + first;
+#pragma unroll
+    for (int j = 0; j < Pieces; ++j) store_if(row + Own::distance(j), x[j], 8 * Own::distance(j) < left);
+}
+
+// d[16 x 8] += a[16 x 8] b[8 x 8], sums in float32. With lane = 4g + t: a0 and a1 are columns 2t and 2t + 1 of rows g and
+// g + 8, b rows 2t and 2t + 1 of column g, d columns 2t and 2t + 1 of row g, then of row g + 8.
+template <class T>
+__device__ __forceinline__ void mma_16n8k8(float (&d)[4], unsigned a0, unsigned a1, unsigned b);
+
+template <>
+__device__ __forceinline__ void mma_16n8k8<__half>(float (&d)[4], unsigned a0, unsigned a1, unsigned b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
+template <>
+__device__ __forceinline__ void mma_16n8k8<__nv_bfloat16>(float (&d)[4], unsigned a0, unsigned a1, unsigned b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
 }
 
 // The sum of squares of a warp's values: those of eight lanes' words are the diagonal of words times their transpose.
 template <class T, int Pieces>
 __device__ __forceinline__ float sum_of_squares(const uint4 (&x)[Pieces]) {
-    float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float first[4] = {0.0f, 0.0f, 0.0f, 0.0f}, second[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < Pieces; ++j) {
-        mma_16n8k16<T>(products, Signs{{x[j].x, 0, x[j].y, 0}}, x[j].x, x[j].y);
-        mma_16n8k16<T>(products, Signs{{x[j].z, 0, x[j].w, 0}}, x[j].z, x[j].w);
+        mma_16n8k8<T>(first, x[j].x, x[j].y, x[j].x);
+        mma_16n8k8<T>(second, x[j].x, x[j].y, x[j].y);
+        mma_16n8k8<T>(first, x[j].z, x[j].w, x[j].z);
+        mma_16n8k8<T>(second, x[j].z, x[j].w, x[j].w);
     }
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    return g / 2 == t ? products[g % 2] : 0.0f;
+    const float own = g % 2 ? first[1] + second[3] : first[0] + second[2];
+    return warp_reduce<Sum>(g / 2 == t ? own : 0.0f);
 }
 
-// Values of this thread divided by the root mean square of the row, rounded, then times the weight.
-template <class T, Output Out, int Threads, int Pieces>
-__device__ __forceinline__ void normalize(const Problem& p, uint4 (&x)[Pieces], float* scratch) {
-    using F = Float16<T>;
-    const float squares = block_total<Threads / 32>(sum_of_squares<T>(x), scratch);
-    const float factor = rsqrtf(fmaf(squares, fast_reciprocal(static_cast<float>(p.n)), p.eps));
+// The largest magnitude of a warp's values.
+template <class T, int Pieces>
+__device__ __forceinline__ float largest_magnitude(const uint4 (&x)[Pieces]) {
+    unsigned largest = 0;
 #pragma unroll
     for (int j = 0; j < Pieces; ++j) {
-        const auto scaled = [&](unsigned word, unsigned) {
-            const float2 pair = F::unpack(word);
-            return F::pack(pair.x * factor, pair.y * factor);
-        };
-        x[j] = each_word<T>(x[j], x[j], scaled);
-        const int piece = piece_of<Out, Threads>(j);
-        if (p.weight && 8 * piece < p.n) x[j] = each_word<T>(load_piece(p.weight, piece), x[j], multiplied<T>);
+        const unsigned words[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest = larger_magnitudes<T>(largest, words[i]);
     }
+    const float2 pair = Float16<T>::unpack(largest);
+    return warp_largest(fmaxf(pair.x, pair.y));
 }
 
-// Division by a scale, rounded as IEEE rounds it wherever that can be seen in a code of a 16-bit value: the reciprocal in
-// two parts has 48 bits.
-struct Divisor {
+// What a row's scale and norm follow from.
+struct Statistics {
+    float largest, squares;
+};
+
+// Those of the block from those of its warps. `scratch`: one for each warp, used once.
+template <bool Squares>
+__device__ __forceinline__ Statistics over_block(Statistics own, Statistics* scratch) {
+    if (blockDim.x == 32) return own;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane == 0) scratch[warp] = own;
+    __syncthreads();
+    own = lane < blockDim.x / 32 ? scratch[lane] : Statistics{0.0f, 0.0f};
+    return {warp_largest(own.largest), Squares ? warp_reduce<Sum>(own.squares) : 0.0f};
+}
+
+// Normalize the thread's part of a row, rounding before and after the weight; returns the row's largest magnitude.
+template <class T, Output Out, int Pieces>
+__device__ __forceinline__ float normalize(const Problem& p, uint4 (&x)[Pieces], Statistics (&scratch)[2][32]) {
+    using F = Float16<T>;
+    const Statistics row = over_block<true>({largest_magnitude<T>(x), sum_of_squares<T>(x)}, scratch[0]);
+    const float factor = rsqrtf(fmaf(row.squares, fast_reciprocal(static_cast<float>(p.n)), p.eps));
+#pragma unroll
+    for (int j = 0; j < Pieces; ++j) {
+        x[j] = each_word(x[j], x[j], [&](unsigned word, unsigned) {
+            const float2 pair = F::unpack(word);
+            return F::pack(pair.x * factor, pair.y * factor);
+        });
+    }
+    // Rounding keeps order, so the largest value becomes the largest.
+    if (!p.weight) return rounded<T>(row.largest * factor);
+    uint4 weight[Pieces];
+    load_row<Out>(weight, p.weight, 0, p.n);
+#pragma unroll
+    for (int j = 0; j < Pieces; ++j) x[j] = each_word(x[j], weight[j], multiplied<T>);
+    return over_block<false>({largest_magnitude<T>(x), 0.0f}, scratch[1]).largest;
+}
+
+// 1 / scale of a normal scale, rounded once or next to it.
+__device__ __forceinline__ float reciprocal(float scale) {
+    const float first = fast_reciprocal(scale);
+    return fmaf(first, fmaf(-first, scale, 1.0f), first);
+}
+
+// Codes of values that are exact: division by the scale, rounded as IEEE rounds it wherever that can be seen in a code of
+// a 16-bit value, since the reciprocal in two parts has 48 bits.
+template <class T>
+struct Division {
     float high, low;
 
-    __device__ __forceinline__ explicit Divisor(float scale) {
-        const float first = fast_reciprocal(scale);
-        high = fmaf(first, fmaf(-first, scale, 1.0f), first);
+    __device__ __forceinline__ explicit Division(float scale) : high(reciprocal(scale)) {
         low = fmaf(-high, scale, 1.0f) * high;
     }
-
-    // The low byte is the code of x, 128 more.
-    __device__ __forceinline__ unsigned shifted(float x) const {
-        return __float_as_uint(fmaf(x, high, x * low) + (kRounder + 128.0f));
+    // The low bytes are the codes of two words' values.
+    __device__ __forceinline__ void operator()(float (&codes)[4], unsigned first, unsigned second) const {
+        const float2 a = Float16<T>::unpack(first), b = Float16<T>::unpack(second);
+        const float x[4] = {a.x, a.y, b.x, b.y};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) codes[i] = fmaf(x[i], high, x[i] * low) + kRounder;
     }
 };
 
-// Four bytes of codes, 128 more, of two words of values.
+// Codes of values that were rounded to 16 bits on the way: multiplication by the scale's reciprocal on tensor cores, as
+// products with diagonal matrices that hold parts of it, 22 bits and more in all.
 template <class T>
-__device__ __forceinline__ unsigned shifted_codes(unsigned first, unsigned second, const Divisor& d) {
-    const float2 a = Float16<T>::unpack(first), b = Float16<T>::unpack(second);
-    return gather_bytes(d.shifted(a.x), d.shifted(a.y), d.shifted(b.x), d.shifted(b.y));
-}
+struct Multiplication {
+    static constexpr int kParts = Float16<T>::kOnes == Float16<__half>::kOnes ? 2 : 3;
+    unsigned parts[kParts];
+
+    __device__ __forceinline__ explicit Multiplication(float scale) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        const unsigned own = g / 2 == t ? (g % 2 ? 0xFFFF0000u : 0x0000FFFFu) : 0u;
+        float rest = reciprocal(scale);
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            parts[i] = Float16<T>::pack(rest, rest) & own;
+            rest -= rounded<T>(rest);
+        }
+    }
+    __device__ __forceinline__ void operator()(float (&codes)[4], unsigned first, unsigned second) const {
+        float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int i = kParts - 1; i >= 0; --i) mma_16n8k8<T>(products, first, second, parts[i]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) codes[i] = products[i] + kRounder;
+    }
+};
 
 // `dynamic_scale`, by a multiplication and its correction wherever that rounds as a division does.
 __device__ __forceinline__ float scale_of(float row_maximum, const Codes& q) {
     const float clipped = q.clip_ratio * row_maximum, largest = static_cast<float>(q.largest);
-    if (clipped < 1e-30f) return dynamic_scale(row_maximum, q);
-    const float first = fast_reciprocal(largest);
-    return quotient(clipped, largest, fmaf(first, fmaf(-first, largest, 1.0f), first));
+    return clipped < 1e-30f ? dynamic_scale(row_maximum, q) : quotient(clipped, largest, reciprocal(largest));
 }
 
-template <class T, Output Out, int Threads, int Pieces>
-__device__ __forceinline__ void write_row(const uint4 (&x)[Pieces], const Problem& p, int row, float scale) {
-    const Divisor divisor(scale);
-    const float largest = static_cast<float>(p.codes.largest);
+// Values and scale times 2^15 where the clamp's bounds or the reciprocal would leave float16's normal numbers. A scale so
+// small that every value but zero is clamped may be replaced by a larger one of which that is true.
+template <int Pieces>
+__device__ __forceinline__ float away_from_zero(uint4 (&x)[Pieces], float scale, int largest, __half) {
+    if (scale >= 6.103515625e-5f) return scale;
+    const unsigned factor = Float16<__half>::pack(32768.0f, 32768.0f);
+#pragma unroll
+    for (int j = 0; j < Pieces; ++j)
+        x[j] = each_word(x[j], x[j], [&](unsigned word, unsigned) { return multiplied<__half>(word, factor); });
+    return 32768.0f * fmaxf(scale, __fdividef(5.97e-8f, static_cast<float>(largest + 1)));  // a little above 2^-24
+}
+
+template <int Pieces>
+__device__ __forceinline__ float away_from_zero(uint4 (&)[Pieces], float scale, int, __nv_bfloat16) {
+    return scale;
+}
+
+template <class T, class ToCodes, Output Out, int Pieces>
+__device__ __forceinline__ void write_row(const uint4 (&x)[Pieces], const Codes& q, int columns, float scale) {
+    const ToCodes to_codes(scale);
+    const float largest = static_cast<float>(q.largest);
     // The bounds in 16 bits have the codes of the bounds, since these are at most 2^7 and T has 8 bits and more.
     const unsigned high = Float16<T>::pack(scale * largest, scale * largest);
     const unsigned low = Float16<T>::pack(-scale * (largest + 1.0f), -scale * (largest + 1.0f));
-    char* out = static_cast<char*>(p.codes.codes) + (long long)row * p.columns / (Out == kInt4 ? 2 : 1);
-    const auto codes_of_piece = [&](const uint4& v) {
-        return uint2{shifted_codes<T>(clamped<T>(v.x, low, high), clamped<T>(v.y, low, high), divisor),
-                     shifted_codes<T>(clamped<T>(v.z, low, high), clamped<T>(v.w, low, high), divisor)};
+    const auto codes_of_words = [&](unsigned first, unsigned second) {
+        float c[4];
+        to_codes(c, clamped<T>(first, low, high), clamped<T>(second, low, high));
+        return gather_bytes(__float_as_uint(c[0]), __float_as_uint(c[1]), __float_as_uint(c[2]), __float_as_uint(c[3]));
     };
+    const auto codes_of_piece = [&](const uint4& v) {
+        return uint2{codes_of_words(v.x, v.y), codes_of_words(v.z, v.w)};
+    };
+    using Own = Part<Out, Pieces>;
+    const int first = Own::first(), left = columns - 8 * first;
+    char* out = static_cast<char*>(q.codes) + (long long)blockIdx.x * columns / (Out == kInt4 ? 2 : 1);
+    out += Out == kInt4 ? first / 4 * 16 + first % 2 * 8 : 8 * first;
 #pragma unroll
     for (int j = 0; j < Pieces; j += Out == kInt4 ? 2 : 1) {
-        const int piece = piece_of<Out, Threads>(j);
-        const bool valid = 8 * piece < p.columns;
+        const bool valid = 8 * Own::distance(j) < left;
         const uint2 codes = codes_of_piece(x[j]);
         if constexpr (Out == kInt8) {
-            store_if(out + 8 * piece, uint2{codes.x ^ 0x80808080u, codes.y ^ 0x80808080u}, valid);
+            store_if(out + 8 * Own::distance(j), codes, valid);
         } else {
             const uint2 upper = codes_of_piece(x[j + 1]);
             const auto join = [](unsigned a, unsigned b) { return (a & 0x0F0F0F0Fu) | (b << 4 & 0xF0F0F0F0u); };
-            store_if(out + piece / 4 * 16 + piece % 2 * 8, uint2{join(codes.x, upper.x), join(codes.y, upper.y)}, valid);
+            store_if(out + 4 * Own::distance(j), uint2{join(codes.x, upper.x), join(codes.y, upper.y)}, valid);
         }
     }
 }
 
-// Values and scale times 2^15 where the clamp's bounds would not be normal numbers of float16. A scale so small that every
-// value but zero is clamped may be replaced by a larger one of which that is true.
-template <class T, int Pieces>
-__device__ __forceinline__ float away_from_zero(uint4 (&x)[Pieces], float scale, int largest) {
-    if (!std::is_same_v<T, __half> || scale * static_cast<float>(largest) >= 6.103515625e-5f) return scale;
-    const unsigned factor = Float16<T>::pack(32768.0f, 32768.0f);
+// The block's threads, a multiple of 32, times Pieces * 8 cover the columns.
+template <class T, Kind What, Output Out, int Pieces>
+__global__ void __launch_bounds__(1024) quantize_rows_16(const Problem p) {
+    constexpr bool kNormed = What == kNorm || What == kSumNorm;
+    __shared__ Statistics scratch[2][32];
+    const long long row = blockIdx.x, start = row * p.n;
+    uint4 x[Pieces];
+    load_row<Out>(x, p.x, What == kGated ? 2 * start : start, p.n);
+    if constexpr (What == kGated || What == kSumNorm) {
+        uint4 other[Pieces];
+        load_row<Out>(other, What == kGated ? p.x : p.residual, What == kGated ? 2 * start + p.n : start, p.n);
 #pragma unroll
-    for (int j = 0; j < Pieces; ++j)
-        x[j] = each_word<T>(x[j], x[j], [&](unsigned word, unsigned) { return multiplied<T>(word, factor); });
-    return 32768.0f * fmaxf(scale, __fdividef(2.98023224e-8f, static_cast<float>(largest + 1)));
-}
+        for (int j = 0; j < Pieces; ++j) x[j] = each_word(x[j], other[j], What == kGated ? gated_pair<T> : added<T>);
+    }
+    if constexpr (What == kSumNorm) store_row<Out>(x, p.hidden, start, p.n);
 
-// The block's threads, a multiple of 32, times Pieces * 8 cover the columns. Blocks take one row after another.
-template <class T, Kind What, Output Out, int Pieces, int Threads, int MinBlocks, bool Prefetch>
-__global__ void __launch_bounds__(Threads, MinBlocks) quantize_rows_16(const Problem p) {
-    alignas(16) __shared__ float scratch[4][32];  // two of each kind, so that rows need no barrier between them
-    uint4 x[Pieces], other[Pieces];
-    load_row<T, What, Out, Threads>(x, other, p, blockIdx.x);
-    int use = 0;
-    for (int row = blockIdx.x; row < p.rows; row += gridDim.x, use ^= 1) {
-        if (What == kGated) {
-#pragma unroll
-            for (int j = 0; j < Pieces; ++j) x[j] = each_word<T>(x[j], other[j], gated_pair<T>);
-        }
-        if (What == kNorm && p.residual) {
-            uint4* hidden = static_cast<uint4*>(p.hidden) + (long long)row * (p.n / 8);
-#pragma unroll
-            for (int j = 0; j < Pieces; ++j) {
-                x[j] = each_word<T>(x[j], other[j], added<T>);
-                store_if(hidden + piece_of<Out, Threads>(j), x[j], 8 * piece_of<Out, Threads>(j) < p.n);
-            }
-        }
-        uint4 next[Pieces];
-        if constexpr (Prefetch) load_row<T, What, Out, Threads>(next, other, p, row + gridDim.x);
-        if constexpr (What == kNorm) normalize<T, Out, Threads>(p, x, scratch[use]);
-
-        float scale;
-        if (p.codes.static_scale) {
-            scale = *p.codes.static_scale;
-        } else {
-            unsigned largest = 0;
-#pragma unroll
-            for (int j = 0; j < Pieces; ++j) {
-                const unsigned words[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
-#pragma unroll
-                for (int i = 0; i < 4; ++i) largest = larger_magnitudes<T>(largest, words[i]);
-            }
-            const float2 pair = Float16<T>::unpack(largest);
-            scale = scale_of(block_largest<Threads / 32>(fmaxf(pair.x, pair.y), scratch[2 + use]), p.codes);
-        }
-        if (threadIdx.x == 0 && (row == 0 || !p.codes.static_scale)) p.codes.scale[row] = scale;
-        write_row<T, Out, Threads>(x, p, row, away_from_zero<T>(x, scale, p.codes.largest));
-        if constexpr (Prefetch) {
-#pragma unroll
-            for (int j = 0; j < Pieces; ++j) x[j] = next[j];
-        } else {
-            load_row<T, What, Out, Threads>(x, other, p, row + gridDim.x);
-        }
+    float maximum = 0.0f;
+    if constexpr (kNormed) maximum = normalize<T, Out>(p, x, scratch);
+    float scale;
+    if (p.codes.static_scale) {
+        scale = *p.codes.static_scale;
+    } else {
+        if constexpr (!kNormed) maximum = over_block<false>({largest_magnitude<T>(x), 0.0f}, scratch[0]).largest;
+        scale = scale_of(maximum, p.codes);
+    }
+    if (threadIdx.x == 0 && (row == 0 || !p.codes.static_scale)) p.codes.scale[row] = scale;
+    scale = away_from_zero(x, scale, p.codes.largest, T{});
+    if constexpr (kNormed) {
+        write_row<T, Multiplication<T>, Out>(x, p.codes, p.columns, scale);
+    } else {
+        write_row<T, Division<T>, Out>(x, p.codes, p.columns, scale);
     }
 }

@@ -27,19 +27,24 @@ from rotquant.schemes import QuantizationScheme
 #: `heads` of `hadamard_quantize` that leaves the transform out.
 NO_TRANSFORM = -1
 
-#: For float32 rows, and for 16-bit ones.
-FILE, FILE_16 = "activations.cu", "activations_16.cu"
+#: Rows that leave multiprocessors of a large GPU idle.
+_FEW_ROWS = 128
+#: `Problem` of kernels/include/rows.cuh.
 _PROBLEM = np.dtype(
     [("x", "u8"), ("residual", "u8"), ("weight", "u8"), ("hidden", "u8"), ("codes", CODES), ("n", "i4"),
-     ("columns", "i4"), ("eps", "f4"), ("rows", "i4")], align=True,
+     ("columns", "i4"), ("eps", "f4")], align=True,
 )  # fmt: skip
 
 
 def sources(architecture: str) -> list[Source]:
     """What the launchers ask for, kernels of `hadamard` aside: each kind of row, with each output and type."""
-    kinds = (("__half", "kPlain", "kInt4"), ("__nv_bfloat16", "kGated", "kInt8"), ("__half", "kNorm", "kInt8"))
-    names = tuple(f"quantize_rows_16<{dtype},{kind},{output},4,128,8,false>" for dtype, kind, output in kinds)
-    return [Source(FILE, ("quantize_rows<float,kNorm,kInt8,4>",)), Source(FILE_16, names)]
+    names = (
+        "quantize_rows_16<__half,kPlain,kInt4,8>",
+        "quantize_rows_16<__nv_bfloat16,kGated,kInt8,4>",
+        "quantize_rows_16<__nv_bfloat16,kNorm,kInt8,8>",
+        "quantize_rows_16<__half,kSumNorm,kInt4,4>",
+    )
+    return [Source("activations.cu", ("quantize_rows_32<kSumNorm,kInt8,4>",)), Source("activations_16.cu", names)]
 
 
 def _codes(x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -199,7 +204,8 @@ def _norm_cuda(
     check_same_device(x, residual=residual, weight=weight)
     out = RowCodes.empty(x, x.shape[1], clip_ratio, bits, packed, static_scale)
     hidden = x.new_empty(0) if residual is None else torch.empty_like(x)
-    _launch_rows("kNorm", x, out, x.shape[1], residual=residual, weight=weight, hidden=hidden, eps=eps)
+    kind = "kNorm" if residual is None else "kSumNorm"
+    _launch_rows(kind, x, out, x.shape[1], residual=residual, weight=weight, hidden=hidden, eps=eps)
     return out.codes, out.scale, hidden
 
 
@@ -243,25 +249,35 @@ def _launch_rows(
     hidden: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """Run kernels/activations.cu or activations_16.cu: a block to a row, to a thread `vectors` times eight values."""
+    """Run kernels/activations_16.cu, or for float32 rows activations.cu: a block to a row."""
     if n % 8:
         raise KernelError(f"rows of {n} values cannot be read 16 bytes at a time: n must be a multiple of 8.")
-    wide = x.dtype == torch.float32
-    pieces = out.columns // 8
-    vectors = next((v for v in (1, 2, 4) if pieces <= v * 128), 4) if wide else 4 if pieces <= 4096 else 8
-    threads = padded(-(-pieces // vectors), 32)
+    pieces, threads = _shape(out.columns // 8, x.shape[0], kind, x.dtype == torch.float32)
     if threads > 1024:
-        raise KernelError(f"rows of {n} values are longer than the kernel holds in registers, {8 * 8 * 1024} values.")
+        raise KernelError(f"rows of {n} values are longer than the kernel holds in registers, {8 * pieces * 1024}.")
     if x.shape[0] == 0:
         return
-    name, file = f"quantize_rows<{TYPES[x.dtype]},{kind},{out.output},{vectors}>", FILE
-    if not wide:
-        shape = f"{vectors},{threads},{max(1, 1024 // threads)}"  # 64 registers to a thread
-        name, file = f"quantize_rows_16<{TYPES[x.dtype]},{kind},{out.output},{shape},false>", FILE_16
+    source, name = "activations_16.cu", f"quantize_rows_16<{TYPES[x.dtype]},{kind},{out.output},{pieces}>"
+    if x.dtype == torch.float32:
+        source, name = "activations.cu", f"quantize_rows_32<{kind},{out.output},{pieces}>"
     problem = np.zeros((), dtype=_PROBLEM)
     for field, tensor in (("x", x), ("residual", residual), ("weight", weight), ("hidden", hidden)):
         problem[field] = 0 if tensor is None else tensor.data_ptr()
     problem["codes"], problem["n"], problem["columns"], problem["eps"] = out.record(), n, out.columns, eps
-    problem["rows"] = x.shape[0]
-    function = kernel(Source(file, (name,)), name, x.device)
+    function = kernel(Source(source, (name,)), name, x.device)
     launch(function, (x.shape[0],), (threads,), problem[()], device=x.device)
+
+
+def _shape(pieces: int, rows: int, kind: str, wide: bool) -> tuple[int, int]:
+    """How many of a row's pieces of eight values a thread takes, and the threads of a block.
+
+    As many as 64 registers hold, which keeps most bytes in flight; two where rows are too few to fill the GPU, so
+    that each is done sooner.
+    """
+    if wide:
+        each = next((v for v in (1, 2, 4) if pieces <= v * 128), 4)
+    else:
+        most = 8 if kind in ("kPlain", "kNorm") else 4
+        each = next(v for v in (2, 4, 8) if v >= most or (rows <= _FEW_ROWS and pieces <= v * 512))
+        each = 8 if pieces > each * 1024 else each
+    return each, padded(-(-pieces // each), 32)

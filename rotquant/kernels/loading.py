@@ -4,6 +4,7 @@ Compiled code is kept in a folder of the user's cache under a digest of everythi
 headers, macros, options, compiler), so an edit of a header is never missed. Nothing here knows what a kernel computes.
 """
 
+import ctypes
 import functools
 import os
 from dataclasses import dataclass
@@ -86,7 +87,18 @@ def _module(source: Source, index: int) -> tuple[Any, dict[str, str]]:
     compiled = compile_source(source, architecture_of_device(torch.device("cuda", index)))
     cupy = _cupy()
     with cupy.cuda.Device(index):
-        return cupy.RawModule(path=str(compiled.cubin)), compiled.symbols
+        module = cupy.RawModule(path=str(compiled.cubin))
+        _keep(module.module)
+    return module, compiled.symbols
+
+
+def _keep(module: Any) -> None:
+    """Never destroy a module: CUDA unloads it with its context.
+
+    After a fault on the GPU a destructor fails, and those that run at the interpreter's exit would bury the message of
+    the fault under one for each module.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
 
 
 def compile_source(source: Source, architecture: str, folder: Path | None = None) -> Compiled:

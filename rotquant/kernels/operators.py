@@ -85,11 +85,29 @@ def launch(
     """
     import cupy
 
+    allow_shared(function, shared)
+    stream = torch.cuda.current_stream(device)
+    with cupy.cuda.Device(stream.device_index), _for_cupy(stream):
+        function(grid, block, tuple(map(_argument, arguments)), shared_mem=shared)
+
+
+def allow_shared(function: Any, shared: int) -> None:
+    """Let a CuPy kernel take so many bytes of dynamic shared memory: more than 48 KiB must be asked for.
+
+    Raises:
+        cupy.cuda.driver.CUDADriverError: more than the GPU has.
+    """
     if shared > 48 * 1024 and function.max_dynamic_shared_size_bytes < shared:
         function.max_dynamic_shared_size_bytes = shared
-    stream = torch.cuda.current_stream(device)
-    with cupy.cuda.Device(stream.device_index), cupy.cuda.ExternalStream(stream.cuda_stream, stream.device_index):
-        function(grid, block, tuple(map(_argument, arguments)), shared_mem=shared)
+
+
+def _for_cupy(stream: torch.cuda.Stream) -> Any:
+    """The same stream for CuPy, whose older releases take its handle."""
+    from cupy.cuda import ExternalStream, Stream
+
+    if hasattr(Stream, "from_external"):
+        return Stream.from_external(stream)
+    return ExternalStream(stream.cuda_stream, stream.device_index)
 
 
 def _argument(value: Any) -> Any:

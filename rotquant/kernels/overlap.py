@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rotquant.errors import KernelError
-from rotquant.kernels.operators import launch
+from rotquant.kernels.operators import allow_shared, launch
 
 _overlapping: ContextVar[bool] = ContextVar("rotquant_overlapping_launches", default=False)
 
@@ -51,8 +51,7 @@ def launch_structure(
         return
     from cuda.bindings import driver
 
-    if shared > 48 * 1024 and function.max_dynamic_shared_size_bytes < shared:
-        function.max_dynamic_shared_size_bytes = shared
+    allow_shared(function, shared)
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.Slow
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 FORMATS = [(4, True), (4, False), (8, False)]
+#: Few rows, whose threads take few values each, and more than that.
+ROWS = (1, 3, 17, 150)
 #: dtype, bits, packed, SwiGLU: every type, format and gate, not every combination of them.
 MIXTURES = [
     (torch.float16, 4, True, False),
@@ -94,9 +96,9 @@ def test_impossible_codes_are_refused() -> None:
 # --- on a GPU -----------------------------------------------------------------------------------------------------
 
 
-def agree(result: tuple[Tensor, ...], expected: tuple[Tensor, ...], off_by_one: float) -> None:
+def agree(result: tuple[Tensor, ...], expected: tuple[Tensor, ...], off_by_one: float, scales: float = 2e-6) -> None:
     """Equal scales up to rounding, and codes equal but for a fraction that lies at a rounding boundary."""
-    torch.testing.assert_close(result[1], expected[1], rtol=2e-6, atol=0)
+    torch.testing.assert_close(result[1], expected[1], rtol=scales, atol=0)
     difference = (held(result[0]).int() - held(expected[0]).int()).abs()
     assert difference.max() <= 1
     assert difference.float().mean() <= off_by_one
@@ -109,13 +111,31 @@ def agree(result: tuple[Tensor, ...], expected: tuple[Tensor, ...], off_by_one: 
 @pytest.mark.parametrize("n", [8, 200, 4096, 28672])
 def test_rows_are_quantized_exactly(n: int, dtype: torch.dtype, bits: int, packed: bool, static: bool) -> None:
     scale = torch.tensor([0.3], device="cuda") if static else None
-    for rows in (1, 3, 17):
+    for rows in ROWS:
         x = torch.randn(rows, n, device="cuda").to(dtype)
         result = quantize_rows(x, 0.9, bits, packed, scale)
         # On the CPU, since torch divides by 7 with the reciprocal on a GPU, one bit off.
         expected = quantize_rows(x.cpu(), 0.9, bits, packed, None if scale is None else scale.cpu())
         assert torch.equal(result[0].cpu(), expected[0])
         assert torch.equal(result[1].cpu(), expected[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("static", [None, 3e-6])
+@pytest.mark.parametrize("magnitude", [0.0, 1e-6, 1e-3, 300.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_any_magnitude_are_quantized(dtype: torch.dtype, magnitude: float, static: float | None) -> None:
+    """Subnormal numbers and scales whose reciprocal float16 cannot hold, and values far beyond a static scale."""
+    scale = None if static is None else torch.tensor([static], device="cuda")
+    for bits, packed in FORMATS:
+        x = (torch.randn(150, 200, device="cuda") * magnitude).to(dtype)
+        result = quantize_rows(x, 0.9, bits, packed, scale)
+        expected = quantize_rows(x.cpu(), 0.9, bits, packed, None if scale is None else scale.cpu())
+        assert torch.equal(result[0].cpu(), expected[0])
+        assert torch.equal(result[1].cpu(), expected[1])
+        result = rms_norm_quantize(x, None, None, 1e-5, 0.9, bits, packed, scale)
+        with references():
+            agree(result, rms_norm_quantize(x, None, None, 1e-5, 0.9, bits, packed, scale), 2e-2, scales=8e-3)
 
 
 @pytest.mark.gpu
@@ -155,7 +175,7 @@ def test_mixed_heads_are_quantized(heads: int, head_dim: int) -> None:
 @pytest.mark.parametrize("n", [64, 200, 4096, 8192])
 def test_the_norm_is_quantized(n: int, dtype: torch.dtype, weighted: bool, residual: bool) -> None:
     """A sum of squares in another order may move a normalized value to the neighbouring number of its type."""
-    for rows in (1, 3, 17):
+    for rows in ROWS:
         x = torch.randn(rows, n, device="cuda").to(dtype)
         other = torch.randn_like(x) if residual else None
         weight = torch.rand(n, device="cuda").to(dtype) if weighted else None
@@ -163,10 +183,8 @@ def test_the_norm_is_quantized(n: int, dtype: torch.dtype, weighted: bool, resid
         with references():
             expected = rms_norm_quantize(x, other, weight, 1e-5, 0.9, 4, True, None)
         assert torch.equal(result[2], expected[2])
-        torch.testing.assert_close(result[1], expected[1], rtol=8e-3, atol=0)
-        difference = (held(result[0]).int() - held(expected[0]).int()).abs()
-        assert difference.max() <= 1
-        assert difference.float().mean() <= 2e-2
+        # A step of bfloat16 is 2^-7 of a value.
+        agree(result, expected, 2e-2, scales=8e-3)
 
 
 @pytest.mark.gpu
@@ -175,3 +193,5 @@ def test_rows_that_are_not_whole_vectors_are_refused() -> None:
         quantize_rows(torch.randn(3, 100, device="cuda")[:, :99].contiguous(), 1.0, 4, True, None)
     with pytest.raises(KernelError, match="not contiguous"):
         quantize_rows(torch.randn(3, 128, device="cuda")[:, :64], 1.0, 4, True, None)
+    with pytest.raises(KernelError, match="longer than the kernel holds in registers, 65536"):
+        quantize_rows(torch.zeros(1, 65544, device="cuda", dtype=torch.float16), 1.0, 4, True, None)

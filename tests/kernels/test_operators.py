@@ -1,6 +1,8 @@
 """What all operators share: references on the CPU, refusals of one sentence, missing compilers."""
 
+import subprocess
 import sys
+import types
 import warnings
 
 import pytest
@@ -65,6 +67,27 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert str(loading.cache_folder()) == "/xdg/rotquant/kernels"
 
 
+def test_a_module_is_never_destroyed() -> None:
+    program = """
+from rotquant.kernels.loading import _keep
+class Module:
+    def __del__(self):
+        print("destroyed")
+_keep(Module())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not ended.stdout
+
+
+def test_more_than_48_kib_of_shared_memory_are_asked_for() -> None:
+    function = types.SimpleNamespace(max_dynamic_shared_size_bytes=0)
+    operators.allow_shared(function, 48 << 10)
+    assert function.max_dynamic_shared_size_bytes == 0
+    for shared in (64 << 10, 32 << 10):
+        operators.allow_shared(function, shared)
+        assert function.max_dynamic_shared_size_bytes == 64 << 10
+
+
 BAD_TENSORS = {
     "not contiguous": lambda a: a | {"codes": a["codes"].T.contiguous().T},
     "float16, and the kernel takes int8 or uint8": lambda a: a | {"codes": a["codes"].half()},
@@ -82,6 +105,20 @@ BAD_TENSORS = {
 def test_a_tensor_that_does_not_fit_is_refused(message: str) -> None:
     with pytest.raises(KernelError, match=message):
         quantized_linear(**BAD_TENSORS[message](linear_arguments("cuda")))
+
+
+@pytest.mark.gpu
+def test_launches_follow_the_current_stream() -> None:
+    arguments = linear_arguments("cuda")
+    expected = quantized_linear(**arguments)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        arguments["codes"].record_stream(stream)
+        found = quantized_linear(**arguments)
+    stream.synchronize()
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.gpu
