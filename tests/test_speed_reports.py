@@ -165,6 +165,14 @@ def test_claims_are_decided_by_ratios(project: Project, check: dict, ours: bool,
     assert (outcome.ours.holds, outcome.papers.holds) == (ours, papers)
 
 
+def test_a_check_of_several_columns_asks_each_of_them(project: Project) -> None:
+    record(project.root / OWN, table_of(project))
+    outcome = decided(project, column=["INT4", "FP8"], at_least=2, rows=["* batch 1"])
+    findings = {finding.place: finding.holds for finding in outcome.ours.findings}
+    assert findings == {"INT4, 4096x4096 batch 1": True, "FP8, 4096x4096 batch 1": False}
+    assert outcome.ours.holds is False
+
+
 def test_an_increasing_ratio_is_recognised(project: Project) -> None:
     record(project.root / OWN, table_of(project), lambda cell: seconds(cell) ** (1.0 if cell.column == "FP16" else 1.1))
     assert decided(project, increasing=True).ours.holds is False
