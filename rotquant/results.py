@@ -3,6 +3,7 @@
 Paths are relative to the project folder. Nothing here imports torch.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,20 @@ class RunResult:
         return self.metrics[quantities(self.run.metric)[0].name]
 
     @property
+    def rotation(self) -> dict[str, Any] | None:
+        """The record of the learned rotations that its weights were made with; None where none were learned."""
+        return (self.weights or {}).get("rotation")
+
+    @property
     def seconds(self) -> float:
-        """Wall time of the run and of its stored weights."""
-        return float(self.provenance.get("seconds", 0.0)) + float((self.weights or {}).get("seconds", 0.0))
+        """Wall time of the run, of its stored weights and of their learned rotations."""
+        stages = (self.provenance, self.weights or {}, self.rotation or {})
+        return sum(float(stage.get("seconds", 0.0)) for stage in stages)
+
+
+def rotations_of(results: Iterable[RunResult]) -> dict[str, dict[str, Any]]:
+    """The records of all learned rotations behind some results, by key."""
+    return {result.rotation["key"]: result.rotation for result in results if result.rotation}
 
 
 def run_path(key: str) -> Path:

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import yaml
 from rotquant import project as projects
 from rotquant import tracking
 from rotquant.errors import ResultError
-from rotquant.files import short_hash
+from rotquant.files import short_hash, write_json
 from rotquant.project import Project, load_project
 from rotquant.provenance import environment
-from rotquant.results import RunResult, run_path, write_result
+from rotquant.results import HISTORY_FILE, RunResult, read_result, rotation_path, run_path, write_result
+from rotquant.tracking import store
 from tests.project import Copy
 from tests.speed import SPEED, record
 
@@ -78,7 +80,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 def search(project: Project, query: str = "tags.`rotquant.kind` = 'run'") -> list[Any]:
-    client = tracking._client(project.root)
+    client = store.open_client(project.root)
     experiment = client.get_experiment_by_name("quarot")
     return list(client.search_runs([experiment.experiment_id], filter_string=query))
 
@@ -192,17 +194,17 @@ def test_artifacts_lie_on_the_tables_run(project: Project) -> None:
     report.write_text("# Report")
     for _ in range(2):
         tracking.log_artifacts(project, logged, [report])
-    client = tracking._client(project.root)
+    client = store.open_client(project.root)
     assert [item.path for item in client.list_artifacts(logged.parent)] == ["report.md"]
 
 
 def test_many_processes_on_a_fresh_database_all_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     code = (
-        "from pathlib import Path; from rotquant import tracking\n"
-        "tracking.initialise(Path())\n"
-        "client = tracking._client(Path())\n"
-        "tracking._experiment(client, Path(), 'quarot')"
+        "from pathlib import Path; from rotquant.tracking import store\n"
+        "store.initialise(Path())\n"
+        "client = store.open_client(Path())\n"
+        "store.open_experiment(client, Path(), 'quarot')"
     )
     started = [
         subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
@@ -230,8 +232,88 @@ def test_a_speed_table_is_one_run_with_its_cells_as_metrics_and_a_new_record_tak
     assert tracking.log_speed(project, record(path, table), table).parent == first.parent
     second = tracking.log_speed(project, record(path, table, gpu="Another GPU"), table)
     assert second.parent != first.parent
-    client = tracking._client(project.root)
-    (run,) = [run for run in client.search_runs([first.experiment_id]) if run.data.tags.get(tracking.KIND) == "speed"]
+    client = store.open_client(project.root)
+    (run,) = [run for run in client.search_runs([first.experiment_id]) if run.data.tags.get(store.KIND) == "speed"]
     assert run.data.tags["gpu"] == "Another GPU"
     assert run.data.metrics["Linear layer/4096x4096 batch 1/INT4/seconds"] == pytest.approx(8.192e-5)
     assert len(run.data.metrics) == 6
+
+
+LEARNED = {"name": "Learned", "method": "spinquant-easy", "recipe": {"weights": {"gptq": None}}}
+HISTORY = [
+    {
+        "step": step,
+        "loss": 5.0 - step,
+        "learning_rate": 1.5 - step / 2,
+        "orthonormality": 1e-7,
+        "activation_snr": 20.0 + step,
+        "site_snr": {"0.attention_input": 19.0},
+        **({"end_to_end_snr": 8.0 + step} if step != 1 else {}),
+    }
+    for step in range(3)
+]
+
+
+def learned_record(run: Any, loss: float = 3.0) -> dict[str, Any]:
+    settings = run.recipe.learning.model_dump(mode="json")
+    return {
+        **environment(),
+        "code_digest": "0123456789abcdef",
+        "checkpoint": run.checkpoint,
+        "checkpoint_digest": run.checkpoint_digest,
+        "key": run.rotation_key,
+        "digest": "feed",
+        "seed": run.seed,
+        "learning": settings,
+        "first": {"loss": 5.0},
+        "last": {"loss": loss},
+        "seconds": 30.0,
+    }
+
+
+def with_learned_rotations(project: Project) -> Project:
+    """The project with a row on learned rotations, all of it computed."""
+    path = project.root / "workflow/papers/quarot/tables.yaml"
+    table = TABLES["tables"][0] | {"rows": [ROWS[0], LEARNED]}
+    path.write_text(yaml.safe_dump({**TABLES, "tables": [table]}))
+    changed = load_project(root=project.root)
+    compute(changed)
+    for key, runs in changed.rotations.items():
+        write_json(project.root / rotation_path(key) / HISTORY_FILE, HISTORY)
+        for run in runs:
+            result = read_result(project.root / run_path(run.key))
+            record = {"seconds": 1.0, "rotation": learned_record(run)}
+            write_result(project.root / run_path(run.key), replace(result, weights=record))
+    return changed
+
+
+def test_a_learned_rotation_is_a_run_with_the_history_of_its_learning(project: Project) -> None:
+    project = with_learned_rotations(project)
+    (logged,) = log(project, "quarot_table1")
+    runs = {run.info.run_id: run for run in search(project, "tags.`rotquant.kind` = 'rotation'")}
+    assert len(runs) == 4  # two seeds on two models
+    assert set(runs) == set(logged.rotations.values())
+    key, (first, *_) = next(iter(project.rotations.items()))
+    shown = runs[logged.rotations[key]]
+    expected = {"seed": str(first.seed), "rotquant.table.quarot_table1": "Learned / Llama-2-7B"}
+    assert {name: shown.data.tags.get(name) for name in expected} == expected
+    assert shown.data.tags["mlflow.parentRunId"] == logged.parent
+    assert shown.data.params["learning.steps"] == str(first.recipe.learning.steps)
+    client = store.open_client(project.root)
+    for name, steps in {"loss": [0, 1, 2], "orthonormality": [0, 1, 2], "end_to_end_snr": [0, 2]}.items():
+        found = client.get_metric_history(shown.info.run_id, name)
+        assert [(metric.step, metric.value) for metric in found] == [(step, HISTORY[step][name]) for step in steps]
+    measured = search(project, f"tags.rotation_key = '{key}'")
+    assert {run.data.tags["rotquant.key"] for run in measured} == {run.key for run in project.rotations[key]}
+    assert log(project, "quarot_table1") == [logged]
+
+
+def test_a_new_history_replaces_the_old_and_a_missing_one_is_passed_over(project: Project) -> None:
+    project = with_learned_rotations(project)
+    (before,) = log(project, "quarot_table1")
+    changed, missing = list(project.rotations)[:2]
+    write_json(project.root / rotation_path(changed) / HISTORY_FILE, HISTORY[:2])
+    (project.root / rotation_path(missing) / HISTORY_FILE).unlink()
+    (after,) = log(project, "quarot_table1")
+    assert {key for key in after.rotations if after.rotations[key] != before.rotations[key]} == {changed}
+    assert set(before.rotations) - set(after.rotations) == {missing}

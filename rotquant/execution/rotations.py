@@ -57,5 +57,12 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> d
         "digest": file_digest(folder / ROTATIONS_FILE),
         "seed": run.seed,
         "learning": learning.model_dump(mode="json"),
+        "first": summary(learned.history[0]),
+        "last": summary(learned.history[-1]),
         "seconds": time.perf_counter() - started,
     }
+
+
+def summary(record: dict[str, Any]) -> dict[str, float]:
+    """A step's record without what it says of single places."""
+    return {name: value for name, value in record.items() if isinstance(value, int | float)}

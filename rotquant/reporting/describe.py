@@ -3,9 +3,17 @@
 from rotquant.configuration import Slot
 from rotquant.project import Project
 from rotquant.recipes import Recipe, Run
-from rotquant.schemes import QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.schemes import QuantizationScheme, RotationLearning, RotationScheme, WeightQuantization
 from rotquant.speed.definitions import SpeedTable
 from rotquant.tables import Table
+
+#: What acts while a model runs, in words.
+RUNTIME_WORDS = {
+    "activations": "activations",
+    "attention_output": "those of o_proj",
+    "keys": "keys",
+    "values": "values",
+}
 
 
 def title(table: Table | SpeedTable) -> str:
@@ -68,10 +76,10 @@ def settings(recipe: Recipe) -> str:
         parts.append(f"{recipe.outliers.features} outlier features in {kept}, ranked by {recipe.outliers.statistic}")
     if recipe.weights:
         parts.append(f"weights {_weights(recipe.weights)}")
-    for name in ("activations", "keys", "values"):
+    for name, words in RUNTIME_WORDS.items():
         scheme = getattr(recipe, name)
         if scheme:
-            parts.append(f"{name} {_scheme(scheme)}{'' if scheme.dynamic else ', static'}")
+            parts.append(f"{words} {_scheme(scheme)}{'' if scheme.dynamic else ', static'}")
     if recipe.needs_calibration and recipe.calibration:
         text = recipe.calibration
         parts.append(f"calibration {text.samples} x {text.sequence_length} tokens, seed {text.seed}")
@@ -80,13 +88,26 @@ def settings(recipe: Recipe) -> str:
 
 def _rotation(rotation: RotationScheme) -> str:
     kinds = {"hadamard": "randomized Hadamard", "orthogonal": "random orthogonal"}
-    fused = [f"R1 {kinds[rotation.residual]}"] if rotation.residual != "none" else []
-    fused += ["R2"] if rotation.values != "none" else []
+    heads = {"hadamard": "Hadamard", "random_hadamard": "randomized Hadamard", "orthogonal": "random orthogonal"}
+    learned = "learned from " if rotation.learning else ""
+    fused = [f"R1 {learned}{kinds[rotation.residual]}"] if rotation.residual != "none" else []
+    fused += [f"R2 {learned}{heads[rotation.values]}"] if rotation.values != "none" else []
     switches = (("heads", rotation.heads), ("R3", rotation.keys), ("R4", rotation.mlp))
     online = [name for name, on in switches if on]
     text = f"rotation {', '.join(fused) or 'none fused'}"
+    text += f" ({_learning(rotation.learning)})" if rotation.learning else ""
     text += f"; online {', '.join(online)} in {rotation.online_dtype}" if online else ""
     return text + ("; embeddings centred" if rotation.center_embeddings else "")
+
+
+def _learning(learning: RotationLearning) -> str:
+    """How rotations are learned."""
+    text = learning.text
+    batch = f"{learning.batch_size} x {text.sequence_length} tokens of {text.samples} samples of {text.corpus}"
+    momentum = f", momentum {learning.momentum:g}" if learning.momentum else ""
+    rate = f"learning rate {learning.learning_rate:g} {learning.schedule}{momentum}"
+    network = {"activations": "inputs and cache quantized", "all": "everything quantized"}[learning.network]
+    return f"Cayley SGD, {learning.steps} steps of {batch}, {rate}, {network}"
 
 
 def _weights(weights: WeightQuantization) -> str:

@@ -38,6 +38,7 @@ def page(project: Project, table: Table, numbers: Values, results: dict[str, Run
         origins.columns_section(project, table),
         origins.settings_section(project, table),
         origins.runs_section(project, table, results, logged),
+        origins.rotations_section(results, logged),
         origins.provenance_section(project, table, results, logged),
     ]
     return "\n".join(section for section in sections if section)

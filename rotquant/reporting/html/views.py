@@ -23,7 +23,7 @@ from rotquant.reporting.pages.verdicts import findings
 from rotquant.reporting.scoreboard import Standing, subjects
 from rotquant.reporting.speed.claims import Outcome as SpeedOutcome
 from rotquant.reporting.tables import Value, Values, known_quantities, main_quantities, table_path
-from rotquant.results import REPORTS, RunResult, read_result, run_path
+from rotquant.results import REPORTS, RunResult, read_result, rotations_of, run_path
 from rotquant.speed.definitions import Drawing, SpeedTable
 from rotquant.tables import Figure, Table
 
@@ -279,15 +279,19 @@ def _facts(project: Project, table: Table, results: Mapping[str, RunResult]) -> 
     records = [result.provenance for result in results.values()]
     checkpoints = {run.checkpoint: run.checkpoint_digest for run in runs}
     stages = {result.run.weights_key: result.weights for result in results.values() if result.weights}
+    learned = rotations_of(results.values())
     dates = sorted(str(record.get("date", "-")) for record in records)
-    seconds = sum(float(record.get("seconds", 0.0)) for record in [*records, *stages.values()])
+    computed = [*records, *stages.values(), *learned.values()]
+    seconds = sum(float(record.get("seconds", 0.0)) for record in computed)
+    rotations = f", {len(learned)} learned rotations" if learned else ""
     commits = {str(record.get("git_commit") or "not a git checkout")[:12] for record in records}
     return (
         ("Models", "; ".join(f"{Path(name).name} (digest {digest[:12]})" for name, digest in checkpoints.items())),
         ("Seeds", ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))),
         (
             "Computed",
-            f"{dates[0]} to {dates[-1]} (UTC), {seconds:.0f} s in {len(results)} runs and {len(stages)} weights",
+            f"{dates[0]} to {dates[-1]} (UTC), {seconds:.0f} s in {len(results)} runs{rotations} and "
+            f"{len(stages)} weights",
         ),
         ("Hardware", _list(record.get("gpu") or record.get("cpu") for record in records)),
         ("Code", f"commit {_list(sorted(commits))}; digest {_list(record.get('code_digest') for record in records)}"),

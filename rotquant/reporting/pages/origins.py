@@ -1,7 +1,7 @@
 """Sections on where the numbers come from: checkpoints, settings, run files, and the provenance of all of them."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ from rotquant.recipes import Recipe
 from rotquant.reporting.describe import measurement, settings
 from rotquant.reporting.numbers import show
 from rotquant.reporting.tables import markdown_table, table_path
-from rotquant.results import REPORTS, RunResult, run_path
+from rotquant.results import HISTORY_FILE, REPORTS, RunResult, rotation_path, rotations_of, run_path
 from rotquant.tables import Table
 from rotquant.tracking import Logged
+
+#: What a learned rotation's table shows of the first and the last step, and its name in the history.
+_PROGRESS = {"Loss": "loss", "Activation SNR (dB)": "activation_snr", "End-to-end SNR (dB)": "end_to_end_snr"}
 
 
 def columns_section(project: Project, table: Table) -> str:
@@ -124,19 +127,42 @@ def runs_section(project: Project, table: Table, results: dict[str, RunResult], 
     return f"## Seeds and run files\n\n<details><summary>{len(rows)} runs</summary>\n\n{text}\n</details>\n"
 
 
+def rotations_section(results: dict[str, RunResult], logged: Logged | None) -> str:
+    """Every learned rotation behind the table: its seed, how far learning came, its history and its MLflow run."""
+    rows = []
+    for key, record in rotations_of(results.values()).items():
+        link = f"[`{key}`]({os.path.relpath(rotation_path(key) / HISTORY_FILE, REPORTS)})"
+        first, last = record["first"], record["last"]
+        ends = [f"{show(first.get(name))} → {show(last.get(name))}" for name in _PROGRESS.values()]
+        learning = record["learning"]
+        network = "all" if learning["network"] == "all" else "inputs, cache"
+        steps = f"{learning['steps']} x {learning['batch_size']} x {learning['text']['sequence_length']}"
+        mlflow = [f"`{logged.rotations[key]}`"] if logged and key in logged.rotations else []
+        name = Path(record["checkpoint"]).name
+        rows.append([name, record["seed"], network, steps, *ends, f"{record['seconds']:.0f}", link, *mlflow])
+    if not rows:
+        return ""
+    header = ["Checkpoint", "Seed", "Quantized", "Steps x batch x tokens", *_PROGRESS, "Seconds", "History"]
+    header += ["MLflow run"] if len(rows[0]) > len(header) else []
+    text = markdown_table(header, rows, "lrlrrrrrll"[: len(header)])
+    summary = f"{len(rows)} learned rotation{'s' if len(rows) > 1 else ''}, from the first step to the last"
+    return f"## Learned rotations\n\n<details><summary>{summary}</summary>\n\n{text}\n</details>\n"
+
+
 def provenance_section(project: Project, table: Table, results: dict[str, RunResult], logged: Logged | None) -> str:
     """When, on what, by which code, from which texts."""
     records = [result.provenance for result in results.values()]
     stored = {result.run.weights_key: result.weights for result in results.values() if result.weights}
-    stages = list(stored.values())
+    learned = list(rotations_of(results.values()).values())
+    stages = [*stored.values(), *learned]
     dates = sorted(record["date"] for record in records)
     seconds = sum(record.get("seconds", 0.0) for record in [*records, *stages])
     lines = [
         f"Computed {dates[0]} to {dates[-1]} (UTC)",
         f"Hardware: {_list(_hardware(record) for record in [*records, *stages])}",
-        f"Wall time, summed over {len(records)} runs and {len(stages)} stored weights: {seconds:.0f} s",
+        f"Wall time, summed over {_counts(records, stored, learned)}: {seconds:.0f} s",
         f"Commit: {_list(_commit(record) for record in records)}",
-        f"Code digest: weights {_digests(stages)}; runs {_digests(records)}",
+        f"Code digest: {_stage_digests(learned, list(stored.values()), records)}",
         f"Versions: {_list(_versions(record) for record in records)}",
         f"Python {_list(record['python'] for record in records)} on {_list(record['platform'] for record in records)}",
         *_corpora([*records, *stages]),
@@ -168,6 +194,18 @@ def _commit(record: dict[str, Any]) -> str:
 
 def _digests(records: list[dict[str, Any]]) -> str:
     return _list(f"`{record['code_digest']}`" for record in records) or "-"
+
+
+def _counts(runs: Sized, weights: Sized, rotations: Sized) -> str:
+    if not rotations:
+        return f"{len(runs)} runs and {len(weights)} stored weights"
+    return f"{len(runs)} runs, {len(weights)} stored weights and {len(rotations)} learned rotations"
+
+
+def _stage_digests(rotations: list[dict[str, Any]], weights: list[dict[str, Any]], runs: list[dict[str, Any]]) -> str:
+    """By which code each stage was computed."""
+    learned = [("rotations", rotations)] if rotations else []
+    return "; ".join(f"{stage} {_digests(found)}" for stage, found in [*learned, ("weights", weights), ("runs", runs)])
 
 
 def _versions(record: dict[str, Any]) -> str:

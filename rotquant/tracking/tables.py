@@ -1,0 +1,209 @@
+"""A paper's tables in MLflow: a parent run for each table, and below it the runs and learned rotations behind it."""
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rotquant.files import canonical_json, read_json, short_hash
+from rotquant.project import Project
+from rotquant.reporting.tables import collect
+from rotquant.results import RunResult, rotations_of, run_path
+from rotquant.tables import Table, load_targets
+from rotquant.tracking.rotations import create_rotation, read_history
+from rotquant.tracking.store import (
+    KEY,
+    KIND,
+    RESULT,
+    TABLE,
+    Logged,
+    acceptable,
+    live_runs,
+    locked,
+    log_values,
+    open_client,
+    open_experiment,
+    printable,
+    tracking_uri,
+)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run as MlflowRun
+
+
+def log_table(project: Project, table: Table) -> Logged:
+    """Make MLflow show a table's runs, as `log_tables` does for several."""
+    return log_tables(project, [table])[0]
+
+
+def log_tables(project: Project, tables: Sequence[Table]) -> list[Logged]:
+    """Make MLflow show the runs of computed tables: each once, those of an older result deleted.
+
+    Raises:
+        ResultError: a run is not computed yet, or its file is damaged.
+        TrackingError: the store cannot be reached or written.
+    """
+    results = {table.id: collect(project, table)[1] for table in tables}
+    with locked(project.root):
+        client = open_client(project.root)
+        papers = {name: _Experiment(client, project, name) for name in dict.fromkeys(table.paper for table in tables)}
+        return [papers[table.paper].log(table, results[table.id]) for table in tables]
+
+
+class _Experiment:
+    """The experiment of one paper: its live MLflow runs, searched once, and what has been brought up to date so far.
+
+    live: MLflow runs found at the start, by key. shown: the MLflow run id of each key (of each table's id) seen to.
+    """
+
+    def __init__(self, client: "MlflowClient", project: Project, paper: str) -> None:
+        self.client, self.project, self.paper = client, project, paper
+        self.id = open_experiment(client, project.root, paper)
+        self.live = live_runs(client, self.id)
+        self.cells = _cells(project, paper)
+        self.shown: dict[str, str] = {}
+
+    def log(self, table: Table, results: dict[str, RunResult]) -> Logged:
+        """Show a table: its parent run, and the runs and learned rotations behind it."""
+        for key, result in results.items():
+            if key not in self.shown:
+                self.shown[key] = self._show_run(key, result)
+        learned = rotations_of(results.values())
+        for key, record in learned.items():
+            history = None if key in self.shown else read_history(self.project.root, key)
+            if history is not None:
+                self.shown[key] = self._show_rotation(key, record, history)
+        uri = printable(tracking_uri(self.project.root))
+        runs, rotations = ({key: self.shown[key] for key in keys if key in self.shown} for keys in (results, learned))
+        return Logged(uri, self.paper, self.id, self._parent(table), runs, rotations)
+
+    def _parent(self, table: Table) -> str:
+        """The table's own MLflow run, kept over re-renderings."""
+        if table.id not in self.shown:
+            self.shown[table.id] = self._show_parent(table)
+        return self.shown[table.id]
+
+    def _show_parent(self, table: Table) -> str:
+        note = (
+            f"{table.caption}\n\nAll runs of this table, those shown under other tables included: "
+            f"search for ``tags.`{TABLE}.{table.id}` != ''``."
+        )
+        title = {"paper": self.paper, "title": table.title, "mlflow.note.content": note}
+        tags = {KEY: table.id, KIND: "table", **title}
+        if table.id in self.live:
+            run = self.live[table.id][0]
+            self._update_tags(run, tags)
+        else:
+            run = self.client.create_run(self.id, run_name=table.id, tags=tags)
+            self.client.set_terminated(run.info.run_id)
+        return run.info.run_id
+
+    def _show_run(self, key: str, result: RunResult) -> str:
+        """The MLflow run of a result."""
+        content = short_hash(canonical_json(read_json(self.project.root / run_path(key), "run file")))
+        row, column = self._first_cell(key)
+        name = f"{row} / {column} / {result.run.metric.kind} / seed {result.run.seed}"
+        tags = {
+            **self._tags(key, "run", content, name, result.run.seed, result.provenance),
+            "metric": result.run.metric.kind,
+            "weights_key": result.run.weights_key,
+            "rotation_key": result.run.rotation_key,
+            **{f"metric.{name}": str(value) for name, value in _metrics(result).items() if not math.isfinite(value)},
+        }
+        return self._show(key, tags, lambda tags: self._create(result, tags))
+
+    def _show_rotation(self, key: str, record: dict[str, Any], history: list[dict[str, Any]]) -> str:
+        """The MLflow run of a learned rotation."""
+        content = short_hash(canonical_json([record, history]))
+        row, column = self._first_cell(key)
+        name = f"learned rotations / {row} / {column} / seed {record['seed']}"
+        tags = self._tags(key, "rotation", content, name, record["seed"], record)
+        return self._show(key, tags, lambda tags: create_rotation(self.client, self.id, tags, record, history))
+
+    def _show(self, key: str, tags: dict[str, str | None], create: "Callable[[dict[str, str]], MlflowRun]") -> str:
+        """The existing MLflow run of a key where nothing changed, else a new one in its place."""
+        given = {name: value for name, value in tags.items() if value}
+        older = self.live.get(key, [])
+        same = [run for run in older if run.data.tags.get(RESULT) == given[RESULT] and run.info.status == "FINISHED"]
+        if same:
+            kept = same[0]
+            self._update_tags(kept, given)
+        else:
+            kept = create(given)
+        for run in older:
+            if run.info.run_id != kept.info.run_id:
+                self.client.delete_run(run.info.run_id)
+        return kept.info.run_id
+
+    def _first_cell(self, key: str) -> tuple[str, str]:
+        """Row and column of the first cell, in the first table, of a run or a learned rotation."""
+        return next(iter(self.cells[key].values()))[0]
+
+    def _tags(
+        self, key: str, kind: str, content: str, name: str, seed: int, provenance: dict[str, Any]
+    ) -> dict[str, str | None]:
+        """The tags of a run or a learned rotation; None for those that it has not."""
+        first = self.project.table(next(iter(self.cells[key])))
+        row, column = self._first_cell(key)
+        return {
+            KEY: key,
+            RESULT: content,
+            KIND: kind,
+            **{f"{TABLE}.{table}": "; ".join(map(" / ".join, cells)) for table, cells in self.cells[key].items()},
+            "mlflow.parentRunId": self._parent(first),
+            "mlflow.runName": name,
+            "paper": self.paper,
+            "method": first.row(row).method,
+            "model": first.column(column).slot,
+            "seed": str(seed),
+            "git_commit": provenance.get("git_commit"),
+            "mlflow.source.git.commit": provenance.get("git_commit"),
+            "code_digest": provenance.get("code_digest"),
+        }
+
+    def _create(self, result: RunResult, tags: dict[str, str]) -> "MlflowRun":
+        from mlflow.entities import Metric
+
+        end = int(datetime.fromisoformat(result.provenance["date"]).timestamp() * 1000)
+        start = end - int(1000 * float(result.provenance["seconds"]))
+        run = self.client.create_run(self.id, start, tags, tags["mlflow.runName"])
+        # Some stores refuse what is not finite; the tag metric.<name> says it instead.
+        finite = [Metric(name, value, end, 0) for name, value in _metrics(result).items() if math.isfinite(value)]
+        log_values(self.client, run.info.run_id, finite, result.run.model_dump(mode="json"))
+        self.client.set_terminated(run.info.run_id, end_time=end)
+        return run
+
+    def _update_tags(self, run: "MlflowRun", tags: dict[str, str]) -> None:
+        """Give a kept run the tags it should have: tables come and go, and rows are renamed."""
+        from mlflow.entities import RunTag
+
+        changed = [RunTag(name, value) for name, value in tags.items() if run.data.tags.get(name) != value]
+        if changed:
+            self.client.log_batch(run.info.run_id, tags=changed)
+        for name in run.data.tags:
+            if name.startswith(f"{TABLE}.") and name not in tags:
+                self.client.delete_tag(run.info.run_id, name)
+
+
+def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, str]]]]:
+    """Where the paper's tables print each run and use each learned rotation: {key: {table: [(row, column)]}}.
+
+    The paper's own tables come first.
+    """
+    listed = [target["id"] for target in load_targets(project.root)["targets"]]
+    names = [name for name, table in project.tables.items() if table.paper == paper]
+    found: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for name in sorted(names, key=lambda name: listed.index(name) if name in listed else len(listed)):
+        for cell in project.cells(name):
+            for key in (key for run in cell.runs for key in (run.key, run.rotation_key) if key):
+                places = found.setdefault(key, {}).setdefault(name, [])
+                if (cell.row, cell.column) not in places:
+                    places.append((cell.row, cell.column))
+    return found
+
+
+def _metrics(result: RunResult) -> dict[str, float]:
+    """A run's metrics under names that MLflow accepts."""
+    metrics = {**result.metrics, "seconds": result.seconds}
+    return {acceptable(name): value for name, value in metrics.items()}
