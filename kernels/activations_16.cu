@@ -86,7 +86,9 @@ __device__ __forceinline__ void store_row(const uint4 (&x)[Pieces], void* to, lo
     const int first = Own::first(), left = n - 8 * first;
     uint4* row = static_cast<uint4*>(to) + start / 8 + first;
 #pragma unroll
-    for (int j = 0; j < Pieces; ++j) store_if(row + Own::distance(j), x[j], 8 * Own::distance(j) < left);
+    for (int j = 0; j < Pieces; ++j) {
+        if (8 * Own::distance(j) < left) row[Own::distance(j)] = x[j];
+    }
 }
 
 // d[16 x 8] += a[16 x 8] b[8 x 8], sums in float32. With lane = 4g + t: a0 and a1 are columns 2t and 2t + 1 of rows g and
@@ -288,6 +290,8 @@ __global__ void __launch_bounds__(1024) quantize_rows_16(const Problem p) {
     constexpr bool kNormed = What == kNorm || What == kSumNorm;
     __shared__ Statistics scratch[2][32];
     const long long row = blockIdx.x, start = row * p.n;
+    const bool is_static = p.codes.static_scale != nullptr;
+    float scale = is_static ? *p.codes.static_scale : 0.0f;  // early: nothing waits for it then
     uint4 x[Pieces];
     load_row<Out>(x, p.x, What == kGated ? 2 * start : start, p.n);
     if constexpr (What == kGated || What == kSumNorm) {
@@ -299,15 +303,13 @@ __global__ void __launch_bounds__(1024) quantize_rows_16(const Problem p) {
     if constexpr (What == kSumNorm) store_row<Out>(x, p.hidden, start, p.n);
 
     float maximum = 0.0f;
-    if constexpr (kNormed) maximum = normalize<T, Out>(p, x, scratch);
-    float scale;
-    if (p.codes.static_scale) {
-        scale = *p.codes.static_scale;
-    } else {
-        if constexpr (!kNormed) maximum = over_block<false>({largest_magnitude<T>(x), 0.0f}, scratch[0]).largest;
-        scale = scale_of(maximum, p.codes);
+    if constexpr (kNormed) {
+        maximum = normalize<T, Out>(p, x, scratch);
+    } else if (!is_static) {
+        maximum = over_block<false>({largest_magnitude<T>(x), 0.0f}, scratch[0]).largest;
     }
-    if (threadIdx.x == 0 && (row == 0 || !p.codes.static_scale)) p.codes.scale[row] = scale;
+    if (!is_static) scale = scale_of(maximum, p.codes);
+    if (threadIdx.x == 0 && (row == 0 || !is_static)) p.codes.scale[row] = scale;
     scale = away_from_zero(x, scale, p.codes.largest, T{});
     if constexpr (kNormed) {
         write_row<T, Multiplication<T>, Out>(x, p.codes, p.columns, scale);

@@ -271,13 +271,13 @@ def _launch_rows(
 def _shape(pieces: int, rows: int, kind: str, wide: bool) -> tuple[int, int]:
     """How many of a row's pieces of eight values a thread takes, and the threads of a block.
 
-    As many as 64 registers hold, which keeps most bytes in flight; two where rows are too few to fill the GPU, so
-    that each is done sooner.
+    As many as 64 registers hold, which costs the fewest instructions for a row; fewer where there are too few rows to
+    fill the GPU, so that each is done sooner.
     """
     if wide:
         each = next((v for v in (1, 2, 4) if pieces <= v * 128), 4)
     else:
-        most = 8 if kind in ("kPlain", "kNorm") else 4
-        each = next(v for v in (2, 4, 8) if v >= most or (rows <= _FEW_ROWS and pieces <= v * 512))
-        each = 8 if pieces > each * 1024 else each
+        each = 8 if kind in ("kPlain", "kNorm") or pieces > 4 * 1024 else 4
+        if rows <= _FEW_ROWS:
+            each = next((v for v in (2, 4) if pieces <= v * 256), each)
     return each, padded(-(-pieces // each), 32)
