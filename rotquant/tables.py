@@ -70,7 +70,7 @@ class Figure(Frozen):
 
     x: title of the horizontal axis of `lines` (None: the last label column).
     over: row that `relative_increase` draws changes against (None: the table's baseline).
-    rows: which it draws (None: all but that one).
+    rows: which `relative_increase` and `tasks` draw beside that one (None: all).
     """
 
     kind: str

@@ -326,6 +326,16 @@ def test_every_figure_is_drawn(kinds: Project, tmp_path: Path, broken: float | N
             assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
 
 
+def test_a_figure_of_tasks_may_draw_some_rows(kinds: Project, tmp_path: Path) -> None:
+    chosen = kinds.table("quarot_table3")
+    values, _ = collected.collect(kinds, chosen)
+    figure = chosen.figure.model_copy(update={"rows": ("Baseline",)})
+    for name, drawn in (("all", chosen), ("one", chosen.model_copy(update={"figure": figure}))):
+        figures.draw(kinds, drawn, values, tmp_path / f"{name}.svg")
+    assert "QuaRot" in (tmp_path / "all.svg").read_text()
+    assert "QuaRot" not in (tmp_path / "one.svg").read_text()
+
+
 @pytest.mark.parametrize(("value", "printed"), [(math.inf, "Inf"), (math.nan, "NaN"), (123456.0, "1.23e+05")])
 def test_a_broken_network_is_a_result(project: Project, value: float, printed: str) -> None:
     compute(project, QuaRot=value)

@@ -81,5 +81,6 @@ def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
 
 
 def _colors(table: Table) -> dict[str, str]:
-    others = [row.name for row in table.computed_rows if row.name != table.baseline]
+    chosen = table.figure.rows or [row.name for row in table.computed_rows]
+    others = [row for row in chosen if row != table.baseline]
     return {table.baseline: NEUTRAL} | {row: SERIES[index % len(SERIES)] for index, row in enumerate(others)}
