@@ -4,6 +4,7 @@ The command line and the workflow call the same functions. A `Model` is ready to
 transforms and quantizers of its recipe.
 """
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,11 @@ from rotquant.corpora import (
 from rotquant.decoder.network import Network
 from rotquant.decoder.storage import is_decoder_folder, load_decoder
 from rotquant.errors import RecipeError, ResultError
+from rotquant.files import file_digest
+from rotquant.methods.spinquant import learn_rotations
 from rotquant.presets import preset
 from rotquant.recipes import Recipe
-from rotquant.rotations import Rotations, load_rotations, save_rotations
+from rotquant.rotations import Rotations, ends_of, load_history, load_rotations, save_rotations
 from rotquant.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.storage import Manifest, is_quantized_folder, load_quantized, save_quantized
 from rotquant.weights import build_weights, check_recipe, quantized_forward
@@ -84,12 +87,16 @@ def quantize(
         RotquantError: bad input, in one sentence, before the expensive part.
     """
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
+    if rotations is not None and recipe.learning is None:
+        raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
     network, tokenizer = load_checkpoint(checkpoint, dtype, "cpu")
     samples = calibration_tokens(corpus, recipe.calibration, tokenizer) if recipe.needs_calibration else None
     check_recipe(network, recipe, samples)
-    learned = _learned(network, tokenizer, recipe, corpus, seed, device, rotations)
+    source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": checkpoint_digest(checkpoint)}
+    learned = None
+    if recipe.learning is not None:
+        learned, source["rotation"] = _learned(network, tokenizer, recipe, corpus, seed, device, rotations)
     stored = build_weights(network, tokenizer, recipe, seed, samples, rotations=learned, device=device)
-    source = {"checkpoint": str(checkpoint), "checkpoint_digest": checkpoint_digest(checkpoint)}
     manifest = stored.manifest.model_copy(update={"source": source})
     network.to(device)
     handle = quantized_forward(network, recipe, manifest)
@@ -104,23 +111,20 @@ def _learned(
     seed: int,
     device: torch.device | str,
     file: str | Path | None,
-) -> Rotations | None:
-    """The rotations that a recipe learns, from the file or learned now; None where it learns none."""
-    if recipe.learning is None:
-        if file is not None:
-            raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
-        return None
+) -> tuple[Rotations, dict[str, Any]]:
+    """The rotations that a recipe learns, from the file or learned now, and what the manifest says of them."""
     if file is not None and Path(file).exists():
-        return load_rotations(file)
-    from rotquant.methods.spinquant import learn_rotations
-
+        return load_rotations(file), {"file": str(file), "digest": file_digest(file), **ends_of(load_history(file))}
+    started = time.perf_counter()
     samples = calibration_tokens(corpus, recipe.learning.text, tokenizer)
     unfinished = None if file is None else Path(f"{file}.unfinished")
     learned = learn_rotations(network, recipe, seed, samples, device=device, checkpoint=unfinished)
+    record = {"seconds": time.perf_counter() - started, **ends_of(learned.history)}
     if file is not None and unfinished is not None:
         save_rotations(file, learned.rotations, learned.history)
         unfinished.unlink(missing_ok=True)
-    return learned.rotations
+        record |= {"file": str(file), "digest": file_digest(file)}
+    return learned.rotations, record
 
 
 def load(

@@ -121,6 +121,15 @@ def load_history(path: str | Path) -> list[dict[str, Any]]:
     return json.loads(metadata["history"])
 
 
+def ends_of(history: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The first and the last step of a history, without what they say of single places; nothing of an empty one."""
+    ends = {"first": history[0], "last": history[-1]} if history else {}
+    return {
+        end: {name: value for name, value in record.items() if isinstance(value, int | float)}
+        for end, record in ends.items()
+    }
+
+
 def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:

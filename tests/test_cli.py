@@ -1,5 +1,6 @@
 """The command line as its user meets it: the same number in another process, and errors that are sentences."""
 
+import json
 import random
 import re
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from rotquant.cli import app
+from rotquant.files import file_digest
 from tests.models import VOCABULARY, tiny_model
 from tests.test_checkpoints import tiny_tokenizer
 
@@ -60,6 +62,36 @@ def test_a_quantized_folder_has_the_same_perplexity_in_another_process(model, te
     assert printed_perplexity(capsys.readouterr().out) != here  # the folder's quantizers are at work
 
 
+LEARNING = ["steps=4", "batch_size=2", "text.samples=4"]
+
+
+def test_learned_rotations_are_kept_in_a_file_that_recipes_share_and_the_model_exported(
+    model, text, tmp_path, monkeypatch, capsys
+):
+    file = tmp_path / "rotations.safetensors"
+    learning = [option for change in LEARNING for option in ("--set", f"rotation.learning.{change}")]
+    common = ["--method", "spinquant-easy", "--corpus", text, "--rotations", str(file), *learning, *SMALL]
+    assert rotquant(monkeypatch, "quantize", model, "-o", str(tmp_path / "gptq"), *common) == 0
+    assert "(learning " in capsys.readouterr().out
+    content = file.read_bytes()
+    rtn = ["quantize", model, "-o", str(tmp_path / "rtn"), *common, "--set", "weights.gptq=null"]
+    assert rotquant(monkeypatch, *rtn) == 0
+    assert "(learning " not in capsys.readouterr().out
+    sources = [json.loads((tmp_path / name / "rotquant.json").read_text())["source"] for name in ("gptq", "rtn")]
+    assert sources[0]["rotation"]["digest"] == sources[1]["rotation"]["digest"] == file_digest(file)
+    assert sources[0]["rotation"]["last"]["step"] == 3
+    assert file.read_bytes() == content
+    assert not list(tmp_path.glob("*.unfinished"))
+
+    assert rotquant(monkeypatch, "export", str(tmp_path / "rtn"), "-o", str(tmp_path / "plain")) == 0
+    capsys.readouterr()
+    evaluate = ["--corpus", text, "--sequence-length", "32", "--device", "cpu"]
+    assert rotquant(monkeypatch, "evaluate", str(tmp_path / "plain"), *evaluate) == 0
+    plain = printed_perplexity(capsys.readouterr().out)
+    assert rotquant(monkeypatch, "evaluate", str(tmp_path / "rtn"), *evaluate) == 0
+    assert printed_perplexity(capsys.readouterr().out) != plain  # quantized activations are at work
+
+
 def test_diagnosis_fills_the_model_card_between_its_markers(model, text, tmp_path, monkeypatch, capsys):
     card = tmp_path / "MODEL_CARD.md"
     card.write_text("before\n<!-- diagnose:start -->\nold\n<!-- diagnose:end -->\nafter\n")
@@ -93,6 +125,9 @@ def test_corpus_prints_the_hash_of_each_split(text, monkeypatch, capsys):
         (["--samples", "0"], "calibration.samples: Input should be greater than 0"),
         (["--sequence-length", "5000"], "fewer than one sample of 5000"),
         (["--corpus", "/nowhere/text.txt"], "/nowhere/text.txt"),
+        (["--rotations", "rotations.safetensors"], "the recipe learns no rotations"),
+        (["--method", "spinquant-hard", "--sequence-length", "5000"], "fewer than one sample of 5000"),
+        (["--method", "spinquant-hard", "--rotations", "pyproject.toml"], "pyproject.toml"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(model, text, tmp_path, monkeypatch, capsys, arguments, sentence):

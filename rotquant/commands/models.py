@@ -74,7 +74,9 @@ def quantize(
     )
     quantized.save(output)
     size = sum(file.stat().st_size for file in output.iterdir()) / 2**20
-    stages = ", ".join(f"{name} {value:.1f} s" for name, value in quantized.stored.seconds.items())
+    learned = quantized.stored.manifest.source.get("rotation", {})
+    seconds = {"learning": learned["seconds"]} if "seconds" in learned else {}
+    stages = ", ".join(f"{name} {value:.1f} s" for name, value in {**seconds, **quantized.stored.seconds}.items())
     Console().print(f"{method}: {len(quantized.stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB")
 
 

@@ -32,7 +32,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> d
     from rotquant.checkpoints import load_checkpoint
     from rotquant.devices import gpu_name, torch_device, torch_dtype
     from rotquant.methods.spinquant import learn_rotations
-    from rotquant.rotations import save_rotations
+    from rotquant.rotations import ends_of, save_rotations
 
     started = time.perf_counter()
     learning = run.recipe.learning
@@ -57,12 +57,6 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> d
         "digest": file_digest(folder / ROTATIONS_FILE),
         "seed": run.seed,
         "learning": learning.model_dump(mode="json"),
-        "first": summary(learned.history[0]),
-        "last": summary(learned.history[-1]),
+        **ends_of(learned.history),
         "seconds": time.perf_counter() - started,
     }
-
-
-def summary(record: dict[str, Any]) -> dict[str, float]:
-    """A step's record without what it says of single places."""
-    return {name: value for name, value in record.items() if isinstance(value, int | float)}
