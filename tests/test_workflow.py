@@ -276,30 +276,55 @@ def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Pa
     rows = [
         {"name": "Baseline", "method": "baseline"},
         {"name": "QuaRot-128G", "method": "quarot-128g"},
+        {"name": "SpinQuant", "method": "spinquant-hard"},
     ]
     (table,) = TABLES["tables"]
     published = "row,column,metric,value,unit\nBaseline,Llama-2-7B,perplexity,5.47,ppl\n"
     project.write("workflow/papers/quarot/published/small.csv", published)
     project.set_tables({**TABLES, "tables": [{**table, "rows": rows, "claims": []}]})
     slots = {name: {**CONFIG["slots"][name], "group_sizes": {128: 16}} for name in CONFIG["slots"]}
-    project.set_config({**CONFIG, "slots": slots, "seeds": [1], "tracking": True})
+    learning = {**CONFIG["learning"], "steps": 60}
+    project.set_config({**CONFIG, "slots": slots, "seeds": [1], "tracking": True, "learning": learning})
 
     status, output = project.snakemake(REPORT, "reports/index.md", timeout=300)
     assert status == 0, output + "".join(log.decode() for log in project.read("logs/**/*.log").values())
     results = {path: read_result(tmp_path / path) for path in project.read("results/runs/*.json")}
-    assert len(results) == 4
+    assert len(results) == 6
     assert all(1 < result.value < 1000 for result in results.values())  # 96 words, untrained: about 96
     assert all(result.provenance["corpora"]["evaluation"]["splits"] for result in results.values())
     assert "Nothing to be done" in project.snakemake(REPORT)[1]
     text = (tmp_path / REPORT).read_text()
     assert "MLflow: experiment `quarot`" in text
     assert all(f"{result.value:.2f}" in text for result in results.values())
+    assert "2 learned rotations, from the first step to the last" in text
 
     path, result = next((path, result) for path, result in results.items() if result.weights)
     (tmp_path / path).unlink()
     status, output = project.run("rotquant", "runs", "compute", result.key)
     assert status == 0, output
     assert read_result(tmp_path / path).value == result.value  # measured in another process than the weights were made
+
+    folder = sorted(tmp_path.glob("results/rotations/*"))[0]
+    uninterrupted = {name: (folder / name).read_bytes() for name in ("rotations.safetensors", "history.json")}
+    shutil.rmtree(folder)
+    kill_while_learning(project, folder)
+    assert not (folder / "rotation.json").exists()
+    status, output = project.run("rotquant", "runs", "rotations", folder.name)
+    assert status == 0, output
+    assert {name: (folder / name).read_bytes() for name in uninterrupted} == uninterrupted
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*uninterrupted, "rotation.json"])
+
+
+def kill_while_learning(project: Copy, folder: Path) -> None:
+    """Start to learn the rotations of a folder and kill the process once it has written a checkpoint."""
+    process = project.start("rotquant", "runs", "rotations", folder.name)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("unfinished-*")):
+        assert time.monotonic() < deadline, "no checkpoint was written"
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
 
 
 def make_checkpoints(project: Copy) -> None:
