@@ -46,10 +46,12 @@ struct Schedule {
     }
     __device__ __forceinline__ int first() const { return blockIdx.x / S::cluster; }
     __device__ __forceinline__ int stride() const { return gridDim.x / S::cluster; }
-    // Tile of 64 x Strips features by Tokens tokens of this block's first warpgroup, in units of its own size.
-    __device__ __forceinline__ Tile at(int index) const {
+    // First token and first feature of a tile. The last tile of tokens ends where they end and repeats some of the one
+    // before: boxes that reach beyond a tensor are slow, and equal results may be written twice.
+    __device__ __forceinline__ Tile at(int index, int rows) const {
         const Tile tile = tile_at(index, token_tiles, feature_tiles);
-        return {tile.token, tile.feature * S::cluster + rank};
+        return {min(tile.token * S::tokens, max(rows - S::tokens, 0)),
+                (tile.feature * S::cluster + rank) * S::features};
     }
 };
 
@@ -80,16 +82,17 @@ __device__ __forceinline__ void release(u32 barrier) {
 template <class S>
 __device__ __forceinline__ void produce(u32 shared, Ring<S::stages> ring, const ptx::TensorMap& weight,
                                         const ptx::TensorMap& codes, const Problem& p, const Schedule<S>& schedule) {
+    const u32 code_bytes = S::cluster * p.box_rows * STEP;
     for (int index = schedule.first(); index < schedule.tiles; index += schedule.stride()) {
-        const Tile tile = schedule.at(index);
-        const int strip = tile.feature * (S::features / 16);
-        const int token = tile.token * S::tokens + schedule.rank * (S::tokens / S::cluster);  // this block's share
+        const Tile tile = schedule.at(index, p.rows);
+        const int strip = tile.feature / 16, token = tile.token + schedule.rank * p.box_rows;  // this block's share
+        const bool inside = tile.feature < p.features;  // else only activations are fetched, for the cluster
         for (int step = 0; step < p.k_steps; ++step, ring.advance()) {
             ptx::mbarrier_wait(ring.empty_barrier(), ring.parity ^ 1);
             const u32 barrier = ring.full_barrier(), weights = shared + ring.stage * S::stage_bytes;
-            const u32 share = weights + S::weight_bytes + schedule.rank * (S::code_bytes / S::cluster);
-            ptx::mbarrier_arrive_expect(barrier, S::stage_bytes);
-            ptx::tma_load_2d(weights, weight, step * (1024 / 4), strip, barrier);
+            const u32 share = weights + S::weight_bytes + schedule.rank * p.box_rows * STEP;
+            ptx::mbarrier_arrive_expect(barrier, code_bytes + (inside ? S::weight_bytes : 0));
+            if (inside) ptx::tma_load_2d(weights, weight, step * (1024 / 4), strip, barrier);
             if constexpr (S::cluster == 1) {
                 ptx::tma_load_2d(share, codes, step * STEP, token, barrier);
             } else {
@@ -225,17 +228,16 @@ __device__ __forceinline__ void multiply_grouped(float (&values)[S::registers], 
 
 // What a consumer does: tile after tile, sums, then results.
 template <class S>
-__device__ __forceinline__ void consume(unsigned char* memory, u32 shared, Ring<S::stages>& ring, const ptx::TensorMap& out,
-                                        const Problem& p, const Schedule<S>& schedule, int warpgroup) {
+__device__ __forceinline__ void consume(unsigned char* memory, u32 shared, Ring<S::stages>& ring,
+                                        const ptx::TensorMap& out, const Problem& p, const Schedule<S>& schedule, int warpgroup) {
     const u32 scales = S::scale + warpgroup * S::scales * 4;
     const float* row_scale = reinterpret_cast<const float*>(memory + scales);
     const u32 staging = shared + S::staging + warpgroup * S::staging_bytes;
     const int barrier = 1 + warpgroup;
     int chunk = 0;
     for (int index = schedule.first(); index < schedule.tiles; index += schedule.stride()) {
-        const Tile tile = schedule.at(index);
-        const int token = tile.token * S::tokens;
-        const int feature = (tile.feature * S::consumers + warpgroup) * S::strips * 64;
+        const Tile tile = schedule.at(index, p.rows);
+        const int token = tile.token, feature = tile.feature + warpgroup * S::strips * 64;
         cuda::std::conditional_t<S::grouped, float, int> sums[S::strips][S::registers];
         fetch_scales<S::strips, S::tokens, S::grouped>(shared + scales, p, token, feature);
         if constexpr (S::grouped) {

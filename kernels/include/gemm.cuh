@@ -17,6 +17,7 @@ struct Problem {
     void* out;                  // [rows, features]
     int rows, features, k_steps, row_scale_stride, type;
     int tensor_store;  // the copy engine can write `out`: 16-bit elements, rows of a multiple of 16 bytes
+    int box_rows;      // tokens that a block of a cluster fetches for all of it, a multiple of 8 (sm_90a)
 };
 
 // Position of a tile: groups of token tiles, inside a group tokens first, then features.

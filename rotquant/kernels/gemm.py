@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rotquant.errors import KernelError
-from rotquant.kernels.layouts import K_BLOCK
+from rotquant.kernels.layouts import K_BLOCK, padded
 from rotquant.kernels.loading import Source, kernel
 from rotquant.kernels.operators import launch
 from rotquant.kernels.tma import matrix_map
@@ -22,10 +22,9 @@ MAX_INNER = 131008
 
 _STEP = 128
 _TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-_PROBLEM = np.dtype(
-    [(name, np.uint64) for name in ("row_scale", "column_scale", "bias", "out")]
-    + [(name, np.int32) for name in ("rows", "features", "k_steps", "row_scale_stride", "type", "tensor_store")]
-)
+_POINTERS = ("row_scale", "column_scale", "bias", "out")
+_NUMBERS = ("rows", "features", "k_steps", "row_scale_stride", "type", "tensor_store", "box_rows")
+_PROBLEM = np.dtype([(name, np.uint64) for name in _POINTERS] + [(name, np.int32) for name in _NUMBERS], align=True)
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,10 @@ class Tile:
         """How many cover an output."""
         return -(-rows // self.tokens) * -(-features // (self.features * self.cluster))
 
+    def box_rows(self, rows: int) -> int:
+        """Rows of activations that one block fetches for its cluster: no more than there are, in eights."""
+        return padded(-(-min(rows, self.tokens) // self.cluster), 8)
+
     @property
     def instance(self) -> str:
         sizes = (self.consumers, self.strips, self.tokens, self.stages, self.cluster)
@@ -72,8 +75,21 @@ class Tile:
         return stages + self.consumers * (staging + scales) + 16 * self.stages
 
 
-TILES = (Tile(2, 2, 128, 6, 2), Tile(2, 1, 128, 6, 2), Tile(2, 1, 64, 8, 2))
-GROUPED_TILES = (Tile(2, 1, 128, 6, 2, grouped=True),)
+#: Largest first: of two that take equally long, the first is taken.
+TILES = (
+    Tile(2, 2, 128, 6, 2),
+    Tile(2, 1, 128, 6, 1),
+    Tile(2, 2, 64, 7, 2),
+    Tile(2, 1, 64, 10, 1),
+    Tile(1, 1, 64, 12, 1),
+)
+GROUPED_TILES = (
+    Tile(2, 1, 128, 6, 2, grouped=True),
+    Tile(2, 1, 64, 10, 1, grouped=True),
+    Tile(1, 1, 64, 12, 1, grouped=True),
+)
+#: What a stage costs besides its products, in units of a product's features x tokens: measured (kernels/notes/gemm.md).
+_STAGE_COST = 5000
 
 #: Features, tokens, threads and shared memory per block of the `mma.sync` kernel.
 _MMA_FEATURES, _MMA_TOKENS, _MMA_THREADS, _MMA_STAGES = 128, 128, 256, 4
@@ -123,7 +139,7 @@ def launch_mma(
         (_MMA_THREADS, 1, 1),
         weight,
         codes,
-        _problem(row_scale, column_scale, bias, out, weight.shape[1], False),
+        _problem(row_scale, column_scale, bias, out, weight.shape[1]),
         device=out.device,
         shared=_MMA_STAGES * stage,
     )
@@ -146,9 +162,7 @@ def launch_tile(
     weight_map = matrix_map(
         weight, element=4, columns=k_blocks * 128, rows=strips, box=(256, tile.features // 16), swizzled=False
     )
-    code_map = matrix_map(
-        codes, element=1, columns=inner, rows=rows, box=(_STEP, tile.tokens // tile.cluster), swizzled=True
-    )
+    code_map = matrix_map(codes, element=1, columns=inner, rows=rows, box=(_STEP, tile.box_rows(rows)), swizzled=True)
     out_map = weight_map  # any: not used
     if tensor_store:
         out_map = matrix_map(out, element=2, columns=features, rows=rows, box=(64, 64), swizzled=True)
@@ -159,17 +173,18 @@ def launch_tile(
         weight_map,
         code_map,
         out_map,
-        _problem(row_scale, column_scale, bias, out, -(-inner // _STEP), tensor_store),
+        _problem(row_scale, column_scale, bias, out, -(-inner // _STEP), tensor_store, tile.box_rows(rows)),
         device=out.device,
         shared=tile.shared_bytes,
     )
 
 
 def _best_tile(rows: int, features: int, grouped: bool, device: torch.device) -> Tile:
-    """The tile with the least work per multiprocessor, idle last wave included."""
+    """The tile with which a multiprocessor has the least to do, its idle share of the last round included."""
 
     def cost(tile: Tile) -> int:
-        return -(-tile.clusters(rows, features) // _at_once(tile, device)) * (tile.features * tile.tokens + 2048)
+        rounds = -(-tile.clusters(rows, features) // _at_once(tile, device))
+        return rounds * (tile.features * tile.tokens + _STAGE_COST)
 
     return min(GROUPED_TILES if grouped else TILES, key=cost)
 
@@ -184,12 +199,19 @@ def _mma_source(packed: bool, grouped: bool) -> Source:
 
 
 def _problem(
-    row_scale: Tensor, column_scale: Tensor, bias: Tensor | None, out: Tensor, k_steps: int, tensor_store: bool
+    row_scale: Tensor,
+    column_scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    k_steps: int,
+    tensor_store: bool = False,
+    box_rows: int = 0,
 ) -> np.void:
     """`Problem` of kernels/include/gemm.cuh, passed by value."""
     rows, features = out.shape
     pointers = (row_scale.data_ptr(), column_scale.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr())
-    sizes = (rows, features, k_steps, int(row_scale.shape[0] > 1), _TYPES[out.dtype], int(tensor_store))
+    dynamic, kind = int(row_scale.shape[0] > 1), _TYPES[out.dtype]
+    sizes = (rows, features, k_steps, dynamic, kind, int(tensor_store), box_rows)
     return np.array((*pointers, *sizes), _PROBLEM)[()]
 
 

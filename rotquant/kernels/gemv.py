@@ -17,8 +17,11 @@ from rotquant.kernels.layouts import K_BLOCK, STRIP
 from rotquant.kernels.loading import Source, architecture_of_device, kernel
 from rotquant.kernels.overlap import launch_structure, overlaps
 
-#: Rows that this kernel has room for; more go to `gemm`.
+#: Rows that this kernel has room for.
 MAX_ROWS = 64
+#: On Hopper, rows up to which it is the faster one whatever the weight; and strips that are too few to fill the GPU
+#: with tiles of `gemm`, so that it stays the faster one up to `MAX_ROWS`.
+_HOPPER_ROWS, _HOPPER_FEW_STRIPS = 32, 264
 #: Largest contraction length whose sums surely fit 32 bits, products counted in units of 1/16 and 1/256.
 MAX_INNER = 2**17 - K_BLOCK
 
@@ -84,7 +87,7 @@ _HOPPER: dict[int, tuple[tuple[float, Plan], ...]] = {
     8: ((528, Plan(8, 2, 1, 8, 5)), (math.inf, Plan(8, 2, 2, 4, 5))),
     16: ((264, Plan(16, 2, 1, 8, 4)), (math.inf, Plan(16, 2, 2, 4, 5))),
     32: ((264, Plan(32, 2, 2, 4, 4, 2)), (1056, Plan(32, 2, 2, 4, 4)), (math.inf, Plan(32, 2, 7, 2, 4))),
-    64: ((264, Plan(64, 2, 2, 4, 4, 2)), (528, Plan(64, 2, 2, 4, 4)), (math.inf, Plan(64, 2, 4, 2, 4))),
+    64: ((264, Plan(64, 2, 2, 4, 4, 2)), (math.inf, Plan(64, 2, 4, 2, 4))),
 }
 #: Before Hopper: within the 99 KB of shared memory of sm_86 and sm_89; not measured.
 _AMPERE: dict[int, tuple[tuple[float, Plan], ...]] = {
@@ -94,6 +97,15 @@ _AMPERE: dict[int, tuple[tuple[float, Plan], ...]] = {
     32: ((math.inf, Plan(32, 2, 4, 2, 3)),),
     64: ((math.inf, Plan(64, 2, 4, 1, 4)),),
 }
+
+
+def is_preferred(rows: int, strips: int, architecture: str) -> bool:
+    """Whether this kernel rather than `gemm` should multiply so many rows with so many strips of 16 output features.
+
+    Measured on an H200 (kernels/notes/gemv.md); elsewhere it does wherever it has room.
+    """
+    everywhere = _HOPPER_ROWS if architecture == "sm_90a" else MAX_ROWS
+    return rows <= everywhere or (rows <= MAX_ROWS and strips <= _HOPPER_FEW_STRIPS)
 
 
 def choose_plan(rows: int, strips: int, architecture: str) -> Plan:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rotquant.errors import KernelError
 from rotquant.kernels import gemm, gemv
 from rotquant.kernels.layouts import K_BLOCK, pack_weight, padded, unpack_rows, unpack_weight
+from rotquant.kernels.loading import architecture_of_device
 from rotquant.kernels.operators import check_same_device, check_tensor, operator
 
 #: Scales per group of this many input features, where they are not per output feature alone.
@@ -144,7 +145,8 @@ def _cuda(
     check_same_device(codes, weight=weight, row_scale=row_scale, column_scale=column_scale, bias=bias)
     y = torch.empty(rows, out_features, dtype=dtype, device=codes.device)
     if y.numel():
-        run = gemv.launch_gemv if rows <= gemv.MAX_ROWS else gemm.launch_gemm
+        few = gemv.is_preferred(rows, strips, architecture_of_device(y.device))
+        run = gemv.launch_gemv if few else gemm.launch_gemm
         run(codes, row_scale, weight, column_scale, bias, y)
     return y
 

@@ -15,7 +15,7 @@ from rotquant.kernels.operators import references
 #: Dynamic shared memory that a block of Hopper can have.
 HOPPER_SHARED = 227 * 1024
 
-#: Rows, output features, input features: single elements, tails of every tile, several waves.
+#: Rows, output features, input features: single elements, tails of every tile, several rounds of them.
 SHAPES = [
     (1, 512, 192),
     (3, 40, 64),
@@ -83,8 +83,16 @@ def test_the_product_equals_the_definition(shape: tuple[int, int, int], bits: in
     assert torch.equal(*_both(gemm.launch_gemm, arguments, shape[1], dtype))
 
 
+@pytest.mark.parametrize("tile", gemm.TILES + gemm.GROUPED_TILES, ids=lambda tile: tile.instance)
+def test_the_boxes_of_a_cluster_hold_every_row_of_a_tile(tile: gemm.Tile) -> None:
+    for rows in range(1, 3 * tile.tokens):
+        together = tile.cluster * tile.box_rows(rows)
+        assert min(rows, tile.tokens) <= together <= tile.tokens
+        assert tile.box_rows(rows) % 8 == 0  # the swizzle of shared memory repeats after 8 rows
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", SHAPES[2:5])
+@pytest.mark.parametrize("shape", SHAPES[:7])
 @pytest.mark.parametrize("tile", gemm.TILES, ids=lambda tile: tile.instance)
 def test_every_tile_equals_the_definition(tile: gemm.Tile, shape: tuple[int, int, int]) -> None:
     arguments = _arguments(shape, static=True)

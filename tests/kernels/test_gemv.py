@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
 
 from rotquant.errors import KernelError
-from rotquant.kernels.gemv import MAX_ROWS, Plan, choose_plan, launch_gemv, sources
+from rotquant.kernels.gemv import MAX_ROWS, Plan, choose_plan, is_preferred, launch_gemv, sources
 from rotquant.kernels.layouts import K_BLOCK, pack_rows, padded
 from rotquant.kernels.linear import GROUP_SIZE, PackedWeight, quantized_linear
 from rotquant.kernels.loading import ARCHITECTURES
@@ -47,6 +48,15 @@ def test_the_sources_are_what_plans_ask_for(architecture: str) -> None:
         assert choose_plan(rows, 256, architecture).instance(packed=True, grouped=False) in instances
 
 
+def test_many_rows_go_to_the_tiles_of_gemm() -> None:
+    assert is_preferred(32, 1792, "sm_90a")
+    assert not is_preferred(33, 1792, "sm_90a")
+    assert is_preferred(64, 256, "sm_90a")  # too few features to fill the GPU with tiles
+    for architecture in ARCHITECTURES:
+        assert not is_preferred(65, 256, architecture)
+    assert is_preferred(64, 1792, "sm_80")
+
+
 def test_a_plan_names_its_kernel() -> None:
     assert Plan(1, 1, 1, 8, 6).instance(True, False) == "gemv<1, 1, 1, 8, 6, true, false>"
     assert Plan(8, 2, 1, 4, 5, 2).instance(False, True) == "gemv_cluster<8, 2, 1, 4, 5, 2, false, true>"
@@ -78,6 +88,13 @@ def draw(rows: int, shape: tuple[int, int], bits: int, packed: bool, grouped: bo
     return pack_rows(codes) if packed else codes, torch.rand(rows, device="cuda") + 0.1, weight
 
 
+def multiply(codes: Tensor, scale: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The kernel's result, on poisoned memory."""
+    y = torch.full((codes.shape[0], weight.shape[0]), torch.nan, dtype=dtype, device="cuda")
+    launch_gemv(codes, scale, weight.codes, weight.scale, bias, y)
+    return y
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("bits", "packed"), [(4, True), (4, False), (8, False)])
@@ -89,7 +106,7 @@ def test_scales_per_feature_give_the_reference_to_the_bit(
         codes, scale, weight = draw(rows, shape, bits, packed, grouped=False)
         scale = scale[:1].contiguous() if index % 2 else scale
         bias = torch.randn(shape[0], device="cuda").to(dtype) if index % 3 else None
-        y = quantized_linear(codes, scale, weight, bias, dtype)
+        y = multiply(codes, scale, weight, bias, dtype)
         with references():
             assert torch.equal(y, quantized_linear(codes, scale, weight, bias, dtype)), shape
 
@@ -100,12 +117,12 @@ def test_scales_per_feature_give_the_reference_to_the_bit(
 def test_scales_per_group_come_within_float32_rounding(rows: int, bits: int, packed: bool) -> None:
     for shape in SHAPES:
         codes, scale, weight = draw(rows, shape, bits, packed, grouped=True)
-        y = quantized_linear(codes, scale, weight, None, torch.float32)
+        y = multiply(codes, scale, weight, None, torch.float32)
         with references():
             expected = quantized_linear(codes, scale, weight, None, torch.float32)
         # Up to 224 groups are added in float32, where the reference adds in float64.
         assert (y - expected).double().norm() <= 1e-6 * expected.double().norm(), shape
-        assert torch.equal(y, quantized_linear(codes, scale, weight, None, torch.float32))
+        assert torch.equal(y, multiply(codes, scale, weight, None, torch.float32))
 
 
 @pytest.mark.gpu

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from rotquant.errors import KernelError
 from rotquant.kernels.layouts import K_BLOCK, pack_rows, pack_weight, padded, unpack_rows, unpack_weight
 from rotquant.kernels.linear import PackedWeight, quantized_linear
+from rotquant.kernels.operators import references
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
 
@@ -50,3 +52,41 @@ def test_the_operator_has_a_shape_rule() -> None:
         torch.ops.rotquant.w4_linear.default,
         (torch.zeros(3, 64, dtype=torch.int8), torch.ones(3), weight.codes, weight.scale, None, 40, torch.float16),
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("outs", [1024, 5120])  # few strips and many: up to 64 or up to 32 rows are few
+@pytest.mark.parametrize("rows", [0, 1, 32, 33, 64, 65, 127, 128, 129, 200])
+def test_every_number_of_rows_gives_the_reference_to_the_bit(rows: int, outs: int) -> None:
+    weight = PackedWeight.pack(
+        torch.randint(-8, 8, (outs, 640), dtype=torch.int8, device="cuda"), torch.rand(outs, device="cuda") + 0.1
+    )
+    codes = torch.randint(-8, 8, (rows, 640), dtype=torch.int8, device="cuda")
+    scale = torch.rand(rows, device="cuda") + 0.1
+    y = quantized_linear(codes, scale, weight)
+    with references():
+        assert torch.equal(y, quantized_linear(codes, scale, weight))
+
+
+@pytest.mark.gpu
+def test_what_the_kernels_cannot_read_is_refused() -> None:
+    weight = PackedWeight.pack(torch.zeros(40, 128, dtype=torch.int8, device="cuda"), torch.ones(40, device="cuda"))
+    codes, scale = torch.zeros(3, 128, dtype=torch.int8, device="cuda"), torch.ones(3, device="cuda")
+    with pytest.raises(KernelError, match="row scale is on cpu"):
+        quantized_linear(codes, scale.cpu(), weight)
+    with pytest.raises(KernelError, match="activation codes is float16"):
+        quantized_linear(codes.half(), scale, weight)
+    with pytest.raises(KernelError, match="100 columns; pad them with zeros to a multiple of 64"):
+        quantized_linear(codes[:, :100].contiguous(), scale, weight)
+    with pytest.raises(KernelError, match="packed weight has shape"):
+        quantized_linear(codes[:, :64].contiguous(), scale, weight)
+    with pytest.raises(KernelError, match="not contiguous"):
+        quantized_linear(codes.T.contiguous().T, scale, weight)
+    with pytest.raises(KernelError, match="3 rows take 3, or 1"):
+        quantized_linear(codes, torch.ones(2, device="cuda"), weight)
+    with pytest.raises(KernelError, match="float16, bfloat16 or float32"):
+        quantized_linear(codes, scale, weight, dtype=torch.float64)
+    with pytest.raises(KernelError, match="bias has shape"):
+        quantized_linear(codes, scale, weight, torch.ones(41, dtype=torch.float16, device="cuda"))
+    with pytest.raises(KernelError, match="multiple of 16 bytes"):
+        quantized_linear(torch.zeros(3 * 128 + 1, dtype=torch.int8, device="cuda")[1:].view(3, 128), scale, weight)
