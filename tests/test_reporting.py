@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import rotquant.project
 from rotquant.commands.report import report_app
 from rotquant.errors import ResultError
-from rotquant.files import short_hash
+from rotquant.files import short_hash, write_text
 from rotquant.presets import PRESETS, preset
 from rotquant.project import Project, load_project
 from rotquant.provenance import environment
@@ -219,6 +219,16 @@ def test_a_row_that_is_not_computed_shows_the_papers_numbers_and_why(
         assert "no number for QuaRot, Llama-2-7B" in text
         chosen = project.table("quarot_table1")
         figures.draw(project, chosen, collected.collect(project, chosen)[0], tmp_path / kind / "figure.svg")
+
+
+def test_published_numbers_have_the_papers_decimals_and_ours_at_least_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = load(tmp_path, monkeypatch, table("table1"))
+    text = PUBLISHED.replace("5.47", "5.5").replace("4.88", "4.9").replace("8.37", "8.4")
+    write_text(project.root / "workflow/papers/quarot/published/small.csv", text)
+    compute(project)
+    assert "| QuaRot | 11.05 ± 0.07 | *8.4* | 11.05 ± 0.07 | - |" in page(project)
 
 
 def test_a_table_of_one_seed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

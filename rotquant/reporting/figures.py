@@ -15,6 +15,9 @@ from rotquant.reporting.tables import Values, main_quantities
 from rotquant.results import FIGURES
 from rotquant.tables import Table
 
+#: Panels that stand beside each other; with more columns a quantity takes several lines.
+BESIDE = 4
+
 
 def figure_path(name: str) -> Path:
     """The figure of a table."""
@@ -32,26 +35,31 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
     columns, mains = project.columns(table), main_quantities(project, table)
     over = table.figure.over or table.baseline
     rows = list(table.figure.rows or [row.name for row in table.computed_rows if row.name != over])
+    width = min(len(columns), BESIDE)
+    height = math.ceil(len(columns) / width)
     with styled() as plt:
-        size = (1.4 + min(2.2 * len(columns), 7.2), (1.1 + 0.3 * len(rows)) * len(mains))
-        figure, grid = plt.subplots(len(mains), len(columns), figsize=size, squeeze=False, layout="constrained")
-        for line, (quantity, axes) in enumerate(zip(mains, grid, strict=True)):
+        size = (1.4 + min(2.2 * width, 7.2), (1.1 + 0.3 * len(rows)) * height * len(mains))
+        figure, grid = plt.subplots(height * len(mains), width, figsize=size, squeeze=False, layout="constrained")
+        for quantity, axes in zip(mains, grid.reshape(len(mains), -1), strict=True):
             lost = {
                 (row, column): change_between(values, (row, column), (over, column), quantity)
                 for row in rows
                 for column in columns
             }
             scale = PercentAxis(number for loss in lost.values() for number in loss.extent)
-            for axis, column in zip(axes, columns, strict=True):
+            for index, (axis, column) in enumerate(zip(axes, columns, strict=False)):
                 for place, row in enumerate(rows):
                     _dots(axis, place, lost[row, column], scale)
                 scale.apply(axis, "x")
                 axis.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)))
-                axis.set_yticklabels(rows if axis is axes[0] else [])
+                axis.set_yticklabels([] if index % width else rows)
                 axis.tick_params(axis="y", length=0)
                 axis.axvline(0, color=NEUTRAL, linewidth=0.8)
                 axis.set_xlabel(f"{loss_words(quantity)}\nrelative to {over}")
-                axis.set_title("" if line else panel_title(project, table, column))
+                if quantity is mains[0] or height > 1:
+                    axis.set_title(panel_title(project, table, column))
+            for axis in axes[len(columns) :]:
+                axis.remove()
         handles = [plt.Line2D([], [], linestyle="", color=OURS, **OURS_MARK, label="computed here")]
         if any(row in rows and row != over and value.published is not None for (row, *_), value in values.items()):
             handles.append(plt.Line2D([], [], linestyle="", color=PUBLISHED, **PUBLISHED_MARK, label="published"))

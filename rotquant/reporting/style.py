@@ -33,6 +33,12 @@ _CLIP = re.compile(r"\bp[0-9a-f]{10}\b")
 #: Up to this many percent an axis of relative changes is linear.
 LINEAR = 8.0
 
+#: About as many labels as fit below a panel.
+_X_TICKS = 4
+
+#: Beyond this many percent the labels of 0 and 1 would meet below a panel.
+_CROWDED = 1e3
+
 _SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
@@ -111,9 +117,13 @@ class PercentAxis:
         ticks = getattr(axis, f"{which}axis")
         if not self.linear:
             getattr(axis, f"set_{which}scale")("symlog", linthresh=1.0, linscale=0.5)
-            ticks.set_major_locator(SymmetricalLogLocator(base=10.0, linthresh=1.0))
+            locator = SymmetricalLogLocator(base=10.0, linthresh=1.0)
+            if which == "x":
+                locator.set_params(numticks=_X_TICKS)
+            ticks.set_major_locator(locator)
         axis.set(**{f"{which}lim": self.limits})
-        ticks.set_major_formatter(lambda value, _: _percent(value))
+        crowded = which == "x" and self.high > _CROWDED
+        ticks.set_major_formatter(lambda value, _: "" if crowded and abs(value) == 1 else _percent(value))
 
 
 def _percent(value: float) -> str:

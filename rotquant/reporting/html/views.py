@@ -185,7 +185,7 @@ def _main_grid(project: Project, table: Table, values: Values, group: Sequence[Q
 
     def cells(row: str) -> Iterator[Cell]:
         for column, name, printed in pairs:
-            yield Cell(_ours(values.get((row, column, name)), digits[name]), "ours")
+            yield Cell(_ours(values.get((row, column, name)), max(2, digits[name])), "ours")
             if printed:
                 yield Cell(show(published.get((row, column, name)), decimals=digits[name]), "published")
 

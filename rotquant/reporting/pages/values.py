@@ -9,7 +9,7 @@ from rotquant.quantities import MAGNITUDES, Quantity
 from rotquant.reporting.changes import change_between
 from rotquant.reporting.numbers import italic, show, show_change, words
 from rotquant.reporting.tables import Values, main_quantities, markdown_table
-from rotquant.tables import Published, Row, Table
+from rotquant.tables import Published, Row, Table, read_published
 
 #: Numbers that a line of one table can hold; with more, each quantity gets a table of its own.
 WIDTH = 8
@@ -22,7 +22,7 @@ def values_section(project: Project, table: Table, values: Values) -> str:
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
         place, digits = (row, column, quantity.name), decimals[quantity.name]
-        ours = show(values[place].mean, values[place].deviation, digits) if place in values else "-"
+        ours = show(values[place].mean, values[place].deviation, max(2, digits)) if place in values else "-"
         return ours, italic(show(published.get(place), None, digits))
 
     return "\n".join(["## Values\n", *_tables(project, table, table.rows, pair), _footnotes(project, table)])
@@ -91,9 +91,9 @@ def _described(quantity: Quantity) -> str:
 
 
 def printed_decimals(published: Published, quantity: Quantity) -> int:
-    """As many decimals as the paper prints, at least two: Table 5 is about differences in the third."""
+    """As many decimals as the paper prints, or two where it prints none. Ours have at least two."""
     texts = [repr(value) for (_, _, name), value in published.items() if name == quantity.name and value is not None]
-    return max([2, *(min(len(text.partition(".")[2]), 3) for text in texts if "e" not in text)])
+    return max((min(len(text.partition(".")[2]), 3) for text in texts if "e" not in text), default=2)
 
 
 def _footnotes(project: Project, table: Table) -> str:
@@ -110,5 +110,9 @@ def _footnotes(project: Project, table: Table) -> str:
     for column in table.columns:
         if column.published is not None and column.name in project.columns(table):
             source = Path(column.published).stem.replace("table", "Table ").replace("figure", "Figure ")
-            lines.append(f"The *published* numbers of {column.name} stand in the paper's {source}.")
+            own = table.published is not None and any(
+                place[1] == column.name for place in read_published(project.root / table.published)
+            )
+            which = f"numbers of {column.name}{' that this table lacks' if own else ''}"
+            lines.append(f"The *published* {which} stand in the paper's {source}.")
     return "\n".join(f"- {line}" for line in [*lines, *table.notes]) + "\n"
