@@ -1,8 +1,10 @@
-// Hadamard transform of 16-bit rows whose left factor is large, by warpgroup products (QuaRot Sec. 4), optionally packed.
+// Hadamard transform of 16-bit rows whose left factor is large, by warpgroup products (QuaRot Sec. 4), optionally
+// packed.
 //
 // A row of n values is a matrix [Order, 64 * Chunks], and arrives as it is, in the 128-byte swizzle: so it is the right
 // operand of warpgroup instructions, read across. Signs are the left operand and stay in registers, 16 rows of the left
 // factor to a warp. Products with +-1 are exact and sums float32; the right factor then acts between registers.
+// Warpgroups wait for one another only where codes need the largest magnitude of the row.
 // Architecture: sm_90a.
 #include "hadamard_tile.cuh"
 #include "quantize.cuh"
@@ -32,40 +34,88 @@ struct Shape {
     static constexpr int kGroups = (kOrder + 63) / 64, kWarps = 4 * kGroups;
     static constexpr int kWidth = kChunk * kChunks, kElements = kOrder * kWidth;
     static constexpr int kChunkBytes = kSteps * kTile * 128, kSlotBytes = kChunks * kChunkBytes;
-    static constexpr int kStaging = kOutput == kSame ? 2048 : 0;  // of a warp: a tile of 16-bit values
+    static constexpr int kTwo = kOutput == kSame ? 4 : kOutput == kInt8 ? 2 : 1;  // bytes of two results
+    static constexpr int kStaging = kTile * kChunk / 2 * kTwo;                    // of a warp: a tile of results
+    // Slots are filled again when all warps have read them: at once where these go in step, else a row later.
+    static constexpr int kDelay = kGroups > 1 ? 1 : 0;
+    static_assert(kSlots > kDelay);
 };
 
-// The right factor over a column's bit 5 and its lowest three, which lanes hold as they come. Results: of codes lane group g
-// holds bits 5, 2, 1 and `top` bit 0, else g the lowest three and `top` bit 5.
-template <Output Out>
-struct AcrossFactor {
-    float even[4], odd[4];
+template <class S>
+using Sums = float[S::kChunks][8][4];
 
-    __device__ __forceinline__ AcrossFactor(int g, int t) {
+// The right factor over a column's lowest four bits, of which lanes hold three as they come. Of codes lane group g
+// holds bits 1 to 3 of the results' columns and `top` bit 0; of 16-bit values g holds bits 0 to 2.
+template <Output Out>
+__device__ __forceinline__ RightFactor<true> across_factor(int g, int t) {
+    RightFactor<true> right;
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const int top = r % 2, out = Out != kSame ? g / 4 * 8 + g % 4 * 2 + top : 8 * top + g, in = 2 * t + r / 2;
-            even[r] = __popc(out & in) & 1 ? -1.0f : 1.0f;
-            odd[r] = __popc(out & (in + 8)) & 1 ? -1.0f : 1.0f;
+    for (int r = 0; r < 4; ++r) {
+        const int top = r % 2, out = Out == kSame ? 8 * top + g : 2 * g + top, in = 2 * t + r / 2;
+        right.even[r] = __popc(out & in) & 1 ? -1.0f : 1.0f;
+        right.odd[r] = __popc(out & (in + 8)) & 1 ? -1.0f : 1.0f;
+    }
+    return right;
+}
+
+// The columns of all chunks; element [c][j][2h + e] is row 8h + 2t + e of the tile afterwards. With the norm, or the
+// row's largest magnitude.
+template <class S>
+__device__ __forceinline__ void multiply_right(Sums<S>& sums, const RightFactor<true>& right, float norm,
+                                               float& largest) {
+    constexpr int kEach = 32, kAll = S::kChunks * kEach;
+    float* const x = &sums[0][0][0];
+#pragma unroll
+    for (int c = 0; c < S::kChunks; ++c)
+#pragma unroll
+        for (int j = 0; j < 8; j += 2)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) right.apply(sums[c][j], sums[c][j + 1], h);
+#pragma unroll
+    for (int i = 0; i < kAll; ++i)
+        if (!(i & 8)) butterfly(x[i], x[i + 8]);
+#pragma unroll
+    for (int bit = kEach; bit < kAll; bit *= 2)
+#pragma unroll
+        for (int i = 0; i < kAll; ++i)
+            if (!(i & bit)) butterfly(x[i], x[i + bit]);
+#pragma unroll
+    for (int i = 0; i < kAll; ++i) {
+        if (i & 16) continue;
+        if (S::kOutput == kSame)
+            scaled_butterfly(x[i], x[i + 16], norm);
+        else
+            butterfly(x[i], x[i + 16], largest);
+    }
+}
+
+// Pieces of 16 bytes of a tile of results on their way out, `kPieces` to a line, where neither eight lines of a piece
+// nor eight neighbouring pieces meet in a bank.
+template <class S>
+struct Staging {
+    static constexpr int kPieces = 4 * S::kTwo / 2;  // 8, 4 or 2
+    char* tile;
+
+    __device__ __forceinline__ char* at(int line, int piece) const {
+        return tile + (line * kPieces + (piece ^ line * kPieces / 8 % kPieces)) * 16;
+    }
+
+    // What `store_across` left, to memory: `out` is the tile's first line there.
+    __device__ __forceinline__ void flush(char* out, int first_line, int lane) const {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < kTile * kPieces; i += 32) {
+            const int line = (i + lane) / kPieces, piece = lane % kPieces;
+            const uint4 x = *reinterpret_cast<const uint4*>(at(line, piece));
+            store_plain_if(out + line * (S::kWidth / 2 * S::kTwo) + piece * 16, x, first_line + line < S::kOrder);
         }
+        __syncwarp();
     }
 };
 
-// The 64 columns of one tile, element [j][2h + e] being row 8h + 2t + e of the tile afterwards, and the row's largest
-// magnitude or the norm.
+// 16-bit values: sums[j][2h + e] is column 8j + g.
 template <class S>
-__device__ __forceinline__ void multiply_right(float (&tile)[8][4], const RightFactor<true>& right) {
-    right.apply(tile, 0), right.apply(tile, 1);
-#pragma unroll
-    for (int i = 0; i < 32; ++i)
-        if (!(i & 4)) butterfly((&tile[0][0])[i], (&tile[0][0])[i + 4]);
-}
-
-// Rows of 16-bit values by way of shared memory: `sums[j][2h + e]` is column 8j + g.
-template <class S>
-__device__ __forceinline__ void write_tile(const float (&tile)[8][4], char* staging, char* out, int first_line,
-                                           int lane) {
-    __syncwarp();
+__device__ __forceinline__ void stage_values(const float (&tile)[8][4], const Staging<S>& staging, int lane) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
@@ -74,171 +124,145 @@ __device__ __forceinline__ void write_tile(const float (&tile)[8][4], char* stag
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 words[i] = Float16<typename S::T>::pack(tile[j + i][2 * h], tile[j + i][2 * h + 1]);
-            const int line = 8 * h + lane % 8, piece = j + lane / 8;  // what this lane addresses: a row of matrix lane / 8
-            store_across(staging + line * 128 + (piece ^ lane % 8) * 16, words);
+            store_across(staging.at(8 * h + lane % 8, j + lane / 8), words);
         }
-    __syncwarp();
+}
+
+// Codes: sums[2p + top][2h + e] is column 16p + 2g + top, and a piece holds 16 columns, or with packed codes 32.
+template <class S, int Bits>
+__device__ __forceinline__ void stage_codes(const float (&tile)[8][4], const Staging<S>& staging, int lane,
+                                            const ScaledCodes<Bits>& codes) {
+    const auto byte = [&](int j, int i) {
+        const u32 code = codes.shifted(tile[j][i]);
+        return Bits == 8 ? code : code + 16 * codes.shifted(tile[j + 2][i]);
+    };
+    const auto word = [&](int j, int h) {
+        const u32 first = byte(j, 2 * h), second = byte(j + 1, 2 * h);
+        return gather_bytes(first, second, byte(j, 2 * h + 1), byte(j + 1, 2 * h + 1)) ^ codes.kFlip;
+    };
+    if constexpr (Bits == 8) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int line = 4 * i + lane / 8, piece = lane % 8;
-        const uint4 x = *reinterpret_cast<const uint4*>(staging + line * 128 + (piece ^ line % 8) * 16);
-        store_if(out + (long long)line * S::kWidth * 2 + piece * 16, x, first_line + line < S::kOrder);
+        for (int h = 0; h < 2; ++h)
+            store_across(staging.at(8 * h + lane % 8, lane / 8), {word(0, h), word(2, h), word(4, h), word(6, h)});
+    } else {
+        store_across(staging.at(lane / 16 * 8 + lane % 8, lane / 8 % 2),
+                     {word(0, 0), word(4, 0), word(0, 1), word(4, 1)});
     }
 }
 
+// A ring of rows as the tensor map brings them, and for each slot two barriers: the row is there, all warps have read
+// it.
 template <class S>
-__device__ __forceinline__ void write_packed(const float (&tile)[8][4], char* out, int first_line, int lane,
-                                             const ScaledCodes<4>& codes) {
-    const int g = lane / 4, t = lane % 4, own = g % 2;
-    out += g / 4 * 16 + own * 8 + g / 2 % 2 * 4;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        const auto byte = [&](int i) { return codes.shifted(tile[i][j]) + 16 * codes.shifted(tile[i + 2][j]); };
-        const u32 mine = gather_bytes(byte(0), byte(4), byte(1), byte(5)) ^ codes.kFlip;
-        const u32 theirs = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
-        const int line = 8 * (j / 2) + 2 * t + j % 2;
-        store_if(out + line * (S::kWidth / 2), __byte_perm(mine, theirs, own ? 0x3276 : 0x5410),
-                 first_line + line < S::kOrder);
-    }
-}
+struct Ring {
+    char* slots;
+    unsigned long long (*barriers)[S::kSlots];
 
-// Codes in bytes: words of four columns as above, then those of bit 4 exchanged for those of bit 5, so that eight lanes write
-// 32 consecutive bytes.
-template <class S>
-__device__ __forceinline__ void write_held(const float (&tile)[8][4], char* out, int first_line, int lane,
-                                           const ScaledCodes<8>& codes) {
-    const int g = lane / 4, t = lane % 4, own = g % 2, upper = g / 4;
-    out += upper * 16 + own * 8 + g / 2 % 2 * 4;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        u32 words[2];
-#pragma unroll
-        for (int bit4 = 0; bit4 < 2; ++bit4) {
-            const auto code = [&](int i) { return codes.shifted(tile[i + 2 * bit4][j]); };
-            const u32 mine = gather_bytes(code(0), code(4), code(1), code(5)) ^ codes.kFlip;
-            const u32 theirs = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
-            words[bit4] = __byte_perm(mine, theirs, own ? 0x3276 : 0x5410);
+    __device__ __forceinline__ u32 filled(int slot) const { return ptx::shared_address(barriers[0] + slot); }
+    __device__ __forceinline__ u32 emptied(int slot) const { return ptx::shared_address(barriers[1] + slot); }
+    __device__ __forceinline__ u32 at(int slot) const { return ptx::shared_address(slots + slot * S::kSlotBytes); }
+
+    // Before the first row. Lines beyond the last meet signs, and must be finite.
+    __device__ __forceinline__ void start() const {
+        constexpr int kPadding = (S::kSteps * kTile - S::kOrder) * 8;  // pieces of 16 bytes
+        for (int i = threadIdx.x; i < S::kSlots * S::kChunks * kPadding; i += 32 * S::kWarps)
+            *reinterpret_cast<uint4*>(slots + i / max(kPadding, 1) * S::kChunkBytes + S::kOrder * 128 +
+                                      i % max(kPadding, 1) * 16) = {0, 0, 0, 0};
+        if (threadIdx.x == 0) {
+            for (int slot = 0; slot < S::kSlots; ++slot) {
+                ptx::mbarrier_init(filled(slot), 1);
+                ptx::mbarrier_init(emptied(slot), S::kWarps);
+            }
+            ptx::mbarrier_init_fence();
         }
-        const u32 kept = upper ? words[1] : words[0];
-        const u32 received = __shfl_xor_sync(0xFFFFFFFFu, upper ? words[0] : words[1], 16);
-        const int line = 8 * (j / 2) + 2 * t + j % 2;
-        const bool valid = first_line + line < S::kOrder;
-        store_if(out + line * S::kWidth, upper ? received : kept, valid);
-        store_if(out + line * S::kWidth + 32, upper ? kept : received, valid);
+        ptx::fence_async_shared();
+        __syncthreads();
+    }
+
+    // One thread asks for a row.
+    __device__ __forceinline__ void fetch(int slot, const ptx::TensorMap& map, int row) const {
+        ptx::mbarrier_arrive_expect(filled(slot), 2 * S::kElements);
+#pragma unroll
+        for (int c = 0; c < S::kChunks; ++c)
+            ptx::tma_load_2d(at(slot) + c * S::kChunkBytes, map, c * kChunk, row * S::kOrder, filled(slot));
+    }
+};
+
+// This warp's tile of the left factor times the row in a slot.
+template <class S>
+__device__ __forceinline__ void multiply_left(Sums<S>& sums, const Signs (&left)[S::kSteps], u32 row) {
+    const auto operand = ptx::across_descriptor(row);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int c = 0; c < S::kChunks; ++c)
+#pragma unroll
+        for (int k = 0; k < S::kSteps; ++k)  // descriptors count 16 bytes
+            ptx::wgmma_half<typename S::T>(sums[c], left[k], operand + (c * S::kChunkBytes + k * kTile * 128) / 16,
+                                           k > 0);
+    ptx::wgmma_commit();
+    ptx::wgmma_finish(sums);
+}
+
+// The results of a warp's tile to memory, values or codes.
+template <class S>
+__device__ __forceinline__ void write_tile(const Sums<S>& sums, const Problem& p, int row, int first_line, int lane,
+                                           const Staging<S>& staging,
+                                           const ScaledCodes<S::kOutput == kInt8 ? 8 : 4>& codes) {
+    char* out = static_cast<char*>(S::kOutput == kSame ? p.y : p.codes.codes) +
+                ((long long)row * S::kElements + first_line * S::kWidth) / 2 * S::kTwo;
+#pragma unroll
+    for (int c = 0; c < S::kChunks; ++c) {
+        if constexpr (S::kOutput == kSame)
+            stage_values<S>(sums[c], staging, lane);
+        else
+            stage_codes<S>(sums[c], staging, lane, codes);
+        staging.flush(out + c * (kChunk / 2 * S::kTwo), first_line, lane);
     }
 }
 
-// Blocks take one row after another. Dynamic shared memory: a ring of rows, 1024-byte aligned, barriers, then staging.
+// Blocks take one row after another. Dynamic shared memory: a ring of rows, 1024-byte aligned, then staging.
 template <class Type, int Order, int Chunks, int Slots, Output Result, int MinBlocks>
 __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Slots, Result>::kWarps, MinBlocks)
     hadamard_across(const Problem p, const __grid_constant__ ptx::TensorMap map) {
     using S = Shape<Type, Order, Chunks, Slots, Result>;
     extern __shared__ uint4 shared[];
-    alignas(16) __shared__ float scratch[32];
-    __shared__ unsigned long long barriers[Slots];
-    char* const ring = reinterpret_cast<char*>(shared) + (1024 - ptx::shared_address(shared) % 1024) % 1024;
+    alignas(16) __shared__ float scratch[2][32];  // rows take turns, so that one barrier to a row suffices
+    __shared__ unsigned long long barriers[2][Slots];
+    const Ring<S> ring{reinterpret_cast<char*>(shared) + (1024 - ptx::shared_address(shared) % 1024) % 1024, barriers};
     // One for a warp, and known to be so.
     const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    char* const staging = ring + Slots * S::kSlotBytes + warp * S::kStaging;
+    const Staging<S> staging{ring.slots + Slots * S::kSlotBytes + warp * S::kStaging};
     const Rows rows = rows_of_block(p.share, p.rows);
-    const auto fetch = [&](int slot, int row) {
-        if (threadIdx.x != 0 || row >= rows.end) return;
-        const u32 barrier = ptx::shared_address(barriers + slot);
-        ptx::mbarrier_arrive_expect(barrier, 2 * S::kElements);
-#pragma unroll
-        for (int c = 0; c < Chunks; ++c)
-            ptx::tma_load_2d(ptx::shared_address(ring + slot * S::kSlotBytes + c * S::kChunkBytes), map, c * kChunk,
-                             row * Order, barrier);
-    };
-    // Rows of the right operand that do not exist meet signs, and must be finite.
-    for (int i = threadIdx.x; i < Slots * Chunks * (S::kSteps * kTile - Order) * 8; i += 32 * S::kWarps) {
-        const int chunk = i / ((S::kSteps * kTile - Order) * 8), piece = i % ((S::kSteps * kTile - Order) * 8);
-        *reinterpret_cast<uint4*>(ring + chunk * S::kChunkBytes + Order * 128 + piece * 16) = {0, 0, 0, 0};
-    }
+    ring.start();
     if (threadIdx.x == 0) {
-        for (int slot = 0; slot < Slots; ++slot) ptx::mbarrier_init(ptx::shared_address(barriers + slot), 1);
-        ptx::mbarrier_init_fence();
+        for (int slot = 0; slot < Slots; ++slot)
+            if (rows.first + slot * rows.step < rows.end) ring.fetch(slot, map, rows.first + slot * rows.step);
     }
-    ptx::fence_async_shared();
-    __syncthreads();
-#pragma unroll
-    for (int slot = 0; slot < Slots; ++slot) fetch(slot, rows.first + slot * rows.step);
 
     const Signs ones = block_ones<Type>(S::kSteps * kTile, lane / 4, lane % 4);
     Signs left[S::kSteps];
 #pragma unroll
     for (int k = 0; k < S::kSteps; ++k)
         left[k] = left_operand(__ldg(p.signs + (warp * S::kSignWords + k / 4) * 32 + lane), k % 4, ones);
-    RightFactor<true> right(lane / 4, lane % 4);
-    const AcrossFactor<Result> across(lane / 4, lane % 4);
-#pragma unroll
-    for (int r = 0; r < 4; ++r) right.even[r] = across.even[r], right.odd[r] = across.odd[r];
+    const RightFactor<true> right = across_factor<Result>(lane / 4, lane % 4);
     const CodeRange<Result == kInt8 ? 8 : 4> range(p.codes, p.norm);
 
-    const int first_line = kTile * warp;
-    using Sums = float[Chunks][8][4];
-    const auto issue = [&](Sums& sums, int use) {
-        const int slot = use % Slots;
-        ptx::mbarrier_wait(ptx::shared_address(barriers + slot), use / Slots & 1);
-        const auto operand = ptx::across_descriptor(ptx::shared_address(ring + slot * S::kSlotBytes));
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int c = 0; c < Chunks; ++c)
-#pragma unroll
-            for (int k = 0; k < S::kSteps; ++k)  // descriptors count 16 bytes
-                ptx::wgmma_half<Type>(sums[c], left[k], operand + (c * S::kChunkBytes + k * kTile * 128) / 16, k > 0);
-        ptx::wgmma_commit();
-    };
-    const auto finish = [&](Sums& sums, int use, int row) {
-        ptx::wgmma_finish(sums);
-        __syncthreads();  // all have read this slot
-        fetch(use % Slots, row + Slots * rows.step);
-    };
-    const auto rest = [&](Sums& sums, int row) {
-#pragma unroll
-        for (int c = 0; c < Chunks; ++c) multiply_right<S>(sums[c], right);
-#pragma unroll
-        for (int bit = 1; bit < Chunks; bit *= 2)
-#pragma unroll
-            for (int i = 0; i < Chunks * 32; ++i)
-                if (!(i / 32 & bit)) butterfly((&sums[0][0][0])[i], (&sums[0][0][0])[i + 32 * bit]);
-        float largest = 0.0f;
-#pragma unroll
-        for (int i = 0; i < Chunks * 32; ++i) {
-            if (i & 8) continue;
-            float &a = (&sums[0][0][0])[i], &b = (&sums[0][0][0])[i + 8];
-            if (Result == kSame)
-                scaled_butterfly(a, b, p.norm);
-            else
-                butterfly(a, b, largest);
+    int use = 0;
+    for (int row = rows.first; row < rows.end; row += rows.step, ++use) {
+        Sums<S> sums;
+        ptx::mbarrier_wait(ring.filled(use % Slots), use / Slots & 1);
+        multiply_left<S>(sums, left, ring.at(use % Slots));
+        if (lane == 0) ptx::mbarrier_arrive(ring.emptied(use % Slots));
+        const int emptied = use - S::kDelay, next = row + (Slots - S::kDelay) * rows.step;
+        if (threadIdx.x == 0 && emptied >= 0 && next < rows.end) {
+            ptx::mbarrier_wait(ring.emptied(emptied % Slots), emptied / Slots & 1);
+            ring.fetch(emptied % Slots, map, next);
         }
-        if constexpr (Result == kSame) {
-            char* out = static_cast<char*>(p.y) + 2 * ((long long)row * S::kElements + first_line * S::kWidth);
-#pragma unroll
-            for (int c = 0; c < Chunks; ++c)
-                write_tile<S>(sums[c], staging, out + 2 * c * kChunk, first_line, lane);
-        } else {
-            const float scale = range.scale(block_largest<S::kWarps>(largest, scratch));
+        float largest = 0.0f, scale = range.static_scale;
+        multiply_right<S>(sums, right, p.norm, largest);
+        if constexpr (Result != kSame) {
+            if (!range.is_static) scale = range.scale(block_largest<S::kWarps>(largest, scratch[use % 2]));
             if (threadIdx.x == 0 && (row == 0 || !range.is_static)) p.codes.scale[row] = scale;
-            const auto codes = range.codes(scale);
-            constexpr int kTwo = Result == kInt8 ? 2 : 1;  // bytes of two codes
-            char* out = static_cast<char*>(p.codes.codes) + ((long long)row * S::kElements + first_line * S::kWidth) / 2 * kTwo;
-#pragma unroll
-            for (int c = 0; c < Chunks; ++c) {
-                if constexpr (Result == kInt8)
-                    write_held<S>(sums[c], out + c * kChunk, first_line, lane, codes);
-                else
-                    write_packed<S>(sums[c], out + c * (kChunk / 2), first_line, lane, codes);
-            }
         }
-    };
-    int row = rows.first;
-    if (row >= rows.end) return;
-    Sums sums;
-    issue(sums, 0), finish(sums, 0, row);
-    for (int use = 1;; ++use) {
-        rest(sums, row);
-        if ((row += rows.step) >= rows.end) return;
-        issue(sums, use), finish(sums, use, row);
+        write_tile<S>(sums, p, row, kTile * warp, lane, staging, range.codes(scale));
     }
 }

@@ -1,8 +1,10 @@
 // Hadamard transform of any order H_n = H_K (x) H_2^k in shared memory, for what the tensor-core kernels do not take:
-// float32 rows, float16 arithmetic (QuaRot Table 10), small powers of two beside a K, any head size. Optionally quantizes.
+// float32 rows, float16 arithmetic (QuaRot Table 10), small powers of two beside a K, any head size. Optionally
+// quantizes.
 //
-// One block transforms one row [n, inner] along its first axis: the K x K factor by additions with signs, then the powers
-// of two, two bits at a time. With float16 arithmetic every factor of two is halved on the way, which keeps sums in range.
+// One block transforms one row [n, inner] along its first axis: the K x K factor by additions with signs, then the
+// powers of two, two bits at a time. With float16 arithmetic every factor of two is halved on the way, which keeps sums
+// in range.
 // Architectures: sm_80 and newer.
 #include "element.cuh"
 #include "quantize.cuh"
@@ -94,7 +96,8 @@ __device__ void quantize_row(const A* row, const Problem& p, int elements, float
         scale = *p.codes.static_scale;
     } else {
         float maximum = 0.0f;
-        for (int i = threadIdx.x; i < elements; i += blockDim.x) maximum = fmaxf(maximum, fabsf(float(row[i]) * p.norm));
+        for (int i = threadIdx.x; i < elements; i += blockDim.x)
+            maximum = fmaxf(maximum, fabsf(float(row[i]) * p.norm));
         scale = dynamic_scale(block_maximum(maximum, scratch), p.codes);
     }
     if (threadIdx.x == 0 && (blockIdx.x == 0 || !p.codes.static_scale)) p.codes.scale[blockIdx.x] = scale;

@@ -1,9 +1,9 @@
 // Hadamard transform of 16-bit rows whose left factor is large, optionally followed by quantization (QuaRot Sec. 4).
 //
-// A row of n values is a matrix [Order, 64 * Chunks] in row-major order, and H_n = H_Order (x) H_(64 * Chunks). The block
-// turns the row into right operands of matrix instructions in shared memory, once; every warp multiplies all of them by its
-// tiles of the left factor. Products with +-1 are exact and sums float32; the right factor then acts between registers
-// (hadamard_tile.cuh). While one row is worked on, the next arrives.
+// A row of n values is a matrix [Order, 64 * Chunks] in row-major order, and H_n = H_Order (x) H_(64 * Chunks). The
+// block turns the row into right operands of matrix instructions in shared memory, once; every warp multiplies all of
+// them by its tiles of the left factor. Products with +-1 are exact and sums float32; the right factor then acts
+// between registers (hadamard_tile.cuh). While one row is worked on, the next arrives.
 // Architectures: sm_80 and newer.
 #include "hadamard_tile.cuh"
 #include "quantize.cuh"
@@ -12,11 +12,6 @@
 #include "row_share.cuh"
 
 #include <cuda/std/type_traits>
-
-namespace std {
-using cuda::std::conditional_t;
-using cuda::std::is_same_v;
-}  // namespace std
 
 using u32 = unsigned int;
 
@@ -38,7 +33,7 @@ struct Shape {
     using T = Type;
     static constexpr int kOrder = RowOrder, kChunks = RowChunks, kTiles = WarpTiles;
     static constexpr bool kColumns = TransformColumns, kGated = IsGated, kHalf = IsHalf;
-    static_assert(!kHalf || (kColumns && std::is_same_v<Type, __half>));  // mixing heads rounds once as it is
+    static_assert(!kHalf || (kColumns && cuda::std::is_same_v<Type, __half>));  // mixing heads rounds once as it is
     static constexpr ColumnOrder kColumnOrder = Result == kInt4 ? kPacked : kConsecutive;
     static constexpr Output kOutput = Result;
     static constexpr int kSteps = (kOrder + kTile - 1) / kTile, kSignWords = (kSteps + 3) / 4;
@@ -54,10 +49,11 @@ template <class S>
 using Sums = float[S::kTiles][S::kChunks][8][4];
 
 template <class S>
-using Right = std::conditional_t<S::kHalf, HalfRightFactor<S::kColumnOrder>, RightFactor<S::kColumns, S::kColumnOrder>>;
+using Right = cuda::std::conditional_t<S::kHalf, HalfRightFactor<S::kColumnOrder>,
+                                       RightFactor<S::kColumns, S::kColumnOrder>>;
 
-// Where lane 4g + t finds its operands among 32: neither writing lanes (one t, all g) nor reading ones (all t, two g) meet
-// in a bank.
+// Where lane 4g + t finds its operands among 32: neither writing lanes (one t, all g) nor reading ones (all t, two g)
+// meet in a bank.
 __device__ __forceinline__ int operand_slot(int g, int t) { return 8 * t + (g ^ 2 * t); }
 
 template <class S>
@@ -99,7 +95,8 @@ __device__ __forceinline__ void make_operands(uint4* operands, const char* row) 
 // sums = this warp's tiles of the left factor times the row.
 template <class S>
 __device__ __forceinline__ void multiply_left(Sums<S>& sums, const uint4* operands,
-                                              const u32 (&signs)[S::kTiles][S::kSignWords], const Signs& ones, int lane) {
+                                              const u32 (&signs)[S::kTiles][S::kSignWords], const Signs& ones,
+                                              int lane) {
 #pragma unroll
     for (int i = 0; i < S::kTiles * S::kChunks * 32; ++i) (&sums[0][0][0][0])[i] = 0.0f;
     operands += operand_slot(lane / 4, lane % 4);
@@ -127,8 +124,8 @@ __device__ __forceinline__ void multiply_left(Sums<S>& sums, const uint4* operan
     }
 }
 
-// The right factor of one tile: across lanes and bit 2 of i on tensor cores, then the bits of the chunk, then bits 0 and 1
-// of i, with the norm or, where codes follow, the largest magnitude. Without a right factor the change of layout.
+// The right factor of one tile: across lanes and bit 2 of i on tensor cores, then the bits of the chunk, then bits 0
+// and 1 of i, with the norm or, where codes follow, the largest magnitude. Without a right factor the change of layout.
 template <class S>
 __device__ __forceinline__ void multiply_right(float (&tile)[S::kChunks][8][4], const Right<S>& right, float norm,
                                                float& largest) {
@@ -221,8 +218,9 @@ __device__ __forceinline__ void write_sums(const Sums<S>& sums, const Problem& p
                 for (int i = 0; i < 8; ++i) v[i] = sums[m][c][i][j];
                 char* to = out + (line * S::kChunks + c) * (kChunk / 2 * kTwo);
                 if constexpr (S::kOutput == kSame) {
-                    const uint4 x = {F::pack(v[0], v[1]), F::pack(v[2], v[3]), F::pack(v[4], v[5]), F::pack(v[6], v[7])};
-                    store_if(to, in_memory_order(x, lane), valid);
+                    const uint4 x = {F::pack(v[0], v[1]), F::pack(v[2], v[3]), F::pack(v[4], v[5]),
+                                     F::pack(v[6], v[7])};
+                    store_plain_if(to, in_memory_order(x, lane), valid);
                 } else if constexpr (S::kOutput == kInt4) {
                     store_if(to, codes->packed(v), valid);
                 } else {
@@ -232,11 +230,12 @@ __device__ __forceinline__ void write_sums(const Sums<S>& sums, const Problem& p
         }
 }
 
-// A block takes one row after another. Columns: apply the right factor (else heads are mixed). Dynamic shared memory: the
-// row that arrives, then the operands of two rows, so that one barrier to a row suffices.
+// A block takes one row after another. Columns: apply the right factor (else heads are mixed). Dynamic shared memory:
+// the row that arrives, then the operands of two rows, so that one barrier to a row suffices.
 template <class Type, int Order, int Chunks, int Tiles, bool Columns, Output Result, bool Gated, bool Half,
           int MinBlocks>
-__global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated, Half>::kWarps, MinBlocks)
+__global__ void
+__launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated, Half>::kWarps, MinBlocks)
     hadamard_dense(const Problem p) {
     using S = Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated, Half>;
     extern __shared__ uint4 shared[];
@@ -257,7 +256,8 @@ __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns
 
     const Rows rows = rows_of_block(p.share, p.rows);
     const auto fetch = [&](int row) {
-        ring.fetch(0, static_cast<const char*>(p.x) + (long long)row * S::kInputBytes, row < rows.end ? S::kInputBytes : 0);
+        const char* from = static_cast<const char*>(p.x) + (long long)row * S::kInputBytes;
+        ring.fetch(0, from, row < rows.end ? S::kInputBytes : 0);
     };
     fetch(rows.first);
     ring.wait(0, 0);

@@ -53,12 +53,12 @@ __device__ __forceinline__ Signs block_ones(int size, int g, int t) {
     return ones;
 }
 
-// Which columns a thread holds after the right factor, i = 0..7. kConsecutive: 8g + i. kPacked: those that packed codes put
-// into word g of a chunk, 32 (g / 4) + 4 (g % 4) + i for i < 4 and 16 more for the others.
+// Which columns a thread holds after the right factor, i = 0..7. kConsecutive: 8g + i. kPacked: those that packed codes
+// put into word g of a chunk, 32 (g / 4) + 4 (g % 4) + i for i < 4 and 16 more for the others.
 enum ColumnOrder : int { kConsecutive, kPacked };
 
-// An entry of the right factor over the bits of a column above the lowest two: output of lane group g and half `top` of i,
-// input 8 G + 4 upper. Without Columns of the identity, which leaves the change of layout.
+// An entry of the right factor over the bits of a column above the lowest two: output of lane group g and half `top` of
+// i, input 8 G + 4 upper. Without Columns of the identity, which leaves the change of layout.
 template <bool Columns, ColumnOrder Order>
 __device__ __forceinline__ float right_entry(int g, int top, int G, int upper) {
     const int out = Order == kPacked ? g / 4 * 8 + top * 4 + g % 4 : 2 * g + top, in = 2 * G + upper;
@@ -70,6 +70,8 @@ template <bool Columns, ColumnOrder Order = kConsecutive>
 struct RightFactor {
     float even[4], odd[4];  // left operands for columns i < 4 and i >= 4
 
+    RightFactor() = default;
+
     __device__ __forceinline__ RightFactor(int g, int t) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
@@ -78,21 +80,23 @@ struct RightFactor {
         }
     }
 
-    // Rows of half `h` of a tile. Every float is the sum of two tf32 numbers, up to its last two or three bits.
+    // Rows of half `h` of two columns, whose operands these are. Every float is the sum of two tf32 numbers, up to its
+    // last two or three bits.
+    __device__ __forceinline__ void apply(float (&low)[4], float (&high)[4], int h) const {
+        const float x[4] = {low[2 * h], low[2 * h + 1], high[2 * h], high[2 * h + 1]};
+        float head[4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) head[j] = tf32_head(x[j]);
+        mma_16n8k8_tf32(sum, even, x[0] - head[0], x[1] - head[1]);
+        mma_16n8k8_tf32(sum, odd, x[2] - head[2], x[3] - head[3]);
+        mma_16n8k8_tf32(sum, even, head[0], head[1]);
+        mma_16n8k8_tf32(sum, odd, head[2], head[3]);
+        low[2 * h] = sum[0], low[2 * h + 1] = sum[1], high[2 * h] = sum[2], high[2 * h + 1] = sum[3];
+    }
+
     __device__ __forceinline__ void apply(float (&tile)[8][4], int h) const {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float(&low)[4] = tile[i], (&high)[4] = tile[i + 4];
-            const float x[4] = {low[2 * h], low[2 * h + 1], high[2 * h], high[2 * h + 1]};
-            float head[4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) head[j] = tf32_head(x[j]);
-            mma_16n8k8_tf32(sum, even, x[0] - head[0], x[1] - head[1]);
-            mma_16n8k8_tf32(sum, odd, x[2] - head[2], x[3] - head[3]);
-            mma_16n8k8_tf32(sum, even, head[0], head[1]);
-            mma_16n8k8_tf32(sum, odd, head[2], head[3]);
-            low[2 * h] = sum[0], low[2 * h + 1] = sum[1], high[2 * h] = sum[2], high[2 * h + 1] = sum[3];
-        }
+        for (int i = 0; i < 4; ++i) apply(tile[i], tile[i + 4], h);
     }
 };
 

@@ -39,27 +39,35 @@ __device__ __forceinline__ float quotient(float x, float divisor, float reciproc
     return fmaf(fmaf(-q, divisor, x), reciprocal, q);
 }
 
-// Stores under a predicate: what is stored is computed either way, so no branch surrounds the computation.
+// Stores under a predicate: what is stored is computed either way, so no branch surrounds the computation. They leave
+// the cache first, which narrow stores gain from.
 __device__ __forceinline__ void store_if(void* to, unsigned x, bool valid) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.u32 [%0], %1;\n}" ::"l"(to), "r"(x),
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.cs.u32 [%0], %1;\n}" ::"l"(to), "r"(x),
                  "r"((unsigned)valid)
                  : "memory");
 }
 
 __device__ __forceinline__ void store_if(void* to, uint2 x, bool valid) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.global.v2.u32 [%0], {%1, %2};\n}" ::"l"(to),
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.global.cs.v2.u32 [%0], {%1, %2};\n}" ::"l"(to),
                  "r"(x.x), "r"(x.y), "r"((unsigned)valid)
                  : "memory");
 }
 
 __device__ __forceinline__ void store_if(void* to, uint4 x, bool valid) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((unsigned)valid)
+                 : "memory");
+}
+
+// The same by an ordinary store, for rows that leave in the type they came in.
+__device__ __forceinline__ void store_plain_if(void* to, uint4 x, bool valid) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
                  "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((unsigned)valid)
                  : "memory");
 }
 
-// What turns values into codes by two multiply-adds: the clamp is the saturation of the first to 0..1, the range of codes
-// shifted and scaled, which moves a value by 2^-25 of that range. `Bits`: of the field that a code gets, 8 or 4.
+// What turns values into codes by two multiply-adds: the clamp is the saturation of the first to 0..1, the range of
+// codes shifted and scaled, which moves a value by 2^-25 of that range. `Bits`: of the field that a code gets, 8 or 4.
 template <int Bits>
 struct ScaledCodes {
     static constexpr unsigned kFlip = Bits == 8 ? 0x80808080u : 0x88888888u;  // codes come out shifted by half a field

@@ -21,7 +21,8 @@ __device__ __forceinline__ float warp_largest(float magnitude) {
     return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(magnitude)));
 }
 
-// The largest magnitude of a block of `Warps` warps; `scratch`: 16-byte aligned, a float for each, as reduce_warps uses it.
+// The largest magnitude of a block of `Warps` warps; `scratch`: 16-byte aligned, a float for each, as reduce_warps uses
+// it.
 template <int Warps>
 __device__ __forceinline__ float block_largest(float magnitude, float* scratch) {
     magnitude = warp_largest(magnitude);

@@ -1,6 +1,6 @@
-// Rows of a matrix on their way into shared memory: a ring of slots that a group of threads fills ahead of its use, by the
-// bulk copy engine on Hopper (one thread asks, a barrier in shared memory tells) and by 16-byte copies of all threads on
-// sm_80 to sm_89. A slot holds what memory holds, in the same order.
+// Rows of a matrix on their way into shared memory: a ring of slots that a group of threads fills ahead of its use, by
+// the bulk copy engine on Hopper (one thread asks, a barrier in shared memory tells) and by 16-byte copies of all
+// threads on sm_80 to sm_89. A slot holds what memory holds, in the same order.
 #pragma once
 
 #include "ptx.cuh"
@@ -18,16 +18,6 @@ struct Group {
         }
     }
 };
-
-#if __CUDA_ARCH__ >= 900
-// `bytes`, a multiple of 16, from global to shared memory; they complete on `barrier`.
-__device__ __forceinline__ void bulk_load(ptx::u32 shared, const void* global, ptx::u32 bytes, ptx::u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-        "l"(global), "r"(bytes), "r"(barrier)
-        : "memory");
-}
-#endif
 
 // Slots of `SlotBytes`, then a barrier of eight bytes for each.
 template <class Threads, int Slots, int SlotBytes>
@@ -50,7 +40,7 @@ struct RowRing {
 #if __CUDA_ARCH__ >= 900
         if (Threads::rank() != 0 || bytes == 0) return;
         ptx::mbarrier_arrive_expect(barrier(slot), bytes);
-        bulk_load(ptx::shared_address(at(slot)), row, bytes, barrier(slot));
+        ptx::bulk_load(ptx::shared_address(at(slot)), row, bytes, barrier(slot));
 #else
         for (int i = 16 * Threads::rank(); i < bytes; i += 16 * Threads::size())
             ptx::cp_async_16(ptx::shared_address(at(slot) + i), static_cast<const char*>(row) + i);

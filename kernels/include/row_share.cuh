@@ -1,5 +1,6 @@
-// Which rows a block takes. As many blocks as the GPU holds at once take most of the rows, evenly; the rest is dealt out in
-// short runs to whichever multiprocessor is free, because those that share their way to memory with fewer others are faster.
+// Which rows a block takes. As many blocks as the GPU holds at once take most of the rows, evenly; the rest is dealt
+// out in short runs to whichever multiprocessor is free, because those that share their way to memory with fewer others
+// are faster.
 #pragma once
 
 struct Share {

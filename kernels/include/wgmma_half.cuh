@@ -1,6 +1,6 @@
-// Hopper's warpgroup matrix instructions on 16-bit floats (sm_90a): D = A B + D with A from registers, B from shared memory read
-// across: rows of B are K, 64 columns of it 128 bytes, in the 128-byte swizzle of the copy engine.
-// D is [64, 64] float32: thread 32 w + 4 g + t holds, in d[j][2 h + i], row 16 w + g + 8 h and column 8 j + 2 t + i.
+// Hopper's warpgroup matrix instructions on 16-bit floats (sm_90a): D = A B + D with A from registers, B from shared
+// memory read across: rows of B are K, 64 columns of it 128 bytes, in the 128-byte swizzle of the copy engine. D is
+// [64, 64] float32: thread 32 w + 4 g + t holds, in d[j][2 h + i], row 16 w + g + 8 h and column 8 j + 2 t + i.
 #pragma once
 
 #include "hadamard_mma.cuh"
@@ -16,7 +16,7 @@ template <class T>
 __device__ __forceinline__ void wgmma_half(float (&d)[8][4], const Signs& a, u64 descriptor, int add);
 
 #define RQ_D4(d, j) "+f"((d)[j][0]), "+f"((d)[j][1]), "+f"((d)[j][2]), "+f"((d)[j][3])
-#define RQ_WGMMA_HALF(type)                                                                                             \
+#define RQ_WGMMA_HALF(type)                                                                                            \
     asm volatile(                                                                                                      \
         "{\n"                                                                                                          \
         ".reg .pred add;\n"                                                                                            \
@@ -51,8 +51,8 @@ __device__ __forceinline__ void wgmma_finish(float (&d)[Chunks][8][4]) {
 
 }  // namespace ptx
 
-// Four 8 x 8 matrices of 16 bits, of which a thread holds two neighbours of a column, by rows: lane l gives the address of row
-// l % 8 of matrix l / 8.
+// Four 8 x 8 matrices of 16 bits, of which a thread holds two neighbours of a column, by rows: lane l gives the address
+// of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_across(char* to, const unsigned (&words)[4]) {
     ptx::stmatrix_x4_trans(ptx::shared_address(to), words[0], words[1], words[2], words[3]);
 }

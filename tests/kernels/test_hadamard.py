@@ -5,8 +5,13 @@ import torch
 
 from rotquant.errors import KernelError
 from rotquant.hadamard import HadamardSizeError, hadamard_matrix, hadamard_transform, head_hadamard_transform
+from rotquant.kernels.activations import hadamard_quantize
+from rotquant.kernels.codes import RowCodes
 from rotquant.kernels.hadamard import hadamard
 from rotquant.kernels.hadamard_cuts import TILE, Grid, cut_of, signs
+from rotquant.kernels.hadamard_launch import launch_transform
+from rotquant.kernels.layouts import unpack_rows
+from rotquant.kernels.operators import references
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
 
@@ -141,9 +146,9 @@ def test_the_kernel_mixes_heads(heads: int, head_dim: int, dtype: torch.dtype) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [64, 1024, 4096, 11008, 28672])
+@pytest.mark.parametrize("n", [64, 1024, 2048, 4096, 5120, 8192, 11008, 12288, 13824, 14336, 28672])
 def test_float16_arithmetic_is_float16(n: int) -> None:
-    """Thirteen to twenty roundings to 11 bits, and for K = 172 that many more in its sums."""
+    """A rounding to 11 bits for every factor, so several times the error of one."""
     x = torch.randn(17, n, device="cuda").half()
     found = error(hadamard(x, 0, False, True), exact_transform(x, 0, False))
     assert found < 1e-2
@@ -151,18 +156,49 @@ def test_float16_arithmetic_is_float16(n: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [64, 3072, 11008])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("n", [64, 1024, 4096, 5120, 11008, 13824, 14336, 28672])
+def test_codes_of_float16_arithmetic(n: int, packed: bool) -> None:
+    """Errors of 6e-4 of a value move one code in 200 at most to a neighbour."""
+    x = torch.randn(17, n, device="cuda").half()
+    codes, scale = hadamard_quantize(x, 0, True, False, 0.9, 4, packed, None)
+    with references():
+        expected, exact_scale = hadamard_quantize(x.float(), 0, False, False, 0.9, 4, False, None)
+    difference = ((unpack_rows(codes) if packed else codes).int() - expected.int()).abs()
+    assert difference.max() <= 1
+    assert (difference > 0).float().mean() < 1e-2
+    torch.testing.assert_close(scale, exact_scale, rtol=3e-3, atol=0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [64, 2048, 3072, 11008, 14336])
 def test_every_element_is_written_and_none_beyond(n: int) -> None:
     """Launched into the middle of a poisoned buffer, over rows that no tile or block divides."""
-    from rotquant.kernels.hadamard_launch import launch_transform
-
-    rows, guard = 37, 4096
+    rows, guard = 1037, 4096
     x = torch.randn(rows, n, device="cuda").half()
     buffer = torch.full((2 * guard + rows * n,), float("nan"), device="cuda").half()
     launch_transform(x, buffer[guard : guard + rows * n].view(rows, n), heads=0)
     assert buffer[:guard].isnan().all()
     assert buffer[guard + rows * n :].isnan().all()
     assert not buffer[guard : guard + rows * n].isnan().any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("n", [64, 2048, 4096, 8192, 11008, 14336, 28672])
+def test_every_code_is_written_and_none_beyond(n: int, packed: bool) -> None:
+    """As above; 100 is no code of four bits. Packed bytes take all values, so only what surrounds them is poisoned."""
+    rows, guard = 301, 4096
+    x = torch.randn(rows, n, device="cuda").half()
+    width, poison = (n // 2, 0x5A) if packed else (n, 100)
+    buffer = torch.full((2 * guard + rows * width,), poison, device="cuda", dtype=torch.uint8)
+    codes = buffer[guard : guard + rows * width].view(torch.uint8 if packed else torch.int8).view(rows, width)
+    scale = torch.full((rows,), float("nan"), device="cuda")
+    launch_transform(x, RowCodes(codes, scale, 0.9, 4, packed, None), heads=0)
+    assert (buffer[:guard] == poison).all()
+    assert (buffer[guard + rows * width :] == poison).all()
+    assert not scale.isnan().any()
+    assert packed or not (codes == poison).any()
 
 
 @pytest.mark.gpu
