@@ -229,7 +229,8 @@ __device__ __forceinline__ void multiply_grouped(float (&values)[S::registers], 
 // What a consumer does: tile after tile, sums, then results.
 template <class S>
 __device__ __forceinline__ void consume(unsigned char* memory, u32 shared, Ring<S::stages>& ring,
-                                        const ptx::TensorMap& out, const Problem& p, const Schedule<S>& schedule, int warpgroup) {
+                                        const ptx::TensorMap& out, const Problem& p, const Schedule<S>& schedule,
+                                        int warpgroup) {
     const u32 scales = S::scale + warpgroup * S::scales * 4;
     const float* row_scale = reinterpret_cast<const float*>(memory + scales);
     const u32 staging = shared + S::staging + warpgroup * S::staging_bytes;

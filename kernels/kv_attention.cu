@@ -229,6 +229,7 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
         sums.add(score, here, length - tile * TILE<D>, lane);
         reader.pop();
     }
+    reader.close();
     sums.reduce_totals();
 
     const long long pair = static_cast<long long>(sequence) * kv_heads + kv_head;

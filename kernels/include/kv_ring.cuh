@@ -86,6 +86,14 @@ struct Reader {
         if (front == 0) parity ^= 1;
     }
 
+    // When every tile that was fetched has been waited for: the ring's memory may then serve for something else.
+    __device__ __forceinline__ void close() {
+#if __CUDA_ARCH__ >= 900
+        if (lane == 0)
+            for (int i = 0; i < STAGES; ++i) ptx::mbarrier_invalidate(barrier(i));
+#endif
+    }
+
 private:
     __device__ __forceinline__ ptx::u32 barrier(int i) const { return ptx::shared_address(&ring.arrived[i]); }
 
