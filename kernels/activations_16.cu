@@ -1,8 +1,9 @@
-// 16-bit rows to integers without a transform: plain, after SwiGLU, or after RMSNorm with a residual added (QuaRot Sec. 4).
+// 16-bit rows to integers without a transform: plain, after SwiGLU, or after RMSNorm with a residual added (QuaRot
+// Sec. 4).
 //
 // One block holds one row in registers, two values to a word as they came. Squares are summed on tensor cores, where
-// products of 16-bit values are exact; the sum and the largest magnitude of a row cross the block together. float32 rows
-// go to activations.cu. Architectures: sm_80 and newer.
+// products of 16-bit values are exact; the sum and the largest magnitude of a row cross the block together. float32
+// rows go to activations.cu. Architectures: sm_80 and newer.
 #include "element.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
@@ -53,9 +54,9 @@ __device__ __forceinline__ uint4 each_word(const uint4& a, const uint4& b, Opera
     return {operation(a.x, b.x), operation(a.y, b.y), operation(a.z, b.z), operation(a.w, b.w)};
 }
 
-// A thread's part of a row: `Pieces` of 16 bytes, at distances known to the compiler within the span of its warp. Lanes'
-// pieces lie side by side; for packed codes every second one lies 16 values after the one before, so that one thread
-// holds both halves of each byte.
+// A thread's part of a row: `Pieces` of 16 bytes, at distances known to the compiler within the span of its warp.
+// Lanes' pieces lie side by side; for packed codes every second one lies 16 values after the one before, so that one
+// thread holds both halves of each byte.
 template <Output Out, int Pieces>
 struct Part {
     static __device__ __forceinline__ int first() {
@@ -91,8 +92,8 @@ __device__ __forceinline__ void store_row(const uint4 (&x)[Pieces], void* to, lo
     }
 }
 
-// d[16 x 8] += a[16 x 8] b[8 x 8], sums in float32. With lane = 4g + t: a0 and a1 are columns 2t and 2t + 1 of rows g and
-// g + 8, b rows 2t and 2t + 1 of column g, d columns 2t and 2t + 1 of row g, then of row g + 8.
+// d[16 x 8] += a[16 x 8] b[8 x 8], sums in float32. With lane = 4g + t: a0 and a1 are columns 2t and 2t + 1 of rows g
+// and g + 8, b rows 2t and 2t + 1 of column g, d columns 2t and 2t + 1 of row g, then of row g + 8.
 template <class T>
 __device__ __forceinline__ void mma_16n8k8(float (&d)[4], unsigned a0, unsigned a1, unsigned b);
 
@@ -184,8 +185,8 @@ __device__ __forceinline__ float reciprocal(float scale) {
     return fmaf(first, fmaf(-first, scale, 1.0f), first);
 }
 
-// Codes of values that are exact: division by the scale, rounded as IEEE rounds it wherever that can be seen in a code of
-// a 16-bit value, since the reciprocal in two parts has 48 bits.
+// Codes of values that are exact: division by the scale, rounded as IEEE rounds it wherever that can be seen in a code
+// of a 16-bit value, since the reciprocal in two parts has 48 bits.
 template <class T>
 struct Division {
     float high, low;
@@ -202,19 +203,25 @@ struct Division {
     }
 };
 
+// How many 16-bit numbers hold a reciprocal.
+template <class T>
+constexpr int kParts = 2;
+
+template <>
+constexpr int kParts<__nv_bfloat16> = 3;
+
 // Codes of values that were rounded to 16 bits on the way: multiplication by the scale's reciprocal on tensor cores, as
 // products with diagonal matrices that hold parts of it, 22 bits and more in all.
 template <class T>
 struct Multiplication {
-    static constexpr int kParts = Float16<T>::kOnes == Float16<__half>::kOnes ? 2 : 3;
-    unsigned parts[kParts];
+    unsigned parts[kParts<T>];
 
     __device__ __forceinline__ explicit Multiplication(float scale) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         const unsigned own = g / 2 == t ? (g % 2 ? 0xFFFF0000u : 0x0000FFFFu) : 0u;
         float rest = reciprocal(scale);
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) {
+        for (int i = 0; i < kParts<T>; ++i) {
             parts[i] = Float16<T>::pack(rest, rest) & own;
             rest -= rounded<T>(rest);
         }
@@ -222,7 +229,7 @@ struct Multiplication {
     __device__ __forceinline__ void operator()(float (&codes)[4], unsigned first, unsigned second) const {
         float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int i = kParts - 1; i >= 0; --i) mma_16n8k8<T>(products, first, second, parts[i]);
+        for (int i = kParts<T> - 1; i >= 0; --i) mma_16n8k8<T>(products, first, second, parts[i]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) codes[i] = products[i] + kRounder;
     }
@@ -234,8 +241,8 @@ __device__ __forceinline__ float scale_of(float row_maximum, const Codes& q) {
     return clipped < 1e-30f ? dynamic_scale(row_maximum, q) : quotient(clipped, largest, reciprocal(largest));
 }
 
-// Values and scale times 2^15 where the clamp's bounds or the reciprocal would leave float16's normal numbers. A scale so
-// small that every value but zero is clamped may be replaced by a larger one of which that is true.
+// Values and scale times 2^15 where the clamp's bounds or the reciprocal would leave float16's normal numbers. A scale
+// so small that every value but zero is clamped may be replaced by a larger one of which that is true.
 template <int Pieces>
 __device__ __forceinline__ float away_from_zero(uint4 (&x)[Pieces], float scale, int largest, __half) {
     if (scale >= 6.103515625e-5f) return scale;

@@ -1,4 +1,4 @@
-// What the kernels that quantize rows without a transform compute (activations_16.cu, activations.cu), a block to a row.
+// What kernels that quantize rows without a transform compute (activations_16.cu, activations.cu), a block to a row.
 #pragma once
 
 #include "quantize.cuh"
