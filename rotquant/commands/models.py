@@ -77,7 +77,8 @@ def quantize(
     learned = quantized.stored.manifest.source.get("rotation", {})
     seconds = {"learning": learned["seconds"]} if "seconds" in learned else {}
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in {**seconds, **quantized.stored.seconds}.items())
-    Console().print(f"{method}: {len(quantized.stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB")
+    found = f"{method}: {len(quantized.stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB"
+    Console(soft_wrap=True).print(found, highlight=False)
 
 
 def export(
