@@ -24,6 +24,7 @@ from rotquant.corpora import (
 )
 from rotquant.decoder.network import Network
 from rotquant.decoder.storage import is_decoder_folder, load_decoder
+from rotquant.devices import learning_dtype
 from rotquant.errors import RecipeError, ResultError
 from rotquant.files import file_digest
 from rotquant.methods.spinquant import learn_rotations
@@ -95,7 +96,8 @@ def quantize(
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": checkpoint_digest(checkpoint)}
     learned = None
     if recipe.learning is not None:
-        learned, source["rotation"] = _learned(network, tokenizer, recipe, corpus, seed, device, rotations)
+        trained = network if dtype == learning_dtype(dtype) else load_checkpoint(checkpoint, learning_dtype(dtype))[0]
+        learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations)
     stored = build_weights(network, tokenizer, recipe, seed, samples, rotations=learned, device=device)
     manifest = stored.manifest.model_copy(update={"source": source})
     network.to(device)

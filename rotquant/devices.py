@@ -40,6 +40,13 @@ def torch_dtype(name: str) -> "torch.dtype":
     return getattr(torch, name)
 
 
+def learning_dtype(dtype: "torch.dtype") -> "torch.dtype":
+    """The type in which a network of `dtype` is trained through: bfloat16 for float16, whose gradients underflow."""
+    import torch
+
+    return torch.bfloat16 if dtype == torch.float16 else dtype
+
+
 def gpu_name(device: "torch.device") -> str | None:
     """The name of a CUDA device, None for the CPU."""
     import torch

@@ -49,6 +49,9 @@ OPTIONAL: dict[str, Callable[[Recipe], object]] = {
     "rotquant.methods.smoothquant": lambda recipe: recipe.smoothing,
     "rotquant.methods.omniquant": lambda recipe: recipe.omniquant,
     "rotquant.methods.outliers": lambda recipe: recipe.outliers,
+    "rotquant.methods.spinquant": lambda recipe: recipe.learning,
+    "rotquant.methods.spinquant_network": lambda recipe: recipe.learning,
+    "rotquant.stiefel": lambda recipe: recipe.learning,
 }
 
 #: Distributions whose version can change a computed number, or whose version a reader wants to know.

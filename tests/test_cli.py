@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rotquant import api
 from rotquant.cli import app
 from rotquant.files import file_digest
+from rotquant.methods.spinquant import learn_rotations
 from tests.models import VOCABULARY, tiny_model
 from tests.test_checkpoints import tiny_tokenizer
 
@@ -90,6 +92,21 @@ def test_learned_rotations_are_kept_in_a_file_that_recipes_share_and_the_model_e
     plain = printed_perplexity(capsys.readouterr().out)
     assert rotquant(monkeypatch, "evaluate", str(tmp_path / "rtn"), *evaluate) == 0
     assert printed_perplexity(capsys.readouterr().out) != plain  # quantized activations are at work
+
+
+def test_rotations_of_a_float16_model_are_learned_in_bfloat16(model, text, tmp_path, monkeypatch):
+    given: list[torch.dtype] = []
+
+    def learn(network, *arguments, **options):
+        given.append(network.dtype)
+        return learn_rotations(network, *arguments, **options)
+
+    monkeypatch.setattr(api, "learn_rotations", learn)
+    learning = [option for change in LEARNING for option in ("--set", f"rotation.learning.{change}")]
+    arguments = ["--method", "spinquant-hard", "--corpus", text, "--dtype", "float16", *learning, *SMALL]
+    assert rotquant(monkeypatch, "quantize", model, "-o", str(tmp_path / "quantized"), *arguments) == 0
+    assert given == [torch.bfloat16]
+    assert json.loads((tmp_path / "quantized" / "rotquant.json").read_text())["dtype"] == "float16"
 
 
 def test_diagnosis_fills_the_model_card_between_its_markers(model, text, tmp_path, monkeypatch, capsys):

@@ -14,6 +14,7 @@ from rotquant.errors import ConfigError, RecipeError, RotquantError
 from rotquant.files import short_hash
 from rotquant.presets import preset
 from rotquant.provenance import STAGES, code_digest, stage_modules
+from rotquant.recipes import override
 from rotquant.schemes import Magnitudes, Perplexity, ZeroShot
 from rotquant.zeroshot.suites import DEFAULT_TASKS
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
@@ -332,6 +333,11 @@ def test_stages_hold_the_modules_that_they_import_and_not_those_that_import_them
     plain, full = preset("quarot-rtn"), preset("quarot")
     assert code_digest("weights", full) != code_digest("weights", plain)  # only the one needs rotquant.gptq
     assert code_digest("weights", plain) == code_digest("weights", preset("rtn"))
+    learned = preset("spinquant-hard")
+    drawn = override(learned, {"rotation": {"learning": None}}, "test")
+    assert code_digest("weights", drawn) == code_digest("weights", full)  # an edit of Cayley SGD leaves them alone
+    assert code_digest("weights", learned) != code_digest("weights", drawn)
+    assert {"rotquant.stiefel", "rotquant.methods.spinquant"} <= set(stage_modules("rotations"))
     perplexity, accuracy = Perplexity(), ZeroShot(corpus="wikitext2")
     assert len({code_digest("runs", plain, metric) for metric in (perplexity, accuracy, Magnitudes())}) == 3
     assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)

@@ -30,7 +30,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> d
         CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
     """
     from rotquant.checkpoints import load_checkpoint
-    from rotquant.devices import gpu_name, torch_device, torch_dtype
+    from rotquant.devices import gpu_name, learning_dtype, torch_device, torch_dtype
     from rotquant.methods.spinquant import learn_rotations
     from rotquant.rotations import ends_of, save_rotations
 
@@ -38,7 +38,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> d
     learning = run.recipe.learning
     digest = code_digest("rotations", run.recipe)
     accelerator = torch_device(device)
-    model, tokenizer = load_checkpoint(checkpoint, torch_dtype(run.dtype), "cpu")
+    model, tokenizer = load_checkpoint(checkpoint, learning_dtype(torch_dtype(run.dtype)), "cpu")
     samples, corpus = text_samples(run.corpora[learning.text.corpus], learning.text, tokenizer)
     unfinished = folder / f"unfinished-{digest}"  # what other code began is not continued
     learned = learn_rotations(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
