@@ -58,6 +58,17 @@ def test_titles_tell_targets_of_a_paper_apart() -> None:
     assert len(titles) == len(set(titles))
 
 
+def test_every_numbered_table_and_figure_that_is_data_is_a_target_of_its_paper() -> None:
+    project = load_project(root=Path(__file__).parents[1])
+    numbered = [
+        table
+        for table in (*project.tables.values(), *project.speed.values())
+        if table.id.removeprefix(f"{table.paper}_").startswith(("table", "figure"))
+    ]
+    papers = {target["id"]: target["paper"] for target in TARGETS}
+    assert {table.id: table.paper for table in numbered}.items() <= papers.items()
+
+
 TABLE = {
     "title": "small",
     "section": "5.1",
