@@ -1,8 +1,9 @@
-// float32 rows to integers without a transform: plain, after SwiGLU, or after RMSNorm with a residual added (QuaRot Sec. 4).
+// float32 rows to integers without a transform: plain, after SwiGLU, or after RMSNorm with a residual added (QuaRot
+// Sec. 4).
 //
-// One block holds one row in registers, eight consecutive values to a vector: memory is read once and written once. Codes
-// are those of an IEEE division by the scale, so they equal the torch reference's wherever its inputs do. 16-bit rows go
-// to activations_16.cu. Architectures: sm_80 and newer.
+// One block holds one row in registers, eight consecutive values to a vector: memory is read once and written once.
+// Codes are those of an IEEE division by the scale, so they equal the torch reference's wherever its inputs do. 16-bit
+// rows go to activations_16.cu. Architectures: sm_80 and newer.
 #include "element.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(1024) quantize_rows_32(const Problem p) {
         const int at = 8 * (j * blockDim.x + threadIdx.x);
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[j][i] = quotient(v[j][i], scale, reciprocal);
-        const uint2 codes = codes_of(v[j], 1.0f, p.codes.largest);
+        const uint2 codes = codes_of(v[j], p.codes.largest);
         write_codes<Out>(p.codes, row * p.columns + at, codes, 2, at < p.columns);
     }
 }

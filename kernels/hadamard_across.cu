@@ -107,7 +107,7 @@ struct Staging {
         for (int i = 0; i < kTile * kPieces; i += 32) {
             const int line = (i + lane) / kPieces, piece = lane % kPieces;
             const uint4 x = *reinterpret_cast<const uint4*>(at(line, piece));
-            store_plain_if(out + line * (S::kWidth / 2 * S::kTwo) + piece * 16, x, first_line + line < S::kOrder);
+            store_if(out + line * (S::kWidth / 2 * S::kTwo) + piece * 16, x, first_line + line < S::kOrder);
         }
         __syncwarp();
     }

@@ -108,7 +108,7 @@ __device__ void quantize_row(const A* row, const Problem& p, int elements, float
 #pragma unroll
         for (int i = 0; i < 8; ++i)
             v[i] = at + i < elements ? quotient(float(row[at + i]) * p.norm, scale, reciprocal) : 0.0f;
-        const uint2 codes = codes_of(v, 1.0f, p.codes.largest);
+        const uint2 codes = codes_of(v, p.codes.largest);
         write_codes<Out>(p.codes, (long long)blockIdx.x * p.columns + at, codes, 2, at < p.columns);
     }
 }

@@ -220,7 +220,7 @@ __device__ __forceinline__ void write_sums(const Sums<S>& sums, const Problem& p
                 if constexpr (S::kOutput == kSame) {
                     const uint4 x = {F::pack(v[0], v[1]), F::pack(v[2], v[3]), F::pack(v[4], v[5]),
                                      F::pack(v[6], v[7])};
-                    store_plain_if(to, in_memory_order(x, lane), valid);
+                    store_if(to, in_memory_order(x, lane), valid);
                 } else if constexpr (S::kOutput == kInt4) {
                     store_if(to, codes->packed(v), valid);
                 } else {

@@ -46,7 +46,7 @@ __device__ __forceinline__ void write_vectors(const Vector& vector, const Proble
             uint4 x = vector(k, c);
             if constexpr (!S::kExchange) x = in_memory_order(x, lane);
             const int at = line * S::kWidth + (place.first_chunk() + c) * kChunk;
-            store_plain_if(out + 2 * at, x, place.exists(line) && (!S::kRagged || at + 8 * place.word < left));
+            store_if(out + 2 * at, x, place.exists(line) && (!S::kRagged || at + 8 * place.word < left));
         }
     }
 }

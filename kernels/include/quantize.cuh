@@ -21,11 +21,10 @@ __device__ __forceinline__ float dynamic_scale(float row_maximum, const Codes& q
 // Adding 1.5 * 2^23 rounds to the nearest integer, halves to even, and leaves it in the low bits of the sum.
 constexpr float kRounder = 12582912.0f;
 
-// The low byte is the code of `value * factor`, clamped.
-__device__ __forceinline__ unsigned code_of(float value, float factor, int largest) {
-    const float rounded = fmaf(value, factor, kRounder);
+// The low byte is the code of `value`, which is in steps of the scale, clamped.
+__device__ __forceinline__ unsigned code_of(float value, int largest) {
     const float high = kRounder + static_cast<float>(largest), low = kRounder - static_cast<float>(largest + 1);
-    return __float_as_uint(fminf(fmaxf(rounded, low), high));
+    return __float_as_uint(fminf(fmaxf(value + kRounder, low), high));
 }
 
 // Low bytes of four words in one.
@@ -39,8 +38,8 @@ __device__ __forceinline__ float quotient(float x, float divisor, float reciproc
     return fmaf(fmaf(-q, divisor, x), reciprocal, q);
 }
 
-// Stores under a predicate: what is stored is computed either way, so no branch surrounds the computation. They leave
-// the cache first, which narrow stores gain from.
+// Stores under a predicate: what is stored is computed either way, so no branch surrounds the computation. Narrow ones
+// leave the cache first, which they gain from; stores of 16 bytes are ordinary.
 __device__ __forceinline__ void store_if(void* to, unsigned x, bool valid) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.cs.u32 [%0], %1;\n}" ::"l"(to), "r"(x),
                  "r"((unsigned)valid)
@@ -54,13 +53,6 @@ __device__ __forceinline__ void store_if(void* to, uint2 x, bool valid) {
 }
 
 __device__ __forceinline__ void store_if(void* to, uint4 x, bool valid) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
-                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((unsigned)valid)
-                 : "memory");
-}
-
-// The same by an ordinary store, for rows that leave in the type they came in.
-__device__ __forceinline__ void store_plain_if(void* to, uint4 x, bool valid) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
                  "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((unsigned)valid)
                  : "memory");
@@ -128,10 +120,10 @@ struct CodeRange {
 };
 
 // Codes of eight consecutive values in the bytes of two words.
-__device__ __forceinline__ uint2 codes_of(const float (&values)[8], float factor, int largest) {
+__device__ __forceinline__ uint2 codes_of(const float (&values)[8], int largest) {
     unsigned c[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) c[i] = code_of(values[i], factor, largest);
+    for (int i = 0; i < 8; ++i) c[i] = code_of(values[i], largest);
     return {gather_bytes(c[0], c[1], c[2], c[3]), gather_bytes(c[4], c[5], c[6], c[7])};
 }
 

@@ -21,8 +21,8 @@ __device__ __forceinline__ float warp_largest(float magnitude) {
     return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(magnitude)));
 }
 
-// The largest magnitude of a block of `Warps` warps; `scratch`: 16-byte aligned, a float for each, as reduce_warps uses
-// it.
+// The largest magnitude of a block of `Warps` warps; `scratch`: 16-byte aligned, a float for each, as `block_reduce`
+// uses it.
 template <int Warps>
 __device__ __forceinline__ float block_largest(float magnitude, float* scratch) {
     magnitude = warp_largest(magnitude);
@@ -43,41 +43,18 @@ __device__ __forceinline__ float block_largest(float magnitude, float* scratch) 
     return magnitude;
 }
 
-// The sum over a block of `Warps` warps, with scratch as above.
-template <int Warps>
-__device__ __forceinline__ float block_total(float x, float* scratch) {
-    x = warp_reduce<Sum>(x);
-    if constexpr (Warps == 1) return x;
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-    __syncthreads();
-    // Every thread adds up what warps have left, a sum for each: no warp waits for another one twice.
-    x = 0.0f;
-#pragma unroll
-    for (int w = 0; w < Warps / 4 * 4; w += 4) {
-        const float4 part = *reinterpret_cast<const float4*>(scratch + w);
-        x += (part.x + part.y) + (part.z + part.w);
-    }
-#pragma unroll
-    for (int w = Warps / 4 * 4; w < Warps; ++w) x += scratch[w];
-    return x;
-}
-
-// Over `warps` warps beginning at `first`; the whole block takes part. `scratch`: a float for each warp of the block,
-// used once between two barriers of the caller's, or once in all.
+// Over a block of whole warps. `scratch`: a float for each warp, used once between two barriers of the caller's, or once
+// in all.
 template <class Operation>
-__device__ __forceinline__ float reduce_warps(float x, float* scratch, int first, int warps) {
+__device__ __forceinline__ float block_reduce(float x, float* scratch) {
     x = warp_reduce<Operation>(x);
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
     __syncthreads();
-    x = scratch[first];
-    for (int w = 1; w < warps; ++w) x = Operation::of(x, scratch[first + w]);
+    x = scratch[0];
+    for (int w = 1; w < blockDim.x / 32; ++w) x = Operation::of(x, scratch[w]);
     return x;
 }
 
-__device__ __forceinline__ float block_maximum(float x, float* scratch) {
-    return reduce_warps<Maximum>(x, scratch, 0, blockDim.x / 32);
-}
+__device__ __forceinline__ float block_maximum(float x, float* scratch) { return block_reduce<Maximum>(x, scratch); }
 
-__device__ __forceinline__ float block_sum(float x, float* scratch) {
-    return reduce_warps<Sum>(x, scratch, 0, blockDim.x / 32);
-}
+__device__ __forceinline__ float block_sum(float x, float* scratch) { return block_reduce<Sum>(x, scratch); }

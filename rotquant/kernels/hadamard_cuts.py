@@ -239,26 +239,25 @@ OUTPUTS = ("kSame", "kInt8", "kInt4")
 # Measured on an H200 (kernels/notes/hadamard.md); other sizes follow `_default_cut`.
 _CUTS: dict[int, tuple[Cut, Cut, Cut]] = {
     1024: (Strips(16, 1, blocks=6),) * 3,
-    2048: (Strips(32, 1, blocks=3, dealt=0.2, run=1),) * 3,
-    3072: (Strips(24, 2, blocks=6, dealt=0.2), Strips(48, 1, blocks=2), Strips(48, 1, blocks=2)),
-    4096: (Strips(32, 2, blocks=6, dealt=1.0), Strips(16, 4, blocks=6), Strips(16, 4, blocks=5)),
+    2048: (Strips(32, 1, blocks=3, dealt=0.2, run=1), Strips(32, 1, blocks=3), Strips(32, 1, blocks=3)),
+    3072: (Strips(24, 2, blocks=6, dealt=0.2), *(Strips(48, 1, blocks=2, dealt=0.1, run=2),) * 2),
+    4096: (Strips(32, 2, blocks=6, dealt=1.0, run=5), Strips(16, 4, blocks=6), Strips(16, 4, blocks=5)),
     5120: (Strips(40, 2, blocks=4, dealt=0.2),) * 3,
-    8192: (Strips(32, 4, blocks=3, dealt=0.2),) * 3,
+    8192: (Strips(32, 4, blocks=3, dealt=1.0, run=5), *(Strips(32, 4, blocks=3, dealt=0.2),) * 2),
     11008: (Dense(172, 1, 3, blocks=3),) * 3,
     12288: (Strips(48, 4, slots=1, blocks=2, dealt=0.1),) * 3,
     13824: (Dense(108, 2, 2, blocks=2),) * 3,
-    14336: (Strips(56, 4, blocks=2), Strips(28, 8, slots=1, blocks=2), Strips(28, 8, slots=1, blocks=2)),
+    14336: (Strips(56, 4, blocks=2), *(Strips(28, 8, slots=1, blocks=2),) * 2),
     28672: (Strips(28, 8, 2, slots=1),) * 3,
 }
 # What warpgroup products do better; None where they do not.
 _ACROSS: dict[int, tuple[Across | None, Across | None, Across | None]] = {
-    3072: (Across(48, 1, blocks=4, dealt=0.2), None, None),
-    4096: (Across(64, 1, 4, blocks=4, dealt=0.2),) * 3,
-    8192: (Across(128, 1, blocks=2, dealt=0.2), Across(64, 2, blocks=3, dealt=0.1), Across(64, 2, blocks=3, dealt=0.2)),
-    11008: (Across(172, 1, 4),) * 3,
-    13824: (Across(108, 2),) * 3,
-    14336: (Across(112, 2), Across(112, 2, blocks=2, dealt=0.1), Across(112, 2, blocks=2, dealt=0.1)),
-    28672: (Across(112, 4),) * 3,
+    4096: (Across(64, 1, 4, blocks=4, dealt=0.2, run=2), *(Across(64, 1, 4, blocks=4, dealt=0.1),) * 2),
+    8192: (Across(128, 1, blocks=2, dealt=0.2), *(Across(64, 2, 2, blocks=3, dealt=0.2),) * 2),
+    11008: (Across(172, 1, 4), Across(172, 1, 4), Across(172, 1)),
+    13824: (Across(108, 2), Across(108, 2, 4), Across(108, 2, 4)),
+    14336: (Across(112, 2), *(Across(112, 2, blocks=2, dealt=0.1),) * 2),
+    28672: (Across(112, 4, 2),) * 3,
 }
 
 
