@@ -177,15 +177,19 @@ def test_rows_share_learned_rotations_which_a_killed_job_leaves_half_done_and_th
     assert "Nothing to be done" in learned.snakemake(REPORT)[1]
 
 
-def test_deleted_rotations_are_learned_again_and_what_they_served_is_kept(learned: Copy) -> None:
+@pytest.mark.parametrize("what", ["folder", "history.json"])
+def test_deleted_rotations_are_learned_again_and_what_they_served_is_kept(learned: Copy, what: str) -> None:
     assert learned.snakemake(REPORT)[0] == 0
     earlier = {**learned.read("results/runs/*.json"), **learned.read("results/weights/*/weights.json")}
     folder = sorted(learned.root.glob("results/rotations/*"))[0]
-    shutil.rmtree(folder)
+    if what == "folder":
+        shutil.rmtree(folder)
+    else:
+        (folder / what).unlink()
     assert learned.planned(REPORT)["rotations"] == 1
     status, output = learned.snakemake(REPORT)
     assert status == 0, output
-    assert (folder / "rotation.json").exists()
+    assert {path.name for path in folder.iterdir()} == {"rotation.json", "rotations.safetensors", "history.json"}
     assert {**learned.read("results/runs/*.json"), **learned.read("results/weights/*/weights.json")} == earlier
     assert "Nothing to be done" in learned.snakemake(REPORT)[1]
 

@@ -23,6 +23,7 @@ from rotquant.provenance import code_digest
 from rotquant.quantities import quantities
 from rotquant.recipes import Run
 from rotquant.results import (
+    HISTORY_FILE,
     ROTATION_RECORD,
     ROTATIONS_FILE,
     RunResult,
@@ -108,7 +109,8 @@ def rotations(
     if not again and (folder / ROTATION_RECORD).exists():
         record = read_json(folder / ROTATION_RECORD, "record of rotations")
         same_code = record.get("code_digest") == code_digest("rotations", run.recipe)
-        if same_code and record.get("digest") == file_digest(folder / ROTATIONS_FILE):
+        whole = record.get("digest") == file_digest(folder / ROTATIONS_FILE) and (folder / HISTORY_FILE).exists()
+        if same_code and whole:
             typer.echo(f"rotations {key}: there already")
             return
     from rotquant.execution.rotations import compute_rotations

@@ -11,7 +11,8 @@ from snakemake.exceptions import WorkflowError
 from rotquant import configuration, project, provenance
 from rotquant.errors import RotquantError
 from rotquant.files import canonical_json, short_hash, write_json
-from rotquant.results import ROTATION_RECORD, ROTATIONS_FILE, batch_path, group_path, rotation_path, run_path
+from rotquant.results import HISTORY_FILE, ROTATION_RECORD, ROTATIONS_FILE
+from rotquant.results import batch_path, group_path, rotation_path, run_path
 
 
 def sentence(function, *arguments):
@@ -99,7 +100,7 @@ def rotation_file(key):
 # learned as before.
 for batch, members in sentence(lambda: PROJECT.batches).items():
     keys = {run.rotation_key for runs in members.values() for run in runs} - {None}
-    files = [rotation_path(key) / name for key in keys for name in (ROTATION_RECORD, ROTATIONS_FILE)]
+    files = [rotation_path(key) / name for key in keys for name in (ROTATION_RECORD, ROTATIONS_FILE, HISTORY_FILE)]
     if batch_path(batch).exists() and not all(file.exists() for file in files):
         try_again(batch_path(batch))
 
