@@ -134,12 +134,12 @@ def test_products_of_floats(shape: tuple[int, int], rows: int, dtype: torch.dtyp
     x[:, ::97] *= 300  # outliers: digits are under the largest value of a group
     x = x.to(dtype)
     y = lut_linear(x, weight, dtype=torch.float32)
-    # Sums are float32 and may cancel. Beyond 8 rows levels are rounded to the type of x, in bfloat16 to 2^-9 of a value.
+    # Sums are float32 and may cancel. Beyond 8 rows levels are rounded to the type of x, to 2^-9 in bfloat16.
     tolerance = 2**-9 if rows > 8 and dtype == torch.bfloat16 else 1e-6
     magnitudes, levels = x.double().abs(), weight.dequantize(torch.float64).abs()
     bound = tolerance * (magnitudes @ levels.T)
     if rows <= 8:
-        # Half a step for each value, a step being at most 2^-21 of its group's largest, and in float32 as much again for
+        # Half a step for each value, a step being at most 2^-21 of its group's largest, and as much again for float32
         # sums of digits, of which the highest are negative.
         largest = magnitudes.unflatten(1, (-1, 128)).amax(2)
         bound += 2**-21 * (largest @ levels.unflatten(1, (-1, 128)).sum(2).T)
