@@ -90,18 +90,18 @@ for group, runs in sentence(lambda: PROJECT.groups).items():
         try_again(record)
 
 
-def rotation_file(key):
-    """The matrices of learned rotations."""
-    return str(rotation_path(key) / ROTATIONS_FILE)
+def rotation_files(runs):
+    """What the learned rotations behind some runs consist of."""
+    keys = sorted({run.rotation_key for run in runs if run.rotation_key})
+    return [str(rotation_path(key) / name) for key in keys for name in (ROTATION_RECORD, ROTATIONS_FILE, HISTORY_FILE)]
 
 
 # Snakemake makes a deleted intermediate file only for a job that has to run anyway. Rotations are small and wanted for
 # themselves, so weights whose rotations were deleted have their job run again: it finds the weights there if the rotations are
 # learned as before.
 for batch, members in sentence(lambda: PROJECT.batches).items():
-    keys = {run.rotation_key for runs in members.values() for run in runs} - {None}
-    files = [rotation_path(key) / name for key in keys for name in (ROTATION_RECORD, ROTATIONS_FILE, HISTORY_FILE)]
-    if batch_path(batch).exists() and not all(file.exists() for file in files):
+    files = rotation_files(run for runs in members.values() for run in runs)
+    if batch_path(batch).exists() and not all(Path(file).exists() for file in files):
         try_again(batch_path(batch))
 
 

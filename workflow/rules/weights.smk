@@ -8,8 +8,7 @@ def run_of_batch(batch):
 
 def rotations_of_batch(batch):
     """The learned rotations that the weights of a batch are made with, one for each seed; none where none are learned."""
-    runs = (run for members in sentence(PROJECT.batch, batch).values() for run in members)
-    return sorted({rotation_file(run.rotation_key) for run in runs if run.rotation_key})
+    return rotation_files(run for members in sentence(PROJECT.batch, batch).values() for run in members)
 
 
 def tasks_of_batch(batch):
