@@ -27,7 +27,7 @@ from rotquant.quantization import ColumnSplit, QParams, check_groups, fake_quant
 from rotquant.rotation import check_rotation, online_dtype
 from rotquant.schemes import QuantizationScheme, RotationScheme
 
-__all__ = ["ColumnSplit", "Handle", "SiteKey", "Wrapping", "wrap"]
+__all__ = ["ColumnSplit", "Handle", "SiteKey", "Wrapping", "check_wrapping", "wrap"]
 
 #: Index of a decoder layer and name of a site in it.
 SiteKey = tuple[int, str]
@@ -96,7 +96,7 @@ def wrap(model: nn.Module, wrapping: Wrapping) -> Handle:
             is untouched then.
     """
     architecture = architecture_of(model)
-    _check(architecture, wrapping)
+    check_wrapping(architecture, wrapping)
     handle = Handle()
     for index, layer in enumerate(decoder_layers(model)):
         for site in architecture.sites:
@@ -108,8 +108,8 @@ def wrap(model: nn.Module, wrapping: Wrapping) -> Handle:
     return handle
 
 
-def _check(architecture: Architecture, wrapping: Wrapping) -> None:
-    """Raise one clear error for anything in `wrapping` that does not fit the model."""
+def check_wrapping(architecture: Architecture, wrapping: Wrapping) -> None:
+    """Raise `RecipeError` for anything in `wrapping` that does not fit the model."""
     if wrapping.rotation is not None:
         check_rotation(architecture, wrapping.rotation)
     for what in ("keys", "values"):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
@@ -26,13 +26,14 @@ from rotquant.calibration import on_device
 from rotquant.errors import RecipeError, ResultError, RotquantError
 from rotquant.files import atomic_path, canonical_json, short_hash
 from rotquant.methods.batches import shuffled_batches
-from rotquant.methods.spinquant_network import LearningNetwork, decibel, quantized_network
+from rotquant.methods.spinquant_network import LearningNetwork, decibel, quantized_network, running
 from rotquant.onednn import OneDNNLinear
 from rotquant.recipes import Recipe
 from rotquant.rotation import check_rotation
 from rotquant.rotations import Rotations, initial_rotations
 from rotquant.schemes import RotationLearning
 from rotquant.stiefel import CayleySGD, newton_schulz, orthonormality_error
+from rotquant.wrapping import check_wrapping
 
 #: Logits held at once, in elements; training holds about three float32 tensors of this size.
 _LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
@@ -54,27 +55,6 @@ class Learned:
 
     rotations: Rotations
     history: list[Record]
-
-
-def check_learning(recipe: Recipe) -> None:
-    """Refuse recipes whose rotations cannot be learned, before any work.
-
-    Raises:
-        RecipeError: nothing to learn or nothing quantized while learning; static activations, or another method that
-            changes what is rotated.
-    """
-    if recipe.rotation is None or recipe.rotation.learning is None:
-        raise RecipeError("the recipe learns no rotations: set rotation.learning.")
-    weights = recipe.rotation.learning.network == "all" and recipe.weights is not None
-    if not (weights or recipe.activations or recipe.keys or recipe.values):
-        raise RecipeError(
-            "nothing is quantized while rotations are learned: rotation.learning.network 'all' is needed."
-        )
-    for name in ("smoothing", "omniquant", "outliers"):
-        if getattr(recipe, name) is not None:
-            raise RecipeError(f"learned rotations cannot be combined with {name}: leave it out.")
-    if recipe.activations is not None and not recipe.activations.dynamic:
-        raise RecipeError("rotations are learned with dynamic activation scales: set activations.dynamic to true.")
 
 
 def learn_rotations(
@@ -114,15 +94,17 @@ def learn_rotations(
         ResultError: the checkpoint belongs to another learning or is damaged.
         RotquantError: the loss is not finite.
     """
-    check_learning(recipe)
+    if recipe.learning is None:
+        raise RecipeError("the recipe learns no rotations: set rotation.learning.")
     architecture = architecture_of(model)
     check_rotation(architecture, recipe.rotation)
+    check_wrapping(architecture, running(recipe))
     with nullcontext() if device is None else on_device(model, device):
         state = _State.start(model, architecture, recipe, seed)
         identity = _identity(model, recipe, seed, samples)
         if checkpoint is not None:
             state.load(checkpoint, identity)
-        settings = recipe.rotation.learning
+        settings = recipe.learning
         batch_size = batch_size or _sequences_at_once(model, samples.shape[1])
         batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, seed)
         bar = tqdm(batches, "rotations", settings.steps, unit="step", leave=False, disable=None if progress else True)
@@ -156,7 +138,7 @@ class _State:
         dtype = torch.promote_types(weight.dtype, torch.float32)
         drawn = initial_rotations(architecture, recipe.rotation, seed)
         parameters = {name: nn.Parameter(r.to(weight.device, dtype, copy=True)) for name, r in drawn.tensors().items()}
-        learning = recipe.rotation.learning
+        learning = recipe.learning
         return cls(parameters, CayleySGD(parameters.values(), learning.learning_rate, learning.momentum))
 
     @property
@@ -197,7 +179,7 @@ class _State:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata()
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        except (OSError, RuntimeError) as error:
+        except (OSError, SafetensorError) as error:
             raise ResultError(f"checkpoint {path} is damaged ({error}); delete it to learn from the start.") from None
         if metadata["identity"] != identity:
             raise ResultError(f"checkpoint {path} belongs to another learning; delete it to learn from the start.")
@@ -285,7 +267,7 @@ def learning_rate(settings: RotationLearning, step: int) -> float:
 def _identity(model: nn.Module, recipe: Recipe, seed: int, samples: Tensor) -> str:
     """A digest of what decides the result, the model's weights excepted."""
     about = {
-        "recipe": recipe.model_dump(mode="json"),
+        "recipe": recipe.learned(),
         "seed": seed,
         "samples": hashlib.sha256(samples.cpu().numpy().tobytes()).hexdigest(),
         "dtype": str(model.dtype),
