@@ -20,15 +20,15 @@ DEFAULT = Path("config/config.yaml")
 SCHEMAS = Path("workflow/schemas")
 
 #: Sections that hold for every slot, unless the slot has its own.
-SHARED = ("calibration", "evaluation", "omniquant", "learning", "zero_shot")
+SHARED = ("calibration", "evaluation", "omniquant", "llm_qat", "learning", "zero_shot")
 
 
 class Slot(Frozen):
     """What stands for one of the papers' models.
 
     group_sizes, outlier_features: the paper's number to this checkpoint's, since both scale with the width.
-    calibration, evaluation, omniquant, learning, zero_shot: amounts of data and work, the configuration's with the
-        slot's own on top.
+    calibration, evaluation, omniquant, llm_qat, learning, zero_shot: amounts of data and work, the configuration's
+        with the slot's own on top.
     compute: False leaves the slot's columns uncomputed.
     """
 
@@ -41,6 +41,7 @@ class Slot(Frozen):
     calibration: dict[str, Any] = Field(default_factory=dict)
     evaluation: dict[str, Any] = Field(default_factory=dict)
     omniquant: dict[str, Any] = Field(default_factory=dict)
+    llm_qat: dict[str, Any] = Field(default_factory=dict)
     learning: dict[str, Any] = Field(default_factory=dict)
     zero_shot: dict[str, Any] = Field(default_factory=dict)
 

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from rotquant.errors import RecipeError, nearest
 from rotquant.recipes import Recipe
 from rotquant.schemes import (
+    AWQ,
     GPTQ,
+    LLMQAT,
     Calibration,
     OmniQuant,
     OutlierFeatures,
@@ -46,8 +48,8 @@ def _weights(
     return WeightQuantization(scheme=scheme, gptq=GPTQ() if gptq else None, clip_search=clip_search)
 
 
-def _cache(bits: int = 4, clip_ratio: float = 1.0) -> QuantizationScheme:
-    return QuantizationScheme(bits=bits, symmetric=False, granularity="head", clip_ratio=clip_ratio)
+def _cache(bits: int = 4, clip_ratio: float = 1.0, symmetric: bool = False) -> QuantizationScheme:
+    return QuantizationScheme(bits=bits, symmetric=symmetric, granularity="head", clip_ratio=clip_ratio)
 
 
 def baseline() -> Recipe:
@@ -123,6 +125,29 @@ def omniquant() -> Recipe:
     )
 
 
+def awq() -> Recipe:
+    """AWQ with 4-bit weights alone, asymmetric with one scale per output channel, as OmniQuant's and SpinQuant's tables
+    have it."""
+    weights = _weights(gptq=False, clip_search=False, symmetric=False)
+    return Recipe(awq=AWQ(), weights=weights, calibration=Calibration())
+
+
+def awq_128g() -> Recipe:
+    """AWQ with groups of 128, the setting of its own paper (INT4-g128)."""
+    weights = _weights(gptq=False, group_size=128, clip_search=False, symmetric=False)
+    return awq().model_copy(update={"weights": weights})
+
+
+def llm_qat() -> Recipe:
+    """LLM-QAT W4A4KV4: symmetric min-max scales per output channel, per token, and per token and head in the cache.
+
+    The paper's scale of the cache is per token, over all heads.
+    """
+    cache = _cache(symmetric=True)
+    weights = _weights(gptq=False, clip_search=False)
+    return Recipe(llm_qat=LLMQAT(), weights=weights, activations=_inputs(), keys=cache, values=cache)
+
+
 def quik() -> Recipe:
     """QUIK-4B: 256 outlier features in floating point, GPTQ, every layer in 4 bits, asymmetric inputs."""
     return Recipe(
@@ -169,6 +194,9 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "gptq": gptq,
     "smoothquant": smoothquant,
     "omniquant": omniquant,
+    "awq": awq,
+    "awq-128g": awq_128g,
+    "llm-qat": llm_qat,
     "quik": quik,
     "quarot": quarot,
     "quarot-rtn": quarot_rtn,

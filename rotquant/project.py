@@ -354,6 +354,8 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
         own = ((said or {}).get("rotation") or {}).get("learning") or {}
         changes["rotation"] = {"learning": merge(slot.learning, own)}
     return override(recipe, changes, where)
+    if recipe.llm_qat is not None:
+        changes["llm_qat"] = slot.llm_qat
 
 
 def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:

@@ -48,6 +48,8 @@ OPTIONAL: dict[str, Callable[[Recipe], object]] = {
     "rotquant.gptq": lambda recipe: recipe.weights and recipe.weights.gptq,
     "rotquant.methods.smoothquant": lambda recipe: recipe.smoothing,
     "rotquant.methods.omniquant": lambda recipe: recipe.omniquant,
+    "rotquant.methods.awq": lambda recipe: recipe.awq,
+    "rotquant.methods.llm_qat": lambda recipe: recipe.llm_qat,
     "rotquant.methods.outliers": lambda recipe: recipe.outliers,
     "rotquant.methods.spinquant": lambda recipe: recipe.learning,
     "rotquant.methods.spinquant_network": lambda recipe: recipe.learning,

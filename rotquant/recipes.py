@@ -15,6 +15,8 @@ from rotquant.corpora import CorpusSpec
 from rotquant.errors import RecipeError
 from rotquant.files import canonical_json, short_hash
 from rotquant.schemes import (
+    AWQ,
+    LLMQAT,
     Calibration,
     Frozen,
     Metric,
@@ -29,6 +31,8 @@ from rotquant.schemes import (
 
 #: Fields that act while the model runs; all others decide the stored weights.
 RUNTIME_FIELDS = ("activations", "attention_output", "keys", "values")
+#: Methods that change features or weights before these are rounded: a recipe has one of them.
+TRANSFORMATIONS = ("smoothing", "omniquant", "awq", "llm_qat")
 
 _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
@@ -36,8 +40,9 @@ _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 class Recipe(Frozen):
     """Everything that is done to a model. A field left at None is not done; the empty recipe is the baseline.
 
-    Order of application: norms are fused and `rotation`, learned where it says so, applied; `smoothing` or `omniquant`
-    transform equivalently; `outliers` choose and reorder features; `weights` quantizes, seeing the effect of all these.
+    Order of application: norms are fused and `rotation`, learned where it says so, applied; `smoothing`,
+    `omniquant` or `awq` transform equivalently, `llm_qat` trains; `outliers` choose and reorder features; `weights`
+    quantizes, seeing the effect of all these.
     `activations` quantizes the input of every linear layer but lm_head, `attention_output`, where it is given, that of
     o_proj in its place, `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV cache.
     """
@@ -45,6 +50,8 @@ class Recipe(Frozen):
     rotation: RotationScheme | None = None
     smoothing: Smoothing | None = None
     omniquant: OmniQuant | None = None
+    awq: AWQ | None = None
+    llm_qat: LLMQAT | None = None
     outliers: OutlierFeatures | None = None
     weights: WeightQuantization | None = None
     activations: QuantizationScheme | None = None
@@ -56,9 +63,10 @@ class Recipe(Frozen):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Recipe":
         if self.needs_calibration and self.calibration is None:
-            raise ValueError("GPTQ, smoothing, omniquant and outliers need a calibration section")
-        if self.smoothing and self.omniquant:
-            raise ValueError("smoothing and omniquant both rescale the same features: choose one")
+            raise ValueError("GPTQ, smoothing, omniquant, awq and outliers need a calibration section")
+        chosen = [name for name in TRANSFORMATIONS if getattr(self, name)]
+        if len(chosen) > 1:
+            raise ValueError(f"{chosen[0]} and {chosen[1]} both change the same weights: choose one")
         if self.omniquant and self.weights is None:
             raise ValueError("omniquant learns weight clipping: it needs a weights section")
         if self.outliers and self.weights is None and self.activations is None:
@@ -80,11 +88,30 @@ class Recipe(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _weights_are_rounded_by_one_method(self) -> "Recipe":
+        name = next((name for name in ("awq", "llm_qat") if getattr(self, name)), None)
+        if name is None:
+            return self
+        if self.weights is None:
+            raise ValueError(f"{name} makes weights fit to be rounded: it needs a weights section")
+        if self.weights.gptq or self.weights.clip_search or self.outliers:
+            raise ValueError(
+                f"{name} rounds to nearest with scales of its own: leave outliers and weights.gptq out and set "
+                "weights.clip_search to false"
+            )
+        if self.awq and self.weights.scheme.granularity == "tensor":
+            raise ValueError("awq takes weights of granularity channel or group")
+        if self.llm_qat and self.activations and not self.activations.dynamic:
+            raise ValueError("llm_qat trains with dynamic activations: static scales come after it")
+        return self
+
+    @model_validator(mode="after")
     def _rotations_can_be_learned(self) -> "Recipe":
         if self.learning is None:
             return self
-        if self.smoothing or self.omniquant or self.outliers:
-            raise ValueError("rotation.learning knows neither smoothing, omniquant nor outliers: remove these sections")
+        for name in (*TRANSFORMATIONS, "outliers"):
+            if getattr(self, name):
+                raise ValueError(f"rotation.learning cannot be combined with {name}: remove this section")
         if self.activations and not self.activations.dynamic:
             raise ValueError("rotation.learning needs dynamic activations: static scales come after it")
         if self.learning.network == "all" and self.weights is None:
@@ -106,7 +133,7 @@ class Recipe(Frozen):
         """Whether building the weights reads calibration text."""
         gptq = self.weights is not None and self.weights.gptq is not None
         static = self.activations is not None and not self.activations.dynamic
-        return bool(gptq or self.smoothing or self.omniquant or self.outliers or static)
+        return bool(gptq or self.smoothing or self.omniquant or self.awq or self.outliers or static)
 
     @property
     def is_baseline(self) -> bool:
@@ -126,11 +153,11 @@ class Recipe(Frozen):
     def stored(self) -> dict[str, Any]:
         """The part that decides the stored weights, as plain data.
 
-        OmniQuant trains, rotations are learned and GPTQ may calibrate on the quantized activations, and static scales
-        are stored: they count.
+        OmniQuant and LLM-QAT train, rotations are learned and GPTQ may calibrate on the quantized activations, and
+        static scales are stored: they count.
         """
         static = self.activations is not None and not self.activations.dynamic
-        all_count = self.omniquant or self.learning or static or self._calibrates_quantized
+        all_count = self.omniquant or self.llm_qat or self.learning or static or self._calibrates_quantized
         return self.model_dump(mode="json", exclude=set() if all_count else set(RUNTIME_FIELDS))
 
     def learned(self) -> dict[str, Any]:

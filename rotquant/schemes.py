@@ -191,6 +191,35 @@ class OmniQuant(Frozen):
     smoothing_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
 
 
+class AWQ(Frozen):
+    """AWQ (Lin et al. 2023, Sec. 3.2): input features are scaled by s = mean|x|^alpha before weights are rounded.
+
+    grid: alpha is searched for among 0, 1/grid, ... below 1 for each group of layers that read one input (Eqs. 4-5).
+    clip_search: then shrink each scale to the share among 1, 1 - 1/grid, ... above 1/2 with the least error of the
+        output (the authors' code, which leaves q and k alone; the paper mentions clipping without its search).
+    """
+
+    grid: Annotated[int, Field(gt=0)] = 20
+    clip_search: bool = True
+
+
+class LLMQAT(Frozen):
+    """LLM-QAT (Liu et al. 2023, "Data-Free Quantization Aware Training"): weights trained on text of the model's own.
+
+    samples, sequence_length: how much text the model generates, in sequences of tokens (the paper: 100k, 1024).
+    steps, batch_size: of AdamW, and sequences in each (the paper: one on each of 8 GPUs, every sample once).
+    learning_rate: at the first step; it decays to zero along a cosine.
+    seed: of the text and of its order.
+    """
+
+    samples: Annotated[int, Field(gt=0)] = 100_000
+    sequence_length: Annotated[int, Field(gt=1)] = 1024
+    steps: Annotated[int, Field(gt=0)] = 12_500
+    batch_size: Annotated[int, Field(gt=0)] = 8
+    learning_rate: Annotated[float, Field(gt=0.0)] = 2e-5
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
 class Perplexity(Frozen):
     """The papers' perplexity: one BOS for the whole text, non-overlapping windows, tail dropped, exp(mean NLL).
 

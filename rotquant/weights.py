@@ -1,12 +1,12 @@
 """The weights stage: what a recipe does to a model before it runs, in the order in which the papers do it.
 
-Rotation (QuaRot stage 1), SmoothQuant or OmniQuant, choice of outlier features, then round-to-nearest or GPTQ layer by
-layer, then static activation scales. One decoder layer at a time lies on the accelerator. Methods live in their own
-modules; this one only calls them.
+Rotation (QuaRot stage 1), SmoothQuant, OmniQuant, AWQ or LLM-QAT, choice of outlier features, then round-to-nearest or
+GPTQ layer by layer, then static activation scales. One decoder layer at a time lies on the accelerator, but for
+LLM-QAT. Methods live in their own modules; this one only calls them.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from rotquant.calibration import LayerStream, capture_layer_inputs, on_device
 from rotquant.errors import RecipeError, RotquantError
 from rotquant.gptq import Hessian, quantize_gptq_site, release_graphs
 from rotquant.kv_cache import check_cache_scheme
-from rotquant.methods.omniquant import check_omniquant, quantize_model
+from rotquant.methods import awq, llm_qat, omniquant
 from rotquant.methods.outliers import check_outliers, select_outliers
 from rotquant.methods.smoothquant import smooth
 from rotquant.methods.statistics import Statistic, collect_statistics
@@ -86,6 +86,9 @@ def build_weights(
     if recipe.smoothing is not None:
         with _timed(seconds, "smoothing"):
             smooth(model, recipe.smoothing, stage.statistics("max"))
+    if recipe.llm_qat is not None:
+        with _timed(seconds, "LLM-QAT"):
+            llm_qat.train_model(model, recipe, device, progress)
     if recipe.outliers is not None:
         with _timed(seconds, "outliers"):
             for index, measured in enumerate(stage.statistics(recipe.outliers.statistic)):
@@ -94,6 +97,8 @@ def build_weights(
         with _timed(seconds, "weights"):
             if recipe.omniquant is not None:
                 weights = stage.omniquant(seed)
+            elif recipe.awq is not None:
+                weights = stage.awq()
             elif recipe.weights.gptq is not None:
                 weights = stage.gptq(splits)
             else:
@@ -148,7 +153,7 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: Tensor | None) -> No
     architecture = architecture_of(model)
     if recipe.rotation is not None:
         check_rotation(architecture, recipe.rotation)
-    check_omniquant(recipe)
+    omniquant.check_omniquant(recipe)
     check_outliers(architecture, recipe)
     if recipe.needs_calibration and samples is None:
         raise RecipeError("the recipe needs calibration text, but no samples were given.")
@@ -234,11 +239,12 @@ class _Stage:
 
     def omniquant(self, seed: int) -> Weights:
         """OmniQuant block by block, along a full-precision and a quantized stream of hidden states."""
-        weights: Weights = {}
-        blocks = quantize_model(self.model, self.capture(), self.recipe, seed=seed, progress=self.progress)
-        for index, quantized in enumerate(blocks):
-            weights |= {self._name(index, name): weight.to("cpu") for name, weight in quantized.items()}
-        return weights
+        stream = self.capture()
+        return self._named(omniquant.quantize_model(self.model, stream, self.recipe, seed=seed, progress=self.progress))
+
+    def awq(self) -> Weights:
+        """AWQ layer by layer, on inputs of the full-precision model."""
+        return self._named(awq.quantize_model(self.model, self.capture(), self.recipe, progress=self.progress))
 
     def static_scales(self, splits: Splits) -> dict[SiteKey, QParams]:
         """Per-tensor scales of every site from the smallest and largest normal feature over the calibration text."""
@@ -276,6 +282,14 @@ class _Stage:
             parameter.copy_(weight.dequantize(parameter.dtype))
         names = [self._name(index, name) for name in site.linears]
         return {name: weight.to("cpu") for name, weight in zip(names, quantized, strict=True)}
+
+    def _named(self, layers: Iterable[Weights]) -> Weights:
+        """The integers of all layers, given by names within each, by full name on the host."""
+        return {
+            self._name(index, name): weight.to("cpu")
+            for index, quantized in enumerate(layers)
+            for name, weight in quantized.items()
+        }
 
     def _name(self, index: int, linear: str) -> str:
         return f"{self.model.base_model_prefix}.layers.{index}.{linear}.weight"

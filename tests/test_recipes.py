@@ -195,7 +195,7 @@ def test_calibration_text_does_not_matter_to_a_recipe_that_does_not_calibrate():
         ({"smoothing": {}, "omniquant": {}}, "choose one"),
         (
             {"rotation": {"learning": {}}, "outliers": {"features": 8}},
-            "knows neither smoothing, omniquant nor outliers",
+            "rotation.learning cannot be combined with outliers",
         ),
         ({"rotation": {"learning": {"network": "all"}}, "weights": None}, "network 'all' needs a weights section"),
         (

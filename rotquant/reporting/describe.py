@@ -71,6 +71,12 @@ def settings(recipe: Recipe) -> str:
         parts.append(
             f"OmniQuant {omni.steps} steps of {omni.batch_size} a block, {rates}, start alpha {omni.smoothing_alpha:g}"
         )
+    if recipe.awq:
+        parts.append(f"AWQ, {recipe.awq.grid} values of alpha{', clipped' if recipe.awq.clip_search else ''}")
+    if recipe.llm_qat:
+        qat = recipe.llm_qat
+        text = f"{qat.samples} generated samples of {qat.sequence_length} tokens, seed {qat.seed}"
+        parts.append(f"LLM-QAT {qat.steps} steps of {qat.batch_size}, learning rate {qat.learning_rate:g}, on {text}")
     if recipe.outliers:
         kept = "floating point" if recipe.outliers.bits == 16 else f"{recipe.outliers.bits} bits"
         parts.append(f"{recipe.outliers.features} outlier features in {kept}, ranked by {recipe.outliers.statistic}")

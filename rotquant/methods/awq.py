@@ -1,0 +1,216 @@
+"""AWQ (Lin et al. 2023, Sec. 3.2): input features that see large activations are scaled up before weights are rounded.
+
+For each group of linear layers that read one input, s = mean|x|^alpha is searched for by the error of their output
+(Eqs. 4-5), then the clipping of every scale by the same error. s is folded into what produces the input, so the
+function never changes before rounding. Errors are exact sums over the calibration tokens, from X^T X; the authors' code
+measures them through the whole attention or MLP block, and clips by a sample of the tokens.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.architectures import Architecture, Projection, Site, architecture_of
+from rotquant.calibration import LayerStream
+from rotquant.gptq import Hessian
+from rotquant.methods.smoothquant import smooth_site
+from rotquant.quantization import choose_qparams, fake_quantize, quantize
+from rotquant.recipes import Recipe
+from rotquant.rtn import QuantizedWeight
+from rotquant.schemes import QuantizationScheme, RotationScheme
+from rotquant.wrapping import Wrapping, wrap
+
+#: Smallest scale of a feature, so that a dead one divides nothing by zero (authors' code).
+SMALLEST_SCALE = 1e-4
+#: Clipping shrinks a range to no less than this share (authors' code).
+SMALLEST_CLIP = 0.5
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the search knows of the input X [tokens, features] of a site.
+
+    magnitude: mean |x| of each feature, [features]. moment: X^T X, [features, features].
+    """
+
+    magnitude: Tensor
+    moment: Tensor
+
+    def divided(self, scale: Tensor) -> "Inputs":
+        """The same for X / s."""
+        return Inputs(self.magnitude / scale, self.moment / torch.outer(scale, scale))
+
+
+def output_error(difference: Tensor, moment: Tensor) -> Tensor:
+    """The squared norm of X dW^T of each row, from X^T X: dW [..., rows, n], moment [..., n, n] give [..., rows]."""
+    return ((difference @ moment) * difference).sum(-1)
+
+
+def search_scale(weight: Tensor, inputs: Inputs, scheme: QuantizationScheme, grid: int) -> Tensor:
+    """The s = mean|x|^alpha with the least error of round(W diag(s)) diag(s)^-1 X (Eqs. 4-5).
+
+    Each candidate is divided by sqrt(max s min s), as in the authors' code. alpha = 0 leaves the weight as it is.
+
+    Args:
+        weight: of all linear layers that read the input, stacked, [out, in], float32 or float64.
+        inputs: of the site, of the same type.
+        scheme: of granularity channel or group.
+        grid: alpha is one of 0, 1/grid, ..., 1 - 1/grid; of equally good ones the first wins.
+
+    Returns:
+        s, positive, [in].
+    """
+    best, least = torch.ones_like(inputs.magnitude), torch.inf
+    for step in range(grid):
+        scale = inputs.magnitude.clamp(min=SMALLEST_SCALE) ** (step / grid)
+        scale = (scale / (scale.max() * scale.min()).sqrt()).clamp(min=SMALLEST_SCALE)
+        difference = fake_quantize(weight * scale, scheme) / scale - weight
+        error = output_error(difference, inputs.moment).sum().item()
+        if error < least:
+            best, least = scale, error
+    return best
+
+
+def search_clip(weight: Tensor, moment: Tensor, scheme: QuantizationScheme, grid: int) -> Tensor:
+    """The clip ratio of every scale with the least error of what its elements add to the output.
+
+    Args:
+        weight: [out, in], float32 or float64. moment: X^T X, [in, in].
+        scheme: of granularity channel or group.
+        grid: ratios are 1, 1 - 1/grid, ..., above 1/2; of equally good ones the largest wins.
+
+    Returns:
+        Ratios in the shape of the scheme's scales, [out, 1] or [out, groups, 1].
+    """
+    size = scheme.group_size or weight.shape[1]
+    blocks = moment.unflatten(0, (-1, size)).unflatten(2, (-1, size)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    ratios = [1 - step / grid for step in range(grid) if step / grid < 1 - SMALLEST_CLIP]
+    errors = []
+    for ratio in ratios:
+        difference = fake_quantize(weight, scheme, choose_qparams(weight, scheme, ratio)) - weight
+        groups = difference.unflatten(1, (-1, size)).transpose(0, 1)  # [groups, out, size]
+        errors.append(output_error(groups, blocks))
+    best = weight.new_tensor(ratios)[torch.stack(errors).argmin(dim=0)]  # [groups, out]
+    return best.T.reshape(choose_qparams(weight, scheme).scale.shape)
+
+
+def producer(architecture: Architecture, site: Site, rotation: RotationScheme | None) -> Projection | None:
+    """The projection whose output rows a site without norm reads feature by feature, or None.
+
+    o_proj reads v_proj's where every query head has a value head of its own (as in the authors' code), down_proj
+    reads up_proj's (times the activated gate). An online transform in between mixes the features.
+    """
+    if site.name == "attention_output":
+        shared = architecture.num_heads != architecture.num_kv_heads
+        return None if shared or (rotation is not None and rotation.heads) else architecture.value
+    return None if rotation is not None and rotation.mlp else architecture.up
+
+
+@torch.no_grad()
+def scale_site(layer: nn.Module, site: Site, before: Projection | None, scale: Tensor) -> None:
+    """Fold x / s into the norm or the projection before a site, and W diag(s) into its linear layers, in place.
+
+    Args:
+        layer: a decoder layer.
+        before: `producer` of a site without norm.
+        scale: positive, [features].
+    """
+    if before is None:
+        smooth_site(layer, site, scale)
+        return
+    linear, rows = layer.get_submodule(before.name), slice(*(before.rows or (None,)))
+    scale = scale.to(linear.weight.device, torch.float64)
+    linear.weight[rows] = (linear.weight[rows].double() / scale.unsqueeze(1)).to(linear.weight.dtype)
+    if linear.bias is not None:
+        linear.bias[rows] = (linear.bias[rows].double() / scale).to(linear.bias.dtype)
+    for name in site.linears:
+        weight = layer.get_submodule(name).weight
+        weight.copy_(weight.double() * scale)
+
+
+@contextmanager
+def observed_inputs(layer: nn.Module, architecture: Architecture) -> Iterator[dict[str, Inputs]]:
+    """While open, measure what each site of a layer reads; complete, by site name, when the block is left."""
+    hessians = {
+        site.name: Hessian(site.features, weight.device, torch.promote_types(weight.dtype, torch.float32))
+        for site in architecture.sites
+        for weight in [layer.get_submodule(site.linears[0]).weight]
+    }
+    totals = {name: torch.zeros_like(hessian.matrix[0]) for name, hessian in hessians.items()}
+
+    def update(site: str, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        hessians[site].add(arguments[0])
+        totals[site] += arguments[0].flatten(0, -2).abs().sum(0, dtype=totals[site].dtype)
+
+    hooks = [
+        layer.get_submodule(site.linears[0]).register_forward_pre_hook(partial(update, site.name))
+        for site in architecture.sites
+    ]
+    found: dict[str, Inputs] = {}
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, hessian in hessians.items():
+        found[name] = Inputs(totals[name] / hessian.tokens, hessian.matrix)
+
+
+@torch.no_grad()
+def quantize_layer(
+    layer: nn.Module, architecture: Architecture, inputs: dict[str, Inputs], recipe: Recipe
+) -> dict[str, QuantizedWeight]:
+    """Scale, clip and round one decoder layer, in place; its integer weights by name.
+
+    Args:
+        inputs: of every site, by name.
+        recipe: with `awq` and `weights`.
+    """
+    settings, scheme, inputs = recipe.awq, recipe.weights.scheme, dict(inputs)
+    for site in architecture.sites:
+        before = None if site.norm is not None else producer(architecture, site, recipe.rotation)
+        if site.norm is None and before is None:
+            continue
+        stacked = torch.cat([layer.get_submodule(name).weight for name in site.linears])
+        known = inputs[site.name]
+        scale = search_scale(stacked.to(known.moment.dtype), known, scheme, settings.grid)
+        scale_site(layer, site, before, scale)
+        inputs[site.name] = known.divided(scale)
+    weights = {}
+    unclipped = {architecture.query.name, architecture.key.name}  # their error counts by attention scores, not outputs
+    for site in architecture.sites:
+        for name in site.linears:
+            parameter, moment = layer.get_submodule(name).weight, inputs[site.name].moment
+            weight = parameter.to(moment.dtype)
+            clips = settings.clip_search and name not in unclipped
+            ratio = search_clip(weight, moment, scheme, settings.grid) if clips else None
+            qparams = choose_qparams(weight, scheme, ratio)
+            weights[name] = QuantizedWeight(quantize(weight, qparams, scheme), qparams, scheme)
+            parameter.copy_(weights[name].dequantize(parameter.dtype))
+    return weights
+
+
+def quantize_model(
+    model: nn.Module, stream: LayerStream, recipe: Recipe, *, progress: bool = True
+) -> Iterator[dict[str, QuantizedWeight]]:
+    """Quantize a model in place, one decoder layer at a time on the stream's device.
+
+    Args:
+        model: rotated before, if the recipe rotates, and not wrapped.
+        stream: the model's calibration samples before its first layer; used up.
+        recipe: with `awq` and `weights`. Activations and KV cache are not quantized meanwhile.
+        progress: show a bar.
+
+    Yields:
+        For each layer its integer weights by name; the layer holds their values.
+    """
+    architecture = architecture_of(model)
+    for index, layer in stream.layers("AWQ", progress):
+        with wrap(model, Wrapping(rotation=recipe.rotation)), observed_inputs(layer, architecture) as inputs:
+            stream.advance(index)  # before the layer changes: every layer reads what the full-precision model gives
+        yield quantize_layer(layer, architecture, inputs, recipe)

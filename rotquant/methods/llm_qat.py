@@ -1,0 +1,186 @@
+"""LLM-QAT (Liu et al. 2023, arXiv:2305.17888): quantization-aware training on text that the model itself generates.
+
+The model writes sequences from random first tokens (Sec. 2.1); then all of its parameters are trained so that with
+quantized weights, activations and KV cache it gives the next-token distribution of the full-precision model (Sec. 2.2),
+rounding being straight-through. No corpus is read. What is trained is rounded to nearest afterwards, elsewhere.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from rotquant.architectures import architecture_of, base_model, embedding
+from rotquant.calibration import on_device
+from rotquant.errors import RotquantError
+from rotquant.methods.batches import shuffled_batches
+from rotquant.onednn import OneDNNLinear
+from rotquant.quantization import fake_quantize
+from rotquant.recipes import Recipe
+from rotquant.schemes import QuantizationScheme
+from rotquant.wrapping import Wrapping, wrap
+
+#: Up to the third, fourth or fifth token of a sequence the likeliest is taken, then they are drawn (Sec. 2.1).
+GREEDY = range(3, 6)
+#: Logits of one forward pass, in elements; generation and training hold a few tensors of this size.
+_LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
+#: Sequences that are generated side by side.
+_SEQUENCES_AT_ONCE = 256
+
+
+def generate(model: nn.Module, samples: int, length: int, seed: int, progress: bool = True) -> Tensor:
+    """Text of the model's own: a random first token, then the likeliest ones, then tokens drawn from the softmax.
+
+    Sequences do not end at an end-of-text token: what the model takes for the next text follows.
+
+    Args:
+        model: a causal language model on its device, unquantized.
+        samples, length: how many sequences, and how many tokens in each.
+        seed: equal seeds give equal text on one kind of machine.
+        progress: show a bar.
+
+    Returns:
+        Token ids on the host, int64 [samples, length].
+    """
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(model.config.vocab_size, (samples, 1), generator=generator)
+    greedy = torch.randint(GREEDY.start, GREEDY.stop, (samples, 1), generator=generator)
+    parts = zip(first.split(_SEQUENCES_AT_ONCE), greedy.split(_SEQUENCES_AT_ONCE), strict=True)
+    total = math.ceil(samples / _SEQUENCES_AT_ONCE) * (length - 1)
+    with tqdm(total=total, desc="text", unit="token", leave=False, disable=None if progress else True) as bar:
+        return torch.cat([_continue(model, *part, length, generator, bar) for part in parts])
+
+
+@torch.no_grad()
+def _continue(
+    model: nn.Module, first: Tensor, greedy: Tensor, length: int, generator: torch.Generator, bar: tqdm
+) -> Tensor:
+    """Sequences [n, length] from their first tokens [n, 1]; each is greedy up to its own number of tokens [n, 1]."""
+    tokens, cache = [first], None
+    device = embedding(model).weight.device
+    for known in range(1, length):
+        output = model(input_ids=tokens[-1].to(device), past_key_values=cache, use_cache=True)
+        cache, logits = output.past_key_values, output.logits[:, -1].float().cpu()
+        drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        tokens.append(torch.where(known < greedy, logits.argmax(-1, keepdim=True), drawn))
+        bar.update()
+    return torch.cat(tokens, dim=1)
+
+
+def quantized_weights(model: nn.Module, scheme: QuantizationScheme) -> dict[str, Tensor]:
+    """The weights of every decoder layer's linear layers, rounded to nearest, by full name; differentiable."""
+    prefix = f"{model.base_model_prefix}.layers"
+    names = [
+        f"{prefix}.{index}.{linear}.weight"
+        for index in range(len(base_model(model).layers))
+        for linear in architecture_of(model).linears
+    ]
+    return {name: fake_quantize(model.get_parameter(name), scheme) for name in names}
+
+
+def distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Cross entropy of the student's distribution under the teacher's, - sum p_T log p_S, mean over tokens.
+
+    Args:
+        student, teacher: logits [..., vocabulary], of any floating-point types.
+    """
+    target = teacher.flatten(0, -2).float().softmax(-1)
+    return cross_entropy(student.flatten(0, -2).float(), target)
+
+
+def train(model: nn.Module, teacher: nn.Module, ids: Tensor, recipe: Recipe, progress: bool = True) -> list[float]:
+    """Train the model's parameters in place: AdamW without weight decay, the learning rate along a cosine to zero.
+
+    Args:
+        model: in float32 (or float64), on its device, wrapped by its quantizers.
+        teacher: the full-precision model, on the same device.
+        ids: token ids, int64 [samples, tokens].
+        recipe: its `llm_qat` and `weights`.
+
+    Returns:
+        The loss of each step in nats per token.
+
+    Raises:
+        RotquantError: the loss is not finite.
+    """
+    settings, scheme = recipe.llm_qat, recipe.weights.scheme
+    device = embedding(model).weight.device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
+    batches = shuffled_batches(len(ids), settings.batch_size, settings.steps, settings.seed)
+    losses = []
+    bar = tqdm(batches, "LLM-QAT", settings.steps, unit="step", leave=False, disable=None if progress else True)
+    for batch in bar:
+        optimizer.zero_grad(set_to_none=True)
+        loss = 0.0
+        for part in _parts(model, ids[batch]):
+            loss += _accumulate(model, teacher, part.to(device), len(part) / len(batch), scheme)
+        if not math.isfinite(loss):
+            raise RotquantError(
+                f"the loss of LLM-QAT is {loss} after {len(losses)} steps: lower llm_qat.learning_rate."
+            )
+        optimizer.step()
+        schedule.step()
+        losses.append(loss)
+        bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+    optimizer.zero_grad(set_to_none=True)
+    return losses
+
+
+def _accumulate(model: nn.Module, teacher: nn.Module, ids: Tensor, share: float, scheme: QuantizationScheme) -> float:
+    """Add the gradient of some sequences [n, tokens], a share of the batch; their share of its loss."""
+    with OneDNNLinear(), torch.enable_grad():
+        with torch.no_grad():
+            target = teacher(input_ids=ids, use_cache=False).logits
+        inputs = {"input_ids": ids, "use_cache": False}
+        output = functional_call(model, quantized_weights(model, scheme), kwargs=inputs)
+        loss = distillation_loss(output.logits, target) * share
+        loss.backward()
+    return loss.item()
+
+
+def _parts(model: nn.Module, ids: Tensor) -> Iterator[Tensor]:
+    """A batch in parts whose logits stay in bounds."""
+    limit = _LOGITS_AT_ONCE["cpu" if embedding(model).weight.device.type == "cpu" else "cuda"]
+    yield from ids.split(max(1, limit // (ids.shape[1] * model.config.vocab_size)))
+
+
+def train_model(
+    model: nn.Module, recipe: Recipe, device: torch.device | str = "cpu", progress: bool = True
+) -> list[float]:
+    """Generate text with a model and train it on that, in place.
+
+    A copy of the model in its own type is the teacher; the model is trained in float32 at least, which with gradients
+    and AdamW's two moments takes 16 bytes a parameter.
+
+    Args:
+        model: a causal language model of a supported family, rotated before if the recipe rotates, and not wrapped.
+        recipe: with `llm_qat` and `weights`; its run-time quantizers act while training.
+        device: where to work.
+        progress: show bars.
+
+    Returns:
+        The loss of each step in nats per token.
+
+    Raises:
+        RotquantError: the loss is not finite.
+    """
+    settings, dtype = recipe.llm_qat, model.dtype
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    online = Wrapping(rotation=recipe.rotation)
+    quantizers = Wrapping(
+        recipe.rotation, recipe.activations, recipe.keys, recipe.values, attention_output=recipe.attention_output
+    )
+    with on_device(teacher, device), wrap(teacher, online):
+        with OneDNNLinear():
+            ids = generate(teacher, settings.samples, settings.sequence_length, settings.seed, progress)
+        model.to(torch.promote_types(dtype, torch.float32))
+        with on_device(model, device), wrap(model, quantizers):
+            losses = train(model, teacher, ids, recipe, progress)
+    model.to(dtype)
+    return losses
