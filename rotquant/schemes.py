@@ -70,6 +70,8 @@ class RotationLearning(Frozen):
     steps, batch_size: iterations, and sequences of text in each.
     learning_rate: at the first step; it decays to zero, `linear` as the paper says, `cosine` as its authors' code does.
     momentum: of the gradients; zero in both.
+    gradient: what the straight-through gradient of a rotation sees of the rounding errors: `errors`, that these turn
+        with it (Eq. 5, and the authors' code), or `scales`, that they grow with the scales which it decides.
     network: what is quantized while learning: `activations`, inputs of linear layers and KV cache alone, so that GPTQ
         is left with the weights ("Cayley on 16-4-KV"), or `all`, weights too, round-to-nearest ("Cayley on 4-4-KV",
         Table 3).
@@ -81,6 +83,7 @@ class RotationLearning(Frozen):
     learning_rate: Annotated[float, Field(gt=0.0)] = 1.5
     schedule: Literal["linear", "cosine"] = "linear"
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    gradient: Literal["errors", "scales"] = "errors"
     network: Literal["activations", "all"] = "activations"
     text: Calibration = Calibration(samples=800)
 

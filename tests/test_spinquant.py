@@ -28,7 +28,7 @@ from rotquant.schemes import (
     RotationScheme,
     WeightQuantization,
 )
-from rotquant.stiefel import orthonormality_error
+from rotquant.stiefel import orthonormality_error, tangent
 from rotquant.wrapping import Wrapping, wrap
 from tests.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
 
@@ -154,7 +154,7 @@ def test_learning_reduces_the_errors_of_a_model_with_an_outlier_feature(family: 
     with torch.no_grad():
         embedding(model).weight[:, 5] *= 30
         lm_head(model).weight[:, 5] /= 30
-    settings = {"steps": 40, "batch_size": 32, "learning_rate": 30.0, "network": network}
+    settings = {"steps": 40, "batch_size": 32, "learning_rate": 30.0, "gradient": "scales", "network": network}
     of = recipe({"residual": "orthogonal"}, settings)
     history = learn_rotations(model, of, 0, written_by(model), progress=False).history
     assert history[-1]["activation_snr"] >= history[0]["activation_snr"] + 0.2
@@ -300,25 +300,44 @@ def decibel(signal: Tensor, noise: Tensor) -> float:
     return (10 * torch.log10(signal.square().sum() / noise.square().sum())).item()
 
 
-def test_x_gets_the_gradient_as_it_is_and_r_the_one_through_the_scales() -> None:
-    """Against the definition: rounding's residue in units of the scale, turned back, is a constant."""
+def gradients(gradient: str) -> tuple[Tensor, ...]:
+    """x, R and a direction in x's space; then what x and R get of it through a quantizer between R and R^T."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 64, dtype=torch.float64, generator=generator).requires_grad_()
-    towards = torch.randn(5, 64, dtype=torch.float64, generator=generator)
-    matrix = drawn(tiny_model(), recipe()).residual.requires_grad_()
-    y = spinquant_network.LearningNetwork().quantize(x, INPUTS, spinquant_network.rotated(matrix), "place")
+    x, towards = (torch.randn(5, 64, dtype=torch.float64, generator=generator) for _ in range(2))
+    of, model = recipe(learning={"gradient": gradient}), tiny_model()
+    rotation = drawn(model, of).residual.requires_grad_()
+    basis = spinquant_network.Bases.of(architecture_of(model), of.rotation, rotation, None).residual
+    x.requires_grad_()
+    y = spinquant_network.LearningNetwork().quantize(x, INPUTS, basis, "place")
     (y * towards).sum().backward()
-    assert torch.equal(x.grad, towards)
+    assert torch.allclose(y, fake_quantize(x @ rotation, INPUTS).detach() @ rotation.T, atol=1e-12)
+    return x.detach(), rotation.detach(), towards, x.grad, rotation.grad
 
-    def scales(rotation: Tensor) -> Tensor:
-        signal = x.detach() @ rotation
+
+def test_the_gradient_through_the_scales_takes_the_residue_of_rounding_for_a_constant() -> None:
+    x, rotation, towards, of_x, of_rotation = gradients("scales")
+
+    def scales(matrix: Tensor) -> Tensor:
+        signal = x @ matrix
         return (signal.amax(-1, keepdim=True).clamp(min=0) - signal.amin(-1, keepdim=True).clamp(max=0)) / 15
 
-    signal = x.detach() @ matrix.detach()
-    residue = (fake_quantize(signal, INPUTS) - signal) / scales(matrix.detach()) @ matrix.detach().T
-    (expected,) = torch.autograd.grad((scales(matrix) * residue * towards).sum(), matrix)
-    assert torch.allclose(matrix.grad, expected, atol=1e-10)
-    assert torch.allclose(y, fake_quantize(signal, INPUTS) @ matrix.T, atol=1e-12)
+    residue = (fake_quantize(x @ rotation, INPUTS) - x @ rotation) / scales(rotation) @ rotation.T
+    rotation.requires_grad_()
+    (expected,) = torch.autograd.grad((scales(rotation) * residue * towards).sum(), rotation)
+    assert torch.equal(of_x, towards)
+    assert torch.allclose(of_rotation, expected, atol=1e-10)
+
+
+def test_the_gradient_through_the_errors_is_that_of_equation_5() -> None:
+    """For unquantized weights, and in the tangent space, in which alone a rotation moves.
+
+    Straight-through rounding in Q(X R) R^T gives R, which stands there twice, X^T G R + G^T Q(X R) for the output's G.
+    """
+    x, rotation, towards, of_x, of_rotation = gradients("errors")
+    straight_through = x.T @ towards @ rotation + towards.T @ fake_quantize(x @ rotation, INPUTS)
+    assert torch.equal(of_x, towards)
+    assert torch.allclose(tangent(rotation, of_rotation), tangent(rotation, straight_through), atol=1e-10)
+    assert tangent(rotation, of_rotation).abs().max() > 1e-3
 
 
 def test_the_rate_falls_to_zero_linearly_as_the_paper_says_or_as_a_cosine() -> None:

@@ -22,16 +22,17 @@ from torch.nn.functional import cross_entropy, pad
 from tqdm import tqdm
 
 from rotquant.architectures import Architecture, architecture_of, embedding
-from rotquant.calibration import on_device
+from rotquant.distortion import decibel, square_sum
 from rotquant.errors import RecipeError, ResultError, RotquantError
 from rotquant.files import atomic_path, canonical_json, short_hash
 from rotquant.methods.batches import shuffled_batches
-from rotquant.methods.spinquant_network import LearningNetwork, decibel, quantized_network, running
+from rotquant.methods.spinquant_network import LearningNetwork, quantized_network, running
 from rotquant.onednn import OneDNNLinear
 from rotquant.recipes import Recipe
 from rotquant.rotation import check_rotation
 from rotquant.rotations import Rotations, initial_rotations
 from rotquant.schemes import RotationLearning
+from rotquant.sharding import placed
 from rotquant.stiefel import CayleySGD, newton_schulz, orthonormality_error
 from rotquant.wrapping import check_wrapping
 
@@ -78,7 +79,7 @@ def learn_rotations(
         recipe: its `rotation.learning` says how; see `quantized_network` for what counts of it.
         seed: of the rotations to start from, and of the order of the samples.
         samples: token ids, int64 [samples, tokens], of the recipe's `rotation.learning.text`.
-        device: where to work; None where the model lies, which may be several devices (accelerate's `dispatch_model`).
+        device: where to work, see `placed`; None where the model lies, which may be several devices.
         checkpoint: file that keeps the state every `checkpoint_every` steps, and from which an interrupted learning
             continues with the same result. The caller deletes it.
         progress: show a progress bar where there is a terminal.
@@ -99,7 +100,7 @@ def learn_rotations(
     architecture = architecture_of(model)
     check_rotation(architecture, recipe.rotation)
     check_wrapping(architecture, running(recipe))
-    with nullcontext() if device is None else on_device(model, device):
+    with nullcontext() if device is None else placed(model, device):
         state = _State.start(model, architecture, recipe, seed)
         identity = _identity(model, recipe, seed, samples)
         if checkpoint is not None:
@@ -245,16 +246,12 @@ def _accumulate(
             network.quantizing = True
         logits = model(input_ids=ids, use_cache=False).logits
         if measure:
-            signal, noise = _square_sum(exact), _square_sum(logits.detach() - exact)
+            signal, noise = square_sum(exact), square_sum(logits.detach() - exact)
         targets = pad(ids[:, 1:], (0, 1), value=-100).to(logits.device)  # the last token's successor is not known
         loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
         loss = loss / (sequences * (ids.shape[1] - 1))
         loss.backward()
     return loss.item(), signal, noise
-
-
-def _square_sum(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).double().square()
 
 
 def learning_rate(settings: RotationLearning, step: int) -> float:

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rotquant import hadamard
 from rotquant.architectures import Architecture, Site, architecture_of, decoder_layers, embedding
+from rotquant.distortion import decibel
 from rotquant.kv_cache import TransientCache
 from rotquant.onednn import linear
 from rotquant.quantization import choose_qparams, fake_quantize, grouped
@@ -44,26 +45,24 @@ class Basis:
 UNCHANGED = Basis(lambda x: x, lambda x: x)
 
 
-def rotated(matrix: Tensor | None) -> Basis:
+def rotated(forth: Tensor | None, back: Tensor | None = None) -> Basis:
     """x -> x R for R [n, n] and x [..., n], in the type and on the device of x; unchanged without R.
 
-    Differentiable in R one way only, forth: see `LearningNetwork.quantize`.
+    forth and back are R, or one of them R without gradient; back defaults to forth.
     """
-    if matrix is None:
+    if forth is None:
         return UNCHANGED
-    return Basis(lambda x: linear(x, matrix.to(x).T), lambda x: linear(x, matrix.detach().to(x)))
+    back = forth if back is None else back
+    return Basis(lambda x: linear(x, forth.to(x).T), lambda x: linear(x, back.to(x)))
 
 
-def rotated_per_head(matrix: Tensor | None) -> Basis:
-    """x -> x (I x R) for R [head_dim, head_dim] and x [..., heads * head_dim]; unchanged without R."""
-    if matrix is None:
-        return UNCHANGED
-    whole = rotated(matrix)
+def per_head(basis: Basis, head_dim: int) -> Basis:
+    """A basis of each head's features in x [..., heads * head_dim]."""
 
-    def per_head(function: Function, x: Tensor) -> Tensor:
-        return function(x.unflatten(-1, (-1, len(matrix)))).flatten(-2)
+    def heads(function: Function, x: Tensor) -> Tensor:
+        return function(x.unflatten(-1, (-1, head_dim))).flatten(-2)
 
-    return Basis(partial(per_head, whole.apply), partial(per_head, whole.undo))
+    return Basis(partial(heads, basis.apply), partial(heads, basis.undo))
 
 
 def transformed(scheme: RotationScheme, transform: Callable[..., Tensor]) -> Basis:
@@ -88,14 +87,24 @@ class Bases:
     def of(
         cls, architecture: Architecture, scheme: RotationScheme, residual: Tensor | None, values: Tensor | None
     ) -> "Bases":
-        """The bases of the layer whose R2 is `values`, in a model whose R1 is `residual`."""
-        per_head, heads = rotated_per_head(values), partial(_across_heads, architecture.num_heads)
+        """The bases of the layer whose R2 is `values`, in a model whose R1 is `residual`.
+
+        Each rotation comes twice, and has its gradient in one place: see `LearningNetwork.quantize`.
+        """
+
+        def once(rotation: Tensor | None) -> Basis:
+            if rotation is None or scheme.learning.gradient == "scales":
+                return rotated(rotation, None if rotation is None else rotation.detach())
+            return rotated(rotation.detach(), rotation)
+
+        of_values = per_head(once(values), architecture.head_dim)
+        across_heads = transformed(scheme, partial(_across_heads, architecture.num_heads))
         online = transformed(scheme, hadamard.hadamard_transform)
         return cls(
-            residual=rotated(residual),
-            values=per_head,
+            residual=once(residual),
+            values=of_values,
             keys=online if scheme.keys else UNCHANGED,
-            attention_output=per_head.then(transformed(scheme, heads)) if scheme.heads else per_head,
+            attention_output=of_values.then(across_heads) if scheme.heads else of_values,
             mlp_output=online if scheme.mlp else UNCHANGED,
         )
 
@@ -129,11 +138,6 @@ class Errors:
         return {place: decibel(signal, noise) for place, (signal, noise) in self.sums.items()}
 
 
-def decibel(signal: Tensor, noise: Tensor) -> float:
-    """10 log10(signal / noise) of two sums of squares."""
-    return 10 * torch.log10(signal.double() / noise.double()).item()
-
-
 class LearningNetwork:
     """What `quantized_network` yields: a switch, and what the quantizers did.
 
@@ -149,14 +153,14 @@ class LearningNetwork:
         """Q(x R) R^T as x + s n R^T, s the scales of x R and n its rounding errors over them.
 
         The straight-through estimator takes n, rounding's residue, for a constant: x gets the gradient of the output as
-        it is. R gets the one through the scales, that is, through the ranges which it is to make small. The direction
-        n R^T of the error is a constant too: it turns with R, but differently for every token, so that its gradient,
-        the only one that the authors' code has, is noise without a mean. (On this project's models the gradients of
-        two batches of 2048 tokens have a cosine of 0.18 without it, 0.02 with it, and 0.00 with nothing else.)
+        it is. R gets one through either of its two places (`RotationLearning.gradient`), the other being constant.
+        Through the second, the error turns with R. That is what Eq. 5 has and the authors' code, but it turns
+        differently for every token: on this project's models the gradients of two batches of 2048 tokens have a cosine
+        of 0.00 (0.02 through both places). Through the first, R changes the ranges, hence the size of the error: 0.18.
         """
         if scheme is None or not self.quantizing:
             return x
-        signal = basis.apply(x.detach())
+        signal = basis.apply(x.detach())  # what x's own range does to the error is of higher order
         qparams = choose_qparams(signal, scheme)
         with torch.no_grad():
             error = fake_quantize(signal, scheme, qparams).sub_(signal)

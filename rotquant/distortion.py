@@ -1,0 +1,30 @@
+"""What quantization does to a tensor, as numbers: signal-to-noise ratio, relative squared error, and kurtosis.
+
+SpinQuant measures outliers by the kurtosis (Sec. 2.1) and the whole network by its SNR (Sec. B.2). Pure functions of
+tensors; nothing here quantizes or knows a model.
+"""
+
+import torch
+from torch import Tensor
+
+
+def square_sum(x: Tensor) -> Tensor:
+    """sum x^2 over all elements, a float64 scalar, added up in at least float32."""
+    return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).double().square()
+
+
+def decibel(signal: Tensor, noise: Tensor) -> float:
+    """10 log10(signal / noise) of two sums of squares; inf without noise, nan where one is not a number."""
+    return 10 * torch.log10(signal.double() / noise.double()).item()
+
+
+def relative_error(exact: Tensor, rounded: Tensor) -> float:
+    """sum (rounded - exact)^2 / sum exact^2, of two tensors of one shape."""
+    return (square_sum(rounded - exact) / square_sum(exact)).item()
+
+
+def kurtosis(x: Tensor) -> float:
+    """E (x - E x)^4 / (E (x - E x)^2)^2 over all elements: 3 for a normal distribution, more for heavier tails."""
+    centred = x.double() - x.double().mean()
+    square = centred.square()
+    return (square.square().mean() / square.mean().square()).item()
