@@ -70,6 +70,15 @@ def test_a_cell_that_could_not_be_measured_says_why_and_has_no_ratio(project: Pr
     assert "1 cannot be checked" not in text  # the other row still decides
 
 
+def test_reasons_that_differ_in_a_number_alone_are_one_line(project: Project) -> None:
+    def time(cell: Cell) -> float | str:
+        return f"no product of {cell.arguments.tokens} tokens." if cell.column == "FP8" else seconds(cell)
+
+    record(project.root / OWN, table_of(project), time)
+    line = "- no product of 2048 tokens, and so on: 2 cells (4096x4096 batch 1, FP8; 4096x4096 batch 2, FP8)"
+    assert line in page(project, table_of(project))
+
+
 def test_without_a_record_the_page_shows_the_papers_numbers_alone_and_says_so(project: Project) -> None:
     text = page(project, table_of(project))
     assert "**Not measured yet:**" in text

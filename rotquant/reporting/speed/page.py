@@ -4,6 +4,7 @@ Upright numbers were measured, on the GPU that is named; *italic* ones are the p
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from rotquant.reporting.speed.provenance import provenance_section, when_and_whe
 from rotquant.reporting.tables import markdown_table
 from rotquant.results import REPORTS
 from rotquant.speed.definitions import SpeedTable
+
+#: Of cells that lack a number for one reason, so many are named.
+_SHOWN = 8
 
 
 def page(project: Project, table: SpeedTable) -> str:
@@ -115,19 +119,21 @@ def _notes(table: SpeedTable) -> str:
 
 
 def _missing(numbers: Numbers) -> str:
-    """Every cell without a number, and why."""
-    reasons: dict[str, list[str]] = {}
+    """Every cell without a number, and why; reasons that differ in a number alone are given once, by the first."""
+    reasons: dict[str, list[tuple[str, str]]] = {}
     for (_, row, column), number in numbers.items():
         if number.missing is not None:
-            reasons.setdefault(number.missing.rstrip("."), []).append(f"{row}, {column}")
+            reason = number.missing.rstrip(".")
+            reasons.setdefault(re.sub(r"\d+", "", reason), []).append((reason, f"{row}, {column}"))
     if not reasons:
         return ""
-    lines = "".join(
-        f"- {reason}: {len(places)} cell{'s' if len(places) > 1 else ''} ({'; '.join(places[:6])}"
-        f"{'; ...' if len(places) > 6 else ''})\n"
-        for reason, places in reasons.items()
-    )
-    return f"## Cells without a number\n\n{lines}"
+    lines = []
+    for alike in reasons.values():
+        (first, *others), places = zip(*alike, strict=True)
+        reason = first if set(others) <= {first} else f"{first}, and so on"
+        shown = "; ".join(places[:_SHOWN]) + ("; ..." if len(places) > _SHOWN else "")
+        lines.append(f"- {reason}: {len(places)} cell{'s' if len(places) > 1 else ''} ({shown})\n")
+    return f"## Cells without a number\n\n{''.join(lines)}"
 
 
 def _figure_page(project: Project, table: SpeedTable) -> list[str]:
