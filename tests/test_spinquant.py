@@ -363,3 +363,15 @@ def test_a_loss_that_is_not_finite_is_an_error() -> None:
         model.lm_head.weight[0, 0] = math.inf
     with pytest.raises(RotquantError, match=r"loss of the quantized network is .* at step 0"):
         learn(model)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_learning_on_a_gpu_goes_as_on_the_cpu(dtype: torch.dtype) -> None:
+    """The first step agrees up to codes that flip; later ones drift apart as rounding errors do."""
+    model = tiny_model(dtype=dtype)
+    cpu, gpu = (learn(model, recipe(learning={"gradient": "scales"}), device=device) for device in ("cpu", "cuda"))
+    assert next(model.parameters()).device.type == "cpu"
+    assert gpu.history[0]["loss"] == pytest.approx(cpu.history[0]["loss"], rel=0.02)
+    assert gpu.history[0]["activation_snr"] == pytest.approx(cpu.history[0]["activation_snr"], abs=0.2)
+    assert all(orthonormality_error(matrix) <= 1e-12 for matrix in gpu.rotations.tensors().values())

@@ -238,7 +238,7 @@ def _accumulate(
         Their share of the loss, and sums of squares over their float logits and over what quantization adds to these.
     """
     signal = noise = 0.0
-    with OneDNNLinear():
+    with torch.enable_grad(), OneDNNLinear():
         if measure:
             network.quantizing = False
             with torch.no_grad():

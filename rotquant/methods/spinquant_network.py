@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rotquant import hadamard
 from rotquant.architectures import Architecture, Site, architecture_of, decoder_layers, embedding
-from rotquant.distortion import decibel
+from rotquant.distortion import decibel, square_sum
 from rotquant.kv_cache import TransientCache
 from rotquant.onednn import linear
 from rotquant.quantization import choose_qparams, fake_quantize, grouped
@@ -45,14 +45,11 @@ class Basis:
 UNCHANGED = Basis(lambda x: x, lambda x: x)
 
 
-def rotated(forth: Tensor | None, back: Tensor | None = None) -> Basis:
-    """x -> x R for R [n, n] and x [..., n], in the type and on the device of x; unchanged without R.
+def rotated(forth: Tensor, back: Tensor) -> Basis:
+    """x -> x R for R [n, n] and x [..., n], in the type and on the device of x.
 
-    forth and back are R, or one of them R without gradient; back defaults to forth.
+    forth and back are R, or one of them R without gradient.
     """
-    if forth is None:
-        return UNCHANGED
-    back = forth if back is None else back
     return Basis(lambda x: linear(x, forth.to(x).T), lambda x: linear(x, back.to(x)))
 
 
@@ -93,9 +90,10 @@ class Bases:
         """
 
         def once(rotation: Tensor | None) -> Basis:
-            if rotation is None or scheme.learning.gradient == "scales":
-                return rotated(rotation, None if rotation is None else rotation.detach())
-            return rotated(rotation.detach(), rotation)
+            if rotation is None:
+                return UNCHANGED
+            constant = rotation.detach()
+            return rotated(rotation, constant) if scheme.learning.gradient == "scales" else rotated(constant, rotation)
 
         of_values = per_head(once(values), architecture.head_dim)
         across_heads = transformed(scheme, partial(_across_heads, architecture.num_heads))
@@ -129,13 +127,13 @@ class Errors:
 
     def add(self, place: str, signal: Tensor, noise: Tensor) -> None:
         """Count a tensor and its rounding error. Recomputing all places doubles both sums and leaves their ratio."""
-        new = (torch.linalg.vector_norm(signal).square(), torch.linalg.vector_norm(noise).square())
+        new = square_sum(signal), square_sum(noise)
         old = self.sums.get(place)
         self.sums[place] = new if old is None else (old[0] + new[0], old[1] + new[1])
 
     def snr(self) -> dict[str, float]:
         """10 log10(signal / noise) in dB by place."""
-        return {place: decibel(signal, noise) for place, (signal, noise) in self.sums.items()}
+        return {place: decibel(*sums) for place, sums in self.sums.items()}
 
 
 class LearningNetwork:
