@@ -6,13 +6,12 @@ rest); a new family is one entry of `_LAYOUTS`. Nothing here computes on weights
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from rotquant.errors import UnsupportedArchitectureError
-
-SiteName = Literal["attention_input", "attention_output", "mlp_input", "mlp_output"]
+from rotquant.schemes import SiteName
 
 
 @dataclass(frozen=True)

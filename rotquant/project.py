@@ -25,7 +25,7 @@ from rotquant.recipes import Recipe, Run, first_problem, override
 from rotquant.schemes import Metric, ZeroShot
 from rotquant.speed.definitions import SpeedTable
 from rotquant.speed.loading import SPEED_FILE, load_speed
-from rotquant.tables import PAPERS, Column, Published, Row, Table, load_tables, published_values
+from rotquant.tables import PAPERS, Column, Published, Row, Table, load_tables, published_deviations, published_values
 from rotquant.zeroshot.suites import task_names
 
 _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
@@ -250,6 +250,10 @@ class Project:
         """The paper's numbers by (row, column, quantity); None where the paper prints a dash."""
         return published_values(table, self.root)
 
+    def published_deviations(self, table: Table) -> Published:
+        """The paper's deviations over seeds where it prints them, as `published`."""
+        return published_deviations(table, self.root)
+
     @functools.cache  # noqa: B019
     def digest(self, slot: str) -> str:
         """Digest of the checkpoint that a slot names."""
@@ -350,12 +354,12 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
         changes["calibration"] = slot.calibration
     if recipe.omniquant is not None:
         changes["omniquant"] = slot.omniquant
+    if recipe.llm_qat is not None:
+        changes["llm_qat"] = slot.llm_qat
     if recipe.learning is not None:
         own = ((said or {}).get("rotation") or {}).get("learning") or {}
         changes["rotation"] = {"learning": merge(slot.learning, own)}
     return override(recipe, changes, where)
-    if recipe.llm_qat is not None:
-        changes["llm_qat"] = slot.llm_qat
 
 
 def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
@@ -364,7 +368,8 @@ def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
     Raises:
         ConfigError: a field that the metric does not have, or an impossible value. RecipeError: an unknown task.
     """
-    shared = {"perplexity": slot.evaluation, "zero_shot": slot.zero_shot}.get(fields["kind"], {})
+    by_kind = {"perplexity": slot.evaluation, "snr": slot.evaluation, "zero_shot": slot.zero_shot}
+    shared = by_kind.get(fields["kind"], {})
     fields = {**shared, **fields}
     if isinstance(fields.get("tasks"), dict):  # by suite, since suites have other tasks; the slot's own come first
         fields["tasks"] = shared.get("tasks", fields["tasks"].get(fields.get("suite", "shipped"), ()))

@@ -60,11 +60,14 @@ OPTIONAL: dict[str, Callable[[Recipe], object]] = {
 VERSIONS = ("rotquant", "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets", "lm_eval")
 
 
-#: Modules that act only for one kind of metric; a package stands for all its modules.
-METRIC_MODULES = {
-    "perplexity": "rotquant.evaluation",
-    "zero_shot": "rotquant.zeroshot",
-    "magnitudes": "rotquant.activations",
+#: Modules that act for some kinds of metrics only; a package stands for all its modules.
+METRIC_MODULES: dict[str, tuple[str, ...]] = {
+    "perplexity": ("rotquant.evaluation",),
+    "zero_shot": ("rotquant.zeroshot",),
+    "snr": ("rotquant.fidelity", "rotquant.distortion"),
+    "magnitudes": ("rotquant.activations",),
+    "outliers": ("rotquant.outlier_statistics", "rotquant.activations", "rotquant.distortion"),
+    "range_use": ("rotquant.range_use",),
 }
 
 
@@ -78,7 +81,9 @@ def code_digest(stage: str, recipe: Recipe | None = None, metric: Metric | None 
         raise ConfigError(f"unknown stage {stage!r}{nearest(stage, list(STAGES))}.")
     idle = [] if recipe is None else [module for module, acts in OPTIONAL.items() if not acts(recipe)]
     if metric is not None:
-        idle += [module for kind, module in METRIC_MODULES.items() if kind != metric.kind]
+        acting = METRIC_MODULES[metric.kind]
+        others = [module for modules in METRIC_MODULES.values() for module in modules]
+        idle = [module for module in (*idle, *others) if module not in acting]
     return _modules_digest(stage_modules(stage, frozenset(idle)))
 
 

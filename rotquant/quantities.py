@@ -1,13 +1,14 @@
 """What a metric measures, quantity by quantity: its name in result files, how it is printed, and which way is better.
 
 A perplexity run yields one number; a zero-shot run the average and one accuracy per task; a run that looks at
-activations a few statistics. The first quantity of a metric is its main one. Nothing here computes or imports torch.
+activations or weights a few statistics. The first quantity of a metric is its main one. Nothing here computes or
+imports torch.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from rotquant.schemes import Magnitudes, Metric, Perplexity
+from rotquant.schemes import Metric, ZeroShot
 from rotquant.zeroshot.suites import TASKS, task_names
 
 
@@ -20,6 +21,7 @@ class Quantity:
     better: whether lower or higher numbers are better.
     unit: printed where numbers are compared.
     chance: what guessing scores, in percent, for accuracies.
+    relative: whether rows are compared by what they lose in percent of another.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Quantity:
     better: Literal["lower", "higher"]
     unit: str = ""
     chance: float | None = None
+    relative: bool = True
 
     def loss(self, value: float, reference: float) -> float:
         """How much worse `value` is than `reference`, in the quantity's own unit; negative for a gain."""
@@ -35,18 +38,37 @@ class Quantity:
 
 PERPLEXITY = Quantity("perplexity", "PPL", "lower")
 AVERAGE = Quantity("average", "Avg.", "higher", "%")
+SNR_DB = Quantity("snr", "SNR", "higher", "dB", relative=False)
 MAGNITUDES = (
-    Quantity("peak_ratio", "max/median", "lower"),
-    Quantity("largest", "max", "lower"),
-    Quantity("median", "median", "lower"),
+    Quantity("peak_ratio", "max/median", "lower", relative=False),
+    Quantity("largest", "max", "lower", relative=False),
+    Quantity("median", "median", "lower", relative=False),
 )
+OUTLIERS = (
+    Quantity("kurtosis", "largest kurtosis", "lower", relative=False),
+    Quantity("mean_kurtosis", "mean kurtosis", "lower", relative=False),
+    Quantity("activation_error", "activation error", "lower", "%"),
+    Quantity("weight_error", "weight error", "lower", "%"),
+)
+RANGE_USE = (
+    Quantity("range_use", "range use", "higher", "%", relative=False),
+    Quantity("largest_range", "largest range", "lower", relative=False),
+)
+DESCRIPTIVE = (*MAGNITUDES, *OUTLIERS[:2])
+"""Quantities that describe a distribution: of none would a lower number as such be better."""
+
+_BY_KIND: dict[str, tuple[Quantity, ...]] = {
+    "perplexity": (PERPLEXITY,),
+    "snr": (SNR_DB,),
+    "magnitudes": MAGNITUDES,
+    "outliers": OUTLIERS,
+    "range_use": RANGE_USE,
+}
 
 
 def quantities(metric: Metric) -> tuple[Quantity, ...]:
     """The quantities of a metric, the main one first."""
-    if isinstance(metric, Perplexity):
-        return (PERPLEXITY,)
-    if isinstance(metric, Magnitudes):
-        return MAGNITUDES
+    if not isinstance(metric, ZeroShot):
+        return _BY_KIND[metric.kind]
     tasks = [(name, TASKS[metric.suite][name]) for name in task_names(metric)]
     return (AVERAGE, *(Quantity(name, task.title, "higher", "%", task.chance) for name, task in tasks))

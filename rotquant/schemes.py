@@ -240,10 +240,11 @@ class Perplexity(Frozen):
 
 
 class ZeroShot(Frozen):
-    """Zero-shot accuracy through lm-eval, in percent, on every task of a suite (`rotquant.zeroshot`).
+    """Zero-shot or few-shot accuracy, or ROUGE-L of summaries, through lm-eval, in percent (`rotquant.zeroshot`).
 
     suite: `paper`, the papers' tasks from the hub or from local files; `shipped`, tasks made from a held-out text.
-    tasks: names within the suite; empty takes QuaRot's six, or all of the shipped ones.
+    tasks: names within the suite; empty takes QuaRot's six, or the first six of the shipped ones.
+    shots: how many solved examples stand before each item; they are never items themselves.
     path: `paper`: a folder with one data file per task; None reads the hub.
     corpus: `shipped`: the text that the tasks are made from, a key of the configuration's `corpora`.
     limit: only the first items of each task; None takes all.
@@ -253,6 +254,7 @@ class ZeroShot(Frozen):
     kind: Literal["zero_shot"] = "zero_shot"
     suite: Literal["paper", "shipped"] = "shipped"
     tasks: tuple[str, ...] = ()
+    shots: Annotated[int, Field(ge=0)] = 0
     path: str | None = None
     corpus: str | None = None
     limit: Annotated[int, Field(gt=0)] | None = None
@@ -267,19 +269,74 @@ class ZeroShot(Frozen):
         return self
 
 
-class Magnitudes(Frozen):
-    """Magnitudes of the activations that one site of one layer reads, token by feature (QuaRot Figure 1).
+class SNR(Frozen):
+    """End-to-end signal-to-quantization-noise ratio in dB (SpinQuant Sec. B.2), the mean over windows of text.
 
-    site: as `rotquant.architectures` names it; layer: an index, or None for the middle one.
+    The signal is the unquantized checkpoint's logits, the noise what the run's logits differ by. Windows and `bos` are
+    those of `Perplexity`.
+    """
+
+    kind: Literal["snr"] = "snr"
+    corpus: str = "wikitext2"
+    split: Literal["train", "validation", "test"] = "test"
+    sequence_length: Annotated[int, Field(gt=1)] = 2048
+    max_windows: Annotated[int, Field(gt=0)] | None = None
+    bos: Literal["text", "window", "none"] = "text"
+
+
+Depth = Annotated[float, Field(ge=0.0, lt=1.0)]
+"""A layer by its share of the model's depth: index floor(depth * layers), so 0.5 is the middle one."""
+
+SiteName = Literal["attention_input", "attention_output", "mlp_input", "mlp_output"]
+
+
+class Magnitudes(Frozen):
+    """Magnitudes of what linear layers read, or of their weights, as matrices (QuaRot Figure 1, SpinQuant Figure 2).
+
+    tensor: `activations`, token by feature, or `weights`, output by input feature, of each site's first linear layer.
+    sites, depths: which sites, of which layers.
     tokens: how many tokens of the text (one window, with BOS) are looked at.
     """
 
     kind: Literal["magnitudes"] = "magnitudes"
     corpus: str = "wikitext2"
     split: Literal["train", "validation", "test"] = "test"
-    site: str = "mlp_input"
-    layer: Annotated[int, Field(ge=0)] | None = None
+    tensor: Literal["activations", "weights"] = "activations"
+    sites: Annotated[tuple[SiteName, ...], Field(min_length=1)] = ("mlp_input",)
+    depths: Annotated[tuple[Depth, ...], Field(min_length=1)] = (0.5,)
     tokens: Annotated[int, Field(gt=1)] = 128
 
 
-Metric = Annotated[Perplexity | ZeroShot | Magnitudes, Field(discriminator="kind")]
+class Outliers(Frozen):
+    """Kurtosis and rounding errors at the linear layers that read the residual stream, by layer (SpinQuant Figure 3).
+
+    These are Q, K, V, gate and up projection, which read two inputs a layer. Activations are rounded asymmetrically
+    with one scale per token, weights symmetrically with one per output channel (SpinQuant Eq. 1, Sec. A.4).
+
+    bits: of both.
+    tokens: how many tokens of the text (one window, with BOS) are looked at.
+    """
+
+    kind: Literal["outliers"] = "outliers"
+    corpus: str = "wikitext2"
+    split: Literal["train", "validation", "test"] = "test"
+    bits: Annotated[int, Field(ge=2, le=8)] = 4
+    tokens: Annotated[int, Field(gt=1)] = 512
+
+
+class RangeUse(Frozen):
+    """How evenly rotated points of two or three features fill the axes, an example (SpinQuant Sec. 4.4, Figure 6).
+
+    No model takes part in it: the points lie between the ends +-`magnitudes` of the axes.
+
+    rotation: `none`; `turns`, by 45 degrees from the first axis towards each other one, the last first; or `learned` by
+        Cayley SGD, starting from there.
+    """
+
+    kind: Literal["range_use"] = "range_use"
+    corpus: None = None
+    magnitudes: Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], Field(min_length=2, max_length=3)] = (2.0, 0.5)
+    rotation: Literal["none", "turns", "learned"] = "none"
+
+
+Metric = Annotated[Perplexity | ZeroShot | SNR | Magnitudes | Outliers | RangeUse, Field(discriminator="kind")]

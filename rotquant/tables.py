@@ -70,7 +70,7 @@ class Figure(Frozen):
 
     x: title of the horizontal axis of `lines` (None: the last label column).
     over: row that `relative_increase` draws changes against (None: the table's baseline).
-    rows: which `relative_increase` and `tasks` draw beside that one (None: all).
+    rows: which are drawn, by `relative_increase` and `tasks` beside that one (None: all).
     """
 
     kind: str
@@ -160,17 +160,16 @@ def published_values(table: Table, root: Path) -> Published:
     Raises:
         ConfigError: a missing file, a missing column, or a value that is neither a number nor a dash.
     """
-    values = {} if table.published is None else read_published(root / table.published)
-    rows = {row.name for row in table.rows}
-    for column in table.columns:
-        if column.published is not None:
-            others = read_published(root / column.published)
-            values |= {cell: value for cell, value in others.items() if cell[0] in rows and cell[1] == column.name}
-    return values
+    return _of_all_columns(table, root, "value")
 
 
-def read_published(path: Path) -> Published:
-    """Read published values from a long-format CSV.
+def published_deviations(table: Table, root: Path) -> Published:
+    """The paper's deviations over seeds, as `published_values`; None, or no entry, where the paper prints none."""
+    return _of_all_columns(table, root, "deviation")
+
+
+def read_published(path: Path, field: str = "value") -> Published:
+    """Read published values, or another numeric `field` of theirs, from a long-format CSV; nothing without that field.
 
     Raises:
         ConfigError: a missing file, a missing column, or a value that is neither a number nor a dash.
@@ -178,7 +177,9 @@ def read_published(path: Path) -> Published:
     try:
         with path.open(newline="", encoding="utf-8") as lines:
             rows = list(csv.DictReader(lines))
-        return {(row["row"], row["column"], row["metric"]): _number(row["value"]) for row in rows}
+        if field != "value" and rows and field not in rows[0]:
+            return {}
+        return {(row["row"], row["column"], row["metric"]): _number(row[field]) for row in rows}
     except FileNotFoundError:
         raise ConfigError(f"published values {path} do not exist.") from None
     except KeyError as error:
@@ -190,6 +191,17 @@ def read_published(path: Path) -> Published:
 def load_targets(root: Path) -> dict[str, Any]:
     """config/targets.yaml: every table and figure of the papers, as {papers, kinds, targets}."""
     return read_yaml(root / TARGETS)
+
+
+def _of_all_columns(table: Table, root: Path, field: str) -> Published:
+    """A field of the table's own published values, and of the columns that stand in other tables."""
+    values = {} if table.published is None else read_published(root / table.published, field)
+    rows = {row.name for row in table.rows}
+    for column in table.columns:
+        if column.published is not None:
+            others = read_published(root / column.published, field)
+            values |= {cell: value for cell, value in others.items() if cell[0] in rows and cell[1] == column.name}
+    return values
 
 
 def _with_paths(fields: dict[str, Any], folder: Path) -> dict[str, Any]:

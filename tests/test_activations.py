@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from rotquant import project as projects
 from rotquant.activations import magnitudes
-from rotquant.errors import CorpusError, RecipeError, ResultError
+from rotquant.errors import CorpusError, ResultError
 from rotquant.files import short_hash
 from rotquant.project import Project, load_project
 from rotquant.provenance import environment
@@ -43,8 +44,8 @@ FIGURE = {
 }
 
 
-def matrix(arrays: dict) -> torch.Tensor:
-    return torch.tensor(arrays["magnitudes"])
+def matrix(arrays: dict, panel: int = 0) -> torch.Tensor:
+    return torch.tensor(arrays["panels"][panel]["matrix"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -58,12 +59,16 @@ def test_they_are_what_the_feed_forward_block_reads_in_the_middle_layer(family: 
     hook.remove()
     metrics, arrays = magnitudes(model, TOKENS, METRIC)
     expected = norm_outputs[0][0].abs()
-    assert arrays["layer"] == 1
+    (panel,) = arrays["panels"]
+    assert panel["layer"] == 1
+    assert panel["linear"] in ("mlp.gate_proj", "mlp.gate_up_proj")
     # Four significant digits: relative error at most half a unit of the fourth.
     torch.testing.assert_close(matrix(arrays), expected, rtol=5e-4, atol=0)
+    torch.testing.assert_close(torch.tensor(panel["mean"]), expected.mean(0), rtol=5e-4, atol=0)
+    torch.testing.assert_close(torch.tensor(panel["largest"]), expected.amax(0), rtol=5e-4, atol=0)
     assert metrics["largest"] == expected.max().item()
     assert metrics["median"] == expected.median().item()
-    assert metrics["peak_ratio"] == pytest.approx(metrics["largest"] / metrics["median"])
+    assert metrics["peak_ratio"] == panel["peak_ratio"] == pytest.approx(metrics["largest"] / metrics["median"])
 
 
 def test_looking_leaves_the_model_as_it_was() -> None:
@@ -76,8 +81,40 @@ def test_looking_leaves_the_model_as_it_was() -> None:
 
 @pytest.mark.parametrize("site", ["attention_input", "attention_output", "mlp_input", "mlp_output"])
 def test_every_site_has_its_width(site: str) -> None:
-    _, arrays = magnitudes(tiny_model(), TOKENS, METRIC.model_copy(update={"site": site, "layer": 0}))
+    _, arrays = magnitudes(tiny_model(), TOKENS, Magnitudes(tokens=16, sites=(site,), depths=(0.0,)))
     assert matrix(arrays).shape == (16, 96 if site == "mlp_output" else 64)
+
+
+def test_several_depths_and_sites_are_several_panels_and_the_worst_ratio_counts() -> None:
+    metric = Magnitudes(tokens=16, sites=("attention_input", "mlp_input"), depths=(0, 0.3125, 0.625, 0.9375))
+    metrics, arrays = magnitudes(tiny_model(num_layers=10), TOKENS, metric)
+    panels = arrays["panels"]
+    # The first, eleventh, twenty-first and thirty-first of 32 layers, as shares of 10.
+    assert [panel["layer"] for panel in panels] == [0, 0, 3, 3, 6, 6, 9, 9]
+    assert [panel["linear"] for panel in panels[:2]] == ["self_attn.q_proj", "mlp.gate_proj"]
+    assert metrics["peak_ratio"] == max(panel["peak_ratio"] for panel in panels)
+    assert len(magnitudes(tiny_model(), TOKENS, metric)[1]["panels"]) == 4  # two layers: no place comes twice
+
+
+def test_weights_are_output_by_input_feature() -> None:
+    model = tiny_model()
+    _, arrays = magnitudes(model, TOKENS, Magnitudes(tensor="weights", sites=("mlp_output",), depths=(0.5,)))
+    expected = model.model.layers[1].mlp.down_proj.weight.abs()
+    torch.testing.assert_close(matrix(arrays), expected.detach(), rtol=5e-4, atol=0)
+
+
+def test_large_matrices_keep_their_outliers() -> None:
+    model = tiny_model(intermediate_size=1200)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[3, 1023] = 77.0
+        model.model.layers[0].mlp.gate_proj.weight[1023, 3] = 77.0
+    sites = {"mlp_output": (64, 400), "mlp_input": (400, 64)}  # three neighbours each
+    for site, shape in sites.items():
+        metric = Magnitudes(tensor="weights", sites=(site,), depths=(0.0,))
+        found = matrix(magnitudes(model, TOKENS, metric)[1])
+        assert found.shape == shape
+        assert found.max() == 77.0
+        assert found.argmax() == (3 * 400 + 341 if site == "mlp_output" else 341 * 64 + 3)
 
 
 def test_rotation_turns_the_input_and_takes_the_outlier_channel_away() -> None:
@@ -111,13 +148,12 @@ def test_a_broken_network_is_a_result() -> None:
 
 
 def test_bad_requests_are_one_sentence() -> None:
-    model = tiny_model()
-    with pytest.raises(RecipeError, match=r"no site 'ffn'; known: attention_input, "):
-        magnitudes(model, TOKENS, METRIC.model_copy(update={"site": "ffn"}))
-    with pytest.raises(RecipeError, match=r"no layer 2; the model's 2 are 0 to 1\."):
-        magnitudes(model, TOKENS, METRIC.model_copy(update={"layer": 2}))
+    with pytest.raises(ValidationError, match="Input should be 'attention_input', "):
+        Magnitudes(sites=("ffn",))
+    with pytest.raises(ValidationError, match="less than 1"):
+        Magnitudes(depths=(1.0,))
     with pytest.raises(CorpusError, match="40 tokens, fewer than one window of 64"):
-        magnitudes(model, TOKENS, METRIC.model_copy(update={"tokens": 64}))
+        magnitudes(tiny_model(), TOKENS, METRIC.model_copy(update={"tokens": 64}))
 
 
 @pytest.fixture
@@ -141,23 +177,32 @@ def draw(project: Project) -> bytes:
     return path.read_bytes()
 
 
+def panel(layer: int = 1) -> dict:
+    numbers = {"matrix": [[0.5, 4.0, 0.4], [0.1, 3.9, math.nan]], "mean": [0.3, 3.95, 0.4], "largest": [0.5, 4.0, 0.4]}
+    return {"layer": layer, "linear": "mlp.gate_proj", "peak_ratio": 8.0, **numbers}
+
+
+def images(svg: bytes) -> int:
+    return len(list(ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}image")))
+
+
 def test_the_figure_has_a_panel_per_cell_and_is_the_same_for_the_same_data(project: Project) -> None:
-    compute(project, {"magnitudes": [[0.5, 4.0, 0.4], [0.1, 3.9, math.nan]], "layer": 1})
+    compute(project, {"panels": [panel()]})
     first = draw(project)
     assert draw(project) == first
-    images = ElementTree.fromstring(first).iter("{http://www.w3.org/2000/svg}image")
-    assert len(list(images)) == 4 + 1  # and the colour bar
+    assert images(first) == 4 + 2  # and a colour bar for each column
 
 
-def test_wide_maps_keep_their_outlier_channels() -> None:
-    wide = torch.zeros(2, 4096)
-    wide[:, 1234] = 9.0
-    assert heatmaps.narrowed(wide.numpy()).max(axis=1).tolist() == [9.0, 9.0]
-    assert heatmaps.narrowed(wide.numpy()).shape == (2, 512)
-    assert heatmaps.narrowed(wide[:, :700].numpy()).shape == (2, 350)
+def test_places_have_colour_bars_of_their_own_and_rows_may_be_left_out(project: Project) -> None:
+    compute(project, {"panels": [panel(layer) for layer in range(4)]})
+    assert images(draw(project)) == 16 + 8
+    table = project.tables["quarot_figure1"]
+    figure = table.figure.model_copy(update={"rows": ("After",)})
+    project.tables["quarot_figure1"] = table.model_copy(update={"figure": figure})
+    assert images(draw(project)) == 8 + 8
 
 
 def test_a_run_file_without_magnitudes_is_named(project: Project) -> None:
     compute(project, {})
-    with pytest.raises(ResultError, match="holds no magnitudes"):
+    with pytest.raises(ResultError, match="holds no panels"):
         draw(project)

@@ -1,6 +1,7 @@
 """Claims are decided by numbers: each kind of check can hold and can fail, and what cannot be compared is named."""
 
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from rotquant.errors import ConfigError
 from rotquant.project import Project
 from rotquant.quantities import AVERAGE, PERPLEXITY, Quantity
-from rotquant.reporting.claims import CHECKS, Numbers, Score, Verdict, judge, outcomes, score
+from rotquant.reporting.claims import CHECKS, Number, Numbers, Score, Verdict, judge, outcomes, score
 from rotquant.reporting.tables import Value
 from rotquant.tables import Table
 from tests.project import REPOSITORY
@@ -29,10 +30,20 @@ PAPER = {
 ACCURACY = {("Baseline", "7B"): 69.79, ("QuaRot", "7B"): 65.64, ("Baseline", "13B"): 72.55, ("QuaRot", "13B"): 69.79}
 
 
-def numbers(values: dict[tuple[str, str], float], quantity: Quantity = PERPLEXITY, **more: float) -> Numbers:
-    """Numbers without deviations; `more` changes a row's number in the column 7B."""
+def numbers(
+    values: dict[tuple[str, str], float | Number], quantity: Quantity = PERPLEXITY, **more: float | Number
+) -> Numbers:
+    """Numbers, without deviations where only a mean is given; `more` changes a row's number in the column 7B."""
     changed = {**values, **{(row, "7B"): value for row, value in more.items()}}
-    return {(row, column, quantity.name): (value, None) for (row, column), value in changed.items()}
+    return {
+        (row, column, quantity.name): value if isinstance(value, Number) else Number(value)
+        for (row, column), value in changed.items()
+    }
+
+
+def seeds(*values: float) -> Number:
+    """The number of several seeds."""
+    return Number(statistics.mean(values), statistics.stdev(values), values)
 
 
 def table(*claims: dict[str, Any]) -> Table:
@@ -61,7 +72,7 @@ def verdict(
 
 BETTER = {"better": {"row": "QuaRot", "than": ["QUIK"]}}
 PAIR = [["QuaRot", "QUIK"], ["Baseline", "Atom"]]
-CASES: dict[str, tuple[dict[str, Any], dict[str, float], dict[str, float]]] = {
+CASES: dict[str, tuple[dict[str, Any], dict[str, float | Number], dict[str, float | Number]]] = {
     "better": ({"row": "QuaRot", "than": ["QUIK"]}, {"QuaRot": 6.0, "QUIK": 7.0}, {"QuaRot": 7.0, "QUIK": 6.0}),
     "no_worse": ({"row": "QuaRot", "than": ["QUIK"]}, {"QuaRot": 6.0, "QUIK": 6.0}, {"QuaRot": 6.1, "QUIK": 6.0}),
     "order": (
@@ -94,6 +105,21 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, float], dict[str, float]]] = {
         {"pairs": PAIR},
         {"QuaRot": 6.0, "QUIK": 6.6, "Baseline": 5.0, "Atom": 6.0},
         {"QuaRot": 6.0, "QUIK": 9.0, "Baseline": 5.0, "Atom": 6.0},
+    ),
+    "better_than_best": (
+        {"row": "QuaRot", "than": ["QUIK"]},
+        {"QuaRot": 6.0, "QUIK": seeds(6.1, 7.0)},
+        {"QuaRot": 6.0, "QUIK": seeds(5.9, 7.0)},
+    ),
+    "spread_smaller": (
+        {"row": "QuaRot", "than": ["QUIK"]},
+        {"QuaRot": seeds(6.0, 6.1), "QUIK": seeds(6.0, 6.2)},
+        {"QuaRot": seeds(6.0, 6.3), "QUIK": seeds(6.0, 6.2)},
+    ),
+    "range_at_least": (
+        {"row": "QuaRot", "points": 2.0},
+        {"QuaRot": seeds(5.0, 6.0, 7.0)},
+        {"QuaRot": seeds(5.1, 6.0, 7.0)},
     ),
     "best_column": (
         {"row": "QuaRot", "column": "7B"},
@@ -128,7 +154,7 @@ def test_a_row_that_broke_down_fails_every_check(kind: str) -> None:
     praised = {"gains_increasing": ("Baseline", "7B"), "loss_larger": ("QuaRot", "13B")}
     row, column = praised.get(kind, ("QuaRot", "13B" if kind == "loss_decreasing" else "7B"))
     for broken in (math.nan, math.inf):
-        given = {**numbers(PAPER, **good), (row, column, "perplexity"): (broken, None)}
+        given = {**numbers(PAPER, **good), (row, column, "perplexity"): Number(broken, math.nan, (5.0, broken))}
         assert verdict({kind: arguments}, given, columns_of(kind)).holds is False
 
 
@@ -173,7 +199,7 @@ def test_close_is_a_loss_within_the_bound_either_way(base: float, value: float) 
 
 def test_better_compares_in_every_column() -> None:
     assert [finding.place for finding in verdict(BETTER).findings] == ["7B", "13B"]
-    worse = {**numbers(PAPER), ("QuaRot", "13B", "perplexity"): (7.79, None)}
+    worse = {**numbers(PAPER), ("QuaRot", "13B", "perplexity"): Number(7.79)}
     assert verdict(BETTER, worse).holds is False
     assert [finding.holds for finding in verdict(BETTER, worse).findings] == [True, False]
     assert verdict(BETTER, worse, columns=["7B"]).holds is True
@@ -203,10 +229,15 @@ def test_any_number_is_better_than_a_broken_network() -> None:
 def test_no_worse_allows_the_spread_over_seeds() -> None:
     check = {"no_worse": {"row": "QuaRot", "than": ["Atom"], "deviations": 2}}
     place = ("QuaRot", "7B", "perplexity")
-    assert verdict(check, {**numbers(PAPER), place: (6.10, 0.04)}, ["7B"]).holds is True  # 6.10 <= 6.03 + 2 * 0.04
-    assert verdict(check, {**numbers(PAPER), place: (6.12, 0.04)}, ["7B"]).holds is False
+    assert (
+        verdict(check, {**numbers(PAPER), place: Number(6.10, 0.04)}, ["7B"]).holds is True
+    )  # 6.10 <= 6.03 + 2 * 0.04
+    assert verdict(check, {**numbers(PAPER), place: Number(6.12, 0.04)}, ["7B"]).holds is False
     assert verdict(check, columns=["7B"]).holds is False
-    assert "6.10 ≤ 6.03 + 0.08" in verdict(check, {**numbers(PAPER), place: (6.10, 0.04)}, ["7B"]).findings[0].numbers
+    assert (
+        "6.10 ≤ 6.03 + 0.08"
+        in verdict(check, {**numbers(PAPER), place: Number(6.10, 0.04)}, ["7B"]).findings[0].numbers
+    )
 
 
 def test_bounds_on_the_loss_are_inclusive() -> None:
@@ -268,6 +299,26 @@ class Double(Project):
 
     def published(self, _: Table) -> dict[tuple[str, str, str], float | None]:
         return self.printed
+
+    def published_deviations(self, _: Table) -> dict[tuple[str, str, str], float | None]:
+        return {("QuaRot", "7B", "perplexity"): 0.01, ("QUIK", "7B", "perplexity"): 0.02}
+
+
+def test_deviations_and_single_seeds_are_compared_where_they_are_known() -> None:
+    """Of the paper the deviations are known, where it prints them, and never the seeds."""
+    printed: dict[tuple[str, str, str], float | None] = {(*cell, "perplexity"): value for cell, value in PAPER.items()}
+    spread = {"check": {"spread_smaller": {"row": "QuaRot", "than": ["QUIK"]}}, "columns": ["7B"]}
+    best = {"check": {"better_than_best": {"row": "QuaRot", "than": ["QUIK"]}}, "columns": ["7B"]}
+    far = {"check": {"range_at_least": {"row": "QUIK", "points": 1.0}}, "columns": ["7B"]}
+    values = {
+        ("QuaRot", "7B", "perplexity"): Value((6.0, 6.2), (0, 1), ("a", "b"), None),
+        ("QUIK", "7B", "perplexity"): Value((6.15, 7.0), (0, 1), ("c", "d"), None),
+    }
+    decided = outcomes(Double(printed, PERPLEXITY), table(spread, best, far), values)
+    assert [outcome.ours.holds for outcome in decided] == [True, True, False]
+    assert [outcome.papers.holds for outcome in decided] == [True, None, None]
+    assert decided[1].papers.missing == ("QUIK, 7B, by seed",)
+    assert decided[2].ours.findings[0].numbers == "6.15 to 7.00 over 2 seeds, 0.85 ≥ 1"
 
 
 def test_ours_and_the_papers_numbers_are_judged_apart() -> None:

@@ -15,7 +15,7 @@ from rotquant.files import short_hash
 from rotquant.presets import preset
 from rotquant.provenance import STAGES, code_digest, stage_modules
 from rotquant.recipes import override
-from rotquant.schemes import Magnitudes, Perplexity, ZeroShot
+from rotquant.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
 from rotquant.zeroshot.suites import DEFAULT_TASKS
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
 
@@ -246,7 +246,7 @@ ROW = ("tables", 0, "rows", 1)
         ((*ROW, "recipe"), {"wieghts": None}, "wieghts"),
         ((*ROW, "method"), "quarot-128g", "slots.Llama-2-7B.group_sizes has nothing for the paper's 128"),
         (("tables", 0, "columns"), ["Llama-2-7b", "Llama-2-13B"], "unknown slot 'Llama-2-7b'; nearest: Llama-2-7B"),
-        (("tables", 0, "metrics", 0, "kind"), "perplexty", "'perplexty' is none of perplexity, zero_shot, magnitudes"),
+        (("tables", 0, "metrics", 0, "kind"), "perplexty", "'perplexty' is none of perplexity, zero_shot, snr"),
         (("tables", 0, "metrics", 0, "corpus"), "c4", "corpus 'c4' is not defined under corpora"),
         (("tables", 0, "metrics", 0, "windows"), 4, "metric perplexity.windows: Extra inputs are not permitted"),
         (("tables", 0, "metrics"), [{"kind": "zero_shot", "tasks": ["pika"]}], "suite 'shipped' has no task 'pika'"),
@@ -338,6 +338,6 @@ def test_stages_hold_the_modules_that_they_import_and_not_those_that_import_them
     assert code_digest("weights", drawn) == code_digest("weights", full)  # an edit of Cayley SGD leaves them alone
     assert code_digest("weights", learned) != code_digest("weights", drawn)
     assert {"rotquant.stiefel", "rotquant.methods.spinquant"} <= set(stage_modules("rotations"))
-    perplexity, accuracy = Perplexity(), ZeroShot(corpus="wikitext2")
-    assert len({code_digest("runs", plain, metric) for metric in (perplexity, accuracy, Magnitudes())}) == 3
+    metrics = (Perplexity(), ZeroShot(corpus="wikitext2"), SNR(), Magnitudes(), Outliers(), RangeUse())
+    assert len({code_digest("runs", plain, metric) for metric in metrics}) == len(metrics)
     assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)

@@ -5,7 +5,7 @@ Runs that share weights are measured one after the other on one loaded model, si
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rotquant.execution.text import token_ids
 from rotquant.provenance import code_digest, environment
 from rotquant.recipes import Run
-from rotquant.schemes import Magnitudes, Perplexity
+from rotquant.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 #: Items of a zero-shot task per window of text that fits into a batch; they are about this much shorter.
@@ -57,9 +58,10 @@ def measure_runs(
     else:
         model, tokenizer, manifest = load_quantized(folder, accelerator, dtype)
     text = functools.cache(lambda spec, split: token_ids(spec, split, tokenizer))
+    reference = functools.cache(lambda: load_checkpoint(checkpoint, dtype, accelerator)[0].eval())
     for run in runs:
         with quantized_forward(model, run.recipe, manifest):
-            measurement = _measure(run, model, tokenizer, text, batch_size)
+            measurement = _measure(run, model, tokenizer, text, reference, batch_size)
         provenance = {
             **environment(),
             "code_digest": code_digest("runs", run.recipe, run.metric),
@@ -74,30 +76,52 @@ def measure_runs(
 
 
 def _measure(
-    run: Run, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", text: Any, batch_size: int
+    run: Run,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    text: Callable[..., tuple["Tensor", dict[str, Any]]],
+    reference: Callable[[], "PreTrainedModel"],
+    batch_size: int,
 ) -> Measurement:
+    """Measure a run; `text` yields token ids of a corpus's split and its provenance, `reference` the checkpoint."""
     metric = run.metric
-    if isinstance(metric, Perplexity):
-        from rotquant.evaluation import perplexity
+    if isinstance(metric, ZeroShot):
+        from rotquant import zeroshot
 
-        ids, identity = text(run.corpora[metric.corpus], metric.split)
-        result = perplexity(
-            model,
-            ids,
-            metric.sequence_length,
-            batch_size=batch_size,
-            max_windows=metric.max_windows,
-            bos=metric.bos,
-        )
-        return Measurement(result.as_metrics(), {"corpora": {"evaluation": identity}})
+        tasks = zeroshot.prepare(metric, Path(), run.corpora.get(metric.corpus))
+        metrics = zeroshot.evaluate(model, tokenizer, metric, tasks, batch_size=ITEMS_PER_WINDOW * batch_size)
+        return Measurement(metrics, {"corpora": {}, "tasks": zeroshot.identity(metric, tasks)})
+    if isinstance(metric, RangeUse):
+        from rotquant.range_use import range_use
+
+        metrics, arrays = range_use(metric)
+        return Measurement(metrics, {"corpora": {}}, arrays)
+    ids, identity = text(run.corpora[metric.corpus], metric.split)
+    metrics, arrays = _on_text(metric, model, reference, ids, batch_size)
+    return Measurement(metrics, {"corpora": {"evaluation": identity}}, arrays)
+
+
+def _on_text(
+    metric: Perplexity | SNR | Magnitudes | Outliers,
+    model: "PreTrainedModel",
+    reference: Callable[[], "PreTrainedModel"],
+    ids: "Tensor",
+    batch_size: int,
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Metrics and arrays of a metric that looks at a text, given as token ids int64 [n] with one BOS."""
     if isinstance(metric, Magnitudes):
         from rotquant.activations import magnitudes
 
-        ids, identity = text(run.corpora[metric.corpus], metric.split)
-        metrics, arrays = magnitudes(model, ids, metric)
-        return Measurement(metrics, {"corpora": {"evaluation": identity}}, arrays)
-    from rotquant import zeroshot
+        return magnitudes(model, ids, metric)
+    if isinstance(metric, Outliers):
+        from rotquant.outlier_statistics import outlier_statistics
 
-    tasks = zeroshot.prepare(metric, Path(), run.corpora.get(metric.corpus))
-    metrics = zeroshot.evaluate(model, tokenizer, metric, tasks, batch_size=ITEMS_PER_WINDOW * batch_size)
-    return Measurement(metrics, {"corpora": {}, "tasks": zeroshot.identity(metric, tasks)})
+        return outlier_statistics(model, ids, metric)
+    windows = {"max_windows": metric.max_windows, "bos": metric.bos}
+    if isinstance(metric, SNR):
+        from rotquant.fidelity import end_to_end_snr
+
+        return end_to_end_snr(model, reference(), ids, metric.sequence_length, **windows).as_metrics(), {}
+    from rotquant.evaluation import perplexity
+
+    return perplexity(model, ids, metric.sequence_length, batch_size=batch_size, **windows).as_metrics(), {}

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rotquant.errors import lookup
 from rotquant.project import Project
@@ -16,8 +17,14 @@ from rotquant.quantities import Quantity
 from rotquant.reporting.tables import Values, known_quantities, percent_of
 from rotquant.tables import Claim, Table
 
-Number = tuple[float, float | None]
-"""A mean and its deviation over the seeds (None for a single value)."""
+
+class Number(NamedTuple):
+    """A mean, its deviation over the seeds (None for a single value), and each seed's value where they are known."""
+
+    mean: float
+    deviation: float | None = None
+    values: tuple[float, ...] = ()
+
 
 Numbers = Mapping[tuple[str, str, str], Number]
 """Numbers by (row, column, quantity)."""
@@ -83,8 +90,10 @@ def outcomes(project: Project, table: Table, values: Values) -> tuple[Outcome, .
     if not measured:
         return ()
     known, main = known_quantities(project, table), measured[0]
-    ours = {place: (value.mean, value.deviation) for place, value in values.items()}
-    papers = {place: (value, None) for place, value in project.published(table).items() if value is not None}
+    ours = {place: Number(value.mean, value.deviation, value.values) for place, value in values.items()}
+    spreads = project.published_deviations(table)
+    printed = project.published(table).items()
+    papers = {place: Number(value, spreads.get(place)) for place, value in printed if value is not None}
     found = []
     for claim in table.claims:
         unknown = f"table {table.id}: a claim is about the unknown quantity"
@@ -120,12 +129,12 @@ class View:
 
     def cost(self, number: Number) -> float:
         """A mean such that less is better; infinite for a network that broke down."""
-        value = number[0]
+        value = number.mean
         return math.inf if not math.isfinite(value) else value if self.quantity.better == "lower" else -value
 
     def loss(self, row: str, over: str, column: str, *, percent: bool) -> float:
         """How much worse a row is than another, in points or percent; inf if it broke down, nan if the other did."""
-        value, reference = self.numbers[row, column][0], self.numbers[over, column][0]
+        value, reference = self.numbers[row, column].mean, self.numbers[over, column].mean
         if not math.isfinite(reference):
             return math.nan
         if not math.isfinite(value):
@@ -133,6 +142,14 @@ class View:
         loss = self.quantity.loss(value, reference)
         share = percent_of(loss, reference) if percent else loss
         return math.nan if share is None else share
+
+    def seeds(self, row: str, column: str) -> list[Number]:
+        """Each seed's value of a place; none where there is no number, or no more than a mean."""
+        return [Number(value) for value in self.numbers.get((row, column), Number(math.nan)).values]
+
+    def deviation(self, row: str, column: str) -> float | None:
+        """The deviation over the seeds of a place; None where there is none."""
+        return self.numbers.get((row, column), Number(math.nan)).deviation
 
     def lacking(self, column: str, *rows: str) -> list[str]:
         """The places among these that have no number."""
@@ -158,7 +175,7 @@ def _better(view: View, row: str, than: list[str], points: float = 0.0) -> Resul
             yield from lacking
             continue
         mine, theirs = view.numbers[row, column], view.numbers[other, column]
-        text = view.compared(mine[0], theirs[0], strict=True, margin=-points)
+        text = view.compared(mine.mean, theirs.mean, strict=True, margin=-points)
         yield Finding(_place(column, than, other), text, view.cost(theirs) - view.cost(mine) > points + EPSILON)
 
 
@@ -168,9 +185,9 @@ def _no_worse(view: View, row: str, than: list[str], points: float = 0.0, deviat
             yield from lacking
             continue
         mine, theirs = view.numbers[row, column], view.numbers[other, column]
-        spread = math.hypot(mine[1] or 0.0, theirs[1] or 0.0)
+        spread = math.hypot(mine.deviation or 0.0, theirs.deviation or 0.0)
         margin = points + deviations * (spread if math.isfinite(spread) else 0.0)
-        text = view.compared(mine[0], theirs[0], strict=False, margin=margin)
+        text = view.compared(mine.mean, theirs.mean, strict=False, margin=margin)
         yield Finding(_place(column, than, other), text, view.cost(mine) <= view.cost(theirs) + margin + EPSILON)
 
 
@@ -199,7 +216,7 @@ def _bounded(
             yield from lacking
             continue
         loss = view.loss(row, over, column, percent=percent is not None)
-        before, after = _apart(view.numbers[over, column][0], view.numbers[row, column][0])
+        before, after = _apart(view.numbers[over, column].mean, view.numbers[row, column].mean)
         text = f"{before} to {after}, a loss of {_show(loss, 2)}{unit}, {limit}"
         yield Finding(column, text, (abs(loss) if both_ways else loss) <= bound + EPSILON)
 
@@ -210,7 +227,7 @@ def _at_most(view: View, row: str, value: float) -> Results:
             yield from lacking
             continue
         number = view.numbers[row, column]
-        yield Finding(column, view.compared(number[0], value, strict=False), view.cost(number) <= value + EPSILON)
+        yield Finding(column, view.compared(number.mean, value, strict=False), view.cost(number) <= value + EPSILON)
 
 
 def _loss_decreasing(view: View, row: str, over: str) -> Results:
@@ -256,6 +273,38 @@ def _gains_increasing(view: View, pairs: list[list[str]]) -> Results:
             yield Finding(column, numbers, more - less > EPSILON)
 
 
+def _better_than_best(view: View, row: str, than: list[str]) -> Results:
+    for column, other in itertools.product(view.columns, than):
+        lacking = view.lacking(column, row) or ([] if view.seeds(other, column) else [f"{other}, {column}, by seed"])
+        if lacking:
+            yield from lacking
+            continue
+        mine, best = view.numbers[row, column], min(view.seeds(other, column), key=view.cost)
+        text = view.compared(mine.mean, best.mean, strict=True)
+        yield Finding(_place(column, than, other), text, view.cost(best) - view.cost(mine) > EPSILON)
+
+
+def _spread_smaller(view: View, row: str, than: list[str]) -> Results:
+    for column, other in itertools.product(view.columns, than):
+        if lacking := [f"{name}, {column}, deviation" for name in (row, other) if view.deviation(name, column) is None]:
+            yield from lacking
+            continue
+        mine, theirs = view.deviation(row, column), view.deviation(other, column)
+        left, right = _apart(mine, theirs)
+        yield Finding(_place(column, than, other), f"a deviation of {left} < {right}", theirs - mine > EPSILON)
+
+
+def _range_at_least(view: View, row: str, points: float) -> Results:
+    for column in view.columns:
+        values = [number.mean for number in view.seeds(row, column)]
+        if not values:
+            yield f"{row}, {column}, by seed"
+            continue
+        low, high = min(values), max(values)
+        text = f"{_show(low, 2)} to {_show(high, 2)} over {len(values)} seeds, {_show(high - low, 2)} ≥ {points:g}"
+        yield Finding(column, text, math.isfinite(high - low) and high - low >= points - EPSILON)
+
+
 def _best_column(view: View, row: str, column: str) -> Results:
     if (row, column) not in view.numbers:
         yield f"{row}, {column}"
@@ -268,9 +317,9 @@ def _best_column(view: View, row: str, column: str) -> Results:
             yield from lacking
             continue
         theirs = view.numbers[row, other]
-        text = view.compared(mine[0], theirs[0], strict=False)
+        text = view.compared(mine.mean, theirs.mean, strict=False)
         yield Finding(
-            f"{column} against {other}", text, view.cost(mine) <= view.cost(theirs) and math.isfinite(mine[0])
+            f"{column} against {other}", text, view.cost(mine) <= view.cost(theirs) and math.isfinite(mine.mean)
         )
 
 
@@ -284,6 +333,9 @@ CHECKS: dict[str, Callable[..., Results]] = {
     "loss_decreasing": _loss_decreasing,
     "loss_larger": _loss_larger,
     "gains_increasing": _gains_increasing,
+    "better_than_best": _better_than_best,
+    "spread_smaller": _spread_smaller,
+    "range_at_least": _range_at_least,
     "best_column": _best_column,
 }
 """Every kind of check of workflow/schemas/tables.schema.yaml, which says what each asks."""

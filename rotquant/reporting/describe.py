@@ -27,6 +27,11 @@ def is_of_the_paper(table: Table | SpeedTable) -> bool:
     return table.label.startswith(("table", "figure"))
 
 
+def is_about_models(table: Table) -> bool:
+    """Whether models are measured; an illustration computes on numbers of its own."""
+    return any(metric["kind"] != "range_use" for metric in table.metrics)
+
+
 def is_stand_in(slot: Slot) -> bool:
     """Whether a slot's checkpoint is not the model it is named after, judged by its name."""
     return slot.name.lower() not in model_name(slot).lower()

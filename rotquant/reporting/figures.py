@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.project import Project
-from rotquant.reporting import accuracies, heatmaps, lines
+from rotquant.reporting import accuracies, distributions, heatmaps, layers, learning, lines, ranges
 from rotquant.reporting.changes import Change, change_between
 from rotquant.reporting.describe import panel_title
 from rotquant.reporting.numbers import loss_words, show
@@ -72,6 +72,10 @@ KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {
     "lines": lines.lines,
     "tasks": accuracies.tasks,
     "magnitudes": heatmaps.magnitudes,
+    "outliers": layers.outliers,
+    "distribution": distributions.distribution,
+    "range_use": ranges.range_use,
+    "learning": learning.learning,
 }
 
 

@@ -1,17 +1,19 @@
-"""Heat maps of activation magnitudes, token by channel (QuaRot Figure 1), drawn from the arrays of the run files.
+"""Heat maps of magnitudes, token or output by channel (QuaRot Figure 1, SpinQuant Figures 2 and 8 to 11).
 
-All panels share one linear colour scale and one scale of the strips above the maps, which show each channel's mean and
-largest magnitude: an outlier channel is a peak there and a dark line below it.
+They are drawn from the arrays of the run files. Panels of one layer share a linear colour scale and the scale of the
+strips above the maps, which show each channel's mean and largest magnitude: an outlier channel is a peak there and a
+dark line below it.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rotquant.errors import ResultError
 from rotquant.project import Project
-from rotquant.reporting.style import OURS, save_svg, styled
-from rotquant.reporting.tables import Value, Values
-from rotquant.results import read_result, run_path
+from rotquant.reporting.arrays import array_of
+from rotquant.reporting.style import OURS, drawn_rows, save_svg, styled
+from rotquant.reporting.tables import Values
 from rotquant.tables import Table
 
 if TYPE_CHECKING:
@@ -19,82 +21,95 @@ if TYPE_CHECKING:
 
 #: Colour of the largest magnitudes, behind the darker means.
 PEAK = "#9ecae1"
-#: Wider maps are drawn with the largest of neighbouring channels, which no outlier is lost by; paper resolves no more.
-_MAP_WIDTH = 512
+
+#: Panels of a lone row that stand beside each other.
+BESIDE = 2
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A map [rows, channels], and the mean and the largest magnitude of each channel; what is not finite is masked.
+
+    place: what shares its scale: a column and one of the places that the metric looks at.
+    """
+
+    place: tuple[str, int]
+    title: str
+    matrix: "np.ma.MaskedArray"
+    mean: "np.ma.MaskedArray"
+    largest: "np.ma.MaskedArray"
 
 
 def magnitudes(project: Project, table: Table, values: Values, path: Path) -> None:
-    """Draw one panel per row and column of the table, the first seed of each, with common limits.
+    """Draw the places that the metric looks at, the first seed of each row.
+
+    The rows of the table stand beside each other, columns and places below each other; the places of a lone row stand
+    two by two.
 
     Raises:
         ResultError: a run file is missing or holds no magnitudes.
     """
-    rows, columns = [row.name for row in table.computed_rows], project.columns(table)
-    chosen = {(row, column): values[row, column, "peak_ratio"] for column in columns for row in rows}
-    panels = {place: _matrix(project, value.keys[0]) for place, value in chosen.items()}
+    lines = _lines(project, table, values)
+    weights = table.metrics[0].get("tensor") == "weights"
+    tops: dict[tuple[str, int], float] = {}
+    for panel in (panel for line in lines for panel in line if panel.matrix.count()):
+        tops[panel.place] = max(tops.get(panel.place, 0.0), float(panel.matrix.max()))
     with styled() as plt:
-        largest = _largest(list(panels.values()))
         figure, axes = plt.subplots(
-            *(2 * len(columns), len(rows)),
-            figsize=(1.2 + 2.7 * len(rows), 0.7 + 2.3 * len(columns)),
-            height_ratios=[1, 3] * len(columns),
-            sharey="row",
+            *(2 * len(lines), len(lines[0])),
+            figsize=(1.2 + 2.7 * len(lines[0]), 0.7 + 2.3 * len(lines)),
+            height_ratios=[1, 3] * len(lines),
             squeeze=False,
             layout="constrained",
         )
-        image = None
-        for (row, column), matrix in panels.items():
-            place = 2 * columns.index(column), rows.index(row)
-            strip, axis = axes[place], axes[place[0] + 1, place[1]]
-            title = row if len(columns) == 1 else f"{row}, {column}"
-            strip.set_title(f"{title}\n{_ratio(chosen[row, column])}")
-            image = _panel(strip, axis, matrix, largest)
-        for place in range(len(columns)):
-            axes[2 * place, 0].set_ylabel("max, mean")
-            axes[2 * place + 1, 0].set_ylabel("token")
-        figure.supxlabel("channel", fontsize=8.5)
-        figure.colorbar(image, ax=axes, label="magnitude", shrink=0.8)
+        for line, (strips, maps) in zip(lines, zip(axes[::2], axes[1::2], strict=True), strict=True):
+            apart = len({panel.place for panel in line}) > 1
+            for strip, axis, panel in zip(strips, maps, line, strict=True):
+                image = _draw(strip, axis, panel, tops.get(panel.place) or 1.0)
+                if apart or panel is line[-1]:
+                    beside = [strip, axis] if apart else [*strips, *maps]
+                    figure.colorbar(image, ax=beside, label="magnitude", shrink=0.8)
+            strips[0].set_ylabel("max, mean")
+            maps[0].set_ylabel("output channel" if weights else "token")
+        figure.supxlabel("input channel" if weights else "channel", fontsize=8.5)
         save_svg(figure, path)
 
 
-def _matrix(project: Project, key: str) -> "np.ma.MaskedArray":
-    """A run's magnitudes [tokens, channels], what is not finite masked."""
+def _lines(project: Project, table: Table, values: Values) -> list[list[Panel]]:
+    """The panels line by line."""
+    rows, columns = drawn_rows(table), project.columns(table)
+    lines = [
+        list(line)
+        for column in columns
+        for line in zip(*(list(_panels(project, table, values, row, column)) for row in rows), strict=True)
+    ]
+    alone = [panel for line in lines for panel in line]
+    if len(rows) > 1 or len(alone) % BESIDE:
+        return lines
+    return [alone[start : start + BESIDE] for start in range(0, len(alone), BESIDE)]
+
+
+def _panels(project: Project, table: Table, values: Values, row: str, column: str) -> Iterator[Panel]:
+    """The panels of a cell: one for each place that its metric looks at."""
     import numpy as np
 
-    path = project.root / run_path(key)
-    arrays = read_result(path).arrays
-    if "magnitudes" not in arrays:
-        raise ResultError(f"run file {path} holds no magnitudes; delete it and run again.")
-    return np.ma.masked_invalid(np.array(arrays["magnitudes"], dtype=float))
-
-
-def _largest(panels: "list[np.ma.MaskedArray]") -> float:
-    """The upper end of the common scale: the largest finite magnitude of all panels."""
-    return max((float(panel.max()) for panel in panels if panel.count()), default=0.0) or 1.0
-
-
-def _panel(strip: Any, axis: Any, matrix: "np.ma.MaskedArray", largest: float) -> Any:
-    """One heat map with the strip of its channels above it; returns the image."""
-    tokens, channels = matrix.shape
-    for statistic, color in ((matrix.max(axis=0), PEAK), (matrix.mean(axis=0), OURS)):
-        strip.fill_between(range(channels), statistic.filled(0.0), step="mid", color=color, linewidth=0)
-    strip.set(xlim=(-0.5, channels - 0.5), ylim=(0, largest * 1.05))
-    strip.tick_params(axis="x", length=0, labelbottom=False)
-    shown = narrowed(matrix.filled(0.0))
-    extent = (-0.5, channels - 0.5, tokens - 0.5, -0.5)
-    axis.grid(False)
-    return axis.imshow(shown, cmap="Blues", vmin=0.0, vmax=largest, extent=extent, aspect="auto", interpolation="none")
-
-
-def narrowed(matrix: "np.ndarray") -> "np.ndarray":
-    """[tokens, channels] as at most `_MAP_WIDTH` columns, each the largest of equally many neighbouring channels."""
-    import numpy as np
-
-    channels = matrix.shape[1]
-    return np.maximum.reduceat(matrix, range(0, channels, -(-channels // _MAP_WIDTH)), axis=1)
-
-
-def _ratio(value: Value) -> str:
-    """The panel's peak, and which seed it shows where there are several."""
+    value = values[row, column, "peak_ratio"]
     seed = f", seed {value.seeds[0]}" if len(value.seeds) > 1 else ""
-    return f"max/median {value.values[0]:.3g}{seed}"
+    names = [row] * (len(drawn_rows(table)) > 1) + [column] * (len(project.columns(table)) > 1)
+    for index, panel in enumerate(array_of(project, value.keys[0], "panels")):
+        place = f"layer {panel['layer'] + 1}, {panel['linear'].rpartition('.')[2]}"
+        title = f"{', '.join([*names, place])}\nmax/median {float(panel['peak_ratio']):.3g}{seed}"
+        arrays = (np.ma.masked_invalid(np.array(panel[key], dtype=float)) for key in ("matrix", "mean", "largest"))
+        yield Panel((column, index), title, *arrays)
+
+
+def _draw(strip: Any, axis: Any, panel: Panel, top: float) -> Any:
+    """One heat map with the strip of its channels above it; returns the image."""
+    height, channels = panel.matrix.shape
+    for statistic, color in ((panel.largest, PEAK), (panel.mean, OURS)):
+        strip.fill_between(range(channels), statistic.filled(0.0), step="mid", color=color, linewidth=0)
+    strip.set(xlim=(-0.5, channels - 0.5), ylim=(0, top * 1.05), title=panel.title)
+    strip.tick_params(axis="x", length=0, labelbottom=False)
+    axis.grid(False)
+    limits = {"vmin": 0.0, "vmax": top, "extent": (-0.5, channels - 0.5, height - 0.5, -0.5)}
+    return axis.imshow(panel.matrix.filled(0.0), cmap="Blues", aspect="auto", interpolation="none", **limits)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rotquant.project import Project
 from rotquant.reporting import claims
-from rotquant.reporting.describe import is_of_the_paper, is_stand_in, title
+from rotquant.reporting.describe import is_about_models, is_of_the_paper, is_stand_in, title
 from rotquant.reporting.figures import figure_path
 from rotquant.reporting.pages import origins, tasks, values, verdicts
 from rotquant.reporting.tables import Values
@@ -26,17 +26,17 @@ def page_path(name: str) -> Path:
 def page(project: Project, table: Table, numbers: Values, results: dict[str, RunResult], logged: Logged | None) -> str:
     """The whole page of a table as Markdown, what matters most first; links are relative to the reports folder."""
     source = f"{table.paper_title}, Section {table.section}" if is_of_the_paper(table) else table.paper_title
+    on_models = is_about_models(table)
     sections = [
         f"# {title(table)}\n",
         f"{table.caption} ({source})\n",
-        _reading(project, table),
+        _reading(project, table) if on_models else "",
         _figure(table),
         values.values_section(project, table, numbers),
         verdicts.claims_section(project, table, claims.outcomes(project, table, numbers)),
         values.change_section(project, table, numbers),
         tasks.tasks_section(project, table, numbers, results),
-        origins.columns_section(project, table),
-        origins.settings_section(project, table),
+        *([origins.columns_section(project, table), origins.settings_section(project, table)] if on_models else []),
         origins.runs_section(project, table, results, logged),
         origins.rotations_section(results, logged),
         origins.provenance_section(project, table, results, logged),

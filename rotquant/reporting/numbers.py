@@ -13,6 +13,13 @@ _WORDS = {
     "peak_ratio": "largest magnitude over the median",
     "largest": "largest magnitude",
     "median": "median magnitude",
+    "snr": "signal-to-noise ratio of the logits",
+    "kurtosis": "largest kurtosis of an input",
+    "mean_kurtosis": "mean kurtosis of the inputs",
+    "activation_error": "relative squared error of the inputs",
+    "weight_error": "relative squared error of the weights",
+    "range_use": "share of the largest range that a feature uses",
+    "largest_range": "largest range",
 }
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from rotquant.tables import Table
+
 OURS = "#0072B2"
 PUBLISHED = "#D55E00"
 NEUTRAL = "#595959"
@@ -57,6 +59,12 @@ _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "rotquant",
 }
+
+
+def drawn_rows(table: "Table") -> list[str]:
+    """The rows that a table's figure shows: those it names, or all that are computed."""
+    named = table.figure.rows if table.figure else None
+    return list(named or [row.name for row in table.computed_rows])
 
 
 @contextmanager

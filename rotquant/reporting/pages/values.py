@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rotquant.project import Project
-from rotquant.quantities import MAGNITUDES, Quantity
+from rotquant.quantities import DESCRIPTIVE, Quantity
 from rotquant.reporting.changes import change_between
 from rotquant.reporting.numbers import italic, show, show_change, words
 from rotquant.reporting.tables import Values, main_quantities, markdown_table
@@ -17,7 +17,7 @@ WIDTH = 8
 
 def values_section(project: Project, table: Table, values: Values) -> str:
     """Mean and deviation of every main quantity beside the published number, in the paper's order."""
-    published = project.published(table)
+    published, mains = project.published(table), main_quantities(project, table)
     decimals = {quantity.name: printed_decimals(published, quantity) for quantity in project.quantities(table)}
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
@@ -25,12 +25,13 @@ def values_section(project: Project, table: Table, values: Values) -> str:
         ours = show(values[place].mean, values[place].deviation, max(2, digits)) if place in values else "-"
         return ours, italic(show(published.get(place), None, digits))
 
-    return "\n".join(["## Values\n", *_tables(project, table, table.rows, pair), _footnotes(project, table)])
+    return "\n".join(["## Values\n", *_tables(project, table, table.rows, pair, mains), _footnotes(project, table)])
 
 
 def change_section(project: Project, table: Table, values: Values) -> str:
     """What each row gains or loses on the baseline row, in percent, ours and the paper's."""
-    if all(metric["kind"] == "magnitudes" for metric in table.metrics) or len(table.computed_rows) == 1:
+    mains = [quantity for quantity in main_quantities(project, table) if quantity.relative]
+    if not mains or len(table.computed_rows) == 1:
         return ""
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
@@ -41,7 +42,7 @@ def change_section(project: Project, table: Table, values: Values) -> str:
         return show_change(ours, spread), italic(show_change(papers))
 
     rows = [row for row in table.computed_rows if row.name != table.baseline]
-    tables = _tables(project, table, rows, pair)
+    tables = _tables(project, table, rows, pair, mains)
     note = f"In percent of the column's {table.baseline} row. Deviations are the row's own.\n"
     return "\n".join([f"## Change from {table.baseline}\n", *tables, note])
 
@@ -50,12 +51,12 @@ Pair = Callable[[str, str, Quantity], tuple[str, str]]
 """What a cell prints of (row, column, quantity): ours, and the paper's."""
 
 
-def _tables(project: Project, table: Table, rows: Sequence[Row], pair: Pair) -> list[str]:
-    """One table of all main quantities where a line can hold them, otherwise one per quantity under its own heading."""
-    columns, mains = project.columns(table), main_quantities(project, table)
+def _tables(project: Project, table: Table, rows: Sequence[Row], pair: Pair, mains: Sequence[Quantity]) -> list[str]:
+    """One table of these quantities where a line can hold them, otherwise one per quantity under its own heading."""
+    columns = project.columns(table)
     together = len(mains) == 1 or len(columns) * len(mains) * 2 <= WIDTH
     parts = []
-    for group in [mains] if together else [(quantity,) for quantity in mains]:
+    for group in [tuple(mains)] if together else [(quantity,) for quantity in mains]:
         parts.append(_heading(columns, group, together))
         parts.append(_table(table, rows, columns, group, pair))
     return parts
@@ -86,7 +87,7 @@ def _heading(columns: tuple[str, ...], group: tuple[Quantity, ...], together: bo
 
 def _described(quantity: Quantity) -> str:
     unit = f" ({quantity.unit})" if quantity.unit else ""
-    better = "" if quantity in MAGNITUDES else f", {quantity.better} is better"
+    better = "" if quantity in DESCRIPTIVE else f", {quantity.better} is better"
     return f"{words(quantity)}{unit}{better}"
 
 

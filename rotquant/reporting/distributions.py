@@ -1,0 +1,97 @@
+"""Figures of kind `distribution`: every seed's number, with median, quartiles and range (SpinQuant Figure 4)."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from rotquant.project import Project
+from rotquant.quantities import Quantity
+from rotquant.reporting.describe import panel_title
+from rotquant.reporting.numbers import words
+from rotquant.reporting.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, drawn_rows, save_svg, styled
+from rotquant.reporting.tables import Value, Values, main_quantities
+from rotquant.tables import Table
+
+#: Half the height over which the seeds of a row are spread, so that equal numbers stay apart.
+_SPREAD = 0.2
+
+
+def distribution(project: Project, table: Table, values: Values, path: Path) -> None:
+    """A panel per column and main quantity. Ours and the paper's numbers have axes of their own.
+
+    The models differ, so what compares is the order of the rows and how wide each is, not the numbers.
+    """
+    rows, columns, mains = drawn_rows(table), project.columns(table), main_quantities(project, table)
+    papers = _papers(project, table)
+    sources = [True, False] if papers else [True]
+    shape = (len(columns) * len(sources), len(mains))
+    with styled() as plt:
+        size = (1.6 + 3.0 * shape[1], (0.9 + 0.42 * len(rows)) * shape[0])
+        figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
+        lines = [(column, ours) for column in columns for ours in sources]
+        for axes, (column, ours) in zip(grid, lines, strict=True):
+            for axis, quantity in zip(axes, mains, strict=True):
+                for place, row in enumerate(rows):
+                    if ours:
+                        _seeds(axis, place, values[row, column, quantity.name], quantity)
+                    else:
+                        _published(axis, place, papers.get((row, column, quantity.name)))
+                axis.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)))
+                axis.set_yticklabels(rows if axis is axes[0] else [])
+                axis.tick_params(axis="y", length=0)
+                unit = f" in {quantity.unit}" if quantity.unit else ""
+                axis.set_xlabel(f"{words(quantity)}{unit}{'' if ours else ', published'}")
+                if axis is axes[0]:
+                    axis.set_title(panel_title(project, table, column) if ours else f"{column}, published", loc="left")
+        _legend(plt, figure, bool(papers))
+        save_svg(figure, path)
+
+
+def _papers(project: Project, table: Table) -> dict[tuple[str, str, str], tuple[float, float | None]]:
+    """The paper's means and deviations."""
+    spreads = project.published_deviations(table)
+    return {
+        place: (value, spreads.get(place)) for place, value in project.published(table).items() if value is not None
+    }
+
+
+def _seeds(axis: Any, place: int, value: Value, quantity: Quantity) -> None:
+    """One row: a box from quartile to quartile with the median, lines to the extremes, a dot for each seed."""
+    finite = [number for number in value.values if math.isfinite(number)]
+    if not finite:
+        return
+    axis.boxplot(
+        finite,
+        positions=[place],
+        orientation="horizontal",
+        widths=0.6,
+        whis=(0, 100),
+        showcaps=False,
+        boxprops={"color": NEUTRAL, "linewidth": 0.8},
+        whiskerprops={"color": NEUTRAL, "linewidth": 0.8},
+        medianprops={"color": OURS, "linewidth": 1.6},
+        manage_ticks=False,
+    )
+    heights = [place - _SPREAD + 2 * _SPREAD * ((index * 0.618) % 1) for index in range(len(finite))]
+    axis.plot(finite, heights, linestyle="", color=OURS, alpha=0.55, **{**OURS_MARK, "markersize": 3})
+    spread = max(finite) - min(finite)
+    text = f"{spread:.2g}{' points' if quantity.unit == '%' else ''} apart"
+    axis.annotate(text, (max(finite), place), (4, 6), textcoords="offset points", fontsize=7, color=NEUTRAL)
+
+
+def _published(axis: Any, place: int, number: tuple[float, float | None] | None) -> None:
+    if number is not None:
+        axis.errorbar(number[0], place, xerr=number[1], color=PUBLISHED, elinewidth=1, capsize=2, **PUBLISHED_MARK)
+
+
+def _legend(plt: Any, figure: Any, papers: bool) -> None:
+    handles = [
+        plt.Line2D([], [], linestyle="", color=OURS, alpha=0.55, label="one seed", **{**OURS_MARK, "markersize": 3}),
+        plt.Line2D([], [], color=OURS, linewidth=1.6, label="median"),
+        plt.Line2D([], [], color=NEUTRAL, linewidth=0.8, label="quartiles, range"),
+    ]
+    if papers:
+        handles.append(
+            plt.Line2D([], [], linestyle="", color=PUBLISHED, label="published mean ± deviation", **PUBLISHED_MARK)
+        )
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
