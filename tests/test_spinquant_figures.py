@@ -14,7 +14,7 @@ from rotquant.project import Project, load_project
 from rotquant.provenance import environment
 from rotquant.quantities import quantities
 from rotquant.reporting import claims, figures, markdown, tables
-from rotquant.reporting.learning import gains, layers_of
+from rotquant.reporting.learning import gains, layers_of, smoothed
 from rotquant.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
 from tests.project import CONFIG, Copy
 
@@ -183,6 +183,11 @@ def test_a_networks_that_breaks_down_with_every_seed_leaves_its_row_empty(projec
     place = ("Rotated", "Llama-2-7B", "perplexity")
     values[place] = tables.Value((math.inf,) * 4, (0, 1, 2, 3), values[place].keys, None)
     figures.draw(project, chosen, values, project.root / "figure.svg")
+
+
+def test_a_running_mean_keeps_a_line_and_averages_what_scatters() -> None:
+    assert smoothed([3.0] * 7) == [3.0] * 7
+    assert smoothed([0.0, 5.0, 0.0, 5.0, 0.0, 5.0])[2:4] == [2.0, 3.0]  # of five neighbours
 
 
 def test_a_gain_is_the_difference_of_both_ends(project: Project) -> None:

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from rotquant.project import Project
 from rotquant.reporting.arrays import array_of
-from rotquant.reporting.style import OURS, drawn_rows, save_svg, styled
+from rotquant.reporting.style import LIGHT, OURS, drawn_rows, save_svg, styled
 from rotquant.reporting.tables import Values
 from rotquant.tables import Table
 
 if TYPE_CHECKING:
     import numpy as np
-
-#: Colour of the largest magnitudes, behind the darker means.
-PEAK = "#9ecae1"
 
 #: Panels of a lone row that stand beside each other.
 BESIDE = 2
@@ -50,7 +47,7 @@ def magnitudes(project: Project, table: Table, values: Values, path: Path) -> No
         ResultError: a run file is missing or holds no magnitudes.
     """
     lines = _lines(project, table, values)
-    weights = table.metrics[0].get("tensor") == "weights"
+    weights = _of_weights(table)
     tops: dict[tuple[str, int], float] = {}
     for panel in (panel for line in lines for panel in line if panel.matrix.count()):
         tops[panel.place] = max(tops.get(panel.place, 0.0), float(panel.matrix.max()))
@@ -75,6 +72,11 @@ def magnitudes(project: Project, table: Table, values: Values, path: Path) -> No
         save_svg(figure, path)
 
 
+def _of_weights(table: Table) -> bool:
+    """Whether weights are shown, not activations."""
+    return table.metrics[0].get("tensor") == "weights"
+
+
 def _lines(project: Project, table: Table, values: Values) -> list[list[Panel]]:
     """The panels line by line."""
     rows, columns = drawn_rows(table), project.columns(table)
@@ -95,9 +97,10 @@ def _panels(project: Project, table: Table, values: Values, row: str, column: st
 
     value = values[row, column, "peak_ratio"]
     seed = f", seed {value.seeds[0]}" if len(value.seeds) > 1 else ""
+    what = "" if _of_weights(table) else "input of "
     names = [row] * (len(drawn_rows(table)) > 1) + [column] * (len(project.columns(table)) > 1)
     for index, panel in enumerate(array_of(project, value.keys[0], "panels")):
-        place = f"layer {panel['layer'] + 1}, {panel['linear'].rpartition('.')[2]}"
+        place = f"layer {panel['layer'] + 1}, {what}{panel['linear'].rpartition('.')[2]}"
         title = f"{', '.join([*names, place])}\nmax/median {float(panel['peak_ratio']):.3g}{seed}"
         arrays = (np.ma.masked_invalid(np.array(panel[key], dtype=float)) for key in ("matrix", "mean", "largest"))
         yield Panel((column, index), title, *arrays)
@@ -106,7 +109,7 @@ def _panels(project: Project, table: Table, values: Values, row: str, column: st
 def _draw(strip: Any, axis: Any, panel: Panel, top: float) -> Any:
     """One heat map with the strip of its channels above it; returns the image."""
     height, channels = panel.matrix.shape
-    for statistic, color in ((panel.largest, PEAK), (panel.mean, OURS)):
+    for statistic, color in ((panel.largest, LIGHT), (panel.mean, OURS)):
         strip.fill_between(range(channels), statistic.filled(0.0), step="mid", color=color, linewidth=0)
     strip.set(xlim=(-0.5, channels - 0.5), ylim=(0, top * 1.05), title=panel.title)
     strip.tick_params(axis="x", length=0, labelbottom=False)

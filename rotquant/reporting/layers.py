@@ -19,21 +19,15 @@ PANELS = (
     ("weight_error", "error of the weight in %", None),
 )
 
-#: The mark of each input and of each projection.
-_MARKS = {
-    "attention_input": "o",
-    "mlp_input": "s",
-    "query": "$q$",
-    "key": "$k$",
-    "value": "$v$",
-    "gate": "$g$",
-    "up": "$u$",
-}
-_LEGEND = {"o": "input of Q, K and V", "s": "input of gate and up", "$q$": "weight of Q (K, V, gate, up: k, v, g, u)"}
+#: The mark of each input, and of the projections that read it.
+_MARKS = {"attention_input": "o", "mlp_input": "s", "query": "o", "key": "o", "value": "o", "gate": "s", "up": "s"}
+_LEGEND = {"o": "Q, K, V projection", "s": "gate, up projection"}
 
 
 def outliers(project: Project, table: Table, values: Values, path: Path) -> None:
     """A line of panels per column: kurtosis, error of activations, error of weights; rows are told apart by colour.
+
+    A line goes through the means of each layer.
 
     Raises:
         ResultError: a run file is missing or holds no statistics by layer.

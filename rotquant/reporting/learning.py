@@ -10,7 +10,8 @@ from typing import Any
 
 from rotquant.project import Project
 from rotquant.reporting.arrays import history_of
-from rotquant.reporting.style import NEUTRAL, SERIES, drawn_rows, save_svg, styled
+from rotquant.reporting.numbers import show
+from rotquant.reporting.style import LIGHT, NEUTRAL, OURS, SERIES, drawn_rows, save_svg, styled
 from rotquant.reporting.tables import Values
 from rotquant.tables import Table
 
@@ -31,7 +32,7 @@ Record = dict[str, Any]
 
 
 def learning(project: Project, table: Table, values: Values, path: Path) -> None:
-    """A line of three panels per column for the first row that is drawn, its first seed.
+    """A line of three panels per column for the first row that is drawn, its first seed; the baseline is its start.
 
     Raises:
         ResultError: the row learns no rotations, or a file is missing or damaged.
@@ -48,8 +49,8 @@ def learning(project: Project, table: Table, values: Values, path: Path) -> None
             _curve(axes[0], whole, "end to end")
             _curve(axes[1], one, f"input of o_proj, layer {layer + 1}")
             _gains(axes[2], history)
-            if len(columns) > 1:
-                axes[0].set_title(column, loc="left")
+            prefix = f"{column}, " if len(columns) > 1 else ""
+            axes[0].set_title(prefix + _ends(table, values, row, column), fontsize=8)
         save_svg(figure, path)
 
 
@@ -71,14 +72,25 @@ def gains(history: list[Record]) -> dict[str, list[float]]:
     }
 
 
+def smoothed(numbers: list[float]) -> list[float]:
+    """Each number's mean with its neighbours on both sides, a tenth of all or at least five; fewer at the ends."""
+    half = max(5, len(numbers) // 10) // 2
+    return [fmean(numbers[max(0, place - half) : place + half + 1]) for place in range(len(numbers))]
+
+
 def _curve(axis: Any, by_step: dict[int, float], what: str) -> None:
-    """SNR by step, with the level of the rotation that learning started from."""
-    numbers = {step: float(value) for step, value in by_step.items()}
-    axis.plot(list(numbers), list(numbers.values()), color=SERIES[0], linewidth=1.1)
-    start = next(iter(numbers.values()))
-    axis.axhline(start, color=NEUTRAL, linewidth=0.8, linestyle=(0, (4, 2)))
-    axis.annotate("$R_0$", (list(numbers)[-1], start), (-2, 3), textcoords="offset points", color=NEUTRAL, ha="right")
+    """SNR by step, each on another batch, and a running mean."""
+    numbers = [float(value) for value in by_step.values()]
+    axis.plot(list(by_step), numbers, color=LIGHT, linewidth=0.8, label="one batch")
+    axis.plot(list(by_step), smoothed(numbers), color=OURS, linewidth=1.6, label="running mean")
     axis.set(xlabel="iteration", ylabel=f"SNR in dB, {what}")
+    axis.legend(fontsize=7)
+
+
+def _ends(table: Table, values: Values, row: str, column: str) -> str:
+    """SNR on the test text before and after learning."""
+    start, end = (show(values[name, column, "snr"].mean) for name in (table.baseline, row))
+    return f"test text: $R_0$ {start}, $R_T$ {end} dB"
 
 
 def _gains(axis: Any, history: list[Record]) -> None:

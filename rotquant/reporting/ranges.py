@@ -64,6 +64,8 @@ def _solid(axis: Any, points: list[tuple[float, ...]], extent: list[float], limi
             if sum(a != b for a, b in zip(one, other, strict=True)) == 1:
                 axis.plot(*([a * size, b * size] for a, b, size in zip(one, other, box, strict=True)), **look)
     axis.set(**{f"{name}lim": (-limit, limit) for name in "xyz"}, xlabel="$x_1$", ylabel="$x_2$", zlabel="$x_3$")
+    ticks = [-round(limit), 0, round(limit)]
+    axis.set(xticks=ticks, yticks=ticks, zticks=ticks)
     axis.tick_params(labelsize=6, pad=-2)
     axis.set_box_aspect((1, 1, 1), zoom=0.95)
     for side in (axis.xaxis, axis.yaxis, axis.zaxis):

@@ -23,6 +23,9 @@ OURS = "#0072B2"
 PUBLISHED = "#D55E00"
 NEUTRAL = "#595959"
 
+#: Ours in the background of its mean.
+LIGHT = "#9ecae1"
+
 #: Colours of series, the most different ones first.
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
