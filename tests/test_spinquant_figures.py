@@ -12,7 +12,7 @@ from rotquant.errors import ResultError
 from rotquant.files import short_hash, write_json
 from rotquant.project import Project, load_project
 from rotquant.provenance import environment
-from rotquant.quantities import quantities
+from rotquant.quantities import SNR_DB, quantities
 from rotquant.reporting import claims, figures, markdown, tables
 from rotquant.reporting.learning import gains, layers_of, smoothed
 from rotquant.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
@@ -218,3 +218,5 @@ def test_ratios_in_decibels_are_not_compared_in_percent(project: Project) -> Non
     text = markdown.page(project, chosen, *tables.collect(project, chosen), None)
     assert "Signal-to-noise ratio of the logits (dB), higher is better" in text
     assert "Change from" not in text
+    values, _ = tables.collect(project, chosen)
+    assert tables.losses(values, ("Learned", "Llama-2-7B"), ("Original", "Llama-2-7B"), SNR_DB) == (None, None)

@@ -101,8 +101,13 @@ def main_quantities(project: Project, table: Table) -> tuple[Quantity, ...]:
 
 
 def loss_percent(quantity: Quantity, value: float | None, baseline: float | None) -> float | None:
-    """How much worse a value is than the baseline's, in percent of it; None without both or where that is zero."""
-    return None if value is None or baseline is None else percent_of(quantity.loss(value, baseline), baseline)
+    """How much worse a value is than the baseline's, in percent of it.
+
+    None without both, where the baseline is zero, and for quantities that are not compared so, such as decibels.
+    """
+    if value is None or baseline is None or not quantity.relative:
+        return None
+    return percent_of(quantity.loss(value, baseline), baseline)
 
 
 def percent_of(part: float | None, whole: float) -> float | None:

@@ -119,7 +119,8 @@ def task_files(runs):
 def definition(name):
     """Digest of everything a table's files say besides the numbers computed: its YAML, the published values, the slots."""
     table = sentence(PROJECT.table, name)
-    published = sorted((*cell, str(value)) for cell, value in PROJECT.published(table).items())
+    printed = (PROJECT.published(table), PROJECT.published_deviations(table))
+    published = [sorted((*cell, str(value)) for cell, value in numbers.items()) for numbers in printed]
     slots = {column: PROJECT.slot(table, column).model_dump(mode="json") for column in PROJECT.columns(table)}
     return short_hash(canonical_json([table.model_dump(mode="json"), published, slots]))
 
