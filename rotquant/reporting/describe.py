@@ -118,7 +118,8 @@ def _learning(learning: RotationLearning) -> str:
     momentum = f", momentum {learning.momentum:g}" if learning.momentum else ""
     rate = f"learning rate {learning.learning_rate:g} {learning.schedule}{momentum}"
     network = {"activations": "inputs and cache quantized", "all": "everything quantized"}[learning.network]
-    return f"Cayley SGD, {learning.steps} steps of {batch}, {rate}, {network}"
+    scales = ", gradient through the scales" if learning.gradient == "scales" else ""
+    return f"Cayley SGD, {learning.steps} steps of {batch}, {rate}{scales}, {network}"
 
 
 def _weights(weights: WeightQuantization) -> str:
