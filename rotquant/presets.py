@@ -17,6 +17,7 @@ from rotquant.schemes import (
     OmniQuant,
     OutlierFeatures,
     QuantizationScheme,
+    QuIP,
     RotationLearning,
     RotationScheme,
     Smoothing,
@@ -148,6 +149,13 @@ def llm_qat() -> Recipe:
     return Recipe(llm_qat=LLMQAT(), weights=weights, activations=_inputs(), keys=cache, values=cache)
 
 
+def quip_sharp() -> Recipe:
+    """QuIP# with 4-bit weights alone, without its fine-tuning."""
+    scheme = QuantizationScheme(bits=4, granularity="tensor")
+    weights = WeightQuantization(scheme=scheme, clip_search=False)
+    return Recipe(quip=QuIP(), weights=weights, calibration=Calibration())
+
+
 def quik() -> Recipe:
     """QUIK-4B: 256 outlier features in floating point, GPTQ, every layer in 4 bits, asymmetric inputs."""
     return Recipe(
@@ -197,6 +205,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "awq": awq,
     "awq-128g": awq_128g,
     "llm-qat": llm_qat,
+    "quip-sharp": quip_sharp,
     "quik": quik,
     "quarot": quarot,
     "quarot-rtn": quarot_rtn,

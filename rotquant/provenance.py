@@ -50,6 +50,8 @@ OPTIONAL: dict[str, Callable[[Recipe], object]] = {
     "rotquant.methods.omniquant": lambda recipe: recipe.omniquant,
     "rotquant.methods.awq": lambda recipe: recipe.awq,
     "rotquant.methods.llm_qat": lambda recipe: recipe.llm_qat,
+    "rotquant.methods.quip": lambda recipe: recipe.quip,
+    "rotquant.lattice": lambda recipe: recipe.quip,
     "rotquant.methods.outliers": lambda recipe: recipe.outliers,
     "rotquant.methods.spinquant": lambda recipe: recipe.learning,
     "rotquant.methods.spinquant_network": lambda recipe: recipe.learning,

@@ -23,6 +23,7 @@ from rotquant.schemes import (
     OmniQuant,
     OutlierFeatures,
     QuantizationScheme,
+    QuIP,
     RotationLearning,
     RotationScheme,
     Smoothing,
@@ -32,7 +33,7 @@ from rotquant.schemes import (
 #: Fields that act while the model runs; all others decide the stored weights.
 RUNTIME_FIELDS = ("activations", "attention_output", "keys", "values")
 #: Methods that change features or weights before these are rounded: a recipe has one of them.
-TRANSFORMATIONS = ("smoothing", "omniquant", "awq", "llm_qat")
+TRANSFORMATIONS = ("smoothing", "omniquant", "awq", "llm_qat", "quip")
 
 _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
@@ -42,7 +43,7 @@ class Recipe(Frozen):
 
     Order of application: norms are fused and `rotation`, learned where it says so, applied; `smoothing`,
     `omniquant` or `awq` transform equivalently, `llm_qat` trains; `outliers` choose and reorder features; `weights`
-    quantizes, seeing the effect of all these.
+    quantizes, seeing the effect of all these, to integers or, with `quip`, to points of a lattice.
     `activations` quantizes the input of every linear layer but lm_head, `attention_output`, where it is given, that of
     o_proj in its place, `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV cache.
     """
@@ -52,6 +53,7 @@ class Recipe(Frozen):
     omniquant: OmniQuant | None = None
     awq: AWQ | None = None
     llm_qat: LLMQAT | None = None
+    quip: QuIP | None = None
     outliers: OutlierFeatures | None = None
     weights: WeightQuantization | None = None
     activations: QuantizationScheme | None = None
@@ -63,7 +65,7 @@ class Recipe(Frozen):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Recipe":
         if self.needs_calibration and self.calibration is None:
-            raise ValueError("GPTQ, smoothing, omniquant, awq and outliers need a calibration section")
+            raise ValueError("GPTQ, smoothing, omniquant, awq, quip and outliers need a calibration section")
         chosen = [name for name in TRANSFORMATIONS if getattr(self, name)]
         if len(chosen) > 1:
             raise ValueError(f"{chosen[0]} and {chosen[1]} both change the same weights: choose one")
@@ -89,20 +91,25 @@ class Recipe(Frozen):
 
     @model_validator(mode="after")
     def _weights_are_rounded_by_one_method(self) -> "Recipe":
-        name = next((name for name in ("awq", "llm_qat") if getattr(self, name)), None)
+        name = next((name for name in ("awq", "llm_qat", "quip") if getattr(self, name)), None)
         if name is None:
             return self
         if self.weights is None:
             raise ValueError(f"{name} makes weights fit to be rounded: it needs a weights section")
         if self.weights.gptq or self.weights.clip_search or self.outliers:
             raise ValueError(
-                f"{name} rounds to nearest with scales of its own: leave outliers and weights.gptq out and set "
+                f"{name} rounds weights in its own way: leave outliers and weights.gptq out and set "
                 "weights.clip_search to false"
             )
         if self.awq and self.weights.scheme.granularity == "tensor":
             raise ValueError("awq takes weights of granularity channel or group")
         if self.llm_qat and self.activations and not self.activations.dynamic:
             raise ValueError("llm_qat trains with dynamic activations: static scales come after it")
+        scheme = self.weights.scheme
+        if self.quip and (scheme.bits not in (2, 4) or scheme.granularity != "tensor" or not scheme.symmetric):
+            raise ValueError("quip takes symmetric weights of 2 or 4 bits with granularity tensor")
+        if self.quip and self.activations:
+            raise ValueError("quip is for weights alone: leave activations out")
         return self
 
     @model_validator(mode="after")
@@ -133,7 +140,7 @@ class Recipe(Frozen):
         """Whether building the weights reads calibration text."""
         gptq = self.weights is not None and self.weights.gptq is not None
         static = self.activations is not None and not self.activations.dynamic
-        return bool(gptq or self.smoothing or self.omniquant or self.awq or self.outliers or static)
+        return bool(gptq or self.smoothing or self.omniquant or self.awq or self.quip or self.outliers or static)
 
     @property
     def is_baseline(self) -> bool:

@@ -206,6 +206,19 @@ class AWQ(Frozen):
     clip_search: bool = True
 
 
+class QuIP(Frozen):
+    """QuIP# (Tseng et al. 2024) without fine-tuning: weights in a rotated basis, rounded to the E8P lattice codebook.
+
+    `weights.scheme` says 2 bits, one codebook, or 4, a second one for what the first leaves.
+
+    damping: share of the Hessian's mean diagonal that is added to its diagonal.
+    seed: of the signs of the randomized Hadamard transforms.
+    """
+
+    damping: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
 class LLMQAT(Frozen):
     """LLM-QAT (Liu et al. 2023, "Data-Free Quantization Aware Training"): weights trained on text of the model's own.
 

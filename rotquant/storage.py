@@ -1,8 +1,9 @@
 """Quantized models on disk: a folder of packed integers, scales and everything that stayed floating point.
 
 quantized.safetensors (or shards) holds for each quantized linear layer `<name>.weight.codes` (two codes of up to
-4 bits a byte), `.scale`, `.zero_point`, `.columns`, `.outlier_values`, `.outlier_scale`, and all other tensors under
-their Hugging Face names; rotquant.json says what they are. A loaded model equals the saved one bit for bit.
+4 bits a byte), `.scale`, `.zero_point`, `.columns`, `.outlier_values`, `.outlier_scale`, or for one on a lattice
+`.lattice`, `.scale`, `.rows`, `.columns`, and all other tensors under their Hugging Face names; rotquant.json says what
+they are. A loaded model equals the saved one bit for bit.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from rotquant.checkpoints import (
 )
 from rotquant.errors import CheckpointError, ResultError
 from rotquant.files import atomic_directory, read_json, write_json
+from rotquant.lattice import WIDTH, LatticeWeight
 from rotquant.quantization import ColumnSplit, QParams
 from rotquant.recipes import Recipe, first_problem
 from rotquant.rtn import QuantizedWeight
@@ -71,7 +73,7 @@ class StoredModel:
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
-    weights: dict[str, QuantizedWeight]
+    weights: dict[str, QuantizedWeight | LatticeWeight]
     manifest: Manifest
 
     @property
@@ -108,7 +110,7 @@ class StoredTensors:
 
     config: Any
     floats: dict[str, Tensor]
-    weights: dict[str, QuantizedWeight]
+    weights: dict[str, QuantizedWeight | LatticeWeight]
     manifest: Manifest
 
 
@@ -239,7 +241,10 @@ def _floating_tensors(model: nn.Module, quantized: set[str]) -> dict[str, Tensor
     return tensors
 
 
-def _weight_tensors(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
+def _weight_tensors(name: str, weight: QuantizedWeight | LatticeWeight) -> dict[str, Tensor]:
+    if isinstance(weight, LatticeWeight):
+        parts = {"lattice": weight.codes, "scale": weight.scale, "rows": weight.rows, "columns": weight.columns}
+        return _named(name, parts)
     parts = {
         "codes": pack_codes(weight.codes, weight.scheme.bits),
         "scale": weight.qparams.scale,
@@ -257,8 +262,10 @@ def _named(prefix: str, parts: dict[str, Tensor | None]) -> dict[str, Tensor]:
 
 def _take_weight(
     folder: Path, name: str, shape: tuple[int, int], manifest: Manifest, tensors: dict[str, Tensor]
-) -> QuantizedWeight:
+) -> QuantizedWeight | LatticeWeight:
     """Take the parts of one weight out of `tensors`, checked against the manifest."""
+    if manifest.recipe.quip is not None:
+        return _take_lattice_weight(folder, name, shape, manifest.recipe.weights.scheme.bits, tensors)
     parts = {part: tensors.pop(f"{name}.{part}", None) for part in _WEIGHT_PARTS}
     scheme, (rows, features) = manifest.recipe.weights.scheme, shape
     outliers = 0 if parts["outlier_values"] is None else parts["outlier_values"].shape[-1]
@@ -282,6 +289,17 @@ def _take_weight(
         parts["outlier_values"],
         parts["outlier_scale"],
     )
+
+
+def _take_lattice_weight(
+    folder: Path, name: str, shape: tuple[int, int], bits: int, tensors: dict[str, Tensor]
+) -> LatticeWeight:
+    rows, columns = shape
+    expected = {"lattice": (bits // 2, rows, columns // WIDTH), "scale": (), "rows": (rows,), "columns": (columns,)}
+    parts = {part: tensors.pop(f"{name}.{part}", None) for part in expected}
+    for part, tensor in parts.items():
+        _check_shape(folder, f"{name}.{part}", tensor, expected[part])
+    return LatticeWeight(*parts.values())
 
 
 def _take_sites(

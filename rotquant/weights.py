@@ -1,12 +1,12 @@
 """The weights stage: what a recipe does to a model before it runs, in the order in which the papers do it.
 
-Rotation (QuaRot stage 1), SmoothQuant, OmniQuant, AWQ or LLM-QAT, choice of outlier features, then round-to-nearest or
-GPTQ layer by layer, then static activation scales. One decoder layer at a time lies on the accelerator, but for
-LLM-QAT. Methods live in their own modules; this one only calls them.
+Rotation (QuaRot stage 1), SmoothQuant, OmniQuant, AWQ or LLM-QAT, choice of outlier features, then round-to-nearest,
+GPTQ or QuIP# layer by layer, then static activation scales. One decoder layer at a time lies on the accelerator, but
+for LLM-QAT. Methods live in their own modules; this one only calls them.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,8 +20,10 @@ from rotquant.calibration import LayerStream, capture_layer_inputs, on_device
 from rotquant.errors import RecipeError, RotquantError
 from rotquant.gptq import Hessian, quantize_gptq_site, release_graphs
 from rotquant.kv_cache import check_cache_scheme
+from rotquant.lattice import LatticeWeight
 from rotquant.methods import awq, llm_qat, omniquant
 from rotquant.methods.outliers import check_outliers, select_outliers
+from rotquant.methods.quip import check_quip, quantize_quip_site
 from rotquant.methods.smoothquant import smooth
 from rotquant.methods.statistics import Statistic, collect_statistics
 from rotquant.provenance import versions
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
     from rotquant.rotations import Rotations
 
 Splits = dict[SiteKey, ColumnSplit]
-Weights = dict[str, QuantizedWeight]
+Weight = QuantizedWeight | LatticeWeight
+Weights = dict[str, Weight]
 
 
 def build_weights(
@@ -99,8 +102,8 @@ def build_weights(
                 weights = stage.omniquant(seed)
             elif recipe.awq is not None:
                 weights = stage.awq()
-            elif recipe.weights.gptq is not None:
-                weights = stage.gptq(splits)
+            elif recipe.weights.gptq is not None or recipe.quip is not None:
+                weights = stage.site_by_site(splits)
             else:
                 weights = stage.round_to_nearest(splits)
     if recipe.activations is not None and not recipe.activations.dynamic:
@@ -155,6 +158,7 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: Tensor | None) -> No
         check_rotation(architecture, recipe.rotation)
     omniquant.check_omniquant(recipe)
     check_outliers(architecture, recipe)
+    check_quip(architecture, recipe)
     if recipe.needs_calibration and samples is None:
         raise RecipeError("the recipe needs calibration text, but no samples were given.")
     outliers = recipe.outliers.features if recipe.outliers else 0
@@ -192,6 +196,7 @@ class _Stage:
         self.batch_size = batch_size
         self.progress = progress
         self.online = Wrapping(rotation=recipe.rotation)
+        self.generator = torch.Generator().manual_seed(recipe.quip.seed if recipe.quip else 0)  # QuIP#'s signs
 
     def capture(self) -> LayerStream:
         """Calibration samples at the entrance of the first layer."""
@@ -217,23 +222,23 @@ class _Stage:
                     weights |= self._store(index, layer, site, rounded)
         return weights
 
-    def gptq(self, splits: Splits) -> Weights:
-        """GPTQ site by site: inputs come from layers and sites whose weights are quantized already."""
+    def site_by_site(self, splits: Splits) -> Weights:
+        """GPTQ or QuIP#: inputs come from layers and sites whose weights are quantized already."""
         weights: Weights = {}
-        with wrap(self.model, self._gptq_inputs(splits)):
+        with wrap(self.model, self._seen_inputs(splits)):
             stream = self.capture()
-            for index, layer in stream.layers("GPTQ", self.progress):
+            for index, layer in stream.layers("QuIP#" if self.recipe.quip else "GPTQ", self.progress):
                 for site in self.architecture.sites:
-                    weights |= self._gptq_site(stream, index, layer, site, splits.get((index, site.name)))
+                    weights |= self._site(stream, index, layer, site, splits.get((index, site.name)))
                 if index + 1 < self.architecture.num_layers:
                     stream.advance(index)
         release_graphs()
         return weights
 
-    def _gptq_inputs(self, splits: Splits) -> Wrapping:
-        """What acts on the inputs that GPTQ calibrates on (`GPTQ.hessian_inputs`)."""
+    def _seen_inputs(self, splits: Splits) -> Wrapping:
+        """What acts on the inputs that GPTQ (`GPTQ.hessian_inputs`) and QuIP# calibrate on."""
         recipe = self.recipe
-        if recipe.weights.gptq.hessian_inputs == "float":
+        if recipe.quip is not None or recipe.weights.gptq.hessian_inputs == "float":
             return self.online
         return replace(self.online, outliers=splits, **_runtime(recipe))
 
@@ -259,7 +264,7 @@ class _Stage:
         return static
 
     @torch.no_grad()
-    def _gptq_site(
+    def _site(
         self, stream: LayerStream, index: int, layer: nn.Module, site: Site, split: ColumnSplit | None
     ) -> Weights:
         linears = [layer.get_submodule(name).weight for name in site.linears]
@@ -267,15 +272,21 @@ class _Stage:
         hessian = Hessian(site.features, self.device, dtype)
         stream.feed(index, site, hessian.add)
         try:
-            quantized = quantize_gptq_site(linears, hessian.matrix, self.recipe.weights, split)
+            quantized = self._rounded(linears, hessian.matrix, split)
         except RecipeError:
             raise
         except RotquantError as error:
             raise RotquantError(f"layer {index}, {site.name}: {error}") from None
         return self._store(index, layer, site, quantized)
 
+    def _rounded(self, linears: list[Tensor], hessian: Tensor, split: ColumnSplit | None) -> Sequence[Weight]:
+        settings, quip = self.recipe.weights, self.recipe.quip
+        if quip is None:
+            return quantize_gptq_site(linears, hessian, settings, split)
+        return quantize_quip_site(linears, hessian, settings.scheme.bits, quip.damping, self.generator)
+
     @torch.no_grad()
-    def _store(self, index: int, layer: nn.Module, site: Site, quantized: list[QuantizedWeight]) -> Weights:
+    def _store(self, index: int, layer: nn.Module, site: Site, quantized: Sequence[Weight]) -> Weights:
         """Put the dequantized weights into the layer; the integers, by full name, go to the host."""
         for name, weight in zip(site.linears, quantized, strict=True):
             parameter = layer.get_submodule(name).weight

@@ -212,9 +212,9 @@ def test_stored_integers_are_the_weights_bit_for_bit(family, dtype, tmp_path: Pa
     ("change", "problem"),
     [
         ({"weights": None}, "awq .* needs a weights section"),
-        ({"weights": {"gptq": {}}}, "awq rounds to nearest"),
-        ({"weights": {"clip_search": True}}, "awq rounds to nearest"),
-        ({"outliers": {"features": 4}}, "awq rounds to nearest"),
+        ({"weights": {"gptq": {}}}, "awq rounds weights in its own way"),
+        ({"weights": {"clip_search": True}}, "awq rounds weights in its own way"),
+        ({"outliers": {"features": 4}}, "awq rounds weights in its own way"),
         ({"weights": {"scheme": {"granularity": "tensor"}}}, "granularity channel or group"),
         ({"smoothing": {}}, "smoothing and awq both change the same weights"),
         ({"rotation": {"learning": {"network": "all"}}}, "rotation.learning cannot be combined with awq"),

@@ -206,8 +206,8 @@ def test_a_diverging_training_is_reported():
     ("change", "problem"),
     [
         ({"weights": None}, "llm_qat .* needs a weights section"),
-        ({"weights": {"gptq": {}}, "calibration": {}}, "llm_qat rounds to nearest"),
-        ({"weights": {"clip_search": True}}, "llm_qat rounds to nearest"),
+        ({"weights": {"gptq": {}}, "calibration": {}}, "llm_qat rounds weights in its own way"),
+        ({"weights": {"clip_search": True}}, "llm_qat rounds weights in its own way"),
         ({"activations": {"granularity": "tensor", "dynamic": False}, "calibration": {}}, "dynamic activations"),
         ({"awq": {}, "calibration": {}}, "awq and llm_qat both change the same weights"),
         ({"rotation": {"learning": {}}}, "rotation.learning cannot be combined with llm_qat"),

@@ -26,8 +26,8 @@ def quantize(
     method: Annotated[
         str,
         typer.Option(
-            help="baseline, rtn, gptq, smoothquant, omniquant, awq, awq-128g, llm-qat, quik, quarot, quarot-rtn, "
-            "quarot-128g, atom-128g, spinquant-easy or spinquant-hard."
+            help="baseline, rtn, gptq, smoothquant, omniquant, awq, awq-128g, llm-qat, quip-sharp, quik, quarot, "
+            "quarot-rtn, quarot-128g, atom-128g, spinquant-easy or spinquant-hard."
         ),
     ] = "quarot",
     changes: Changes = None,

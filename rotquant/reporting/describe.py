@@ -82,6 +82,8 @@ def settings(recipe: Recipe) -> str:
         qat = recipe.llm_qat
         text = f"{qat.samples} generated samples of {qat.sequence_length} tokens, seed {qat.seed}"
         parts.append(f"LLM-QAT {qat.steps} steps of {qat.batch_size}, learning rate {qat.learning_rate:g}, on {text}")
+    if recipe.quip:
+        parts.append(f"QuIP#, damping {recipe.quip.damping:g}, seed {recipe.quip.seed}")
     if recipe.outliers:
         kept = "floating point" if recipe.outliers.bits == 16 else f"{recipe.outliers.bits} bits"
         parts.append(f"{recipe.outliers.features} outlier features in {kept}, ranked by {recipe.outliers.statistic}")

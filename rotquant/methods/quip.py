@@ -1,0 +1,82 @@
+"""QuIP# (Tseng et al. 2024) without its fine-tuning: incoherent weights, rounded eight at a time to a lattice codebook.
+
+Randomized Hadamard transforms of both sides make the entries of a weight nearly Gaussian (Sec. 3), which the E8P
+codebook of `rotquant.lattice` suits (Sec. 4.2); 4 bits are two of its codes. Errors of a block of eight columns are
+spread over the columns to come, as GPTQ does column by column (block LDLQ, Sec. 4.1). Weights alone are quantized.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rotquant import hadamard
+from rotquant.architectures import Architecture
+from rotquant.errors import RecipeError
+from rotquant.gptq import inverse_factor
+from rotquant.lattice import DEVIATION, WIDTH, LatticeWeight, incoherent, refine
+from rotquant.recipes import Recipe
+
+
+def check_quip(architecture: Architecture, recipe: Recipe) -> None:
+    """Raise `RecipeError` where a weight has no Hadamard transform or is no whole number of codes, before any work."""
+    if recipe.quip is None:
+        return
+    rows = {architecture.hidden_size, architecture.intermediate_size}
+    for size in {site.features for site in architecture.sites} | rows:
+        if not hadamard.is_supported(size) or size % WIDTH:
+            raise RecipeError(
+                f"quip needs a Hadamard matrix of the order of every weight and columns in eights, and {size}, a width "
+                f"of this {architecture.family} model, has none or is no multiple of {WIDTH}."
+            )
+
+
+@torch.no_grad()
+def quantize_quip_site(
+    weights: Sequence[Tensor], hessian: Tensor, bits: int, damping: float, generator: torch.Generator
+) -> list[LatticeWeight]:
+    """Quantize the weights of all linear layers that read one input.
+
+    Args:
+        weights: each [out_i, in], any floating-point type, on the hessian's device.
+        hessian: X^T X, [in, in], unscaled and undamped.
+        bits: 2 or 4.
+        damping: share of the mean diagonal that is added to the diagonal.
+        generator: on the host, of the signs of the transforms.
+
+    Raises:
+        RotquantError: when the hessian is not finite, or not positive definite after damping.
+    """
+    columns = hadamard.random_signs(hessian.shape[0], generator, torch.int8).to(hessian.device)
+    factor = inverse_factor(incoherent(hessian.double(), columns, columns), damping)
+    result, stages = [], bits // 2
+    for weight in weights:
+        rows = hadamard.random_signs(len(weight), generator, torch.int8).to(hessian.device)
+        transformed = incoherent(weight.double(), rows, columns)
+        scale = (transformed.square().mean().sqrt() / DEVIATION[stages]).float()
+        codes = block_ldlq(transformed / scale.double(), factor, stages)
+        result.append(LatticeWeight(codes, scale, rows, columns.clone()))
+    return result
+
+
+def block_ldlq(weight: Tensor, factor: Tensor, stages: int) -> Tensor:
+    """Codes of a weight [out, in], block by block of eight columns; each block's error is spread over those to come.
+
+    Args:
+        weight: in units of the codebook, float64.
+        factor: the upper triangular U with U^T U = H^-1, [in, in]. An error E of the columns B takes
+            E U_BB^-1 U_BC off the columns C after them.
+        stages: codes for each eight weights.
+
+    Returns:
+        int16 [stages, out, in / 8].
+    """
+    weight, codes = weight.clone(), []
+    for start in range(0, weight.shape[1], WIDTH):
+        stop = start + WIDTH
+        block, own = weight[:, start:stop], factor[start:stop, start:stop]
+        found, values = refine(block, stages)
+        codes.append(found)
+        spread = torch.linalg.solve_triangular(own, factor[start:stop, stop:], upper=True)
+        weight[:, stop:] -= (block - values) @ spread
+    return torch.stack(codes, dim=-1)
