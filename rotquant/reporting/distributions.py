@@ -21,28 +21,25 @@ def distribution(project: Project, table: Table, values: Values, path: Path) -> 
 
     The models differ, so what compares is the order of the rows and how wide each is, not the numbers.
     """
-    rows, columns, mains = drawn_rows(table), project.columns(table), main_quantities(project, table)
-    papers = _papers(project, table)
-    sources = [True, False] if papers else [True]
-    shape = (len(columns) * len(sources), len(mains))
+    rows, mains, papers = drawn_rows(table), main_quantities(project, table), _papers(project, table)
+    lines = [(column, ours) for column in project.columns(table) for ours in ((True, False) if papers else (True,))]
     with styled() as plt:
-        size = (1.6 + 3.0 * shape[1], (0.9 + 0.42 * len(rows)) * shape[0])
-        figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
-        lines = [(column, ours) for column in columns for ours in sources]
+        size = (1.6 + 3.0 * len(mains), (0.9 + 0.42 * len(rows)) * len(lines))
+        figure, grid = plt.subplots(len(lines), len(mains), figsize=size, squeeze=False, layout="constrained")
         for axes, (column, ours) in zip(grid, lines, strict=True):
             for axis, quantity in zip(axes, mains, strict=True):
                 for place, row in enumerate(rows):
                     if ours:
                         _seeds(axis, place, values[row, column, quantity.name], quantity)
                     else:
-                        _published(axis, place, papers.get((row, column, quantity.name)))
+                        number = papers.get((row, column, quantity.name))
+                        _published(axis, place, number, _printed_range(table, row, quantity, mains[0]))
                 axis.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)))
                 axis.set_yticklabels(rows if axis is axes[0] else [])
                 axis.tick_params(axis="y", length=0)
                 unit = f" in {quantity.unit}" if quantity.unit else ""
                 axis.set_xlabel(f"{words(quantity)}{unit}{'' if ours else ', published'}")
-                if axis is axes[0]:
-                    axis.set_title(panel_title(project, table, column) if ours else f"{column}, published", loc="left")
+            axes[0].set_title(panel_title(project, table, column) if ours else f"{column}, published", loc="left")
         _legend(plt, figure, bool(papers))
         save_svg(figure, path)
 
@@ -53,6 +50,19 @@ def _papers(project: Project, table: Table) -> dict[tuple[str, str, str], tuple[
     return {
         place: (value, spreads.get(place)) for place, value in project.published(table).items() if value is not None
     }
+
+
+def _printed_range(table: Table, row: str, quantity: Quantity, main: Quantity) -> str:
+    """What the paper says of the distance from the best to the worst seed of a row, by the claim about it."""
+    for claim in table.claims:
+        check = claim.check.get("range_at_least", {})
+        if check.get("row") == row and (claim.quantity or main.name) == quantity.name:
+            return f"{check['points']:g}{_unit(quantity)} apart (Sec. {claim.section})"
+    return ""
+
+
+def _unit(quantity: Quantity) -> str:
+    return " points" if quantity.unit == "%" else ""
 
 
 def _seeds(axis: Any, place: int, value: Value, quantity: Quantity) -> None:
@@ -75,13 +85,15 @@ def _seeds(axis: Any, place: int, value: Value, quantity: Quantity) -> None:
     heights = [place - _SPREAD + 2 * _SPREAD * ((index * 0.618) % 1) for index in range(len(finite))]
     axis.plot(finite, heights, linestyle="", color=OURS, alpha=0.55, **{**OURS_MARK, "markersize": 3})
     spread = max(finite) - min(finite)
-    text = f"{spread:.2g}{' points' if quantity.unit == '%' else ''} apart"
+    text = f"{spread:.2g}{_unit(quantity)} apart"
     axis.annotate(text, (max(finite), place), (4, 6), textcoords="offset points", fontsize=7, color=NEUTRAL)
 
 
-def _published(axis: Any, place: int, number: tuple[float, float | None] | None) -> None:
+def _published(axis: Any, place: int, number: tuple[float, float | None] | None, text: str) -> None:
+    """One row: the paper's mean and deviation, and what it says of the range."""
     if number is not None:
         axis.errorbar(number[0], place, xerr=number[1], color=PUBLISHED, elinewidth=1, capsize=2, **PUBLISHED_MARK)
+        axis.annotate(text, (number[0], place), (0, 6), textcoords="offset points", fontsize=7, color=NEUTRAL)
 
 
 def _legend(plt: Any, figure: Any, papers: bool) -> None:
