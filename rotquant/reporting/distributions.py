@@ -24,7 +24,7 @@ def distribution(project: Project, table: Table, values: Values, path: Path) -> 
     rows, mains, papers = drawn_rows(table), main_quantities(project, table), _papers(project, table)
     lines = [(column, ours) for column in project.columns(table) for ours in ((True, False) if papers else (True,))]
     with styled() as plt:
-        size = (1.6 + 3.0 * len(mains), (0.9 + 0.42 * len(rows)) * len(lines))
+        size = (1.6 + 3.0 * len(mains), (0.9 + 0.5 * len(rows)) * len(lines))
         figure, grid = plt.subplots(len(lines), len(mains), figsize=size, squeeze=False, layout="constrained")
         for axes, (column, ours) in zip(grid, lines, strict=True):
             for axis, quantity in zip(axes, mains, strict=True):
@@ -34,9 +34,10 @@ def distribution(project: Project, table: Table, values: Values, path: Path) -> 
                     else:
                         number = papers.get((row, column, quantity.name))
                         _published(axis, place, number, _printed_range(table, row, quantity, mains[0]))
-                axis.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)))
+                axis.set(ylim=(len(rows) - 0.5, -0.8), yticks=range(len(rows)))
                 axis.set_yticklabels(rows if axis is axes[0] else [])
                 axis.tick_params(axis="y", length=0)
+                axis.margins(x=0.12)
                 unit = f" in {quantity.unit}" if quantity.unit else ""
                 axis.set_xlabel(f"{words(quantity)}{unit}{'' if ours else ', published'}")
             axes[0].set_title(panel_title(project, table, column) if ours else f"{column}, published", loc="left")
@@ -74,7 +75,7 @@ def _seeds(axis: Any, place: int, value: Value, quantity: Quantity) -> None:
         finite,
         positions=[place],
         orientation="horizontal",
-        widths=0.6,
+        widths=0.5,
         whis=(0, 100),
         showcaps=False,
         boxprops={"color": NEUTRAL, "linewidth": 0.8},
@@ -86,14 +87,16 @@ def _seeds(axis: Any, place: int, value: Value, quantity: Quantity) -> None:
     axis.plot(finite, heights, linestyle="", color=OURS, alpha=0.55, **{**OURS_MARK, "markersize": 3})
     spread = max(finite) - min(finite)
     text = f"{spread:.2g}{_unit(quantity)} apart"
-    axis.annotate(text, (max(finite), place), (4, 6), textcoords="offset points", fontsize=7, color=NEUTRAL)
+    middle = (min(finite) + max(finite)) / 2
+    axis.annotate(text, (middle, place), (0, 12), textcoords="offset points", fontsize=7, color=NEUTRAL, ha="center")
 
 
 def _published(axis: Any, place: int, number: tuple[float, float | None] | None, text: str) -> None:
     """One row: the paper's mean and deviation, and what it says of the range."""
     if number is not None:
         axis.errorbar(number[0], place, xerr=number[1], color=PUBLISHED, elinewidth=1, capsize=2, **PUBLISHED_MARK)
-        axis.annotate(text, (number[0], place), (0, 6), textcoords="offset points", fontsize=7, color=NEUTRAL)
+        where = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
+        axis.annotate(text, (number[0], place), fontsize=7, color=NEUTRAL, **where)
 
 
 def _legend(plt: Any, figure: Any, papers: bool) -> None:
