@@ -48,8 +48,8 @@ def quantize(
 
     Example: `rotquant quantize workflow/resources/models/rq-7b -o quantized/ --samples 64 --sequence-length 512`
 
-    Methods that train take their papers' amounts of work, for a small model far too many: `--method llm-qat
-    --set llm_qat.samples=256 --set llm_qat.sequence_length=128 --set llm_qat.steps=128 --set llm_qat.learning_rate=5e-4`
+    Methods that train take their papers' amounts of work, for a small model far too many: `--method llm-qat --set
+    llm_qat.samples=256 --set llm_qat.sequence_length=128 --set llm_qat.steps=128 --set llm_qat.learning_rate=5e-4`
     """
     recipe = preset(method)
     if recipe.calibration:
