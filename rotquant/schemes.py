@@ -75,6 +75,8 @@ class RotationLearning(Frozen):
     network: what is quantized while learning: `activations`, inputs of linear layers and KV cache alone, so that GPTQ
         is left with the weights ("Cayley on 16-4-KV"), or `all`, weights too, round-to-nearest ("Cayley on 4-4-KV",
         Table 3).
+    targets: what the quantized network's predictions are compared with by cross entropy: the next `tokens` of the text,
+        as the paper does, or the `predictions` of the float network, which hold less noise than single tokens.
     text: where the sequences come from: its `samples` are gone through in random order, as often as needed.
     """
 
@@ -85,6 +87,7 @@ class RotationLearning(Frozen):
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     gradient: Literal["errors", "scales"] = "errors"
     network: Literal["activations", "all"] = "activations"
+    targets: Literal["tokens", "predictions"] = "tokens"
     text: Calibration = Calibration(samples=800)
 
 

@@ -146,15 +146,19 @@ def written_by(model: nn.Module, batch: int = 32, tokens: int = 32) -> Tensor:
     return ids
 
 
+@pytest.mark.parametrize("targets", ["tokens", "predictions"])
 @pytest.mark.parametrize("network", ["activations", "all"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_learning_reduces_the_errors_of_a_model_with_an_outlier_feature(family: str, network: str) -> None:
-    """Measured gains: 0.28 to 0.62 dB in the activations, 0.16 to 0.84 dB in the logits."""
+def test_learning_reduces_the_errors_of_a_model_with_an_outlier_feature(
+    family: str, network: str, targets: str
+) -> None:
+    """Measured gains: 0.28 to 0.69 dB in the activations, 0.16 to 1.24 dB in the logits, more with `predictions`."""
     model = tiny_model(family)
     with torch.no_grad():
         embedding(model).weight[:, 5] *= 30
         lm_head(model).weight[:, 5] /= 30
-    settings = {"steps": 40, "batch_size": 32, "learning_rate": 30.0, "gradient": "scales", "network": network}
+    settings = {"steps": 40, "batch_size": 32, "learning_rate": 30.0, "gradient": "scales"}
+    settings |= {"network": network, "targets": targets}
     of = recipe({"residual": "orthogonal"}, settings)
     history = learn_rotations(model, of, 0, written_by(model), progress=False).history
     assert history[-1]["activation_snr"] >= history[0]["activation_snr"] + 0.2
@@ -289,6 +293,9 @@ def test_the_history_measures_what_it_says() -> None:
     assert first["loss"] == pytest.approx(
         cross_entropy(logits[:, :-1].flatten(0, 1), SAMPLES[:, 1:].flatten()).item(), rel=1e-6
     )
+    expected = cross_entropy(logits[:, :-1].flatten(0, 1), exact[:, :-1].flatten(0, 1).softmax(-1)).item()
+    soft = recipe(learning={"batch_size": 6, "steps": 1, "targets": "predictions"})
+    assert learn(model, soft).history[0]["loss"] == pytest.approx(expected, rel=1e-6)
     assert first["end_to_end_snr"] == pytest.approx(decibel(exact, logits - exact), rel=1e-6)
     assert first["site_snr"]["0.attention_input"] == pytest.approx(decibel(signal, noise), rel=1e-4)
     places = {"attention_input", "attention_output", "mlp_input", "mlp_output", "keys", "values"}

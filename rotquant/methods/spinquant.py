@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from rotquant.architectures import Architecture, architecture_of, embedding
@@ -208,7 +208,7 @@ def _step(
     state.optimizer.zero_grad()
     sequences = sum(map(len, batches))
     home = embedding(model).weight.device
-    parts = [_accumulate(model, network, batch.to(home), sequences, measure) for batch in batches]
+    parts = [_accumulate(model, network, batch.to(home), sequences, settings, measure) for batch in batches]
     loss, signal, noise = map(sum, zip(*parts, strict=True))
     if not math.isfinite(loss):
         raise RotquantError(f"the loss of the quantized network is {loss} at step {state.step} of learning rotations.")
@@ -230,16 +230,17 @@ def _step(
 
 
 def _accumulate(
-    model: nn.Module, network: LearningNetwork, ids: Tensor, sequences: int, measure: bool
+    model: nn.Module, network: LearningNetwork, ids: Tensor, sequences: int, settings: RotationLearning, measure: bool
 ) -> tuple[float, Tensor | float, Tensor | float]:
     """Add the gradient of a step's mean loss that comes from token ids [batch, tokens], part of its `sequences`.
 
     Returns:
-        Their share of the loss, and sums of squares over their float logits and over what quantization adds to these.
+        Their share of the loss, and where measured the sums of squares over their float logits and over what
+        quantization adds to these.
     """
     signal = noise = 0.0
     with torch.enable_grad(), OneDNNLinear():
-        if measure:
+        if measure or settings.targets == "predictions":
             network.quantizing = False
             with torch.no_grad():
                 exact = model(input_ids=ids, use_cache=False).logits
@@ -247,8 +248,10 @@ def _accumulate(
         logits = model(input_ids=ids, use_cache=False).logits
         if measure:
             signal, noise = square_sum(exact), square_sum(logits.detach() - exact)
-        targets = pad(ids[:, 1:], (0, 1), value=-100).to(logits.device)  # the last token's successor is not known
-        loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        targets = ids[:, 1:].to(logits.device)
+        if settings.targets == "predictions":
+            targets = exact[:, :-1].float().softmax(dim=-1)
+        loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets.flatten(0, 1), reduction="sum")
         loss = loss / (sequences * (ids.shape[1] - 1))
         loss.backward()
     return loss.item(), signal, noise
