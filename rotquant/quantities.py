@@ -1,6 +1,6 @@
 """What a metric measures, quantity by quantity: its name in result files, how it is printed, and which way is better.
 
-A perplexity run yields one number; a zero-shot run the average and one accuracy per task; a run that looks at
+A perplexity run yields one number; a run of tasks the average and the accuracies, or ROUGE-L; a run that looks at
 activations or weights a few statistics. The first quantity of a metric is its main one. Nothing here computes or
 imports torch.
 """
@@ -38,6 +38,7 @@ class Quantity:
 
 PERPLEXITY = Quantity("perplexity", "PPL", "lower")
 AVERAGE = Quantity("average", "Avg.", "higher", "%")
+ROUGE_L = Quantity("rouge_l", "ROUGE-L", "higher", "%")
 SNR_DB = Quantity("snr", "SNR", "higher", "dB", relative=False)
 MAGNITUDES = (
     Quantity("peak_ratio", "max/median", "lower", relative=False),
@@ -71,4 +72,5 @@ def quantities(metric: Metric) -> tuple[Quantity, ...]:
     if not isinstance(metric, ZeroShot):
         return _BY_KIND[metric.kind]
     tasks = [(name, TASKS[metric.suite][name]) for name in task_names(metric)]
-    return (AVERAGE, *(Quantity(name, task.title, "higher", "%", task.chance) for name, task in tasks))
+    found = [Quantity(name, task.title, "higher", "%", task.chance) for name, task in tasks if task.chance is not None]
+    return (*((AVERAGE, *found) if found else ()), *((ROUGE_L,) if len(found) < len(tasks) else ()))

@@ -17,7 +17,7 @@ from rotquant.reporting.claims import outcomes
 PUBLISHED = Path(__file__).parents[1] / "workflow" / "papers" / "spinquant" / "published"
 COMMON = ["row", "column", "metric", "value", "unit"]
 TASKS = ["arc_easy", "arc_challenge", "boolq", "piqa", "social_iqa", "hellaswag", "openbookqa", "winogrande"]
-ACCURACY = [*TASKS, "average", "mmlu", "rouge_l"]
+ACCURACY = [*TASKS, "average", "rouge_l"]
 UNITS = {
     "perplexity": "ppl",
     **dict.fromkeys(ACCURACY, "%"),

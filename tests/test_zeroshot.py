@@ -1,9 +1,10 @@
-"""The shipped zero-shot tasks and their evaluation: what the items are, how BOS is handled, what accuracy means."""
+"""The shipped tasks and their evaluation: items and examples, how BOS is handled, what accuracy and ROUGE-L mean."""
 
 import copy
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -14,13 +15,16 @@ import torch
 
 from rotquant import api
 from rotquant.corpora import CorpusSpec
+from rotquant.corpora.docstrings import PACKAGES, package_files
 from rotquant.errors import RecipeError, TaskError
 from rotquant.schemes import ZeroShot
 from rotquant.zeroshot import TASKS, check, evaluate, folders, identity, prepare, suite_of, task_names
+from rotquant.zeroshot.items import file_strings
 from tests.test_cli import rotquant
 
 MODEL = Path(__file__).parents[1] / "workflow" / "resources" / "models" / "rq-7b"
-ALL = ZeroShot(corpus="docstrings", tasks=tuple(TASKS["shipped"]))
+ACCURACIES = {name: task for name, task in TASKS["shipped"].items() if task.chance is not None}
+ALL = ZeroShot(corpus="docstrings", tasks=tuple(ACCURACIES))
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +42,20 @@ def shipped() -> api.Model:
     return api.load(MODEL)
 
 
+@pytest.fixture(scope="module")
+def validation() -> str:
+    """The documentation of the validation packages, with single spaces."""
+    files = package_files(PACKAGES["validation"])
+    texts = (string.text for _, path in files for string in file_strings(path, "validation"))
+    return " ".join(" ".join(texts).split())
+
+
 def items(folder: Path, task: str) -> list[dict]:
     return [json.loads(line) for line in (folder / f"{task}.jsonl").read_text().splitlines()]
+
+
+def examples(folder: Path, task: str) -> list[dict]:
+    return items(folder, f"{task}.examples")
 
 
 # Names
@@ -61,8 +77,6 @@ def test_a_metric_without_tasks_is_six_of_its_suite():
 def test_unknown_tasks_are_refused_with_the_nearest_names():
     with pytest.raises(RecipeError, match="no task 'hellaswg'; nearest: hellaswag"):
         check(ZeroShot(suite="paper", tasks=("hellaswg",)))
-    with pytest.raises(RecipeError, match="'mmlu' is not built: it is a group of 57 tasks"):
-        check(ZeroShot(suite="paper", tasks=("mmlu",)))
     with pytest.raises(RecipeError, match="named twice"):
         check(ZeroShot(suite="paper", tasks=("piqa", "piqa")))
     with pytest.raises(RecipeError, match="no zero-shot task 'gramar'; nearest: grammar"):
@@ -72,6 +86,8 @@ def test_unknown_tasks_are_refused_with_the_nearest_names():
 
 # Items
 
+SUFFIXES = ("jsonl", "examples.jsonl", "yaml")
+
 
 def test_equal_packages_give_equal_bytes(folder: Path, tmp_path: Path):
     # Another process with another hash seed: no order of a set may reach an item.
@@ -79,11 +95,11 @@ def test_equal_packages_give_equal_bytes(folder: Path, tmp_path: Path):
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "again")], check=True, env=environment, timeout=120)
     files = sorted(file.name for file in folder.iterdir())
-    assert files == sorted(f"{name}.{suffix}" for name in TASKS["shipped"] for suffix in ("jsonl", "yaml"))
+    assert files == sorted(f"{name}.{suffix}" for name in TASKS["shipped"] for suffix in SUFFIXES)
     assert all((folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
 
 
-@pytest.mark.parametrize("task", [name for name in TASKS["shipped"] if name != "last_word"])
+@pytest.mark.parametrize("task", [name for name in ACCURACIES if name != "last_word"])
 def test_choices_are_distinct_and_the_true_one_is_anywhere_among_them(folder: Path, task: str):
     rows = items(folder, task)
     choices = round(100 / TASKS["shipped"][task].chance)
@@ -106,6 +122,24 @@ def test_the_named_words_are_parts_of_the_name(folder: Path):
         assert row["choices"][row["answer"]] in row["context"].split(":")[0].split("_")
     for row in items(folder, "parameter"):
         assert row["choices"][row["answer"]] in row["context"].split(":")[1].removeprefix("param ").split("_")
+
+
+@pytest.mark.parametrize("task", TASKS["shipped"])
+def test_examples_are_of_the_validation_packages_and_never_items(folder: Path, validation: str, task: str):
+    rows = examples(folder, task)
+    assert len(rows) >= 5
+    assert not {row["context"] for row in rows} & {row["context"] for row in items(folder, task)}
+    for row in rows:  # A parameter's or function's name may stand before the text.
+        text = " ".join(row["summary" if task == "summary" else "context"].split())
+        assert text in validation or text.split(": ", 1)[1] in validation
+
+
+def test_summaries_are_one_line_and_not_in_their_text(folder: Path):
+    for row in items(folder, "summary"):
+        assert "\n" not in row["summary"]
+        assert 4 <= len(row["summary"].split()) <= 15
+        name = row["context"].split(":")[0]
+        assert row["context"].endswith(f"\n\nAttributes:\n    {name}:")
 
 
 def test_a_corpus_without_functions_is_refused(root: Path):
@@ -131,8 +165,11 @@ def test_processes_that_prepare_at_once_agree_on_the_first_folder(tmp_path: Path
 def test_provenance_names_every_data_file(folder: Path):
     found = identity(ALL, folder)
     assert found["suite"] == "shipped"
-    assert set(found["tasks"]) == set(TASKS["shipped"])
+    assert set(found["tasks"]) == set(ALL.tasks)
     assert all(len(entry["sha256"]) == 64 for entry in found["tasks"].values())
+    assert not any("examples" in entry for entry in found["tasks"].values())
+    shot = identity(ALL.model_copy(update={"shots": 1}), folder)
+    assert all(len(entry["examples"]) == 64 for entry in shot["tasks"].values())
     assert found["tasks"]["grammar"]["items"] == len(items(folder, "grammar"))
 
 
@@ -177,7 +214,7 @@ def reference_scores(model: api.Model, context: str, choices: list[str]) -> list
 def test_accuracies_are_those_of_one_item_at_a_time(shipped: api.Model, folder: Path):
     metric = ALL.model_copy(update={"limit": 24})
     found = evaluate(shipped.network, shipped.tokenizer, metric, folder, batch_size=16)
-    for task, description in TASKS["shipped"].items():
+    for task, description in ACCURACIES.items():
         rows = items(folder, task)[:24]
         if task == "last_word":
             right = [reference_scores(shipped, row["context"], [row["word"]])[0][1] for row in rows]
@@ -205,12 +242,101 @@ def test_accuracies_are_those_of_one_item_at_a_time(shipped: api.Model, folder: 
 def test_the_shipped_model_is_clearly_above_chance_and_quantization_shows(shipped: api.Model, folder: Path):
     metric = ALL.model_copy(update={"limit": 100})
     baseline = evaluate(shipped.network, shipped.tokenizer, metric, folder)
-    for name, task in TASKS["shipped"].items():
+    for name, task in ACCURACIES.items():
         assert baseline[name] > task.chance + 4 * baseline[f"{name}.{task.measure}_stderr"]
     quantized = api.quantize(MODEL, "rtn")
     damaged = evaluate(quantized.network, quantized.tokenizer, metric, folder)
     # All items: 72.2 and 65.8 (standard error of each average 0.6); 100 items of each task leave a wide margin to 2.
     assert damaged["average"] < baseline["average"] - 2
+
+
+def test_a_prompt_is_the_first_examples_with_their_answers_and_then_the_item(folder: Path):
+    from rotquant.zeroshot.harness import load_tasks, set_shots
+
+    for task, answer in {
+        "grammar": lambda row: " " + row["choices"][row["answer"]],
+        "last_word": lambda row: row["word"],
+        "summary": lambda row: " " + row["summary"],
+    }.items():
+        built = load_tasks(folder.resolve(), (task,))
+        for shots in (2, 0):
+            set_shots(built, shots)
+            built[task].build_all_requests(limit=1)
+            solved = [row["context"] + answer(row) + "\n\n" for row in examples(folder, task)[:shots]]
+            assert built[task].instances[0].args[0] == "".join(solved) + items(folder, task)[0]["context"]
+
+
+def test_accuracy_with_examples_is_that_of_one_prompt_at_a_time(shipped: api.Model, folder: Path):
+    metric = ZeroShot(corpus="docstrings", tasks=("parameter",), shots=3, limit=8)
+    found = evaluate(shipped.network, shipped.tokenizer, metric, folder)
+    solved = "".join(
+        f"{row['context']} {row['choices'][row['answer']]}\n\n" for row in examples(folder, "parameter")[:3]
+    )
+    right = []
+    for row in items(folder, "parameter")[:8]:
+        scores = reference_scores(shipped, solved + row["context"], [" " + choice for choice in row["choices"]])
+        right.append(scores.index(max(scores)) == row["answer"])
+    assert found["parameter"] == found["average"] == pytest.approx(100 * sum(right) / 8)
+
+
+def test_more_shots_than_examples_are_refused(shipped: api.Model, folder: Path):
+    metric = ZeroShot(corpus="docstrings", tasks=("grammar",), shots=17, limit=1)
+    with pytest.raises(TaskError, match="'grammar' has 16 examples, fewer than 17 shots"):
+        evaluate(shipped.network, shipped.tokenizer, metric, folder)
+
+
+def longest_common_subsequence(first: list[str], second: list[str]) -> int:
+    """By its recursive definition, row by row."""
+    row = [0] * (len(second) + 1)
+    for word in first:
+        new = [0]
+        for index, other in enumerate(second):
+            new.append(row[index] + 1 if word == other else max(new[index], row[index + 1]))
+        row = new
+    return row[-1]
+
+
+def reference_rouge(summary: str, generated: str) -> float:
+    """The harmonic mean of the subsequence's shares of both texts' words, which are lower-case letters and digits."""
+    true, found = (re.findall(r"[a-z0-9]+", text.lower()) for text in (summary, generated))
+    return 2 * longest_common_subsequence(true, found) / (len(true) + len(found))
+
+
+@torch.no_grad()
+def reference_summary(model: api.Model, prompt: str) -> str:
+    """Greedy generation without cache or padding, token by token: slow and obvious."""
+    ids = [model.tokenizer.bos_token_id, *model.tokenizer.encode(prompt, add_special_tokens=False)]
+    start = len(ids)
+    while len(ids) < start + 24 and "\n" not in model.tokenizer.decode(ids[start:]):
+        ids.append(model.network(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax().item())
+    return model.tokenizer.decode(ids[start:], skip_special_tokens=True).split("\n")[0]
+
+
+@pytest.mark.parametrize("preset", [None, "rtn"])  # rtn quantizes the KV cache, too
+def test_rouge_l_is_that_of_one_greedy_summary_at_a_time(shipped: api.Model, folder: Path, preset: str | None):
+    model = shipped
+    if preset is not None:
+        model = api.quantize(MODEL, preset)
+        model.network.double()  # In float32 an input next to a rounding boundary may get the neighbouring code.
+    metric = ZeroShot(corpus="docstrings", tasks=("summary",), shots=1, limit=6)
+    found = evaluate(model.network, model.tokenizer, metric, folder, batch_size=4)
+    example = examples(folder, "summary")[0]
+    solved = f"{example['context']} {example['summary']}\n\n"
+    rows = items(folder, "summary")[:6]
+    scores = torch.tensor(
+        [reference_rouge(row["summary"], reference_summary(model, solved + row["context"])) for row in rows],
+        dtype=torch.float64,
+    )
+    assert found["summary"] == found["rouge_l"] == pytest.approx(100 * scores.mean().item())
+    assert found["rouge_l_stderr"] == pytest.approx(100 * scores.std().item() / 6**0.5)
+    assert "average" not in found
+
+
+def test_a_summary_that_may_exceed_the_context_is_refused(shipped: api.Model, folder: Path, monkeypatch):
+    monkeypatch.setattr(shipped.network.config, "max_position_embeddings", 32)
+    metric = ZeroShot(corpus="docstrings", tasks=("summary",))
+    with pytest.raises(TaskError, match=r"'summary' needs \d+ tokens .* context is 32 tokens"):
+        evaluate(shipped.network, shipped.tokenizer, metric, folder)
 
 
 def test_an_evaluation_leaves_no_trace(shipped: api.Model, folder: Path, capfd: pytest.CaptureFixture[str]):

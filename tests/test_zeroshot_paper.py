@@ -1,4 +1,4 @@
-"""The papers' zero-shot tasks from local files: lm-eval's own prompts, every file format, errors that name the row."""
+"""The papers' tasks from local files: lm-eval's own prompts, examples, every file format, errors that name the row."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from rotquant import api
 from rotquant.errors import TaskError
 from rotquant.schemes import ZeroShot
 from rotquant.zeroshot import TASKS, evaluate, identity, prepare
-from rotquant.zeroshot.paper import PAPER_TASKS
+from rotquant.zeroshot.paper import PAPER_TASKS, parts
 
 MODEL = Path(__file__).parents[1] / "workflow" / "resources" / "models" / "rq-7b"
 
@@ -102,7 +102,26 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 ROWS["arc_challenge"] = ROWS["arc_easy"]
-SUFFIXES = dict(zip(ROWS, ("jsonl", "json", "parquet") * 3, strict=True))  # each format serves several tasks
+ROWS["tldr"] = [
+    {"document": "I lost my key.\nThen I found it in the car.", "summary": "Found my key in the car."},
+    {"document": "My cat sleeps all day and eats at night.", "summary": "My cat lives at night."},
+    {"document": "The bus was late, so I walked home.", "summary": "Walked, as the bus was late."},
+]
+QUESTION = {"question": " How many legs has a spider?", "choices": ["two", "four", "six", "eight"], "answer": 3}
+ROWS |= {subject: [QUESTION, {**QUESTION, "answer": index % 4}] for index, subject in enumerate(parts("mmlu"))}
+SUFFIXES = dict(zip(ROWS, ("jsonl", "json", "parquet") * len(ROWS), strict=False))  # each serves several tasks
+
+
+# More than there are shots, and other rows than the items where the prompt is looked at.
+EXAMPLES = {
+    "arc_easy": [{**ROWS["arc_easy"][0], "question": f"What does seed {index} need?"} for index in range(4)],
+    "mmlu_anatomy": [{**QUESTION, "question": f"How many legs have {index} spiders?"} for index in range(5)],
+    "tldr": [{"document": "It rained and I got wet.", "summary": "I got wet."}],
+}
+
+
+def rows_of(task: str) -> int:
+    return sum(len(ROWS[part]) for part in parts(task))
 
 
 def write_rows(folder: Path, task: str, rows: list[dict[str, Any]], suffix: str) -> Path:
@@ -121,6 +140,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     for task, rows in ROWS.items():
         write_rows(folder, task, rows, SUFFIXES[task])
+        write_rows(folder, f"{task}.examples", EXAMPLES.get(task, rows), SUFFIXES[task])
     return folder
 
 
@@ -138,14 +158,16 @@ def test_every_task_runs_offline_from_local_files(metric: ZeroShot, folder: Path
     model = api.load(MODEL)
     found = evaluate(model.network, model.tokenizer, metric, folder)
     for name, task in TASKS["paper"].items():
-        assert found[f"{name}.items"] == len(ROWS[name])
+        assert found[f"{name}.items"] == rows_of(name)
         assert found[name] == found[f"{name}.{task.measure}"]
         # acc_norm where lm-eval's task has it, else acc.
         assert (f"{name}.acc_norm" in found) == (task.measure == "acc_norm")
-        right = found[name] / 100 * len(ROWS[name])
-        assert right == pytest.approx(round(right))
-        assert 0 <= right <= len(ROWS[name])
-    assert found["average"] == pytest.approx(sum(found[name] for name in PAPER_TASKS) / len(PAPER_TASKS))
+        right = found[name] / 100 * rows_of(name)
+        assert task.measure == "rouge_l" or right == pytest.approx(round(right))
+        assert 0 <= right <= rows_of(name)
+    accuracies = [found[name] for name, task in TASKS["paper"].items() if task.measure != "rouge_l"]
+    assert found["average"] == pytest.approx(sum(accuracies) / len(accuracies))
+    assert found["rouge_l"] == found["tldr"]
     fewer = evaluate(model.network, model.tokenizer, metric.model_copy(update={"limit": 2, "tasks": ("piqa",)}), folder)
     assert fewer["piqa.items"] == 2
 
@@ -165,6 +187,17 @@ def test_every_task_runs_offline_from_local_files(metric: ZeroShot, folder: Path
         ("boolq", [("The river freezes in winter.\nQuestion: does the river freeze?\nAnswer:", " no"), (None, " yes")]),
         ("social_iqa", [("Q: Kim gave Lee a book. How does Lee feel?\nA:", " thankful"), (None, " like a tree")]),
         ("openbookqa", [("Ice that gets warm turns into", " water"), (None, " wood")]),
+        (
+            "mmlu_anatomy",
+            [
+                (
+                    "The following are multiple choice questions (with answers) about anatomy.\n\n"
+                    "How many legs has a spider?\nA. two\nB. four\nC. six\nD. eight\nAnswer:",
+                    " A",
+                ),
+                (None, " B"),
+            ],
+        ),
     ],
 )
 def test_prompts_are_lm_evals_own(folder: Path, task: str, expected: list[tuple[str | None, str]]):
@@ -175,6 +208,61 @@ def test_prompts_are_lm_evals_own(folder: Path, task: str, expected: list[tuple[
     for request, (context, continuation) in zip(built.instances, expected, strict=False):
         assert request.args[1] == continuation
         assert context is None or request.args[0] == context
+
+
+def test_mmlu_is_all_questions_of_57_subjects(data: Path, tmp_path: Path):
+    assert len(parts("mmlu")) == 57
+    metric = ZeroShot(suite="paper", path=str(data), tasks=("mmlu",), shots=1)
+    folder = prepare(metric, tmp_path)
+    assert len(identity(metric, folder)["tasks"]) == 57
+    model = api.load(MODEL)
+    found = evaluate(model.network, model.tokenizer, metric, folder)
+    assert found["mmlu.items"] == 2 * 57
+    assert found["average"] == found["mmlu"]
+
+
+def prompt(folder: Path, task: str, shots: int) -> str:
+    """The prompt of a task's first item."""
+    from rotquant.zeroshot.harness import load_tasks, set_shots
+
+    tasks = load_tasks(folder.resolve(), (task,))
+    set_shots(tasks, shots)
+    tasks[task].build_all_requests(limit=1)
+    return tasks[task].instances[0].args[0]
+
+
+def test_examples_come_from_their_own_file(data: Path, tmp_path: Path):
+    tasks = ("arc_easy", "mmlu", "tldr")
+    folder = prepare(ZeroShot(suite="paper", path=str(data), tasks=tasks, shots=1), tmp_path)
+    spiders = [f"How many legs have {index} spiders?\nA. two" for index in range(5)]
+    text = prompt(folder, "mmlu_anatomy", 5)  # the first ones in order, as MMLU's authors gave them
+    assert [text.index(question) for question in spiders] == sorted(text.index(question) for question in spiders)
+    assert text.count("Answer: D\n\n") == 5
+    assert text.endswith("D. eight\nAnswer:")
+    text = prompt(folder, "arc_easy", 3)  # drawn by lm-eval's seed
+    assert text.count("What does seed") == 3
+    assert text == prompt(folder, "arc_easy", 3)
+    text = prompt(folder, "tldr", 1)
+    assert text.startswith("It rained and I got wet.\nTL;DR: I got wet.\n\nI lost my key.")
+    assert text.endswith("in the car.\nTL;DR:")
+
+
+def test_too_few_examples_are_named(data: Path, tmp_path: Path):
+    metric = ZeroShot(suite="paper", path=str(data), tasks=("tldr",), shots=2)
+    folder = prepare(metric, tmp_path)
+    model = api.load(MODEL)
+    with pytest.raises(TaskError, match="'tldr' has 1 examples, fewer than 2 shots"):
+        evaluate(model.network, model.tokenizer, metric, folder)
+    write_rows(tmp_path, "piqa", ROWS["piqa"], "jsonl")
+    with pytest.raises(
+        TaskError, match=rf"'piqa' has no examples for 5 shots: expected {tmp_path}/piqa.examples.jsonl"
+    ):
+        prepare(ZeroShot(suite="paper", path=str(tmp_path), tasks=("piqa",), shots=5), tmp_path)
+
+
+def test_a_task_that_the_hub_lacks_needs_a_folder(tmp_path: Path):
+    with pytest.raises(TaskError, match=r"'tldr' is not on the hub; name a local folder with tldr.jsonl"):
+        prepare(ZeroShot(suite="paper", tasks=("tldr",)), tmp_path)
 
 
 def test_provenance_names_each_local_file(metric: ZeroShot, folder: Path, data: Path):
@@ -218,6 +306,7 @@ def test_a_missing_file_is_named_with_its_task(data: Path, tmp_path: Path):
         ("arc_easy", {"answerKey": "Z"}, "row 2, field 'answerKey' is 'Z', which is none of the labels"),
         ("arc_easy", {"choices": {"text": ["a", "b"]}}, "row 2, field 'choices.label': Field required"),
         ("lambada_openai", {"text": "word"}, "row 2, field 'text': should have at least two words"),
+        ("tldr", {"summary": ""}, "row 2, field 'summary': String should have at least 1 character"),
     ],
 )
 def test_a_row_of_another_schema_is_named(tmp_path: Path, task: str, change: dict[str, Any], sentence: str):

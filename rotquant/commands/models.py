@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rotquant.commands.options import Changes, Corpus, Device, Dtype, Model, changed, corpus_spec
-from rotquant.commands.tasks import Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
+from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
 from rotquant.devices import torch_device, torch_dtype
 from rotquant.errors import RecipeError, ResultError
 from rotquant.files import write_json, write_text
@@ -117,6 +117,7 @@ def evaluate(
     tasks: Tasks = None,
     suite: Suite = None,
     task_data: TaskData = None,
+    shots: Shots = 0,
     limit: Annotated[int | None, typer.Option(help="Only the first items of each task. Default: all.")] = None,
     batch_size: Annotated[int, typer.Option(help="Windows per forward pass; eight times as many items of tasks.")] = 8,
     device: Device = "auto",
@@ -128,7 +129,7 @@ def evaluate(
     """
     spec = corpus_spec(corpus)
     if metric == "zero_shot" or tasks or suite or task_data:
-        settings = zero_shot_metric(tasks, suite, task_data, limit, spec)
+        settings = zero_shot_metric(tasks, suite, task_data, shots, limit, spec)
         prepare(settings, Path(), spec)  # bad data is found before a model is loaded
     elif metric != "perplexity":
         raise RecipeError(f"unknown metric {metric!r}; known: perplexity, zero_shot.")

@@ -20,6 +20,7 @@ Tasks = Annotated[
     typer.Option(help="Zero-shot tasks, separated by commas; `rotquant tasks` lists them. Default: a suite's."),
 ]
 Suite = Annotated[str | None, typer.Option(help="paper or shipped. Default: the one that has the tasks.")]
+Shots = Annotated[int, typer.Option(help="How many solved examples stand before each item of a task.")]
 TaskData = Annotated[
     Path | None,
     typer.Option(help="Suite paper: a folder with one file per task (piqa.jsonl, ...) in place of the hub."),
@@ -30,6 +31,7 @@ def tasks(
     suite: Suite = None,
     tasks: Tasks = None,
     task_data: TaskData = None,
+    shots: Shots = 0,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the tasks' definitions for lm-eval here; local data is checked."),
@@ -40,18 +42,19 @@ def tasks(
     Example: `rotquant tasks --suite shipped -o tasks/ && cd tasks && lm_eval --include_path . --tasks next_word ...`
     """
     if output is not None:
-        _write(zero_shot_metric(tasks, suite, task_data, None, CorpusSpec()), output)
+        _write(zero_shot_metric(tasks, suite, task_data, shots, None, CorpusSpec()), output)
         return
     table = Table("suite", "task", "quoted", "chance", "what it asks")
     for name, known in TASKS.items():
         for key, task in known.items():
             if suite in (None, name):
-                table.add_row(name, key, task.measure, f"{task.chance:.0f} %", task.description)
+                chance = "-" if task.chance is None else f"{task.chance:.0f} %"
+                table.add_row(name, key, task.measure, chance, task.description)
     Console().print(table)
 
 
 def zero_shot_metric(
-    tasks: str | None, suite: str | None, task_data: Path | None, limit: int | None, corpus: CorpusSpec
+    tasks: str | None, suite: str | None, task_data: Path | None, shots: int, limit: int | None, corpus: CorpusSpec
 ) -> ZeroShot:
     """The metric that command-line options ask for.
 
@@ -60,7 +63,7 @@ def zero_shot_metric(
     """
     names = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
     suite = suite or ("paper" if task_data else suite_of(names))
-    fields: dict[str, Any] = {"suite": suite, "tasks": names, "limit": limit}
+    fields: dict[str, Any] = {"suite": suite, "tasks": names, "shots": shots, "limit": limit}
     fields["path"] = str(task_data) if task_data else None
     fields["corpus"] = corpus.name if suite == "shipped" else None
     try:
@@ -74,15 +77,17 @@ def zero_shot_metric(
 
 
 def print_accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) -> None:
-    """Print the quoted accuracy of each task with its standard error and chance level, and the average."""
-    table = Table("task", "measure", "accuracy", "standard error", "chance", "items", title=f"{model}, in percent")
+    """Print what each task quotes with its standard error and chance level, and the average of the accuracies."""
+    table = Table("task", "measure", "value", "standard error", "chance", "items", title=f"{model}, in percent")
     for name in task_names(metric):
         task = TASKS[metric.suite][name]
         error = metrics[f"{name}.{task.measure}_stderr"]
         items = f"{metrics[f'{name}.items']:.0f}"
-        table.add_row(name, task.measure, f"{metrics[name]:.2f}", f"{error:.2f}", f"{task.chance:.0f}", items)
-    table.add_section()
-    table.add_row("average", "", f"{metrics['average']:.2f}", "", "", "")
+        chance = "-" if task.chance is None else f"{task.chance:.0f}"
+        table.add_row(name, task.measure, f"{metrics[name]:.2f}", f"{error:.2f}", chance, items)
+    if "average" in metrics:
+        table.add_section()
+        table.add_row("average", "", f"{metrics['average']:.2f}", "", "", "")
     Console().print(table)
 
 

@@ -10,6 +10,7 @@ SPACE = "\u00a0"
 _WORDS = {
     "perplexity": "perplexity",
     "average": "average accuracy",
+    "rouge_l": "ROUGE-L",
     "peak_ratio": "largest magnitude over the median",
     "largest": "largest magnitude",
     "median": "median magnitude",

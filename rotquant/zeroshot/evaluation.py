@@ -1,4 +1,7 @@
-"""Zero-shot accuracy of a model in memory, in percent (QuaRot Table 2 and the other papers' zero-shot tables)."""
+"""Accuracy of a model in memory with or without examples, and ROUGE-L of its summaries, in percent.
+
+QuaRot Table 2 and the other papers' zero-shot tables; SpinQuant Table 18, with examples (few-shot).
+"""
 
 import contextlib
 import io
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rotquant.errors import TaskError
 from rotquant.schemes import ZeroShot
-from rotquant.zeroshot.paper import lm_eval_tasks
+from rotquant.zeroshot.paper import lm_eval_tasks, parts
 from rotquant.zeroshot.suites import TASKS, task_names
 
 if TYPE_CHECKING:
@@ -32,13 +35,15 @@ def evaluate(
         batch_size: items per forward pass; lowered where the logits would not fit into memory.
 
     Returns:
-        In percent, per task: `<task>.acc` and, where the task has it, `<task>.acc_norm`, each with its standard error
-        `<task>.acc_stderr`; `<task>.items`, how many items there were; `<task>`, the quoted one of the two (see
-        `Task.measure`); and `average`, the mean of the quoted ones.
+        In percent, per task: `<task>.acc`, `<task>.acc_norm` and `<task>.rouge_l`, as far as the task has them, each
+        with its standard error `<task>.acc_stderr` and so on; `<task>.items`, how many items there were; `<task>`, the
+        quoted one (see `Task.measure`). Over tasks: `average`, the mean of the quoted accuracies, and `rouge_l`, the
+        mean of the ROUGE-L, with `rouge_l_stderr`.
 
     Raises:
         RecipeError: unknown task.
-        TaskError: lm-eval is missing, the tokenizer has no BOS to put there, or an item exceeds the model's context.
+        TaskError: lm-eval is missing, the tokenizer has no BOS to put there, a task has too few examples, or an item
+            exceeds the model's context.
     """
     names = task_names(metric)
     lm_eval_tasks()
@@ -51,9 +56,10 @@ def evaluate(
     with _quiet():
         from lm_eval.evaluator import evaluate as run_tasks
 
-        from rotquant.zeroshot.harness import Harness, load_tasks
+        from rotquant.zeroshot.harness import Harness, load_tasks, set_shots
 
-        tasks = load_tasks(Path(folder).resolve(), names)
+        tasks = load_tasks(Path(folder).resolve(), tuple(part for name in names for part in parts(name)))
+        set_shots(tasks, metric.shots)
         try:
             harness = Harness(model, tokenizer, metric.bos, batch_size)
             results = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=False)
@@ -64,18 +70,36 @@ def evaluate(
 
 def _flat(metric: ZeroShot, names: tuple[str, ...], results: dict[str, Any]) -> dict[str, float]:
     metrics: dict[str, float] = {}
+    quoted: dict[str, list[str]] = {}
     for name in names:
-        items = results["n-samples"][name]["effective"]
-        for measure in ("acc", "acc_norm"):
-            accuracy = results["results"][name].get(f"{measure},none")
-            if accuracy is not None:
-                # The sample deviation of zeros and ones over sqrt(n), which is what lm-eval prints.
-                error = math.sqrt(accuracy * (1 - accuracy) / (items - 1)) if items > 1 else math.nan
-                metrics[f"{name}.{measure}"] = 100 * accuracy
-                metrics[f"{name}.{measure}_stderr"] = 100 * error
-        metrics[f"{name}.items"] = items
-        metrics[name] = metrics[f"{name}.{TASKS[metric.suite][name].measure}"]
-    metrics["average"] = sum(metrics[name] for name in names) / len(names)
+        metrics |= _pooled(name, results)
+        measure = TASKS[metric.suite][name].measure
+        metrics[name] = metrics[f"{name}.{measure}"]
+        quoted.setdefault("rouge_l" if measure == "rouge_l" else "average", []).append(name)
+    for summary, members in quoted.items():
+        metrics[summary] = sum(metrics[name] for name in members) / len(members)
+    if summarized := quoted.get("rouge_l"):
+        errors = (metrics[f"{name}.rouge_l_stderr"] for name in summarized)
+        metrics["rouge_l_stderr"] = math.hypot(*errors) / len(summarized)
+    return metrics
+
+
+def _pooled(name: str, results: dict[str, Any]) -> dict[str, float]:
+    """The measures of a task over the items of all its parts, with their standard errors."""
+    counts = {part: results["n-samples"][part]["effective"] for part in parts(name)}
+    items = sum(counts.values())
+
+    def mean(measure: str) -> float:
+        return sum(count * results["results"][part][f"{measure},none"] for part, count in counts.items()) / items
+
+    metrics: dict[str, float] = {f"{name}.items": items}
+    for measure, squared in (("acc", "acc"), ("acc_norm", "acc_norm"), ("rouge_l", "rouge_l_squared")):
+        if f"{measure},none" in results["results"][next(iter(counts))]:
+            value = mean(measure)
+            # The sample deviation over sqrt(n), from the mean of squares, which zeros and ones are themselves.
+            variance = max(0.0, mean(squared) - value**2)
+            metrics[f"{name}.{measure}"] = 100 * value
+            metrics[f"{name}.{measure}_stderr"] = 100 * math.sqrt(variance / (items - 1)) if items > 1 else math.nan
     return metrics
 
 

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rotquant.corpora import CorpusSpec
-from rotquant.errors import TaskError
 from rotquant.files import canonical_json, short_hash
 from rotquant.schemes import ZeroShot
 from rotquant.zeroshot import paper, shipped
+from rotquant.zeroshot.definitions import data_files, read_definition
 from rotquant.zeroshot.suites import task_names
 
 TASKS_FOLDER = Path("results") / "tasks"
@@ -37,14 +35,21 @@ def prepare(metric: ZeroShot, root: Path, corpus: CorpusSpec | None = None) -> P
         return _made(folder / f"shipped-{shipped.fingerprint()}", lambda new: shipped.build(new, corpus))
     content: dict[str, Any] = {"lm_eval": [_lm_eval_version(), str(paper.lm_eval_tasks())], "tasks": names}
     if metric.path is None:
+        paper.check_hub(names)
         return _made(
             folder / f"paper-{short_hash(canonical_json(content))}", lambda new: paper.build(new, names, None, {})
         )
-    files = paper.data_files(metric.path, names)
-    content["files"] = {str(file): _digest(file) for file in files.values()}
+    files = paper.data_files(metric.path, names, metric.shots)
+    content["files"] = {str(file): _digest(file) for splits in files.values() for file in splits.values()}
 
     def build(new: Path) -> None:
-        paper.build(new, names, files, {name: paper.check_file(name, file) for name, file in files.items()})
+        rows = {
+            (name, split): paper.check_file(name, file)
+            for name, splits in files.items()
+            for split, file in splits.items()
+        }
+        items = {name: count for (name, split), count in rows.items() if split != "examples"}
+        paper.build(new, names, files, items)
 
     return _made(folder / f"paper-{short_hash(canonical_json(content))}", build)
 
@@ -52,36 +57,19 @@ def prepare(metric: ZeroShot, root: Path, corpus: CorpusSpec | None = None) -> P
 def identity(metric: ZeroShot, folder: Path) -> dict[str, Any]:
     """What provenance says of the tasks: lm-eval's version, and of each task its data file's SHA-256 and item count.
 
-    A task of the hub has neither: `{"source": "hub"}`.
+    With shots also the SHA-256 of the file of `examples`. A task of the hub has none of these: `{"source": "hub"}`.
     """
     tasks = {}
-    for name in task_names(metric):
+    for name in (part for task in task_names(metric) for part in paper.parts(task)):
         definition = read_definition(folder, name)
-        file = data_file(folder, definition)
-        tasks[name] = (
-            {"source": "hub"}
-            if file is None
-            else {"file": str(file), "sha256": _digest(file), "items": definition["metadata"]["items"]}
-        )
+        files = data_files(folder, definition)
+        examples = files.pop("examples", None)
+        tasks[name] = {"source": "hub"}
+        for file in files.values():
+            tasks[name] = {"file": str(file), "sha256": _digest(file), "items": definition["metadata"]["items"]}
+        if metric.shots and examples is not None:
+            tasks[name]["examples"] = _digest(examples)
     return {"suite": metric.suite, "lm_eval": _lm_eval_version(), "tasks": tasks}
-
-
-def read_definition(folder: Path, name: str) -> dict[str, Any]:
-    """The YAML definition of one task.
-
-    Raises:
-        TaskError: the folder does not have it.
-    """
-    try:
-        return yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TaskError(f"task folder {folder} has no definition of {name!r}; prepare it again.") from None
-
-
-def data_file(folder: Path, definition: dict[str, Any]) -> Path | None:
-    """The absolute path of a task's local data file; None for a task that reads the hub."""
-    files = definition.get("dataset_kwargs", {}).get("data_files")
-    return (folder / next(iter(files.values()))).resolve() if files else None
 
 
 def _made(folder: Path, build: Callable[[Path], None]) -> Path:

@@ -1,12 +1,15 @@
 """lm-eval around a model in memory. Importing this module imports lm-eval, which takes seconds.
 
 What differs from lm-eval's own `HFLM`: BOS is put there or left out as asked, whatever the tokenizer's habit; texts are
-tokenized in one batch; no item is ever truncated; logits become log-probabilities in float32.
+tokenized in one batch; no item is ever truncated; logits become log-probabilities in float32; generation is greedy.
 """
 
 import functools
+import itertools
 import random
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,18 @@ from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from torch import Tensor
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rotquant.errors import TaskError
 from rotquant.onednn import OneDNNLinear
-from rotquant.zeroshot.folders import data_file, read_definition
+from rotquant.zeroshot.definitions import data_files, read_definition
 
 #: Upper bound on the logits held at once, in elements: 2^28 float32 values are 1 GiB.
 _LOGITS_AT_ONCE = 2**28
+
+#: lm-eval's own default, by which it draws examples for tasks that do not take the first ones.
+_EXAMPLES_SEED = 1234
 
 Encoded = tuple[tuple[str, str], list[int], list[int]]
 """A pair of context and continuation, as text and as token ids."""
@@ -49,7 +56,8 @@ def _load_task(manager: TaskManager, folder: Path, name: str) -> Task:
     if "include" in definition:
         definition = str(folder / f"{name}.yaml")  # only lm-eval's own reader follows an include
     else:
-        definition["dataset_kwargs"]["data_files"]["test"] = str(data_file(folder, definition))
+        files = data_files(folder, definition)
+        definition["dataset_kwargs"]["data_files"] = {split: str(file) for split, file in files.items()}
     try:
         return manager.load([definition])["tasks"][name]
     except Exception as error:  # The hub client has many failure types, some from libraries below it.
@@ -60,8 +68,21 @@ def _load_task(manager: TaskManager, folder: Path, name: str) -> Task:
         ) from error
 
 
+def set_shots(tasks: dict[str, Task], shots: int) -> None:
+    """Make every prompt begin with `shots` examples, the same ones in each evaluation.
+
+    Raises:
+        TaskError: a task has fewer.
+    """
+    for name, task in tasks.items():
+        if shots and (available := len(task.sampler.df)) < shots:
+            raise TaskError(f"zero-shot task {name!r} has {available} examples, fewer than {shots} shots.")
+        task.set_config("num_fewshot", shots)
+        task.set_fewshot_seed(_EXAMPLES_SEED)
+
+
 class Harness(HFLM):
-    """A causal language model in memory, for log-likelihoods of continuations."""
+    """A causal language model in memory, for log-likelihoods of continuations and for greedy generation."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, bos: bool, batch_size: int) -> None:
         pad_token = tokenizer.pad_token
@@ -84,15 +105,61 @@ class Harness(HFLM):
         """
         encoded = self.encode([request.args for request in requests])
         lengths = [len(context) + len(continuation) - 1 for _, context, continuation in encoded]
+        self._check_lengths(requests, lengths)
+        at_once = _LOGITS_AT_ONCE // (max(lengths) * self.model.config.vocab_size)
+        self.batch_size_per_gpu = max(1, min(self.batch_size_per_gpu, at_once))
+        return self._loglikelihood_tokens(encoded, disable_tqdm=disable_tqdm or not sys.stderr.isatty())
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The greedy continuation of each request's context, up to a stop string or its number of tokens.
+
+        Raises:
+            TaskError: context and continuation together may be longer than the model's context.
+        """
+        contexts = [context for _, context, _ in self.encode([(request.args[0], "") for request in requests])]
+        settings = [(tuple(args["until"]), args["max_gen_toks"]) for _, args in (request.args for request in requests)]
+        lengths = [len(context) + tokens for context, (_, tokens) in zip(contexts, settings, strict=True)]
+        self._check_lengths(requests, lengths)
+        order = sorted(range(len(requests)), key=lambda index: (settings[index], -lengths[index]))
+        texts = [""] * len(requests)
+        with tqdm(total=len(requests), unit="text", disable=disable_tqdm or not sys.stderr.isatty()) as bar:
+            for setting, group in itertools.groupby(order, key=settings.__getitem__):
+                for batch in _batches(list(group), self.batch_size_per_gpu):
+                    found = self._generate([contexts[index] for index in batch], *setting)
+                    for index, text in zip(batch, found, strict=True):
+                        texts[index] = text
+                    bar.update(len(batch))
+        return texts
+
+    def _generate(self, contexts: list[list[int]], until: tuple[str, ...], tokens: int) -> list[str]:
+        """Continue a batch of contexts, which are filled up on the left and masked there."""
+        width = max(map(len, contexts))
+        ids = torch.full((len(contexts), width), self.prefix_token_id)
+        mask = torch.zeros_like(ids)
+        for row, context in enumerate(contexts):
+            ids[row, width - len(context) :] = torch.tensor(context)
+            mask[row, width - len(context) :] = 1
+        with OneDNNLinear():
+            generated = self.model.generate(
+                input_ids=ids.to(self.device),
+                attention_mask=mask.to(self.device),
+                max_new_tokens=tokens,
+                do_sample=False,
+                stop_strings=list(until),
+                tokenizer=self.tokenizer,
+                pad_token_id=self.prefix_token_id,
+            )
+        texts = self.tokenizer.batch_decode(generated[:, width:], skip_special_tokens=True)
+        return [re.split("|".join(map(re.escape, until)), text, maxsplit=1)[0] for text in texts]
+
+    def _check_lengths(self, requests: list[Instance], lengths: list[int]) -> None:
+        """Raise `TaskError` where the longest item does not fit into the model's context."""
         longest = max(range(len(lengths)), key=lengths.__getitem__)
         if lengths[longest] > self.max_length:
             raise TaskError(
                 f"zero-shot task {requests[longest].task_name!r} needs {lengths[longest]} tokens for its longest item, "
                 f"and the model's context is {self.max_length} tokens; leave the task out or take another model."
             )
-        at_once = _LOGITS_AT_ONCE // (lengths[longest] * self.model.config.vocab_size)
-        self.batch_size_per_gpu = max(1, min(self.batch_size_per_gpu, at_once))
-        return self._loglikelihood_tokens(encoded, disable_tqdm=disable_tqdm or not sys.stderr.isatty())
 
     def encode(self, pairs: list[tuple[str, str]]) -> list[Encoded]:
         """Tokenize contexts and continuations as lm-eval does: the two together, then split after the context's tokens.
@@ -113,3 +180,7 @@ class Harness(HFLM):
     def _model_call(self, inps: Tensor, attn_mask: Any = None, labels: Any = None) -> Tensor:
         with torch.no_grad(), OneDNNLinear():
             return self.model(input_ids=inps, use_cache=False).logits
+
+
+def _batches(members: list[int], size: int) -> Iterator[list[int]]:
+    return (members[start : start + size] for start in range(0, len(members), size))

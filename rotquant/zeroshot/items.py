@@ -3,11 +3,13 @@
 Every choice (which passage, where to cut it, which wrong answers, in which order) follows from hashes of the text, so
 equal packages give equal items. Passages are cut where one space precedes a plain word, answers are frequent words (one
 token in the vocabulary of the shipped models), and contexts are short: eight tasks together cost a small model seconds.
+Examples of few-shot prompts are made in the same way and are never items.
 """
 
 import ast
 import hashlib
 import inspect
+import itertools
 import re
 import warnings
 from collections import Counter
@@ -18,10 +20,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rotquant.corpora.docstrings import PACKAGES, package_files
+from rotquant.corpora.spec import Split
 
 Item = dict[str, Any]
 """`{"context", "word"}` for last_word, the word with the space before it, which lm-eval puts only before choices;
-`{"context", "choices", "answer"}` for the others, the answer being the index of the true choice."""
+`{"context", "summary"}` for summary; `{"context", "choices", "answer"}` for the others, the answer being the index of
+the true choice."""
+
+EXAMPLES = 16
+"""How many examples a task has at most."""
 
 T = TypeVar("T")
 
@@ -36,6 +43,7 @@ class Documented:
     """A documentation string, dedented; `function` is the name of the function that it belongs to, if it is one's."""
 
     text: str
+    split: Split
     function: str | None
     parameters: tuple[str, ...] = ()
 
@@ -47,15 +55,15 @@ class Source:
     strings: tuple[Documented, ...]
 
     @cached_property
+    def validation(self) -> "Source":
+        """The strings of the validation packages alone."""
+        return Source(tuple(string for string in self.strings if string.split == "validation"))
+
+    @cached_property
     def paragraphs(self) -> tuple[str, ...]:
-        """Paragraphs of running prose, each once: no lists, code, field lists or headings; eight words or more."""
-        found: dict[str, None] = {}
-        for string in self.strings:
-            for text in string.text.split("\n\n"):
-                prose = re.match(r"[A-Z`*]", text) and not re.search(r">>>|::|\n[ \-:=*#]", text)
-                if prose and len(text.split()) >= 8:
-                    found[text] = None
-        return tuple(found)
+        """Paragraphs of running prose, each once, of eight words or more."""
+        texts = (text for string in self.strings for text in string.text.split("\n\n"))
+        return tuple(dict.fromkeys(text for text in texts if _is_prose(text) and len(text.split()) >= 8))
 
     @cached_property
     def functions(self) -> tuple[Documented, ...]:
@@ -79,13 +87,13 @@ def held_out() -> Source:
     strings: dict[tuple[str | None, str], Documented] = {}
     for split in ("test", "validation"):
         for _, path in package_files(PACKAGES[split]):
-            for string in file_strings(path):
+            for string in file_strings(path, split):
                 strings.setdefault((string.function, string.text), string)
     return Source(tuple(strings.values()))
 
 
-def file_strings(path: Path) -> Iterator[Documented]:
-    """Yield the documentation strings of one file with the functions' names; nothing if it cannot be parsed."""
+def file_strings(path: Path, split: Split) -> Iterator[Documented]:
+    """Yield the documentation strings of a split's file with the functions' names; nothing if it cannot be parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Invalid escapes in other people's files are not ours to report.
@@ -99,10 +107,10 @@ def file_strings(path: Path) -> Iterator[Documented]:
         if not text:
             continue
         if isinstance(node, ast.Module | ast.ClassDef):
-            yield Documented(text, None)
+            yield Documented(text, split, None)
         elif not node.name.startswith("__"):
             arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            yield Documented(text, node.name.lstrip("_"), tuple(argument.arg for argument in arguments))
+            yield Documented(text, split, node.name.lstrip("_"), tuple(argument.arg for argument in arguments))
 
 
 def last_word(source: Source) -> Iterator[Item]:
@@ -187,6 +195,19 @@ def parameter(source: Source) -> Iterator[Item]:
                 yield from _named_item("parameter", source, name, text, ":param {name}: {text}", range(1, 11))
 
 
+def summary(source: Source) -> Iterator[Item]:
+    """A function's name and the prose below the first line of its documentation; that line, 4 to 15 words.
+
+    The summary is asked for in the form in which documentation lists what it describes, one line each.
+    """
+    for function in _ordered("summary", source.functions, lambda string: f"{string.function} {string.text}"):
+        line, *paragraphs = function.text.split("\n\n")
+        body = " ".join(" ".join(text for text in paragraphs if _is_prose(text)).split())
+        if "\n" not in line and 4 <= len(line.split()) <= 15 and 12 <= len(body.split()) <= 80:
+            name = function.function
+            yield {"context": f"{name}: {body}\n\nAttributes:\n    {name}:", "summary": line}
+
+
 TASK_ITEMS: dict[str, tuple[Callable[[Source], Iterator[Item]], int]] = {
     "last_word": (last_word, 740),
     "next_word": (next_word, 900),
@@ -196,9 +217,10 @@ TASK_ITEMS: dict[str, tuple[Callable[[Source], Iterator[Item]], int]] = {
     "grammar": (grammar, 650),
     "preposition": (preposition, 900),
     "mentioned": (mentioned, 900),
+    "summary": (summary, 300),
 }
 """Per task the function that makes its items and how many are kept: as many as bring the standard error of the shipped
-models' accuracy below 1.5 points, sqrt(p (1 - p) / n)."""
+models' accuracy below 1.5 points, sqrt(p (1 - p) / n), and that of ROUGE-L below 1."""
 
 
 def task_items(task: str, source: Source) -> list[Item]:
@@ -210,6 +232,14 @@ def task_items(task: str, source: Source) -> list[Item]:
         if len(items) == wanted:
             break
     return list(items.values())
+
+
+def task_examples(task: str, source: Source) -> list[Item]:
+    """The first items of a task from the validation packages alone that are not among `task_items`."""
+    items = {item["context"] for item in task_items(task, source)}
+    make, _ = TASK_ITEMS[task]
+    others = (item for item in make(source.validation) if item["context"] not in items)
+    return list(itertools.islice(others, EXAMPLES))
 
 
 class Cut(NamedTuple):
@@ -253,6 +283,11 @@ def _word_item(task: str, source: Source, context: str, word: str, taken: Iterab
 def _choice_item(task: str, context: str, true: str, others: list[str]) -> Item:
     answer = _hash(task, context) % (len(others) + 1)
     return {"context": context, "choices": [*others[:answer], true, *others[answer:]], "answer": answer}
+
+
+def _is_prose(text: str) -> bool:
+    """Whether a paragraph is running prose: no list, code, field list or heading."""
+    return re.match(r"[A-Z`*]", text) is not None and re.search(r">>>|::|\n[ \-:=*#]", text) is None
 
 
 def _ordered(task: str, things: Iterable[T], text: Callable[[T], str]) -> list[T]:

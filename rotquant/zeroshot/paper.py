@@ -1,9 +1,12 @@
 """The paper suite: lm-eval's built-in tasks, read from the hub or re-pointed at local files of the hub's own schema.
 
 A local folder holds one file per task, `<task>.jsonl`, `.json` or `.parquet`, with the rows of the split that lm-eval
-evaluates (`PaperTask.split`) and the hub's field names. Each row is checked before anything runs.
+evaluates (`PaperTask.split`) and the hub's field names; of MMLU one per subject, `mmlu_anatomy.jsonl` and so on.
+Examples of few-shot prompts come from a file beside it, `<task>.examples.jsonl`. Each row is checked before anything
+runs.
 """
 
+import functools
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -11,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rotquant.errors import TaskError
 from rotquant.files import atomic_directory
+from rotquant.zeroshot.definitions import write_definition
+from rotquant.zeroshot.rouge import MEASURES, rouge_l
 
 SUFFIXES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 """The file types of local data, and the builder of the `datasets` library that reads each."""
@@ -129,11 +133,31 @@ class SocialIQA(Row):
     label: Literal["1", "2", "3"]
 
 
+class MMLU(Row):
+    """cais/mmlu, a configuration per subject: the answer is the index of the right choice."""
+
+    question: str
+    choices: list[str] = Field(min_length=4, max_length=4)
+    answer: Literal[0, 1, 2, 3]
+
+
+class TLDR(Row):
+    """TLDR9+ (Sotudeh et al. 2021), which its authors distribute as files: a forum post and its author's summary."""
+
+    document: str = Field(min_length=1)
+    summary: str = Field(min_length=1)
+
+
 @dataclass(frozen=True)
 class PaperTask:
-    """definition: lm-eval's file below its `tasks` folder; split: what it evaluates; row: the schema of its data."""
+    """A task of the papers.
 
-    definition: str
+    definition: lm-eval's, as a file below its `tasks` folder, or ours for a task that neither it nor the hub has.
+    split: what it evaluates.
+    row: the schema of its data.
+    """
+
+    definition: str | dict[str, Any]
     split: str
     row: type[Row]
 
@@ -148,11 +172,36 @@ PAPER_TASKS = {
     "boolq": PaperTask("super_glue/boolq/default.yaml", "validation", BoolQ),
     "social_iqa": PaperTask("siqa/siqa.yaml", "validation", SocialIQA),
     "openbookqa": PaperTask("openbookqa/openbookqa.yaml", "test", OpenBookQA),
+    "mmlu": PaperTask("mmlu/default", "test", MMLU),
+    "tldr": PaperTask(
+        {
+            "output_type": "generate_until",
+            "doc_to_text": "{{document}}\nTL;DR:",
+            "doc_to_target": "summary",
+            "generation_kwargs": {"until": ["\n"], "max_gen_toks": 64, "do_sample": False},
+            "process_results": rouge_l,
+            "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in MEASURES],
+        },
+        "test",
+        TLDR,
+    ),
 }
+"""The tasks by name; the definition of MMLU is a folder with one of each subject."""
+
+DataFiles = dict[str, dict[str, Path]]
+"""Of each task the local files: the split that is evaluated, and `examples` where a prompt has some."""
 
 
-def data_files(path: str | Path, names: tuple[str, ...]) -> dict[str, Path]:
-    """The data file of each task.
+@functools.cache
+def parts(name: str) -> tuple[str, ...]:
+    """lm-eval's tasks that a task of a suite consists of: MMLU's subjects, or the task itself."""
+    if name != "mmlu":
+        return (name,)
+    return tuple(sorted(file.stem for file in (lm_eval_tasks() / PAPER_TASKS["mmlu"].definition).glob("mmlu_*.yaml")))
+
+
+def data_files(path: str | Path, names: tuple[str, ...], shots: int = 0) -> DataFiles:
+    """The data files of each task, with one of examples for prompts with `shots`.
 
     Raises:
         TaskError: no such folder, or no file for a task.
@@ -160,13 +209,17 @@ def data_files(path: str | Path, names: tuple[str, ...]) -> dict[str, Path]:
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
         raise TaskError(f"there is no folder {folder} with the data files of the zero-shot tasks.")
-    found = {}
-    for name in names:
+    found: DataFiles = {}
+    for name in (part for task in names for part in parts(task)):
         candidates = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
         file = next((candidate for candidate in candidates if candidate.is_file()), None)
         if file is None:
             raise TaskError(f"zero-shot task {name!r} has no data file: expected {candidates[0]} (or .json, .parquet).")
-        found[name] = file
+        found[name] = {_task(name).split: file}
+        if shots:
+            found[name]["examples"] = examples = file.with_suffix(f".examples{file.suffix}")
+            if not examples.is_file():
+                raise TaskError(f"zero-shot task {name!r} has no examples for {shots} shots: expected {examples}.")
     return found
 
 
@@ -179,7 +232,7 @@ def check_file(name: str, file: Path) -> int:
     count = 0
     for count, row in enumerate(_rows(name, file), start=1):
         try:
-            PAPER_TASKS[name].row.model_validate(row)
+            _task(name).row.model_validate(row)
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
@@ -191,24 +244,49 @@ def check_file(name: str, file: Path) -> int:
     return count
 
 
-def build(folder: Path, names: tuple[str, ...], files: dict[str, Path] | None, items: dict[str, int]) -> None:
+def check_hub(names: tuple[str, ...]) -> None:
+    """Raise `TaskError` for a task that the hub does not have."""
+    for name in names:
+        if isinstance(PAPER_TASKS[name].definition, dict):
+            raise TaskError(f"zero-shot task {name!r} is not on the hub; name a local folder with {name}.jsonl.")
+
+
+def build(folder: Path, names: tuple[str, ...], files: DataFiles | None, items: dict[str, int]) -> None:
     """Write a definition of each task into `folder`: lm-eval's own, at local `files` or, without them, on the hub."""
-    root = lm_eval_tasks()
     with atomic_directory(folder) as temporary:
-        for name in names:
-            task = PAPER_TASKS[name]
-            definition: dict[str, Any] = {"include": str(root / task.definition), "task": name, "num_fewshot": 0}
+        for name in (part for task in names for part in parts(task)):
+            definition = {"task": name, **_definition(name), "num_fewshot": 0}
             if files is not None:
-                definition |= {
-                    "dataset_path": SUFFIXES[files[name].suffix],
-                    "dataset_name": None,
-                    "dataset_kwargs": {"data_files": {task.split: str(files[name])}},
-                    "training_split": None,
-                    "validation_split": task.split if task.split == "validation" else None,
-                    "test_split": task.split if task.split == "test" else None,
-                    "metadata": {"version": 1, "items": items[name]},
-                }
-            (temporary / f"{name}.yaml").write_text(yaml.safe_dump(definition, sort_keys=False, width=120))
+                definition |= _local(_task(name).split, files[name])
+                definition["metadata"] = {"version": 1, "items": items[name]}
+            write_definition(temporary, definition)
+
+
+def _task(part: str) -> PaperTask:
+    """The task that one of lm-eval's tasks is part of."""
+    return PAPER_TASKS["mmlu" if part.startswith("mmlu_") else part]
+
+
+def _definition(part: str) -> dict[str, Any]:
+    """A task as lm-eval or we define it, with the data on the hub."""
+    definition = _task(part).definition
+    if isinstance(definition, dict):
+        return definition
+    file = lm_eval_tasks() / definition
+    return {"include": str(file if file.suffix == ".yaml" else file / f"{part}.yaml")}
+
+
+def _local(split: str, files: dict[str, Path]) -> dict[str, Any]:
+    """The fields that point a definition at local files."""
+    return {
+        "dataset_path": SUFFIXES[files[split].suffix],
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {split: str(file) for split, file in files.items()}},
+        "training_split": None,
+        "validation_split": split if split == "validation" else None,
+        "test_split": split if split == "test" else None,
+        "fewshot_split": "examples" if "examples" in files else None,
+    }
 
 
 def lm_eval_tasks() -> Path:

@@ -1,4 +1,4 @@
-"""The shipped suite as a folder that lm-eval reads: per task a YAML definition and a JSONL file of items.
+"""The shipped suite as a folder that lm-eval reads: per task a YAML definition and JSONL files of items and examples.
 
 Equal package versions give equal bytes. Data files are named relative to the folder, so that it can be moved; lm-eval's
 own command line runs it from inside: `lm_eval --include_path . --tasks next_word ...`.
@@ -6,23 +6,28 @@ own command line runs it from inside: `lm_eval --include_path . --tasks next_wor
 
 import json
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from rotquant.corpora import CorpusSpec
 from rotquant.corpora.docstrings import versions
 from rotquant.errors import TaskError
 from rotquant.files import atomic_directory, canonical_json, short_hash
-from rotquant.zeroshot.items import TASK_ITEMS, Source, held_out, task_items
+from rotquant.zeroshot.definitions import write_definition
+from rotquant.zeroshot.items import TASK_ITEMS, Item, Source, held_out, task_examples, task_items
+from rotquant.zeroshot.rouge import MEASURES, rouge_l
 from rotquant.zeroshot.suites import SHIPPED
 
-GENERATOR_VERSION = 3
+GENERATOR_VERSION = 4
 """Raised when the rules of `rotquant.zeroshot.items` change, so that no stale folder is read."""
 
 
 def fingerprint() -> str:
     """Identifies the tasks' content: the held-out packages' versions and the rules that make items of them."""
     return short_hash(canonical_json([GENERATOR_VERSION, versions("test"), versions("validation")]))
+
+
+#: Most tokens of a generated summary; the true ones have 4 to 15 words.
+_SUMMARY_TOKENS = 24
 
 
 def build(folder: Path, spec: CorpusSpec | None = None) -> None:
@@ -53,27 +58,27 @@ def _write_task(folder: Path, name: str, source: Source) -> None:
         raise TaskError(
             f"the held-out packages have no text for task {name!r}; install requirements.lock, which pins them."
         )
-    lines = (json.dumps(item, ensure_ascii=True) + "\n" for item in items)
-    (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    definition = yaml.safe_dump(_definition(name, len(items)), sort_keys=False, width=120)
-    (folder / f"{name}.yaml").write_text(definition, encoding="utf-8")
+    _write_rows(folder / f"{name}.jsonl", items)
+    _write_rows(folder / f"{name}.examples.jsonl", task_examples(name, source))
+    write_definition(folder, _definition(name, len(items)))
 
 
-def _definition(name: str, items: int) -> dict:
+def _write_rows(file: Path, rows: list[Item]) -> None:
+    file.write_text("".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows), encoding="utf-8")
+
+
+def _definition(name: str, items: int) -> dict[str, Any]:
     """lm-eval's configuration of one task. Every field is looked up by name: rendering templates would cost seconds."""
     task = SHIPPED[name]
-    if name == "last_word":
-        form = {"output_type": "loglikelihood", "doc_to_text": "context", "doc_to_target": "word"}
-        measures = ["acc"]
-    else:
-        form = {"output_type": "multiple_choice", "doc_to_text": "context", "doc_to_target": "answer"}
-        form["doc_to_choice"] = "choices"
-        measures = ["acc", "acc_norm"]
+    form, measures = _form(name)
     return {
         "task": name,
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": f"{name}.jsonl"}},
+        "dataset_kwargs": {"data_files": {"test": f"{name}.jsonl", "examples": f"{name}.examples.jsonl"}},
         "test_split": "test",
+        "fewshot_split": "examples",
+        "fewshot_config": {"sampler": "first_n"},
+        "doc_to_text": "context",
         **form,
         "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in measures],
         "num_fewshot": 0,
@@ -85,3 +90,15 @@ def _definition(name: str, items: int) -> dict:
             "items": items,
         },
     }
+
+
+def _form(name: str) -> tuple[dict[str, Any], list[str]]:
+    """What a task asks of a model, and what it measures."""
+    if name == "last_word":  # the word brings its space along
+        return {"output_type": "loglikelihood", "doc_to_target": "word", "target_delimiter": ""}, ["acc"]
+    if name == "summary":
+        generation = {"until": ["\n"], "max_gen_toks": _SUMMARY_TOKENS, "do_sample": False}
+        form = {"output_type": "generate_until", "doc_to_target": "summary", "generation_kwargs": generation}
+        return {**form, "process_results": rouge_l}, list(MEASURES)
+    form = {"output_type": "multiple_choice", "doc_to_target": "answer", "doc_to_choice": "choices"}
+    return form, ["acc", "acc_norm"]

@@ -1,10 +1,10 @@
-"""Section "Tasks": what the zero-shot tasks ask, and accuracies task by task.
+"""Section "Tasks": what the tasks ask, with examples or without, and accuracies task by task.
 
 The shipped suite's tasks are not the paper's, so ours and the paper's stand in tables of their own.
 """
 
 from rotquant.project import Project
-from rotquant.quantities import Quantity
+from rotquant.quantities import ROUGE_L, Quantity, quantities
 from rotquant.recipes import Run
 from rotquant.reporting.describe import corpus_words
 from rotquant.reporting.numbers import italic, show
@@ -20,15 +20,20 @@ def tasks_section(project: Project, table: Table, values: Values, results: dict[
     runs = [cell.runs[0] for cell in project.cells(table.id) if isinstance(cell.metric, ZeroShot)]
     if not runs:
         return ""
-    first = _baseline(project, table, project.columns(table)[0], results)
+    firsts: dict[ZeroShot, Run] = {}
+    for run in runs:
+        firsts.setdefault(run.metric, run)
+    facts = [part for run in firsts.values() for part in (_method(run), _facts(run.metric, results[run.key]))]
     columns = [_column(project, table, column, values, results) for column in project.columns(table)]
-    return "\n".join(["## Tasks\n", _method(runs[0]), _facts(runs[0].metric, first), *columns])
+    return "\n".join(["## Tasks\n", *facts, *columns])
 
 
 def _method(run: Run) -> str:
-    """What is measured, which accuracy is quoted and why."""
+    """What is measured, what is quoted and why."""
     metric = run.metric
     assert isinstance(metric, ZeroShot)
+    shots = "Zero-shot" if metric.shots == 0 else f"{metric.shots}-shot"
+    examples = "" if metric.shots == 0 else "; the same solved examples stand before each item"
     place = f"read from `{metric.path}`" if metric.path else "from the hub"
     text = f"the held-out part of the corpus {corpus_words(run)}"
     origin = {
@@ -42,10 +47,17 @@ def _method(run: Run) -> str:
         "shipped": "A task shows `acc` where its choices are words and `acc_norm` where they are phrases of different "
         "length, as the paper's tasks do",
     }
+    if ROUGE_L in quantities(metric):
+        what, scored = "ROUGE-L", "Summaries are generated greedily and scored by the F-measure of ROUGE-L"
+    else:
+        what = "accuracy"
+        scored = (
+            f"{rule[metric.suite]}: `acc` takes the likeliest choice, `acc_norm` the likeliest per byte of text; run "
+            "files hold both"
+        )
     return (
-        f"Zero-shot accuracy in percent through lm-eval, suite `{metric.suite}`: {origin[metric.suite]}. "
-        f"{rule[metric.suite]}: `acc` takes the likeliest choice, `acc_norm` the likeliest per byte of text; run files "
-        f"hold both. Every item begins {'with' if metric.bos else 'without'} BOS; {items}.\n"
+        f"{shots} {what} in percent through lm-eval, suite `{metric.suite}`: {origin[metric.suite]}. {scored}. Every "
+        f"item begins {'with' if metric.bos else 'without'} BOS; {items}{examples}.\n"
     )
 
 
@@ -55,8 +67,8 @@ def _facts(metric: ZeroShot, result: RunResult) -> str:
     for name in task_names(metric):
         task: Task = TASKS[metric.suite][name]
         items = result.metrics.get(f"{name}.items")
-        rows.append([task.title, task.description, f"`{task.measure}`", f"{task.chance:.1f}", _count(items)])
-    return markdown_table(["Task", "What it asks", "Accuracy", "Chance", "Items"], rows, "lllrr")
+        rows.append([task.title, task.description, f"`{task.measure}`", show(task.chance, None, 1), _count(items)])
+    return markdown_table(["Task", "What it asks", "Measure", "Chance", "Items"], rows, "lllrr")
 
 
 def _column(project: Project, table: Table, column: str, values: Values, results: dict[str, RunResult]) -> str:
@@ -104,21 +116,23 @@ def _ours(values: Values, row: str, column: str, quantity: Quantity) -> str:
     return show(value.mean, value.deviation)
 
 
-def _error(result: RunResult, quantity: Quantity) -> str:
-    """Standard error of a task's quoted accuracy in percent; "-" for the average."""
+def _error(results: list[RunResult], quantity: Quantity) -> str:
+    """Standard error of a task's quoted accuracy or of ROUGE-L in percent; "-" for the average."""
+    result = next(result for result in results if quantity.name in result.metrics)
     assert isinstance(result.run.metric, ZeroShot)
     task = TASKS[result.run.metric.suite].get(quantity.name)
-    return "-" if task is None else show(result.metrics.get(f"{quantity.name}.{task.measure}_stderr"), None, 1)
+    name = f"{quantity.name}_stderr" if task is None else f"{quantity.name}.{task.measure}_stderr"
+    return show(result.metrics.get(name), None, 1)
 
 
 def _count(items: float | None) -> str:
     return "-" if items is None else f"{items:,.0f}"
 
 
-def _baseline(project: Project, table: Table, column: str, results: dict[str, RunResult]) -> RunResult:
-    """A zero-shot run of a column's baseline row."""
-    return next(
+def _baseline(project: Project, table: Table, column: str, results: dict[str, RunResult]) -> list[RunResult]:
+    """Runs of a column's baseline row, one for each set of tasks."""
+    return [
         results[cell.runs[0].key]
         for cell in project.cells(table.id)
         if (cell.row, cell.column) == (table.baseline, column) and isinstance(cell.metric, ZeroShot)
-    )
+    ]
