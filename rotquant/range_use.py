@@ -1,4 +1,4 @@
-"""How a rotation evens out the ranges of features, on a few points of two or three features (SpinQuant Sec. 4.4, Figure 6).
+"""How a rotation evens out the ranges of two or three features, on a few points (SpinQuant Sec. 4.4, Figure 6).
 
 The points fill the polytope between the ends +-m_j of the axes, which is what makes the paper's numbers: turned by 45
 degrees from the first axis towards each other one, the ranges [2, 0.5, 0.5] become [1, 1, 1.414]. A quantizer that
