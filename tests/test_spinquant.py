@@ -264,6 +264,14 @@ def test_neither_accumulation_nor_recomputation_changes_the_result(
         assert record["site_snr"] == pytest.approx(other["site_snr"])
 
 
+def test_layers_of_a_float32_model_can_be_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the products of the forward pass, whose order of sums decides codes: equal to the last digit."""
+    model = tiny_model()
+    expected = learn(model)
+    monkeypatch.setitem(spinquant._KEPT_BYTES, "cpu", 0)
+    assert_same(expected.rotations, learn(model).rotations)
+
+
 def test_the_seed_decides_start_and_order_and_nothing_else_is_random() -> None:
     state = torch.get_rng_state()
     model = tiny_model()

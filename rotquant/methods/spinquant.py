@@ -106,7 +106,7 @@ def learn_rotations(
         if checkpoint is not None:
             state.load(checkpoint, identity)
         settings = recipe.learning
-        batch_size = batch_size or _sequences_at_once(model, samples.shape[1])
+        batch_size = min(settings.batch_size, batch_size or _sequences_at_once(model, samples.shape[1]))
         batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, seed)
         bar = tqdm(batches, "rotations", settings.steps, unit="step", leave=False, disable=None if progress else True)
         checkpointing = _kept_bytes(model, batch_size * samples.shape[1]) > _of_device(_KEPT_BYTES, model)

@@ -20,7 +20,7 @@ from rotquant import hadamard
 from rotquant.architectures import Architecture, Site, architecture_of, decoder_layers, embedding
 from rotquant.distortion import decibel, square_sum
 from rotquant.kv_cache import TransientCache
-from rotquant.onednn import linear
+from rotquant.onednn import OneDNNLinear, linear
 from rotquant.quantization import choose_qparams, fake_quantize, grouped
 from rotquant.recipes import Recipe
 from rotquant.rotation import online_dtype
@@ -306,8 +306,15 @@ def _of_features(basis: Basis, start: int, stop: int) -> Basis:
 
 
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`forward`, computed again in the backward pass. Nothing in it is random."""
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+    """`forward`, computed again in the backward pass by the same products. Nothing in it is random."""
+    return checkpoint(
+        forward,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=lambda: (OneDNNLinear(), OneDNNLinear()),  # torch suspends the caller's mode in the backward pass
+        **kwargs,
+    )
 
 
 @contextmanager
