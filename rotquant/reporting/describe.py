@@ -120,8 +120,9 @@ def _learning(learning: RotationLearning) -> str:
     momentum = f", momentum {learning.momentum:g}" if learning.momentum else ""
     rate = f"learning rate {learning.learning_rate:g} {learning.schedule}{momentum}"
     network = {"activations": "inputs and cache quantized", "all": "everything quantized"}[learning.network]
-    scales = ", gradient through the scales" if learning.gradient == "scales" else ""
-    return f"Cayley SGD, {learning.steps} steps of {batch}, {rate}{scales}, {network}"
+    gradient = ", gradient through the scales" if learning.gradient == "scales" else ""
+    gradient += ", towards the float network's predictions" if learning.targets == "predictions" else ""
+    return f"Cayley SGD, {learning.steps} steps of {batch}, {rate}{gradient}, {network}"
 
 
 def _weights(weights: WeightQuantization) -> str:
