@@ -6,11 +6,11 @@ counts to it. Nothing here computes and nothing here imports torch.
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,6 +27,8 @@ from rotquant.speed.definitions import SpeedTable
 from rotquant.speed.loading import SPEED_FILE, load_speed
 from rotquant.tables import PAPERS, Column, Published, Row, Table, load_tables, published_deviations, published_values
 from rotquant.zeroshot.suites import task_names
+
+T = TypeVar("T")
 
 _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
@@ -157,11 +159,7 @@ class Project:
         Raises:
             ConfigError: when there is none of that key under this configuration.
         """
-        if key not in self.rotations:
-            raise ConfigError(
-                f"no run has learned rotations {key!r} under this configuration; `rotquant runs list` prints all keys."
-            )
-        return self.rotations[key]
+        return _known(self.rotations, key, "no run has learned rotations")
 
     @cached_property
     def groups(self) -> dict[str, tuple[Run, ...]]:
@@ -187,11 +185,7 @@ class Project:
         Raises:
             ConfigError: when there is none of that key under this configuration.
         """
-        if key not in self.groups:
-            raise ConfigError(
-                f"no group of runs {key!r} under this configuration; `rotquant runs list` prints all keys."
-            )
-        return self.groups[key]
+        return _known(self.groups, key, "no group of runs")
 
     @cached_property
     def task_sets(self) -> dict[str, Run]:
@@ -228,11 +222,7 @@ class Project:
         Raises:
             ConfigError: when no cell of any table has it under this configuration.
         """
-        if key not in self.runs:
-            raise ConfigError(
-                f"no table asks for a run {key!r} under this configuration; `rotquant runs list` prints all keys."
-            )
-        return self.runs[key]
+        return _known(self.runs, key, "no table asks for a run")
 
     def batch(self, key: str) -> dict[str, tuple[Run, ...]]:
         """The weights of a batch: their keys and the runs that use each.
@@ -240,11 +230,7 @@ class Project:
         Raises:
             ConfigError: when no run uses them under this configuration.
         """
-        if key not in self.batches:
-            raise ConfigError(
-                f"no run uses weights {key!r} under this configuration; `rotquant runs list` prints all keys."
-            )
-        return self.batches[key]
+        return _known(self.batches, key, "no run uses weights")
 
     def published(self, table: Table) -> Published:
         """The paper's numbers by (row, column, quantity); None where the paper prints a dash."""
@@ -315,6 +301,13 @@ def load_project(
             found[table.id] = table
     tables = {table.id: table for table in sorted(found.values(), key=_natural)}
     return Project(root, config or load_config(overrides, root), tables)
+
+
+def _known(found: Mapping[str, T], key: str, missing: str) -> T:
+    """The entry of a key; `missing` begins the sentence that says there is none."""
+    if key not in found:
+        raise ConfigError(f"{missing} {key!r} under this configuration; `rotquant runs list` prints all keys.")
+    return found[key]
 
 
 def task_set(run: Run) -> str | None:

@@ -1,5 +1,7 @@
 """Tiny random-weight models of every supported family, awkward where real ones are: see `tiny_model`."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import (
@@ -13,6 +15,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+
+from rotquant.architectures import decoder_layers
 
 FAMILIES = ("llama", "mistral", "qwen2", "phi3")
 VOCABULARY = 96
@@ -130,6 +134,16 @@ def tiny_model(
         model = model_class(settings)
     _randomise(model, torch.Generator().manual_seed(seed))
     return model.to(dtype).eval()
+
+
+@torch.no_grad()
+def outlier_model(**arguments: Any) -> PreTrainedModel:
+    """A tiny model in which a few channels of every norm's output are far larger than the others."""
+    model = tiny_model(**arguments)
+    for layer in decoder_layers(model):
+        layer.input_layernorm.weight[[3, 17]] *= 20
+        layer.post_attention_layernorm.weight[[5, 40]] *= 20
+    return model
 
 
 def tiny_tokens(batch: int = 2, tokens: int = 24, seed: int = 0) -> torch.Tensor:

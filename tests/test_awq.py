@@ -20,23 +20,13 @@ from rotquant.schemes import QuantizationScheme, RotationScheme
 from rotquant.storage import load_quantized, save_quantized
 from rotquant.weights import build_weights
 from rotquant.wrapping import Wrapping, wrap
-from tests.models import AWKWARD, FAMILIES, tiny_model, tiny_tokens
+from tests.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 
 CHANNEL = QuantizationScheme(bits=3, symmetric=False, granularity="channel")
 GROUPS = QuantizationScheme(bits=3, symmetric=False, granularity="group", group_size=4)
 RECIPE = override(preset("awq"), {"calibration": {"samples": 6, "sequence_length": 24}}, "test")
 SAMPLES = tiny_tokens(batch=6, tokens=24, seed=5)
-
-
-def outlier_model(**arguments):
-    """A tiny model in which a few channels of every norm's output are far larger than the others."""
-    model = tiny_model(**arguments)
-    with torch.no_grad():
-        for layer in decoder_layers(model):
-            layer.input_layernorm.weight[[3, 17]] *= 20
-            layer.post_attention_layernorm.weight[[5, 40]] *= 20
-    return model
 
 
 def layer_problem(seed, tokens=40, rows=6, features=12):

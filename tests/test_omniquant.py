@@ -17,7 +17,7 @@ from rotquant.rotation import rotate
 from rotquant.rtn import quantize_rtn
 from rotquant.schemes import OmniQuant, QuantizationScheme, RotationScheme
 from rotquant.wrapping import Wrapping, wrap
-from tests.models import FAMILIES, tiny_model, tiny_tokens
+from tests.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
 
 SYMMETRIC = QuantizationScheme(bits=4, granularity="channel")
 ASYMMETRIC = QuantizationScheme(bits=4, symmetric=False, granularity="channel")
@@ -31,16 +31,6 @@ def layer_inputs(model, tokens):
     """Hidden states before the first decoder layer and its keyword arguments."""
     stream = capture_layer_inputs(model, tokens)
     return stream.hidden, stream.kwargs[0]
-
-
-def outlier_model(**arguments):
-    """A tiny model in which a few channels of every norm's output are far larger than the others."""
-    model = tiny_model(**arguments)
-    with torch.no_grad():
-        for layer in decoder_layers(model):
-            layer.input_layernorm.weight[[3, 17]] *= 20
-            layer.post_attention_layernorm.weight[[5, 40]] *= 20
-    return model
 
 
 def recipe(steps, rotation=None, symmetric=True, **weights):
