@@ -23,6 +23,9 @@ from rotquant.stiefel import orthonormality_error
 
 #: How far from orthonormal a stored or learned rotation may be; beyond it a rotated model is another function.
 _TOLERANCE = 1e-4
+#: The file's only metadata: the history as JSON. Safetensors writes several in random order, and equal rotations should
+#: give equal files.
+_METADATA = "rotquant.rotations"
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def save_rotations(path: str | Path, rotations: Rotations, history: list[dict[st
     """
     tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in rotations.tensors().items()}
     with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": "rotquant rotations", "history": json.dumps(history)})
+        save_file(tensors, temporary, metadata={_METADATA: json.dumps(history)})
 
 
 def load_rotations(path: str | Path) -> Rotations:
@@ -117,8 +120,7 @@ def load_rotations(path: str | Path) -> Rotations:
 
 def load_history(path: str | Path) -> list[dict[str, Any]]:
     """The history that `save_rotations` wrote beside the rotations; raises as `load_rotations`."""
-    _, metadata = _read(path)
-    return json.loads(metadata["history"])
+    return _read(path)[1]
 
 
 def ends_of(history: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -130,7 +132,7 @@ def ends_of(history: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -139,6 +141,6 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ResultError(f"rotations {path} do not exist.") from None
     except (SafetensorError, OSError) as error:
         raise ResultError(f"rotations {path} are damaged ({error}); delete the file to compute it again.") from None
-    if metadata.get("format") != "rotquant rotations":
+    if _METADATA not in metadata:
         raise ResultError(f"{path} holds no rotations.")
-    return tensors, metadata
+    return tensors, json.loads(metadata[_METADATA])

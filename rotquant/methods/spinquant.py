@@ -189,7 +189,8 @@ class _State:
             parameter.data.copy_(tensors[name])
             self.optimizer.state[parameter]["step"] = self.step
             if f"momentum.{name}" in tensors:
-                self.optimizer.state[parameter]["momentum"] = tensors[f"momentum.{name}"].to(parameter.device)
+                # A copy: the file's map need not be aligned, and products of unaligned matrices may round differently.
+                self.optimizer.state[parameter]["momentum"] = tensors[f"momentum.{name}"].to(parameter.device, copy=True)
 
 
 def _step(
