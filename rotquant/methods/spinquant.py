@@ -190,7 +190,8 @@ class _State:
             self.optimizer.state[parameter]["step"] = self.step
             if f"momentum.{name}" in tensors:
                 # A copy: the file's map need not be aligned, and products of unaligned matrices may round differently.
-                self.optimizer.state[parameter]["momentum"] = tensors[f"momentum.{name}"].to(parameter.device, copy=True)
+                momentum = tensors[f"momentum.{name}"].to(parameter.device, copy=True)
+                self.optimizer.state[parameter]["momentum"] = momentum
 
 
 def _step(
