@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rotquant.bench import arguments
+from rotquant.bench import arguments, learning_arguments
 from rotquant.bench.records import Measurement
 from rotquant.errors import ConfigError, lookup
 from rotquant.recipes import first_problem
@@ -52,6 +52,8 @@ _ALL = (
     Benchmark("first_token", arguments.FirstTokenArguments, "rotquant.bench.models"),
     Benchmark("generate", arguments.GenerateArguments, "rotquant.bench.models"),
     Benchmark("ceiling", arguments.CeilingArguments, "rotquant.bench.ceilings"),
+    Benchmark("learn", learning_arguments.LearnRotationsArguments, "rotquant.bench.learning"),
+    Benchmark("gptq", learning_arguments.CalibrateArguments, "rotquant.bench.learning"),
 )
 
 BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}
