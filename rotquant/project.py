@@ -364,8 +364,9 @@ def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
     by_kind = {"perplexity": slot.evaluation, "snr": slot.evaluation, "zero_shot": slot.zero_shot}
     shared = by_kind.get(fields["kind"], {})
     fields = {**shared, **fields}
-    if isinstance(fields.get("tasks"), dict):  # by suite, since suites have other tasks; the slot's own come first
-        fields["tasks"] = shared.get("tasks", fields["tasks"].get(fields.get("suite", "shipped"), ()))
+    for name, default in (("tasks", ()), ("limit", None)):  # by suite, since suites differ; the slot's own come first
+        if isinstance(fields.get(name), dict):
+            fields[name] = shared.get(name, fields[name].get(fields.get("suite", "shipped"), default))
     try:
         metric = _METRIC.validate_python(fields)
     except ValidationError as error:
