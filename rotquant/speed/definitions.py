@@ -18,10 +18,10 @@ from rotquant.bench.registry import find
 from rotquant.errors import lookup
 from rotquant.schemes import Frozen
 
-Units = Literal["ms", "us", "GiB"]
+Units = Literal["ms", "us", "min", "GiB"]
 
 #: What a unit is in the records' SI units.
-FACTORS: dict[str, float] = {"ms": 1e-3, "us": 1e-6, "GiB": 2.0**30}
+FACTORS: dict[str, float] = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "GiB": 2.0**30}
 
 
 class Axis(Frozen):
@@ -165,7 +165,8 @@ class Drawing(Frozen):
 class SpeedTable(Frozen):
     """A table; without grids of its own a figure, which shows parts of other tables.
 
-    gpus: what the paper measured on. published: the paper's numbers; where it has several GPUs, with a column `gpu`.
+    timing: how times are taken, where not by replays of CUDA graphs on a GPU. gpus: what the paper measured on.
+    published: the paper's numbers; where it has several GPUs, with a column `gpu`.
     ceilings: operations per second by number format that were measured elsewhere, where they are above the table's own.
     see: files to read beside it, relative to the project.
     """
@@ -176,6 +177,7 @@ class SpeedTable(Frozen):
     title: str
     section: str
     caption: str
+    timing: str | None = None
     notes: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     published: str | None = None
