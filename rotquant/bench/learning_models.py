@@ -59,7 +59,7 @@ def random_model_on(
     if len(devices) > 1:
         from accelerate import dispatch_model
 
-        dispatch_model(model, places, force_hooks=True)
+        dispatch_model(model, places, main_device=devices[0], force_hooks=True)
     return model.eval()
 
 
