@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,6 +43,9 @@ NEUTRAL = frozenset({"rotquant", "rotquant.errors", "rotquant.files", "rotquant.
 
 #: Packages that a time depends on. What else benchmarks import describes models and recipes, or simulates them.
 TIMED = ("rotquant.bench", "rotquant.kernels", "rotquant.decoder", "rotquant.hadamard")
+
+#: How CUDA sources include headers of ours, those of kernels/include.
+_INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 
 #: Modules that act only where a recipe has the section, so that an edit of one method leaves the others' results alone.
 OPTIONAL: dict[str, Callable[[Recipe], object]] = {
@@ -91,10 +95,23 @@ def code_digest(stage: str, recipe: Recipe | None = None, metric: Metric | None 
 
 @functools.cache
 def kernels_digest(module: str) -> str:
-    """Digest of the CUDA sources and of a benchmark's modules: by what code a time was measured."""
-    sources = sorted(path for pattern in ("*.cu", "include/*.cuh") for path in KERNELS.glob(pattern))
-    texts = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sources]
+    """Digest of a benchmark's modules and of the CUDA sources that they name: by what code a time was measured."""
+    texts = [f"{name} {hashlib.sha256((KERNELS / name).read_bytes()).hexdigest()}" for name in cuda_sources(module)]
     return hashlib.sha256("\n".join([_modules_digest(timed_modules(module)), *texts]).encode()).hexdigest()[:16]
+
+
+def cuda_sources(module: str) -> tuple[str, ...]:
+    """Paths under kernels/ of the CUDA sources that a benchmark's modules name, and of what these include, sorted."""
+    constants = (node for name in timed_modules(module) for node in ast.walk(_tree(name)))
+    texts = {node.value for node in constants if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    waiting = [text for text in texts if text.endswith(".cu") and (KERNELS / text).is_file()]
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [f"include/{header}" for header in _INCLUDE.findall((KERNELS / name).read_text())]
+    return tuple(sorted(found))
 
 
 def timed_modules(module: str) -> tuple[str, ...]:
