@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rotquant.bench import arguments, learning_arguments
+from rotquant.bench import arguments, fp8_arguments, learning_arguments
 from rotquant.bench.records import Measurement
 from rotquant.errors import ConfigError, lookup
 from rotquant.recipes import first_problem
@@ -54,6 +54,7 @@ _ALL = (
     Benchmark("ceiling", arguments.CeilingArguments, "rotquant.bench.ceilings"),
     Benchmark("learn", learning_arguments.LearnRotationsArguments, "rotquant.bench.learning"),
     Benchmark("gptq", learning_arguments.CalibrateArguments, "rotquant.bench.learning"),
+    Benchmark("fp8_network", fp8_arguments.Fp8NetworkArguments, "rotquant.bench.fp8"),
 )
 
 BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}
