@@ -43,7 +43,5 @@ def test_an_edit_changes_the_digest_of_what_it_reaches(edited: Callable[[str], s
 
 def test_every_source_and_header_belongs_to_a_benchmark() -> None:
     reached = {source for benchmark in BENCHMARKS.values() for source in cuda_sources(benchmark.module)}
-    folder = provenance.KERNELS
-    assert reached == {
-        str(path.relative_to(folder)) for path in folder.rglob("*.cu*") if path.suffix in (".cu", ".cuh")
-    }
+    paths = [path for pattern in ("*.cu", "include/*.cuh") for path in provenance.KERNELS.glob(pattern)]
+    assert reached == {str(path.relative_to(provenance.KERNELS)) for path in paths}

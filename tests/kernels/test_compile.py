@@ -11,7 +11,7 @@ from rotquant.kernels.loading import ARCHITECTURES, Source, compile_source
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("family", (*FAMILIES, "fp8"))
+@pytest.mark.parametrize("family", [*FAMILIES, "fp8"])
 def test_every_kernel_compiles(family: str, architecture: str) -> None:
     sources = importlib.import_module(f"rotquant.kernels.{family}").sources(architecture)
     assert sources
