@@ -1,0 +1,211 @@
+"""The functions of decoding.cpp as torch operators: `torch.ops.rotquant.w4a8_linear` and the steps it is made of.
+
+SpinQuant Table 6 decodes with 4-bit weights and 8-bit activations: per token, asymmetric; per output feature, symmetric;
+sums of integer products, exact. Tensors lie on a CPU. `references()` computes the same in plain torch.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rotquant.errors import KernelError
+from rotquant.hadamard.constructions import decompose, hadamard_matrix
+from rotquant.kernels.cpu import reference
+from rotquant.kernels.cpu.compiling import functions
+from rotquant.kernels.cpu.layout import BLOCK, STRIP, DotWeight
+
+_LIBRARY = torch.library.Library("rotquant", "FRAGMENT")
+_references: ContextVar[bool] = ContextVar("rotquant_cpu_references", default=False)
+_FLOATS = (torch.bfloat16, torch.float32)
+#: Neighbours that one dense factor of a transform covers: a vector of decoding.cpp.
+_LANES = 16
+
+
+@contextlib.contextmanager
+def references() -> Iterator[None]:
+    """Run every operator's torch reference: for tests, and where there is no C++ compiler."""
+    token = _references.set(True)
+    try:
+        yield
+    finally:
+        _references.reset(token)
+
+
+def _operator(schema: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Callable[[Callable], Any]:
+    """Register a kernel under a schema, beside its reference and its shape rule; returns the torch operator."""
+
+    def register(kernel: Callable[..., Any]) -> Any:
+        name = schema.split("(", 1)[0]
+
+        @functools.wraps(kernel)
+        def on_cpu(*arguments: Any) -> Any:
+            return (plain if _references.get() else kernel)(*arguments)
+
+        _LIBRARY.define(schema)
+        _LIBRARY.impl(name, on_cpu, "CPU")
+        torch.library.register_fake(f"rotquant::{name}", fake, lib=_LIBRARY)
+        return getattr(torch.ops.rotquant, name)
+
+    return register
+
+
+@_operator(
+    "w4a8_quantize(Tensor x) -> (Tensor, Tensor, Tensor)",
+    reference.quantize,
+    lambda x: (
+        torch.empty_like(x, dtype=torch.uint8),
+        x.new_empty(x.shape[0], dtype=torch.float32),
+        x.new_empty(x.shape[0], dtype=torch.int32),
+    ),
+)
+def quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x [tokens, features], bfloat16 or float32 -> codes uint8, scale float32 [tokens], zero point int32 [tokens].
+
+    Raises:
+        KernelError: a tensor that the function cannot read.
+    """
+    _check(x, "x", _FLOATS)
+    codes = torch.empty_like(x, dtype=torch.uint8)
+    scale, zero_point = torch.empty(len(x)), torch.empty(len(x), dtype=torch.int32)
+    pointers = (codes.data_ptr(), scale.data_ptr(), zero_point.data_ptr())
+    functions().quantize(x.data_ptr(), x.dtype == torch.bfloat16, *x.shape, *pointers)
+    return codes, scale, zero_point
+
+
+@_operator(
+    "w4a8_product(Tensor codes, Tensor zero_point, Tensor weight, Tensor sums) -> Tensor",
+    reference.product,
+    lambda codes, zero_point, weight, sums: sums.new_empty(codes.shape[0], sums.numel()),
+)
+def product(codes: Tensor, zero_point: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
+    """Codes uint8 [tokens, in] with zero points int32 [tokens], times a weight -> int32 [tokens, out], exactly.
+
+    Args:
+        weight, sums: `DotWeight.codes` and `.sums`.
+
+    Raises:
+        KernelError: a tensor that the function cannot read, or sizes that do not fit.
+    """
+    _check(codes, "codes", (torch.uint8,))
+    _check(zero_point, "zero_point", (torch.int32,), (codes.shape[0],))
+    _check_weight(weight, sums, codes.shape[1])
+    y = torch.empty(len(codes), len(sums), dtype=torch.int32)
+    pointers = (weight.data_ptr(), sums.data_ptr(), len(sums), y.data_ptr())
+    functions().product(codes.data_ptr(), zero_point.data_ptr(), *codes.shape, *pointers)
+    return y
+
+
+@_operator(
+    "w4a8_linear(Tensor x, Tensor weight, Tensor scale, Tensor sums) -> Tensor",
+    reference.linear,
+    lambda x, weight, scale, sums: x.new_empty(x.shape[0], sums.numel()),
+)
+def w4a8_linear(x: Tensor, weight: Tensor, scale: Tensor, sums: Tensor) -> Tensor:
+    """x [tokens, in], bfloat16 or float32, quantized, times a weight -> [tokens, out] of its dtype.
+
+    Args:
+        weight, scale, sums: of a `DotWeight`.
+
+    Raises:
+        KernelError: a tensor that the function cannot read, or sizes that do not fit.
+    """
+    _check(x, "x", _FLOATS)
+    _check_weight(weight, sums, x.shape[1])
+    _check(scale, "scale", (torch.float32,), (len(sums),))
+    y = x.new_empty(len(x), len(sums))
+    pointers = (weight.data_ptr(), scale.data_ptr(), sums.data_ptr(), len(sums), y.data_ptr())
+    functions().linear(x.data_ptr(), x.dtype == torch.bfloat16, *x.shape, *pointers)
+    return y
+
+
+@_operator("cpu_hadamard(Tensor x) -> Tensor", reference.hadamard, torch.empty_like)
+def hadamard(x: Tensor) -> Tensor:
+    """Rows [rows, n], bfloat16 or float32, times H / sqrt(n) as `rotquant.hadamard.hadamard_transform` does, in float32.
+
+    Raises:
+        HadamardSizeError: no construction for n.
+        KernelError: a tensor that the function cannot read.
+    """
+    _check(x, "x", _FLOATS)
+    core, width, core_table, low, low_table = _factors(x.shape[1])
+    y = torch.empty_like(x)
+    tables = (core, width, core_table.data_ptr(), low, low_table.data_ptr())
+    functions().hadamard(x.data_ptr(), x.dtype == torch.bfloat16, len(x), *tables, y.data_ptr())
+    return y
+
+
+@_operator(
+    "cpu_linear16(Tensor x, Tensor weight) -> Tensor",
+    reference.linear16,
+    lambda x, weight: x.new_empty(x.shape[0], weight.shape[0]),
+)
+def linear16(x: Tensor, weight: Tensor) -> Tensor:
+    """bfloat16 [tokens, in] times a bfloat16 weight [out, in], summed in float32: as fast as the weight can be read.
+
+    Raises:
+        KernelError: a tensor that the function cannot read, or sizes that do not fit.
+    """
+    _check(x, "x", (torch.bfloat16,))
+    _check(weight, "weight", (torch.bfloat16,), (None, x.shape[1]))
+    y = x.new_empty(len(x), len(weight))
+    functions().linear16(x.data_ptr(), *x.shape, weight.data_ptr(), len(weight), y.data_ptr())
+    return y
+
+
+def linear(x: Tensor, weight: DotWeight) -> Tensor:
+    """`w4a8_linear` of a packed weight."""
+    return w4a8_linear(x, weight.codes, weight.scale, weight.sums)
+
+
+def read(x: Tensor) -> int:
+    """Read a tensor whose bytes are a multiple of 1024 with all threads, and do as little else as can be.
+
+    Raises:
+        KernelError: there is no C++ compiler, or the size is another.
+    """
+    if x.nbytes % 1024 or not x.is_contiguous():
+        raise KernelError(f"reading takes a contiguous multiple of 1024 bytes, not {x.nbytes}.")
+    return functions().read(x.data_ptr(), x.nbytes)
+
+
+def instructions() -> str:
+    """The instructions that products of integers are compiled to."""
+    return functions().instructions().decode()
+
+
+@functools.lru_cache(maxsize=64)
+def _factors(n: int) -> tuple[int, int, Tensor, int, Tensor]:
+    """Core order, power of two, H_core, order of the dense factor of the latter, and that factor; float32."""
+    core, doublings = decompose(n)
+    low = min(_LANES, 2**doublings)
+    tables = [hadamard_matrix(order, torch.float32, "cpu").contiguous() for order in (core, low)]
+    return core, 2**doublings, tables[0], low, tables[1]
+
+
+def _check_weight(weight: Tensor, sums: Tensor, features: int) -> None:
+    _check(sums, "sums", (torch.int32,), (None,))
+    strips, blocks = -(-len(sums) // STRIP), -(-features // BLOCK)
+    _check(weight, "weight", (torch.uint8,), (strips, blocks, STRIP, BLOCK // 2))
+
+
+def _check(
+    tensor: Tensor, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int | None, ...] = (None, None)
+) -> None:
+    """Raise one sentence unless a tensor is what the functions read: of a dtype, of a shape, contiguous."""
+    if tensor.dtype not in dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise KernelError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the CPU kernel takes {wanted}.")
+    fits = tensor.dim() == len(shape) and all(
+        want in (None, size) for size, want in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits or not tensor.is_contiguous():
+        wanted = ", ".join("any" if want is None else str(want) for want in shape)
+        raise KernelError(
+            f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, and the CPU kernel needs "
+            f"({wanted}), contiguous."
+        )

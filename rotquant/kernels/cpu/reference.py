@@ -1,0 +1,45 @@
+"""What the functions of decoding.cpp compute, in plain torch: slow, obvious, and the definition.
+
+Integers agree bit for bit; the quantizer is the library's own (`rotquant.quantization`).
+"""
+
+import torch
+from torch import Tensor
+
+from rotquant.hadamard import hadamard_transform
+from rotquant.kernels.cpu.layout import unpack
+from rotquant.quantization import choose_qparams
+from rotquant.quantization import quantize as library_quantize
+from rotquant.schemes import QuantizationScheme
+
+#: SpinQuant's activations (A.4) at 8 bits: asymmetric, one scale per token, no clipping.
+ACTIVATIONS = QuantizationScheme(bits=8, symmetric=False, granularity="token")
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x [tokens, features] -> codes uint8 of its shape, scale float32 [tokens], zero point int32 [tokens]."""
+    qparams = choose_qparams(x, ACTIVATIONS)
+    codes = library_quantize(x, qparams, ACTIVATIONS)
+    return codes, qparams.scale.squeeze(-1), qparams.zero_point.squeeze(-1).to(torch.int32)
+
+
+def product(codes: Tensor, zero_point: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
+    """int32 [tokens, out]: the sum over features of (code - zero point) times the weight's integer, exactly."""
+    integers = unpack(weight, (sums.numel(), codes.shape[1])).long()
+    return ((codes.long() - zero_point.long()[:, None]) @ integers.T).to(torch.int32)
+
+
+def linear(x: Tensor, weight: Tensor, scale: Tensor, sums: Tensor) -> Tensor:
+    """[tokens, out] in the dtype of x: the product of quantized x, times both scales in float32."""
+    codes, step, zero_point = quantize(x)
+    return (product(codes, zero_point, weight, sums).float() * step[:, None] * scale).to(x.dtype)
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """Rows times the normalized Hadamard matrix, in float32, rounded to the dtype of x."""
+    return hadamard_transform(x.float(), backend="torch").to(x.dtype)
+
+
+def linear16(x: Tensor, weight: Tensor) -> Tensor:
+    """bfloat16 rows times a bfloat16 weight [out, in], summed in float32."""
+    return (x.float() @ weight.float().T).to(x.dtype)
