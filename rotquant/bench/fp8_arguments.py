@@ -8,8 +8,7 @@ class Fp8NetworkArguments(Frozen):
     """A whole network with random float8 weights (SpinQuant Table 14).
 
     tokens: of each text's prompt, and what a decoded token attends to, itself among them. together: texts that pass
-    the network at once in the prefill, a divisor of the batch or more than it. hadamard: with R4, the online transform
-    before the down projection.
+    the network at once in the prefill, at most. hadamard: with R4, the online transform before the down projection.
     """
 
     shape: str
