@@ -1,7 +1,7 @@
 // Rows become float8 e4m3 codes with one scale each, in the pass that makes them: as they are, after SwiGLU, or after
-// residual add and RMSNorm; and a product of such codes gets its scales. For SpinQuant Table 14, in bfloat16, the only result of torch's products with a scale for
-// each row. All are bound by memory; arithmetic is float32. Before sm_89, which brought the instruction, CUDA's header
-// converts in software.
+// residual add and RMSNorm; and a product of such codes gets its scales. For SpinQuant Table 14, in bfloat16, the only
+// result of torch's products with a scale for each row. All are bound by memory; arithmetic is float32. Before sm_89,
+// which brought the instruction, CUDA's header converts in software.
 
 #include <cuda_fp8.h>
 
@@ -11,37 +11,49 @@
 namespace {
 
 using bf16 = __nv_bfloat16;
+using Pair = Float16<bf16>;
 
-// Vectors of eight that a thread holds at most.
-constexpr int VECTORS = 4;
 constexpr float LARGEST_CODE = 448.f;
 // Of a row's largest magnitude: a row of zeros keeps a scale above zero.
 constexpr float TINY = 1e-12f;
 
-using Values = float[VECTORS][8];
+// Vectors of eight values that a thread holds at most. They are held as the 16-bit pairs that they are: half the
+// registers let a multiprocessor read one row while it writes another.
+constexpr int VECTORS = 4;
+struct Held {
+    uint4 vectors[VECTORS];
+};
 
 __device__ __forceinline__ int column_of(int vector) { return 8 * (threadIdx.x + vector * blockDim.x); }
 
-__device__ __forceinline__ float magnitude(const float (&x)[8]) {
-    float most = 0.f;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(x[j]));
-    return most;
+__device__ __forceinline__ uint4 load_pairs(const bf16* from) { return __ldg(reinterpret_cast<const uint4*>(from)); }
+
+// function(a, b) of every pair of two vectors.
+template <class Function>
+__device__ __forceinline__ uint4 pairwise(const uint4& a, const uint4& b, Function function) {
+    return {function(a.x, b.x), function(a.y, b.y), function(a.z, b.z), function(a.w, b.w)};
 }
 
-__device__ __forceinline__ void store_codes(unsigned char* to, const float (&x)[8], float factor) {
-    unsigned words[2] = {0, 0};
+__device__ __forceinline__ unsigned sum_pair(unsigned a, unsigned b) {
+    const float2 x = Pair::unpack(a), y = Pair::unpack(b);
+    return Pair::pack(x.x + y.x, x.y + y.y);
+}
+
+__device__ __forceinline__ void unpack_8(const uint4& pairs, float (&x)[8]) {
+    const unsigned words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
 #pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-        const float2 pair = {x[j] * factor, x[j + 1] * factor};
-        words[j / 4] |= static_cast<unsigned>(__nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3))
-                        << (j % 4 * 8);
+    for (int i = 0; i < 4; ++i) {
+        const float2 pair = Pair::unpack(words[i]);
+        x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
     }
-    *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
 }
 
-// Codes of factor * v, whose largest magnitude over the row is `most`, and the scale that turns them back.
-__device__ __forceinline__ void store_row(const Values& v, float factor, float most, int n, unsigned char* codes,
+__device__ __forceinline__ unsigned code_pair(float low, float high) {
+    return __nv_cvt_float2_to_fp8x2(float2{low, high}, __NV_SATFINITE, __NV_E4M3);
+}
+
+// Codes of the row times `factor`, whose largest magnitude is then `most`, and the scale that turns them back.
+__device__ __forceinline__ void store_row(const Held& held, float factor, float most, int n, unsigned char* codes,
                                           float* scale) {
     const float step = fmaxf(most, TINY) / LARGEST_CODE;
     if (threadIdx.x == 0) *scale = step;
@@ -50,9 +62,11 @@ __device__ __forceinline__ void store_row(const Values& v, float factor, float m
     for (int i = 0; i < VECTORS; ++i) {
         if (column_of(i) >= n) continue;
         float x[8];
+        unpack_8(held.vectors[i], x);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x[j] = v[i][j] * factor;
-        store_codes(codes + column_of(i), x, inverse);
+        for (int j = 0; j < 8; ++j) x[j] = x[j] * factor * inverse;
+        *reinterpret_cast<uint2*>(codes + column_of(i)) = {code_pair(x[0], x[1]) | code_pair(x[2], x[3]) << 16,
+                                                           code_pair(x[4], x[5]) | code_pair(x[6], x[7]) << 16};
     }
 }
 
@@ -61,52 +75,56 @@ __device__ __forceinline__ void store_row(const Values& v, float factor, float m
 // A block per row of n values, n <= 32 * blockDim.x and a multiple of eight. x: [rows, n], or with Gated
 // (gate | up) [rows, 2n], of which silu(gate) * up is quantized. codes: [rows, n]; scale: [rows].
 template <bool Gated>
-__global__ void __launch_bounds__(1024) quantize_fp8(const bf16* x, int n, unsigned char* codes, float* scale) {
+__global__ void __launch_bounds__(1024, 2) quantize_fp8(const bf16* x, int n, unsigned char* codes, float* scale) {
     __shared__ float scratch[32];
     const bf16* row = x + static_cast<long long>(blockIdx.x) * n * (Gated ? 2 : 1);
-    Values v;
+    Held held;
     float most = 0.f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i)
+        if (column_of(i) < n) held.vectors[i] = load_pairs(row + column_of(i));
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         if (column_of(i) >= n) continue;
-        load_8(row + column_of(i), v[i]);
-        if constexpr (Gated) {
-            float up[8];
-            load_8(row + n + column_of(i), up);
+        if constexpr (Gated)
+            held.vectors[i] = pairwise(held.vectors[i], load_pairs(row + n + column_of(i)), gated_pair<bf16>);
+        float v[8];
+        unpack_8(held.vectors[i], v);
 #pragma unroll
-            for (int j = 0; j < 8; ++j) v[i][j] = gated<bf16>(v[i][j], up[j]);
-        }
-        most = fmaxf(most, magnitude(v[i]));
+        for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(v[j]));
     }
     most = block_maximum(most, scratch);
-    store_row(v, 1.f, most, n, codes + static_cast<long long>(blockIdx.x) * n, scale + blockIdx.x);
+    store_row(held, 1.f, most, n, codes + static_cast<long long>(blockIdx.x) * n, scale + blockIdx.x);
 }
 
 // The same of RMSNorm(sum) without a gain; sum = x + residual, rounded to bfloat16, or x where there is no residual.
-__global__ void __launch_bounds__(1024)
-    rms_norm_quantize_fp8(const bf16* x, const bf16* residual, float eps, int n, bf16* sum, unsigned char* codes, float* scale) {
+__global__ void __launch_bounds__(1024, 2) rms_norm_quantize_fp8(const bf16* x, const bf16* residual, float eps, int n,
+                                                                 bf16* sum, unsigned char* codes, float* scale) {
     __shared__ float scratch[2][32];
     const long long row = static_cast<long long>(blockIdx.x) * n;
-    Values v;
+    Held held;
     float most = 0.f, squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i)
+        if (column_of(i) < n) held.vectors[i] = load_pairs(x + row + column_of(i));
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         if (column_of(i) >= n) continue;
-        load_8(x + row + column_of(i), v[i]);
         if (residual) {
-            float y[8];
-            load_8(residual + row + column_of(i), y);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) v[i][j] = rounded<bf16>(v[i][j] + y[j]);
-            store_8(sum + row + column_of(i), v[i]);
+            held.vectors[i] = pairwise(held.vectors[i], load_pairs(residual + row + column_of(i)), sum_pair);
+            *reinterpret_cast<uint4*>(sum + row + column_of(i)) = held.vectors[i];
         }
+        float v[8];
+        unpack_8(held.vectors[i], v);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) squares = fmaf(v[i][j], v[i][j], squares);
-        most = fmaxf(most, magnitude(v[i]));
+        for (int j = 0; j < 8; ++j) {
+            squares = fmaf(v[j], v[j], squares);
+            most = fmaxf(most, fabsf(v[j]));
+        }
     }
     const float factor = rsqrtf(block_sum(squares, scratch[0]) / n + eps);
     most = block_maximum(most, scratch[1]) * factor;
-    store_row(v, factor, most, n, codes + row, scale + blockIdx.x);
+    store_row(held, factor, most, n, codes + row, scale + blockIdx.x);
 }
 
 // out [rows, n] = row_scale x [rows, n] column_scale; n a multiple of four. A block of the grid's y is a row.
@@ -118,7 +136,6 @@ __global__ void __launch_bounds__(256)
     const float4 v = *reinterpret_cast<const float4*>(x + place);
     const float4 c = *reinterpret_cast<const float4*>(column_scale + column);
     const float r = row_scale[blockIdx.y];
-    using F = Float16<bf16>;
-    *reinterpret_cast<uint2*>(out + place) = {F::pack(v.x * r * c.x, v.y * r * c.y),
-                                                F::pack(v.z * r * c.z, v.w * r * c.w)};
+    *reinterpret_cast<uint2*>(out + place) = {Pair::pack(v.x * r * c.x, v.y * r * c.y),
+                                              Pair::pack(v.z * r * c.z, v.w * r * c.w)};
 }

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.Slow
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny shape on the CPU; a call takes a second, a captured one a millisecond."""
 
-    def time_gpu(call: Callable[[int], object]) -> Timing:
+    def time_gpu(call: Callable[[int], object], *, settle: float) -> Timing:
         call(0)
         return Timing(1e-3, 1e-3, 1e-3, 5, 1)
 

@@ -81,9 +81,12 @@ def test_the_quantizing_kernels(rows: int, n: int) -> None:
         codes, scale = quantize_fp8(inputs, gated)
         with references():
             expected, expected_scale = quantize_fp8(inputs, gated)
-        # The fast exponential of SwiGLU may round one value in thousands to the neighbouring bfloat16.
+        # The fast exponential of SwiGLU may round a value to the neighbouring bfloat16. A scale may differ in its last
+        # place, which decides the ties among values of few bits.
         torch.testing.assert_close(scale, expected_scale, rtol=2.0**-7 if gated else 1e-6, atol=0)
-        assert (codes.float() != expected.float()).float().mean() < (0.01 if gated else 1e-4)
+        assert (codes.float() != expected.float()).float().mean() < 0.01
+        if not gated:
+            assert_nearest(codes, scale, inputs.double())
     codes, scale, total = rms_norm_quantize_fp8(x, residual, 1e-5)
     assert torch.equal(total, x + residual)
     assert_nearest(codes, scale, rms_norm(total.double(), (n,), eps=1e-5))
