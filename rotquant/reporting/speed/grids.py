@@ -12,7 +12,7 @@ from rotquant.speed.definitions import FACTORS, Grid, Part, Row, SpeedTable, mat
 from rotquant.speed.published import Reference
 
 RATIOS = {"speedup": "Speedup", "saving": "Saving", "cost": "Time"}
-_UNITS = {"ms": "Milliseconds", "us": "Microseconds", "GiB": "GiB"}
+_UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "GiB": "GiB"}
 
 Print = Callable[[Grid, Number, Reference | None], str]
 """What a cell prints: ours, or the paper's where its reference is given."""

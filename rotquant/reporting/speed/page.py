@@ -24,6 +24,11 @@ from rotquant.speed.definitions import SpeedTable
 
 #: Of cells that lack a number for one reason, so many are named.
 _SHOWN = 8
+#: How times are taken, unless a table says otherwise.
+_REPLAYED = (
+    "Times are GPU time of CUDA-graph replays; successive calls take turns on copies of their inputs that together "
+    "exceed the L2 cache, so that weights come from memory."
+)
 
 
 def page(project: Project, table: SpeedTable) -> str:
@@ -107,11 +112,7 @@ def _grids(table: SpeedTable, numbers: Numbers) -> Iterator[str]:
 
 def _notes(table: SpeedTable) -> str:
     """What a reader must know, and how times are taken."""
-    lines = [
-        "Times are GPU time of CUDA-graph replays; successive calls take turns on copies of their inputs that together "
-        "exceed the L2 cache, so that weights come from memory.",
-        *table.notes,
-    ]
+    lines = [table.timing or _REPLAYED, *table.notes]
     if table.see:
         links = ", ".join(f"[{Path(file).stem}]({os.path.relpath(file, REPORTS)})" for file in table.see)
         lines.append(f"What was tried, with each version's prediction and outcome, and what bounds it: {links}.")
