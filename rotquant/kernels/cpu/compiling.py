@@ -1,4 +1,4 @@
-"""decoding.cpp made into functions by the machine's C++ compiler, when first used: for the processor at hand, by ctypes.
+"""decoding.cpp made into functions by the machine's C++ compiler when first used, for the processor at hand.
 
 The library lies in the user's cache under a digest of everything that went into it (source, flags, compiler, what the
 compiler knows of the processor), and is put there whole. Nothing here knows what the functions compute.
@@ -35,6 +35,7 @@ _SIGNATURES = {
     "product": (None, (_POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER)),
     "linear": (None, (_POINTER, _INT, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER)),
     "hadamard": (None, (_POINTER, _INT, _SIZE, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER)),
+    "attention": (None, (_POINTER, _INT, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER)),
     "linear16": (None, (_POINTER, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER)),
     "read": (ctypes.c_uint64, (_POINTER, _SIZE)),
 }

@@ -1,6 +1,6 @@
-// What decoding one token on a CPU needs and torch does not have: products of 4-bit weights with 8-bit activations in
-// integer instructions (SpinQuant Table 6, W4A8), the online Hadamard transforms before them, a product of 16-bit
-// weights that reads as fast as they do, and reading alone. Instructions are chosen by what the compiler is told of the
+// What decoding one token on a CPU needs and torch does not have, or not fast: products of 4-bit weights with 8-bit
+// activations in integer instructions (SpinQuant Table 6, W4A8), the online Hadamard transforms before them, products of
+// 16-bit weights, attention of one token, and reading alone. Instructions are chosen by what the compiler is told of the
 // processor; the integers are the same with all of them. Threads are those of torch's OpenMP.
 
 #include <algorithm>
@@ -151,10 +151,13 @@ Floats load(const uint16_t* x) {
 
 void store(Floats values, float* y) { std::memcpy(y, &values, sizeof values); }
 
-float total(Floats values) {
-  float sum = 0.0f;
-  for (int64_t i = 0; i < kLanes; ++i) sum += values[i];
-  return sum;
+float total(Floats values) {  // in pairs, which is faster than one after another, and more exact
+  float parts[kLanes];
+  store(values, parts);
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) parts[i] += parts[i + half];
+  }
+  return parts[0];
 }
 
 // A row as 8-bit codes q with x = scale * (q - zero_point): asymmetric, from the least value to the greatest, which
@@ -312,6 +315,72 @@ void product16(const float* x, int64_t features, const uint16_t* weight, int64_t
   }
 }
 
+// Attention of kQueries queries [.., dim], as floats, to the keys and values [length, dim] that they share.
+template <int kQueries, typename T>
+void attend(const float* queries, int64_t dim, const T* keys, const T* values, int64_t length, T* y) {
+  std::vector<float> weights(length * kQueries);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  float highest[kQueries], norms[kQueries] = {};
+  std::fill(highest, highest + kQueries, -INFINITY);
+  for (int64_t token = 0; token < length; ++token) {
+    Floats products[kQueries] = {};
+    for (int64_t i = 0; i < dim; i += kLanes) {
+      __builtin_prefetch(keys + token * dim + i + kAhead / 2);
+      const Floats key = load(keys + token * dim + i);
+      for (int q = 0; q < kQueries; ++q) products[q] += load(queries + q * dim + i) * key;
+    }
+    for (int q = 0; q < kQueries; ++q) {
+      const float score = weights[token * kQueries + q] = total(products[q]) * scale;
+      highest[q] = std::max(highest[q], score);
+    }
+  }
+  for (int64_t token = 0; token < length; ++token) {
+    for (int q = 0; q < kQueries; ++q) {
+      float& weight = weights[token * kQueries + q];
+      norms[q] += weight = std::exp(weight - highest[q]);
+    }
+  }
+  std::vector<float> sums(kQueries * dim, 0.0f);
+  for (int64_t start = 0; start < length; start += kAlone) {  // so many tokens stay in the cache from chunk to chunk
+    for (int64_t i = 0; i < dim; i += kLanes) {
+      Floats parts[kQueries];
+      for (int q = 0; q < kQueries; ++q) parts[q] = load(sums.data() + q * dim + i);
+      for (int64_t token = start; token < std::min(start + kAlone, length); ++token) {
+        const Floats value = load(values + token * dim + i);
+        for (int q = 0; q < kQueries; ++q) parts[q] += value * weights[token * kQueries + q];
+      }
+      for (int q = 0; q < kQueries; ++q) store(parts[q], sums.data() + q * dim + i);
+    }
+  }
+  for (int q = 0; q < kQueries; ++q) {
+    for (int64_t i = 0; i < dim; ++i) narrow(sums[q * dim + i] / norms[q], y[q * dim + i]);
+  }
+}
+
+// One token of every head; the heads of a cache lie `capacity` tokens apart.
+template <typename T>
+void attention(const T* queries, int64_t heads, int64_t kv_heads, int64_t dim, const T* keys, const T* values,
+               int64_t length, int64_t capacity, T* y) {
+  const int64_t group = heads / kv_heads;
+#pragma omp parallel for schedule(static) if (heads * length > kAlone)
+  for (int64_t head = 0; head < kv_heads; ++head) {
+    const T *key = keys + head * capacity * dim, *value = values + head * capacity * dim;
+    std::vector<float> wide(group * dim);
+    for (int64_t i = 0; i < group * dim; ++i) wide[i] = widen(queries[head * group * dim + i]);
+    T* result = y + head * group * dim;
+    for (int64_t q = 0; q < group;) {  // as many at a time as fit in registers
+      const float* query = wide.data() + q * dim;
+      if (group - q >= 4) {
+        attend<4>(query, dim, key, value, length, result + q * dim);
+        q += 4;
+      } else {
+        attend<1>(query, dim, key, value, length, result + q * dim);
+        q += 1;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -357,6 +426,19 @@ void rotquant_hadamard(const void* x, int bfloat16, int64_t rows, int64_t core, 
     hadamard(static_cast<const uint16_t*>(x), rows, core, width, core_table, low, low_table, static_cast<uint16_t*>(y));
   } else {
     hadamard(static_cast<const float*>(x), rows, core, width, core_table, low, low_table, static_cast<float*>(y));
+  }
+}
+
+void rotquant_attention(const void* queries, int bfloat16, int64_t heads, int64_t kv_heads, int64_t dim,
+                        const void* keys, const void* values, int64_t length, int64_t capacity, void* y) {
+  if (bfloat16) {
+    using T = uint16_t;
+    attention(static_cast<const T*>(queries), heads, kv_heads, dim, static_cast<const T*>(keys),
+              static_cast<const T*>(values), length, capacity, static_cast<T*>(y));
+  } else {
+    using T = float;
+    attention(static_cast<const T*>(queries), heads, kv_heads, dim, static_cast<const T*>(keys),
+              static_cast<const T*>(values), length, capacity, static_cast<T*>(y));
   }
 }
 

@@ -43,3 +43,11 @@ def hadamard(x: Tensor) -> Tensor:
 def linear16(x: Tensor, weight: Tensor) -> Tensor:
     """bfloat16 rows times a bfloat16 weight [out, in], summed in float32."""
     return (x.float() @ weight.float().T).to(x.dtype)
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor, length: int) -> Tensor:
+    """One token's queries [heads, dim] over the first `length` tokens of [kv_heads, capacity, dim], in float32."""
+    group = len(queries) // len(keys)
+    k, v = (part[:, :length].float().repeat_interleave(group, 0) for part in (keys, values))  # [heads, length, dim]
+    weights = torch.softmax((k @ queries.float()[:, :, None]).squeeze(-1) * queries.shape[1] ** -0.5, dim=1)
+    return (weights[:, None] @ v).squeeze(1).to(queries.dtype)
