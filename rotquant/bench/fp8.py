@@ -6,6 +6,7 @@ anything about accuracy.
 
 import copy
 import gc
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -105,5 +106,4 @@ def _repeated(prefill: Callable[[], Tensor]) -> Measurement:
     while len(seconds) < _PREFILLS and sum(seconds) < _SECONDS:
         seconds.append(elapsed(prefill))
     seconds = seconds[1:] or seconds
-    low, median, high = min(seconds), sorted(seconds)[len(seconds) // 2], max(seconds)
-    return Measurement(median, "s", low, high, len(seconds), 1)
+    return Measurement(statistics.median(seconds), "s", min(seconds), max(seconds), len(seconds), 1)
