@@ -44,6 +44,24 @@ NEUTRAL = frozenset({"rotquant", "rotquant.errors", "rotquant.files", "rotquant.
 #: Packages that a time depends on. What else benchmarks import describes models and recipes, or simulates them.
 TIMED = ("rotquant.bench", "rotquant.kernels", "rotquant.decoder", "rotquant.hadamard")
 
+#: What else the time of a benchmark depends on that runs more of the library than kernels.
+TIMED_BESIDE: dict[str, tuple[str, ...]] = {
+    "rotquant.bench.learning": (
+        "rotquant.methods.spinquant",
+        "rotquant.stiefel",
+        "rotquant.sharding",
+        "rotquant.presets",
+        "rotquant.weights",
+        "rotquant.calibration",
+        "rotquant.gptq",
+        "rotquant.clipping",
+        "rotquant.quantization",
+        "rotquant.kv_cache",
+        "rotquant.wrapping",
+        "rotquant.distortion",
+    ),
+}
+
 #: How CUDA sources include headers of ours, those of kernels/include.
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 
@@ -115,8 +133,11 @@ def cuda_sources(module: str) -> tuple[str, ...]:
 
 
 def timed_modules(module: str) -> tuple[str, ...]:
-    """Names of the modules in `TIMED` that a benchmark's module imports, directly or not, itself included, sorted."""
-    return tuple(name for name in _reached((module,)) if name.startswith(TIMED))
+    """Names of the modules that a benchmark's module imports, directly or not, and its time depends on, sorted.
+
+    Itself included; those in `TIMED`, and in what `TIMED_BESIDE` names.
+    """
+    return tuple(name for name in _reached((module,)) if name.startswith(TIMED + TIMED_BESIDE.get(module, ())))
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from rotquant.bench.learning_arguments import CalibrateArguments, LearnRotations
 from rotquant.bench.learning_models import MODELS, random_model_on, shape_config
 from rotquant.errors import ConfigError, KernelError
 from rotquant.methods import spinquant
+from rotquant.provenance import timed_modules
 from rotquant.sharding import size_in_bytes
 
 CPU = torch.device("cpu")
@@ -151,6 +152,14 @@ def test_two_gpus_share_the_layers_evenly_and_in_order() -> None:
     assert 39 <= layers.count(0) <= 42
     # Of an H200's 139 GiB half is left for what learning needs.
     assert size_in_bytes(model) / 2 < 139 / 2 * 2**30
+
+
+def test_the_digest_of_a_time_covers_the_library_that_was_timed() -> None:
+    timed = timed_modules("rotquant.bench.learning")
+    assert {"rotquant.methods.spinquant", "rotquant.methods.spinquant_network", "rotquant.stiefel"} <= set(timed)
+    assert {"rotquant.gptq", "rotquant.calibration", "rotquant.hadamard.backends"} <= set(timed)
+    # Methods that are not timed, and what says in words what is: edits of these leave the record as it is.
+    assert not {"rotquant.methods.awq", "rotquant.lattice", "rotquant.recipes"} & set(timed)
 
 
 def test_mistrals_shape_is_known_beside_the_others() -> None:

@@ -8,6 +8,8 @@ import torch
 
 from rotquant.bench import attention, layers, transforms
 from rotquant.bench.arguments import DecodeAttentionArguments, LinearArguments, QuantizeArguments
+from rotquant.bench.learning_arguments import CalibrateArguments, LearnRotationsArguments
+from rotquant.bench.learning_models import shape_config
 from rotquant.bench.models import decoder_config
 from rotquant.errors import KernelError
 from rotquant.speed.loading import load_speed
@@ -37,6 +39,8 @@ def test_every_cell_can_be_built_at_its_true_size(table: str, monkeypatch: pytes
             if arguments.implementation == "int4":
                 y = attention.int4_case(arguments, META)()
                 assert y.shape == (arguments.batch, arguments.heads, arguments.head_dim), arguments
+        elif isinstance(arguments, LearnRotationsArguments | CalibrateArguments):
+            assert shape_config(arguments.shape).num_hidden_layers
         elif hasattr(arguments, "shape"):
             assert decoder_config(arguments.shape).layers
 

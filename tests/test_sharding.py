@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from rotquant import sharding
 from rotquant.errors import RecipeError
@@ -34,19 +35,28 @@ def test_on_the_cpu_a_model_stays_as_it_is() -> None:
     assert not hasattr(model, "_hf_hook")
 
 
+def function_of(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits of a model wherever it lies, and the gradient of their squares by every parameter, on the host."""
+    model.zero_grad()
+    logits = model(tiny_tokens().to(model.get_input_embeddings().weight.device)).logits
+    logits.square().sum().backward()
+    return logits.detach().cpu(), {name: one.grad.cpu() for name, one in model.named_parameters()}
+
+
 @pytest.mark.gpu
 def test_spread_over_two_gpus_a_model_has_the_same_function_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held beside one GPU, not the CPU: norms compute in float32 whatever the model, and round otherwise there."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU only")
-    model, tokens = tiny_model(num_layers=6, dtype=torch.float64), tiny_tokens()
-    expected = model(tokens).logits
+    model = tiny_model(num_layers=6, dtype=torch.float64)
+    with placed(model, "cuda:0"):
+        expected, gradients = function_of(model)
     half = size_in_bytes(model) * 2 // 3
     monkeypatch.setattr(sharding, "_free_memory", lambda: {0: half, 1: half})
     with placed(model, "cuda"):
-        devices = {parameter.device.index for parameter in model.parameters()}
-        logits = model(tokens.to(model.get_input_embeddings().weight.device)).logits
-        logits.square().sum().backward()
-        assert devices == {0, 1}
-    # float64 on both, in other orders of summation.
-    assert torch.allclose(logits.cpu(), expected, rtol=1e-9, atol=1e-9)
+        assert {parameter.device.index for parameter in model.parameters()} == {0, 1}
+        logits, found = function_of(model)
+    # Equal kernels on equal GPUs; float64 leaves room for another order of summation.
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found, gradients, rtol=1e-9, atol=1e-9)
     assert all(parameter.device.type == "cpu" for parameter in model.parameters())
