@@ -164,7 +164,7 @@ def test_the_digest_of_a_time_covers_the_library_that_was_timed() -> None:
 
 def test_mistrals_shape_is_known_beside_the_others() -> None:
     config = shape_config("mistral-7b")
-    assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (4096, 14336, 32000)
+    assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (4096, 14336, 32768)
     assert (config.num_attention_heads, config.num_key_value_heads, config.num_hidden_layers) == (32, 8, 32)
     with pytest.raises(ConfigError, match="unknown shape 'mistral-8b'"):
         shape_config("mistral-8b")

@@ -18,9 +18,8 @@ from rotquant.sharding import device_map, size_in_bytes
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-#: The shapes of `shapes` and Mistral-7B-v0.1's as published in its config file (Jiang et al. 2023). Its window of 4096
-#: tokens does not act on shorter sequences, and all else of it is a Llama.
-MODELS: dict[str, dict[str, int]] = SHAPES | {"mistral-7b": SHAPES["llama-3-8b"] | {"vocab_size": 32000}}
+#: The shapes of `shapes`, and Mistral-7B-v0.3's as published in its config file: a Llama, since it has no window.
+MODELS: dict[str, dict[str, int]] = SHAPES | {"mistral-7b": SHAPES["llama-3-8b"] | {"vocab_size": 32768}}
 
 _DEVIATION = 0.02
 
