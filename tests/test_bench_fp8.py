@@ -41,7 +41,7 @@ def test_both_times_of_a_network_are_measured(hadamard: bool) -> None:
     arguments = Fp8NetworkArguments(shape="tiny", batch=4, tokens=6, together=2, hadamard=hadamard)
     measured = fp8.fp8_network(arguments)
     assert measured["first_token_seconds"].value == 1.0
-    assert measured["first_token_seconds"].replays == 5
+    assert measured["first_token_seconds"].replays == 8
     assert measured["token_seconds"].value == 1e-3
     assert measured["peak_bytes"].value == 7
 

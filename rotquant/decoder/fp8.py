@@ -45,7 +45,7 @@ class Fp8Inputs(nn.Module):
         return hidden if update is None else total, Fp8Rows(codes, scale)
 
     def after_gate(self, gate_up: Tensor) -> Fp8Rows:
-        """silu(gate) * up of [rows, 2 * features], transformed and quantized; in one pass where nothing transforms."""
+        """silu(gate) * up of [rows, 2 * features], transformed and quantized."""
         return self(swiglu(gate_up)) if self.rotate else Fp8Rows(*quantize_fp8(gate_up, True))
 
 
