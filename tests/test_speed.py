@@ -31,7 +31,7 @@ EXPECTED = {
     *("quarot_figure4", "quarot_figure7"),
     *(f"prefixquant_table{n}" for n in (5, 8, 9)),
     *(f"rcp_table{n}" for n in (5, 7, 17, 18, 19, 20)),
-    *(f"spinquant_table{n}" for n in (14, 15)),
+    *(f"spinquant_table{n}" for n in (6, 14, 15)),
     "kernels_h200",
 }
 

@@ -17,9 +17,9 @@ from rotquant.kernels.cpu.operators import instructions
 from rotquant.provenance import cpu_name
 
 #: Tensors that are read take turns until they fill so many bytes: more than the caches of any processor.
-COLD_BYTES = 2**29
+COLD_BYTES = 2**28
 #: Seconds that all repetitions of one function take at most, and how many there are at least and at most.
-_SECONDS, _FEWEST, _MOST = 6.0, 7, 51
+_SECONDS, _FEWEST, _MOST = 2.0, 7, 51
 
 
 def time_cpu(*functions: Callable[[], Any], seconds: float = _SECONDS) -> list[Timing]:
@@ -35,9 +35,9 @@ def time_cpu(*functions: Callable[[], Any], seconds: float = _SECONDS) -> list[T
 
 
 def cpu_label() -> str:
-    """The processor's name and the number of its cores that are used, such as "AMD EPYC, 2 cores"."""
+    """The processor's name and the number of its cores that are used, such as "AMD EPYC with 2 cores"."""
     cores = torch.get_num_threads()
-    return f"{cpu_name()}, {cores} core{'s' if cores > 1 else ''}"
+    return f"{cpu_name()} with {cores} core{'s' if cores > 1 else ''}"
 
 
 def cpu_state() -> dict[str, Any]:

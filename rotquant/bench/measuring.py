@@ -1,4 +1,4 @@
-"""A speed table measured on the GPU of this machine, cell by cell, into a record that grows as cells are finished.
+"""A speed table measured on this machine's GPU or CPU, cell by cell, into a record that grows as cells are finished.
 
 A process that is killed keeps the cells it has finished; started again, it measures the rest. A cell measured by other
 code is measured anew. The functions of `registry` do the work; nothing here knows what they time.
@@ -7,11 +7,13 @@ code is measured anew. The functions of `registry` do the work; nothing here kno
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rotquant.bench.cpu_timing import cpu_label, cpu_state
 from rotquant.bench.records import CellRecord, Measurement, Record, Sitting, read_record, write_record
 from rotquant.bench.registry import find
 from rotquant.bench.timing import gpu_state
@@ -39,22 +41,44 @@ def measure(
         patterns: rows to measure, with *. quick: of each grid the first of these rows alone, to try a table out.
 
     Raises:
-        KernelError: torch sees no GPU. ResultError: an earlier record is damaged, or a benchmark broke down.
+        KernelError: torch sees no GPU, or there is no C++ compiler for a CPU. ResultError: an earlier record is
+            damaged, or a benchmark broke down.
     """
-    if not torch.cuda.is_available():
-        raise KernelError("measuring speed needs an NVIDIA GPU, and torch sees none.")
-    device = torch.device("cuda", torch.cuda.current_device())
-    gpu, partial = torch.cuda.get_device_name(device), output.with_suffix(".partial.json")
-    earlier = _earlier(table, gpu, partial) or _retried(_earlier(table, gpu, output), table, gpu)
-    sitting = Sitting(environment=environment(root), gpu_before=gpu_state(device))
+    device, partial = _device(table), output.with_suffix(".partial.json")
+    earlier = _earlier(table, device.name, partial) or _retried(
+        _earlier(table, device.name, output), table, device.name
+    )
+    sitting = Sitting(environment=environment(root), gpu_before=device.state())
     attempt = _Attempt(table, partial, earlier, sitting)
     wanted = _wanted(table, patterns, quick)
     for number, cell in enumerate(wanted, 1):
         progress(number, len(wanted), cell, attempt.measure(cell))
-    record = attempt.finished(gpu_state(device))
+    record = attempt.finished(device.state())
     write_record(output, record)
     partial.unlink(missing_ok=True)
     return record
+
+
+@dataclass(frozen=True)
+class _Device:
+    """What a table is about. A record holds it as `gpu`, and its states as `gpu_before` and `gpu_after`, a CPU too."""
+
+    name: str
+    state: Callable[[], dict[str, Any]]
+
+
+def _device(table: SpeedTable) -> _Device:
+    """This machine's GPU or CPU.
+
+    Raises:
+        KernelError: torch sees no GPU.
+    """
+    if table.device == "cpu":
+        return _Device(cpu_label(), cpu_state)
+    if not torch.cuda.is_available():
+        raise KernelError("measuring speed needs an NVIDIA GPU, and torch sees none.")
+    device = torch.device("cuda", torch.cuda.current_device())
+    return _Device(torch.cuda.get_device_name(device), lambda: gpu_state(device))
 
 
 class _Attempt:
@@ -108,6 +132,8 @@ class _Attempt:
 
 def _gpu_failed(error: Exception) -> bool:
     """Whether an error has left the GPU unusable for this process, such as an illegal access in a kernel."""
+    if not torch.cuda.is_available():
+        return False
     if isinstance(error, torch.AcceleratorError):
         return True
     try:

@@ -1,4 +1,4 @@
-"""Benchmarks by name: what each takes, as validated data, and the function that measures it on a GPU.
+"""Benchmarks by name: what each takes, as validated data, and the function that measures it, most on a GPU.
 
 A cell of a speed table names a benchmark and gives its arguments. A function is imported when it is called, so the
 tables can be read on a machine without torch. Every function takes one argument object and returns its measurements by
@@ -8,24 +8,28 @@ quantity, in SI units (`records.Measurement`).
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from rotquant.bench import arguments, fp8_arguments, learning_arguments
+from rotquant.bench import arguments, cpu_arguments, fp8_arguments, learning_arguments
 from rotquant.bench.records import Measurement
 from rotquant.errors import ConfigError, lookup
 from rotquant.recipes import first_problem
 from rotquant.schemes import Frozen
 
+Device = Literal["gpu", "cpu"]
+"""What a benchmark measures."""
+
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark: its arguments, and the module that holds its function, which has the benchmark's name."""
+    """A benchmark: its arguments, what it measures, and the module that holds its function, which has its name."""
 
     name: str
     arguments: type[Frozen]
     module: str
+    device: Device = "gpu"
 
     def function(self) -> Callable[[Any], dict[str, Measurement]]:
         """The function; importing it needs torch."""
@@ -55,6 +59,9 @@ _ALL = (
     Benchmark("learn", learning_arguments.LearnRotationsArguments, "rotquant.bench.learning"),
     Benchmark("gptq", learning_arguments.CalibrateArguments, "rotquant.bench.learning"),
     Benchmark("fp8_network", fp8_arguments.Fp8NetworkArguments, "rotquant.bench.fp8"),
+    Benchmark("cpu_decode", cpu_arguments.CpuDecodeArguments, "rotquant.bench.cpu", "cpu"),
+    Benchmark("cpu_linear", cpu_arguments.CpuLinearArguments, "rotquant.bench.cpu", "cpu"),
+    Benchmark("cpu_transform", cpu_arguments.CpuTransformArguments, "rotquant.bench.cpu", "cpu"),
 )
 
 BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}

@@ -50,7 +50,7 @@ def measure(
     row: Annotated[list[str] | None, typer.Option(help="Only rows that match this pattern with *. Repeatable.")] = None,
     quick: Annotated[bool, typer.Option(help="The first row of each grid alone, to try a table out.")] = False,
 ) -> None:
-    """Measure a speed table on this machine's GPU. Started again after an interruption, it measures what is left.
+    """Measure a speed table on this machine's GPU or CPU. Started again after an interruption, it measures the rest.
 
     Example: `rotquant bench measure quarot_table14 -o results/bench/nvidia-h200/quarot_table14.json`
     """

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rotquant.bench.records import cell_key
-from rotquant.bench.registry import find
+from rotquant.bench.registry import Device, find
 from rotquant.errors import lookup
 from rotquant.schemes import Frozen
 
@@ -208,6 +208,11 @@ class SpeedTable(Frozen):
             ConfigError: for an unknown one.
         """
         return lookup({grid.name: grid for grid in self.grids}, name, f"table {self.id}: unknown grid")
+
+    @property
+    def device(self) -> Device:
+        """What its benchmarks measure, all of them the same (`loading`)."""
+        return find(self.cells[0].benchmark, f"table {self.id}").device if self.cells else "gpu"
 
     @functools.cached_property
     def cells(self) -> tuple["Cell", ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rotquant.bench.registry import find
 from rotquant.configuration import read_yaml
 from rotquant.errors import ConfigError, lookup
 from rotquant.recipes import first_problem
@@ -72,7 +73,9 @@ def _check(table: SpeedTable, root: Path) -> None:
         for grid in named:
             for column in (*claim.check.columns, claim.check.over):
                 grid.column(column)
-    _ = table.cells
+    devices = sorted({find(cell.benchmark, table.id).device for cell in table.cells})
+    if len(devices) > 1:
+        raise ConfigError(f"table {table.id}: its benchmarks measure {' and '.join(devices)}, and a record is of one.")
     references(table, root)
 
 

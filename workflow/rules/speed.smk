@@ -1,4 +1,5 @@
 # Speed tables: measured anew where there is a GPU, else rendered from the committed records of results/bench/<gpu>/.
+# Those of a CPU are always rendered: a machine that runs other jobs measures them badly (`rotquant bench measure` does).
 from rotquant.bench import registry
 from rotquant.reporting.speed.numbers import record_path
 
@@ -11,10 +12,15 @@ localrules:
 
 def speed_records(name):
     """The records behind a page. Without a GPU there may be none, and the page says so."""
-    if GPU:
-        return [f"results/speed/{source}.json" for source in PROJECT.speed[name].sources]
-    found = (sentence(record_path, Path.cwd(), source) for source in PROJECT.speed[name].sources)
+    found = (speed_record(source) for source in PROJECT.speed[name].sources)
     return [path for path in found if path is not None]
+
+
+def speed_record(source):
+    """The record of a table, None where there is none and none is to be made."""
+    if GPU and PROJECT.speed[source].device == "gpu":
+        return f"results/speed/{source}.json"
+    return sentence(record_path, Path.cwd(), source)
 
 
 def speed_definition(name):

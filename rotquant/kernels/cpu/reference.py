@@ -1,6 +1,7 @@
 """What the functions of decoding.cpp compute, in plain torch: slow, obvious, and the definition.
 
-Integers agree bit for bit; the quantizer is the library's own (`rotquant.quantization`).
+Integers agree bit for bit; the quantizer is the library's own (`rotquant.quantization`). Arithmetic is float32, or
+float64 for float64 tensors, which the compiled functions do not take.
 """
 
 import torch
@@ -32,12 +33,12 @@ def product(codes: Tensor, zero_point: Tensor, weight: Tensor, sums: Tensor) -> 
 def linear(x: Tensor, weight: Tensor, scale: Tensor, sums: Tensor) -> Tensor:
     """[tokens, out] in the dtype of x: the product of quantized x, times both scales in float32."""
     codes, step, zero_point = quantize(x)
-    return (product(codes, zero_point, weight, sums).float() * step[:, None] * scale).to(x.dtype)
+    return (product(codes, zero_point, weight, sums).to(step.dtype) * step[:, None] * scale).to(x.dtype)
 
 
 def hadamard(x: Tensor) -> Tensor:
-    """Rows times the normalized Hadamard matrix, in float32, rounded to the dtype of x."""
-    return hadamard_transform(x.float(), backend="torch").to(x.dtype)
+    """Rows times the normalized Hadamard matrix, rounded once to the dtype of x."""
+    return hadamard_transform(_wide(x), backend="torch").to(x.dtype)
 
 
 def linear16(x: Tensor, weight: Tensor) -> Tensor:
@@ -46,8 +47,12 @@ def linear16(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, length: int) -> Tensor:
-    """One token's queries [heads, dim] over the first `length` tokens of [kv_heads, capacity, dim], in float32."""
+    """One token's queries [heads, dim] over the first `length` tokens of [kv_heads, capacity, dim]."""
     group = len(queries) // len(keys)
-    k, v = (part[:, :length].float().repeat_interleave(group, 0) for part in (keys, values))  # [heads, length, dim]
-    weights = torch.softmax((k @ queries.float()[:, :, None]).squeeze(-1) * queries.shape[1] ** -0.5, dim=1)
+    k, v = (_wide(part[:, :length]).repeat_interleave(group, 0) for part in (keys, values))  # [heads, length, dim]
+    weights = torch.softmax((k @ _wide(queries)[:, :, None]).squeeze(-1) * queries.shape[1] ** -0.5, dim=1)
     return (weights[:, None] @ v).squeeze(1).to(queries.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

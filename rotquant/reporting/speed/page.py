@@ -1,6 +1,6 @@
 """The page of a speed table as Markdown: claims, ratios and times beside the paper's, what is missing, and provenance.
 
-Upright numbers were measured, on the GPU that is named; *italic* ones are the paper's, on its own GPU.
+Upright numbers were measured, on the GPU or CPU that is named; *italic* ones are the paper's, on its own.
 """
 
 import os
@@ -88,7 +88,8 @@ def _reading(table: SpeedTable, source: Source | None) -> str:
     """How to read the numbers: whose they are, and where they were measured."""
     papers = f" *Italic* ones are the paper's, on {_list(table.gpus)}." if table.gpus else ""
     if source is None:
-        how = "`rotquant bench measure` does it on a machine with an NVIDIA GPU"
+        where = " on a machine with an NVIDIA GPU" if table.device == "gpu" else ""
+        how = f"`rotquant bench measure` does it{where}"
         return f"> **Not measured yet:** there is no record of this table; {how}.\n\n{papers.strip()}\n"
     return f"{when_and_where(source)}{papers}\n"
 

@@ -1,4 +1,4 @@
-"""Where the numbers of a speed table come from: GPU, clocks before and after, versions, commit, code, wall time."""
+"""Where the numbers of a speed table come from: device and its state before and after, versions, commit, code, time."""
 
 import os
 from collections.abc import Iterable
@@ -17,6 +17,11 @@ _STATE = {
     "clocks.mem": "memory clock {} MHz",
     "power.draw": "{} W",
     "temperature.gpu": "{} °C",
+    # Of a CPU.
+    "instructions": "{}",
+    "threads": "{} threads",
+    "load": "load average {}",
+    "scheduling": "scheduled as {}",
 }
 
 
@@ -76,15 +81,22 @@ def _place(sitting: Sitting) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in data.get("versions", {}).items())
     driver = sitting.gpu_before.get("driver_version", "-")
     cuda = sitting.gpu_before.get("cuda", "-")
-    return f"{data.get('date', '-')}, {_commit(data)}; driver {driver}, CUDA {cuda}; {versions}; {data.get('cpu', '-')}"
+    software = "" if _is_cpu(sitting) else f" driver {driver}, CUDA {cuda};"
+    return f"{data.get('date', '-')}, {_commit(data)};{software} {versions}; {data.get('cpu', '-')}"
 
 
 def _states(sitting: Sitting) -> list[str]:
+    device = "CPU" if _is_cpu(sitting) else "GPU"
     return [
-        f"GPU {when}: {', '.join(form.format(state[name]) for name, form in _STATE.items() if name in state)}"
+        f"{device} {when}: {', '.join(form.format(state[name]) for name, form in _STATE.items() if name in state)}"
         for when, state in (("before", sitting.gpu_before), ("after", sitting.gpu_after))
         if state
     ]
+
+
+def _is_cpu(sitting: Sitting) -> bool:
+    """Whether a CPU was measured: its state names the instructions that it was given."""
+    return "instructions" in sitting.gpu_before
 
 
 def _commit(data: dict[str, Any]) -> str:
