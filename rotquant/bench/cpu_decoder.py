@@ -4,6 +4,7 @@ SpinQuant Table 6. What differs between the precisions are the products and the 
 embeddings and attention are the same. It serves one text, token by token, and has no prefill.
 """
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -174,16 +175,15 @@ class CpuDecoder:
 
 
 def random_cpu_decoder(shape: CpuShape, weights: Literal["bf16", "w4a8"], *, layers: int, seed: int = 0) -> CpuDecoder:
-    """A decoder in bfloat16 of which `layers` layers have random weights, and the others take them in turn.
+    """A decoder in bfloat16 of which `layers` layers have weights in memory, and the others take them in turn.
 
-    The embedding holds a few tokens only, since a step reads one row of it.
+    They are copies of random ones, since caches and memory know places and not values. The embedding holds a few tokens
+    only: a step reads one row of it.
     """
     generator = torch.Generator().manual_seed(seed)
     make = random_dot_weight if weights == "w4a8" else _random_weight
-    made = tuple(
-        CpuLayer(**{name: make(size, generator) for name, size in shape.features.items()})
-        for _ in range(min(layers, shape.layers))
-    )
+    first = CpuLayer(**{name: make(size, generator) for name, size in shape.features.items()})
+    made = (first, *(copy.deepcopy(first) for _ in range(1, min(layers, shape.layers))))
     embedding = torch.randn(_FEW_TOKENS, shape.hidden, generator=generator).bfloat16()
     return CpuDecoder(shape, embedding, made, _random_weight((shape.vocabulary, shape.hidden), generator))
 
