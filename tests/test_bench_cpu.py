@@ -5,6 +5,7 @@ Times are never tested; what is measured, and from which answers a record is mad
 
 import copy
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -220,11 +221,16 @@ def test_a_transform_is_timed_per_call(implementation: str) -> None:
 
 def test_functions_are_timed_in_turns() -> None:
     calls: list[str] = []
-    first, second = cpu_timing.time_cpu(lambda: calls.append("a"), lambda: calls.append("b"), seconds=0.0)
-    assert calls[:4] == ["a", "a", "b", "b"]  # before it counts
-    assert calls[4:] == ["a", "b"] * first.replays
-    assert first.replays == second.replays == 7
-    assert 0 <= first.low <= first.median <= first.high
+
+    def slow() -> None:
+        calls.append("slow")
+        time.sleep(0.01)
+
+    first, second = cpu_timing.time_cpu(slow, lambda: calls.append("fast"), seconds=0.0)
+    assert calls[:4] == ["slow", "slow", "fast", "fast"]  # before it counts
+    assert calls[4:].count("slow") == first.replays == second.replays == 7
+    assert calls[4:].count("fast") == 7 * second.calls_per_replay > 7
+    assert 0 <= second.low <= second.median <= second.high
 
 
 def cpu_tables() -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """How long a CPU takes: medians and spread of repeated calls, in which several functions take turns.
 
 Turns matter: the speed of memory on a shared machine drifts by tens of percent within minutes, and what is compared
-should have had the same.
+should have had the same. Their order is another in each turn, since what one leaves behind the next one finds.
 """
 
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,18 +21,26 @@ from rotquant.provenance import cpu_name
 COLD_BYTES = 2**28
 #: Seconds that all repetitions of one function take at most, and how many there are at least and at most.
 _SECONDS, _FEWEST, _MOST = 2.0, 7, 51
+#: Seconds that a call takes at least, as far as this clock is concerned.
+_RESOLUTION = 1e-6
 
 
 def time_cpu(*functions: Callable[[], Any], seconds: float = _SECONDS) -> list[Timing]:
-    """Time functions in turns, each once before it counts.
+    """Time functions in turns. In each, every one is repeated for about as long as the slowest takes for one call.
 
     Args:
-        seconds: that the slowest of them may take in all, unless seven repetitions take longer.
+        seconds: that each may take in all, unless seven turns take longer.
     """
     once = [_elapsed(function) for function in functions for _ in range(2)][1::2]
+    calls = [round(max(once) / max(one, _RESOLUTION)) or 1 for one in once]
     replays = min(_MOST, max(_FEWEST, round(seconds / max(once))))
-    turns = [[_elapsed(function) for function in functions] for _ in range(replays)]
-    return [_timing(sorted(several)) for several in zip(*turns, strict=True)]
+    order, shuffle = list(range(len(functions))), random.Random(0).shuffle
+    found: list[list[float]] = [[] for _ in functions]
+    for _ in range(replays):
+        shuffle(order)
+        for index in order:
+            found[index].append(_elapsed(functions[index], calls[index]))
+    return [_timing(sorted(times), several) for times, several in zip(found, calls, strict=True)]
 
 
 def cpu_label() -> str:
@@ -55,15 +64,18 @@ def cpu_state() -> dict[str, Any]:
     return {name: value for name, value in state.items() if value is not None}
 
 
-def _elapsed(function: Callable[[], Any]) -> float:
+def _elapsed(function: Callable[[], Any], calls: int = 1) -> float:
     start = time.perf_counter()
-    function()
+    for _ in range(calls):
+        function()
     return time.perf_counter() - start
 
 
-def _timing(seconds: Sequence[float]) -> Timing:
+def _timing(seconds: Sequence[float], calls: int) -> Timing:
+    """From sorted seconds of so many calls each."""
     tenth = (len(seconds) - 1) // 10
-    return Timing(seconds[len(seconds) // 2], seconds[tenth], seconds[-1 - tenth], len(seconds), 1)
+    median, low, high = (seconds[place] / calls for place in (len(seconds) // 2, tenth, -1 - tenth))
+    return Timing(median, low, high, len(seconds), calls)
 
 
 def _l3_bytes() -> int | None:

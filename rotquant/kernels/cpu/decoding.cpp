@@ -20,7 +20,7 @@ namespace {
 // A strip is so many rows of a weight, block by block; a block is 128 codes of a row in 64 bytes. Byte j holds code j in
 // its low half and code j + 64 in its high half, so that a mask and a shift give vectors in the order of the activations.
 constexpr int64_t kStrip = 4, kBlock = 128, kBlockBytes = 64;
-// Bytes ahead of their use at which memory is asked for: without it two cores of a Zen 5 read a third slower.
+// Bytes ahead of their use at which memory is asked for: two cores of a Zen 5 read 5 to 10 % faster so.
 constexpr int64_t kAhead = 2048;
 // Strips times blocks up to which one thread is done before a second has begun.
 constexpr int64_t kAlone = 256;
@@ -141,9 +141,10 @@ Floats load(const float* x) {
   return values;
 }
 
+using Words = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+
 Floats load(const uint16_t* x) {
   using Halves = uint16_t __attribute__((vector_size(kLanes * sizeof(uint16_t))));
-  using Words = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
   Halves halves;
   std::memcpy(&halves, x, sizeof halves);
   return reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
@@ -289,27 +290,30 @@ void hadamard(const T* x, int64_t rows, int64_t core, int64_t width, const float
   }
 }
 
-// store(row, sum) for every row of a bfloat16 weight, summed in float32.
+// store(row, sum) for every row of a bfloat16 weight, summed in float32. Of each 32 features that x has whole, it holds
+// the even ones before the odd ones: read as 32-bit words, a weight's even ones are a shift away, and its odd ones a mask.
 template <typename Store>
 void product16(const float* x, int64_t features, const uint16_t* weight, int64_t rows, Store store) {
-  const int64_t strips = (rows + kStrip - 1) / kStrip, even = features - features % (2 * kLanes);
+  const int64_t strips = (rows + kStrip - 1) / kStrip, whole = features - features % (2 * kLanes);
 #pragma omp parallel for schedule(static) if (rows * features > kAlone * kBlockBytes)
   for (int64_t strip = 0; strip < strips; ++strip) {
     const int64_t first = strip * kStrip, several = std::min(kStrip, rows - first);
     const uint16_t* w[kStrip];
     for (int64_t i = 0; i < kStrip; ++i) w[i] = weight + (first + std::min(i, several - 1)) * features;
     Floats sums[kStrip] = {};
-    for (int64_t start = 0; start < even; start += 2 * kLanes) {
-      const Floats low = load(x + start), high = load(x + start + kLanes);
+    for (int64_t start = 0; start < whole; start += 2 * kLanes) {
+      const Floats even = load(x + start), odd = load(x + start + kLanes);
       for (int64_t i = 0; i < kStrip; ++i) {
         __builtin_prefetch(w[i] + start + kAhead / 4);
-        sums[i] += load(w[i] + start) * low;
-        sums[i] += load(w[i] + start + kLanes) * high;
+        Words pairs;
+        std::memcpy(&pairs, w[i] + start, sizeof pairs);
+        sums[i] += reinterpret_cast<Floats>(pairs << 16) * even;
+        sums[i] += reinterpret_cast<Floats>(pairs & 0xffff0000u) * odd;
       }
     }
     for (int64_t i = 0; i < several; ++i) {
       float sum = total(sums[i]);
-      for (int64_t k = even; k < features; ++k) sum += widen(w[i][k]) * x[k];
+      for (int64_t k = whole; k < features; ++k) sum += widen(w[i][k]) * x[k];
       store(first + i, sum);
     }
   }
@@ -447,7 +451,11 @@ void rotquant_linear16(const uint16_t* x, int64_t tokens, int64_t features, cons
                        uint16_t* y) {
   std::vector<float> values(features);
   for (int64_t token = 0; token < tokens; ++token) {
-    for (int64_t i = 0; i < features; ++i) values[i] = widen(x[token * features + i]);
+    const int64_t whole = features - features % (2 * kLanes);
+    for (int64_t i = 0; i < features; ++i) {
+      const int64_t within = i % (2 * kLanes), at = i < whole ? i - within + within / 2 + within % 2 * kLanes : i;
+      values[at] = widen(x[token * features + i]);
+    }
     product16(values.data(), features, weight, rows,
               [=](int64_t row, float sum) { narrow(sum, y[token * rows + row]); });
   }
