@@ -190,6 +190,10 @@ def test_a_check_asks_one_thing(tmp_path: Path) -> None:
     data["tables"][0]["claims"][0]["check"]["at_most"] = 3
     with pytest.raises(ConfigError, match="one of at_least, at_most and increasing"):
         load(tmp_path, data)
+    data = changed({})
+    data["tables"][0]["claims"][0]["check"]["compare"] = "amount"
+    with pytest.raises(ConfigError, match="one of an amount names none"):
+        load(tmp_path, data)
 
 
 def test_a_figure_of_an_unknown_table_is_refused(tmp_path: Path) -> None:

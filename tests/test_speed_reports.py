@@ -166,6 +166,8 @@ def test_a_cell_holds_numbers_or_a_reason_and_never_both() -> None:
         ({"increasing": True}, False, False),
         ({"at_least": 2.8, "rows": ["* batch 1"]}, False, True),
         ({"column": "FP8", "at_least": 1.4}, True, None),  # the paper has no FP8
+        ({"compare": "amount", "over": None, "at_most": 0.3}, True, False),  # milliseconds
+        ({"compare": "amount", "over": None, "column": "FP8", "at_most": 0.3}, True, None),
     ],
 )
 def test_claims_are_decided_by_ratios(project: Project, check: dict, ours: bool, papers: bool | None) -> None:

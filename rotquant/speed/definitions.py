@@ -102,15 +102,16 @@ class Grid(Frozen):
 
 
 class Check(Frozen):
-    """A bound on how two columns compare.
+    """A bound on how two columns compare, or on a column's own numbers.
 
-    compare: speedup is the number of `over` by that of `column`, cost its inverse; of several columns each is compared.
+    compare: speedup is the number of `over` by that of `column`, cost its inverse; amount is the number of `column`
+        itself, in the grid's unit. Of several columns each is compared.
     of: what is held against the bound; `best` is the largest. increasing: that it grows from row to row.
     """
 
-    compare: Literal["speedup", "cost"] = "speedup"
+    compare: Literal["speedup", "cost", "amount"] = "speedup"
     column: str | tuple[str, ...]
-    over: str
+    over: str | None = None
     at_least: float | None = None
     at_most: float | None = None
     increasing: bool = False
@@ -120,6 +121,8 @@ class Check(Frozen):
     def _asks_one_thing(self) -> "Check":
         if (self.at_least is not None) + (self.at_most is not None) + self.increasing != 1:
             raise ValueError("a check asks one of at_least, at_most and increasing")
+        if (self.over is None) != (self.compare == "amount"):
+            raise ValueError("a check of speedup or cost names the column over which, and one of an amount names none")
         return self
 
     @property

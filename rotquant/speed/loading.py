@@ -71,7 +71,7 @@ def _check(table: SpeedTable, root: Path) -> None:
         if not any(matches(row.name, *claim.rows) for grid in named for row in rows(grid)):
             raise ConfigError(f"table {table.id}: no grid and row is what the claim {claim.text!r} is about.")
         for grid in named:
-            for column in (*claim.check.columns, claim.check.over):
+            for column in filter(None, (*claim.check.columns, claim.check.over)):
                 grid.column(column)
     devices = sorted({find(cell.benchmark, table.id).device for cell in table.cells})
     if len(devices) > 1:

@@ -1,8 +1,8 @@
-"""Claims about speed, decided by ratios of two columns: by our measurements, and by the paper's on each of its GPUs.
+"""Claims about speed, decided by our measurements, and by the paper's on each of its GPUs.
 
-What lacks a number is named and left out; a claim without anything to compare has no verdict. Bounds are met up to
-rounding of floating-point numbers, never up to a spread: a claim that holds within its noise fails, and shows by how
-little.
+A claim compares two columns by their ratio, or bounds the numbers of one. What lacks a number is named and left out; a
+claim without anything to compare has no verdict. Bounds are met up to rounding of floating-point numbers, never up to
+a spread: a claim that holds within its noise fails, and shows by how little.
 """
 
 import itertools
@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from rotquant.project import Project
 from rotquant.reporting.claims import EPSILON, Finding, Verdict
 from rotquant.reporting.speed.numbers import Numbers, row_names
-from rotquant.speed.definitions import Check, Claim, Grid, SpeedTable, matches
+from rotquant.speed.definitions import FACTORS, Check, Claim, Grid, SpeedTable, matches
 from rotquant.speed.published import Reference, References, references
 
 #: More rows than these are summed up.
 _ROWS = 6
 
-Ratio = Callable[[str, str, str, str], float | None]
-"""The number of a grid's row in column `over` by that in another column: (grid, row, column, over)."""
+Ratio = Callable[[str, str, str, str | None], float | None]
+"""The number of a grid's row in column `over` by that in another column: (grid, row, column, over).
+
+Without `over` the number itself, in SI units.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,15 @@ def judge(claim: Claim, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdi
 def _findings(claim: Claim, grid: Grid, column: str, ratio: Ratio, prefix: str) -> Iterator[Finding | str]:
     check = claim.check
     chosen = [row for row in row_names(grid) if matches(row, *claim.rows)]
-    speedups = {row: ratio(grid.name, row, column, check.over) for row in chosen}
-    known = {row: speedup for row, speedup in speedups.items() if speedup is not None}
+    compared = column if check.over is None else f"{column} over {check.over}"
+    values = {row: ratio(grid.name, row, column, check.over) for row in chosen}
+    known = {row: value for row, value in values.items() if value is not None}
     if not known:
-        yield from [f"{prefix}{column} over {check.over}"] if chosen else []
+        yield from [f"{prefix}{compared}"] if chosen else []
         return
-    yield from (f"{prefix}{row}, {column} over {check.over}" for row in chosen if row not in known)
+    yield from (f"{prefix}{row}, {compared}" for row in chosen if row not in known)
     prefix += f"{column}, " if len(check.columns) > 1 else ""
-    ratios = {row: speedup if check.compare == "speedup" else 1 / speedup for row, speedup in known.items()}
+    ratios = {row: _compared(check, grid, value) for row, value in known.items()}
     if check.increasing:
         for (before, less), (after, more) in itertools.pairwise(ratios.items()):
             numbers = f"{show(more)} > {show(less)}"
@@ -81,6 +85,13 @@ def _findings(claim: Claim, grid: Grid, column: str, ratio: Ratio, prefix: str) 
         yield _bounded(check, f"{prefix}best, {row}", ratios[row])
     else:
         yield _bounded(check, f"{prefix}mean of {len(ratios)}", statistics.fmean(ratios.values()))
+
+
+def _compared(check: Check, grid: Grid, value: float) -> float:
+    """What is held against the bound, of a speedup or a number in SI units."""
+    if check.compare == "amount":
+        return value / FACTORS[grid.unit]
+    return 1 / value if check.compare == "cost" else value
 
 
 def _every(check: Check, prefix: str, ratios: dict[str, float]) -> Iterator[Finding]:
@@ -104,17 +115,22 @@ def _bounded(check: Check, place: str, value: float) -> Finding:
 
 
 def _measured_ratio(numbers: Numbers) -> Ratio:
-    def ratio(grid: str, row: str, column: str, over: str) -> float | None:
-        ours, base = numbers[grid, row, column].ours, numbers[grid, row, over].ours
+    def ratio(grid: str, row: str, column: str, over: str | None) -> float | None:
+        ours = numbers[grid, row, column].ours
+        if over is None:
+            return None if ours is None else ours.value
+        base = numbers[grid, row, over].ours
         return None if ours is None or base is None or not ours.value else base.value / ours.value
 
     return ratio
 
 
 def _printed_ratio(table: SpeedTable, printed: References, gpu: str) -> Ratio:
-    def ratio(grid: str, row: str, column: str, over: str) -> float | None:
-        several = {name: _of_gpu(printed, (grid, row, name), gpu) for name in (column, over)}
-        mine, base = several[column], several[over]
+    def ratio(grid: str, row: str, column: str, over: str | None) -> float | None:
+        mine = _of_gpu(printed, (grid, row, column), gpu)
+        if over is None:
+            return None if mine is None else mine.value
+        base = _of_gpu(printed, (grid, row, over), gpu)
         if (
             mine is not None
             and table.grid(grid).over(table.grid(grid).column(column)) == over
