@@ -128,17 +128,23 @@ def test_attention_is_softmax_attention_to_the_tokens_so_far(
     torch.testing.assert_close(
         operators.attention(queries, keys, values, 1), values[:, 0].repeat_interleave(heads // 2, 0)
     )
+    # One key that outweighs all others by far: their weights are nothing, and no overflow.
+    keys[:, 7] = 1e4 * queries[0]
+    torch.testing.assert_close(operators.attention(queries, keys, values, 290)[0], values[0, 7])
 
 
 @compiled
+@pytest.mark.parametrize("target", targets().values(), ids=targets().keys())
 @pytest.mark.parametrize(("tokens", "in_features", "out_features"), SHAPES)
 def test_products_of_16_bit_weights(
-    tokens: int, in_features: int, out_features: int, generator: torch.Generator
+    target: tuple[str, ...], tokens: int, in_features: int, out_features: int, generator: torch.Generator
 ) -> None:
     x = torch.randn(tokens, in_features, generator=generator).bfloat16()
     weight = torch.randn(out_features, in_features, generator=generator).bfloat16()
     # Both sum in float32 and round once; sums of n products of deviation one are of order sqrt(n).
-    error = (operators.linear16(x, weight).float() - x.float() @ weight.float().T).abs().max()
+    y = torch.empty(tokens, out_features, dtype=torch.bfloat16)
+    compiling.functions(target).linear16(x.data_ptr(), *x.shape, weight.data_ptr(), out_features, y.data_ptr())
+    error = (y.float() - x.float() @ weight.float().T).abs().max()
     assert error <= 2**-8 * 5 * in_features**0.5
 
 

@@ -1,6 +1,6 @@
 """decoding.cpp made into functions by the machine's C++ compiler when first used, for the processor at hand.
 
-The library lies in the user's cache under a digest of everything that went into it (source, flags, compiler, what the
+The library lies in the user's cache under a digest of everything that went into it (sources, flags, compiler, what the
 compiler knows of the processor), and is put there whole. Nothing here knows what the functions compute.
 """
 
@@ -17,7 +17,8 @@ from rotquant.errors import KernelError
 from rotquant.files import atomic_path, canonical_json, short_hash
 from rotquant.kernels.loading import cache_folder
 
-SOURCE = Path(__file__).with_name("decoding.cpp")
+_HEADERS = Path(__file__).parent
+SOURCE = _HEADERS / "decoding.cpp"
 
 #: Instructions of the processor at hand.
 NATIVE = ("-march=native",)
@@ -74,10 +75,10 @@ def compile_source(target: tuple[str, ...] = NATIVE, folder: Path | None = None)
         KernelError: there is no C++ compiler, or it refuses; its messages follow the first sentence then.
     """
     compiler = _compiler()
-    text = SOURCE.read_text()
-    flags = [*_FLAGS, *target]
+    texts = [path.read_text() for path in (SOURCE, *sorted(_HEADERS.glob("*.h")))]
+    flags = [*_FLAGS, f"-I{_HEADERS}", *target]
     macros = _run([compiler, *target, "-dM", "-E", "-x", "c++", os.devnull])  # compiler and processor, in its own words
-    key = short_hash(canonical_json([text, flags, macros]))
+    key = short_hash(canonical_json([texts, [*_FLAGS, *target], macros]))
     path = (folder or cache_folder()) / f"{SOURCE.stem}-{key}.so"
     if not path.exists():
         with atomic_path(path) as temporary:
