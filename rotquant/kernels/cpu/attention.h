@@ -25,6 +25,8 @@ inline Floats exponential(Floats x) {
 // Attention of kQueries queries [.., dim], as floats, to the keys and values [length, dim] that they share.
 template <int kQueries, typename T>
 void attend(const float* queries, int64_t dim, const T* keys, const T* values, int64_t length, T* y) {
+  // So many tokens stay in the first cache while all their features are summed, and the next are on their way.
+  constexpr int64_t kTokens = 64, kLine = 64 / sizeof(T);
   static_assert(kLanes % kQueries == 0, "a vector holds the same queries at the same places");
   const int64_t padded = (length * kQueries + kLanes - 1) / kLanes * kLanes;
   std::vector<float> weights(padded, -INFINITY);
@@ -52,11 +54,14 @@ void attend(const float* queries, int64_t dim, const T* keys, const T* values, i
   }
   for (int64_t i = 0; i < kLanes; ++i) norms[i % kQueries] += totals[i];
   std::vector<float> sums(kQueries * dim, 0.0f);
-  for (int64_t start = 0; start < length; start += kAlone) {  // so many tokens stay in the cache from chunk to chunk
+  for (int64_t start = 0; start < length; start += kTokens) {
     for (int64_t i = 0; i < dim; i += kLanes) {
       Floats parts[kQueries];
       for (int q = 0; q < kQueries; ++q) parts[q] = load(sums.data() + q * dim + i);
-      for (int64_t token = start; token < std::min(start + kAlone, length); ++token) {
+      for (int64_t token = start; token < std::min(start + kTokens, length); ++token) {
+        if (i == 0) {
+          for (int64_t line = 0; line < dim; line += kLine) __builtin_prefetch(values + (token + kTokens) * dim + line);
+        }
         const Floats value = load(values + token * dim + i);
         for (int q = 0; q < kQueries; ++q) parts[q] += value * weights[token * kQueries + q];
       }
