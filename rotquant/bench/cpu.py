@@ -15,12 +15,11 @@ from rotquant.bench.cpu_arguments import CpuDecodeArguments, CpuLinearArguments,
 from rotquant.bench.cpu_decoder import CpuCache, CpuDecoder, CpuShape, random_cpu_decoder, random_dot_weight
 from rotquant.bench.cpu_timing import COLD_BYTES, time_cpu
 from rotquant.bench.records import Measurement
-from rotquant.errors import KernelError
 from rotquant.hadamard import hadamard_transform
 from rotquant.kernels.cpu.operators import hadamard, linear, linear16, read
 
 #: Seconds of each network, and of each reading of weights.
-_DECODING_SECONDS = 13.0
+_DECODING_SECONDS = 10.0
 #: Calls of a short function that are timed as one.
 _CALLS = 200
 
@@ -68,34 +67,54 @@ def decoding_step(decoder: CpuDecoder, context: int) -> Callable[[], Tensor]:
 
 
 def cpu_linear(arguments: CpuLinearArguments) -> dict[str, Measurement]:
-    """Seconds of one linear layer on one token, and the bytes of its weight.
+    """Seconds of one linear layer on one token by every implementation, taking turns, and the bytes of its weight.
+
+    Quantities are called as in `_LAYERS`, such as w4a8_seconds and w4a8_bytes; there are none of those that torch does
+    not have on this machine.
 
     Raises:
-        KernelError: there is no C++ compiler, or torch does not have the implementation on this machine.
+        KernelError: there is no C++ compiler.
     """
     a = arguments
-    make = _LAYERS[a.implementation]
-    call, size = make(a.in_features, a.out_features)
-    calls = [call, *(make(a.in_features, a.out_features)[0] for _ in range(COLD_BYTES // size))]
-    try:
-        call()
-    except (NotImplementedError, RuntimeError) as error:
-        raise KernelError(f"torch cannot run {a.implementation} here: {str(error).splitlines()[0]}.") from None
-    (timing,) = time_cpu(lambda: [layer() for layer in calls])
-    return {"seconds": Measurement.of(timing, len(calls)), "bytes": Measurement(size, "B")}
+    calls: dict[str, list[Callable[[], Tensor]]] = {}
+    sizes: dict[str, int] = {}
+    for name, make in _LAYERS.items():
+        try:
+            call, size = make(a.in_features, a.out_features)
+            call()
+        except (AttributeError, NotImplementedError, RuntimeError):
+            continue
+        calls[name] = [call, *(make(a.in_features, a.out_features)[0] for _ in range(COLD_BYTES // size))]
+        sizes[name] = size
+    timings = time_cpu(*(functools.partial(_run, several) for several in calls.values()))
+    found: dict[str, Measurement] = {}
+    for (name, several), timing in zip(calls.items(), timings, strict=True):
+        found[f"{name}_seconds"] = Measurement.of(timing, len(several))
+        found[f"{name}_bytes"] = Measurement(sizes[name], "B")
+    return found
 
 
 def cpu_transform(arguments: CpuTransformArguments) -> dict[str, Measurement]:
     """Seconds of the Hadamard transform of a few rows that lie in the cache, as they do when a network has made them.
+
+    Quantities: ours_seconds, and torch_seconds of the library's transform in plain torch operations.
 
     Raises:
         HadamardSizeError: no construction for the number of features.
         KernelError: there is no C++ compiler.
     """
     x = torch.randn(arguments.rows, arguments.features).bfloat16()
-    transform = hadamard if arguments.implementation == "ours" else hadamard_transform
-    (timing,) = time_cpu(lambda: [transform(x) for _ in range(_CALLS)], seconds=2.0)
-    return {"seconds": Measurement.of(timing, _CALLS)}
+    calls = {name: [functools.partial(transform, x)] * _CALLS for name, transform in _TRANSFORMS.items()}
+    timings = time_cpu(*(functools.partial(_run, several) for several in calls.values()))
+    return {f"{name}_seconds": Measurement.of(timing, _CALLS) for name, timing in zip(calls, timings, strict=True)}
+
+
+_TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {"ours": hadamard, "torch": hadamard_transform}
+
+
+def _run(calls: Iterable[Callable[[], Tensor]]) -> None:
+    for call in calls:
+        call()
 
 
 def _read(weights: Iterable[Tensor]) -> None:
@@ -127,14 +146,14 @@ def _int8_weights(in_features: int, out_features: int) -> Layer:
     return lambda: torch._weight_int8pack_mm(x, weight, scale), weight.nbytes
 
 
-def _int8_torch(in_features: int, out_features: int) -> Layer:
+def _int8_dynamic(in_features: int, out_features: int) -> Layer:
     layer = nn.Sequential(nn.Linear(in_features, out_features, bias=False))
     quantized = torch.ao.quantization.quantize_dynamic(layer, {nn.Linear}, dtype=torch.qint8)
     x = _token(in_features).float()
     return lambda: quantized(x), in_features * out_features
 
 
-def _int4_torch(in_features: int, out_features: int) -> Layer:
+def _int4_dynamic(in_features: int, out_features: int) -> Layer:
     codes = torch.randint(0, 256, (out_features, in_features // 2), dtype=torch.uint8)
     weight = torch._dyn_quant_pack_4bit_weight(
         codes, torch.full((out_features, 1), 0.005), None, in_features, in_features, out_features
@@ -143,12 +162,14 @@ def _int4_torch(in_features: int, out_features: int) -> Layer:
     return lambda: torch._dyn_quant_matmul_4bit(x, weight, in_features, in_features, out_features), codes.nbytes
 
 
+#: Ours are bf16 and w4a8. Of torch: `linear`; `_weight_int8pack_mm`, 16-bit activations on 8-bit weights; a dynamically
+#: quantized `Linear` and `_dyn_quant_matmul_4bit`, 8-bit activations made of float32, which is all that they take.
 _LAYERS: dict[str, Callable[[int, int], Layer]] = {
     "bf16": _bf16,
-    "bf16-torch": _bf16_torch,
-    "int8-weights": _int8_weights,
-    "int8-torch": _int8_torch,
-    "int4-torch": _int4_torch,
+    "bf16_torch": _bf16_torch,
+    "int8_weights": _int8_weights,
+    "int8_dynamic": _int8_dynamic,
+    "int4_dynamic": _int4_dynamic,
     "w4a8": _w4a8,
 }
 

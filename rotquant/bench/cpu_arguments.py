@@ -3,8 +3,6 @@
 They are apart from the functions so that tables are read, checked and rendered without torch.
 """
 
-from typing import Literal
-
 from rotquant.bench.arguments import Size
 from rotquant.schemes import Frozen
 
@@ -22,21 +20,14 @@ class CpuDecodeArguments(Frozen):
 
 
 class CpuLinearArguments(Frozen):
-    """One linear layer on one token, from bfloat16 in to bfloat16 out.
-
-    implementation: ours are bf16 and w4a8; torch's are bf16-torch, int8-weights (`_weight_int8pack_mm`, 16-bit
-        activations), int4-torch (`_dyn_quant_matmul_4bit`, 8-bit activations) and int8-torch (dynamically quantized
-        `Linear`). Activations of the last two are float32, which is all that they take.
-    """
+    """One linear layer on one token, by every implementation there is."""
 
     in_features: Size
     out_features: Size
-    implementation: Literal["bf16", "bf16-torch", "int8-weights", "int8-torch", "int4-torch", "w4a8"]
 
 
 class CpuTransformArguments(Frozen):
-    """The Hadamard transform of bfloat16 rows; torch is the library's own, in plain torch operations."""
+    """The Hadamard transform of bfloat16 rows, ours and in torch operations."""
 
     rows: Size
     features: Size
-    implementation: Literal["ours", "torch"]

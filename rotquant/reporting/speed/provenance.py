@@ -31,7 +31,9 @@ def when_and_where(source: Source) -> str:
     dates = sorted(str(sitting.environment.get("date", "-"))[:10] for sitting, _ in used) or ["-"]
     day = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     commits = _list(_commit(sitting.environment) for sitting, _ in used)
-    verb = "were recorded on another machine, with" if source.recorded else "were measured on this machine, with"
+    # A CPU is measured when someone asks for it, so that its record may well be of this machine.
+    elsewhere = "were recorded" if all(_is_cpu(sitting) for sitting, _ in used) else "were recorded on another machine"
+    verb = f"{elsewhere}, with" if source.recorded else "were measured on this machine, with"
     return f"Upright numbers {verb} an **{source.record.gpu}** ({day}, {commits})."
 
 
