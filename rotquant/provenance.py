@@ -62,7 +62,7 @@ TIMED_BESIDE: dict[str, tuple[str, ...]] = {
     ),
 }
 
-#: How CUDA sources include headers of ours, those of kernels/include.
+#: How sources include headers of ours, those beside them and those of kernels/include.
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 
 #: Modules that act only where a recipe has the section, so that an edit of one method leaves the others' results alone.
@@ -113,22 +113,25 @@ def code_digest(stage: str, recipe: Recipe | None = None, metric: Metric | None 
 
 @functools.cache
 def kernels_digest(module: str) -> str:
-    """Digest of a benchmark's modules and of the CUDA sources that they name: by what code a time was measured."""
-    texts = [f"{name} {hashlib.sha256((KERNELS / name).read_bytes()).hexdigest()}" for name in cuda_sources(module)]
+    """Digest of a benchmark's modules and of the kernel sources that they name: by what code a time was measured."""
+    texts = [f"{name} {hashlib.sha256((KERNELS / name).read_bytes()).hexdigest()}" for name in kernel_sources(module)]
     return hashlib.sha256("\n".join([_modules_digest(timed_modules(module)), *texts]).encode()).hexdigest()[:16]
 
 
-def cuda_sources(module: str) -> tuple[str, ...]:
-    """Paths under kernels/ of the CUDA sources that a benchmark's modules name, and of what these include, sorted."""
+def kernel_sources(module: str) -> tuple[str, ...]:
+    """Paths under kernels/ of the sources that a benchmark's modules name, and of what these include, sorted."""
     constants = (node for name in timed_modules(module) for node in ast.walk(_tree(name)))
     texts = {node.value for node in constants if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    waiting = [text for text in texts if text.endswith(".cu") and (KERNELS / text).is_file()]
+    waiting = [text for text in texts if text.endswith((".cu", ".cpp")) and (KERNELS / text).is_file()]
     found: set[str] = set()
     while waiting:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            waiting += [f"include/{header}" for header in _INCLUDE.findall((KERNELS / name).read_text())]
+            beside = Path(name).parent
+            for header in _INCLUDE.findall((KERNELS / name).read_text()):
+                own = (beside / header).as_posix()
+                waiting.append(own if (KERNELS / own).is_file() else f"include/{header}")
     return tuple(sorted(found))
 
 

@@ -1,4 +1,4 @@
-"""The digest beside a measured time covers the CUDA sources that its benchmark can reach, and no others."""
+"""The digest beside a measured time covers the CUDA and C++ sources that its benchmark can reach, and no others."""
 
 import shutil
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 
 from rotquant import provenance
 from rotquant.bench.registry import BENCHMARKS
-from rotquant.provenance import cuda_sources
+from rotquant.provenance import kernel_sources
 
 MODULE = "rotquant.bench.transforms"
 
@@ -28,7 +28,7 @@ def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
 
 
 def test_sources_are_those_that_modules_name_and_what_these_include() -> None:
-    sources = cuda_sources(MODULE)
+    sources = kernel_sources(MODULE)
     assert {"activations_16.cu", "hadamard_strips.cu", "include/rows.cuh", "include/quantize.cuh"} <= set(sources)
     assert not {"gemv.cu", "include/gemv_ring.cuh"} & set(sources)
 
@@ -42,6 +42,6 @@ def test_an_edit_changes_the_digest_of_what_it_reaches(edited: Callable[[str], s
 
 
 def test_every_source_and_header_belongs_to_a_benchmark() -> None:
-    reached = {source for benchmark in BENCHMARKS.values() for source in cuda_sources(benchmark.module)}
-    paths = [path for pattern in ("*.cu", "include/*.cuh") for path in provenance.KERNELS.glob(pattern)]
+    reached = {source for benchmark in BENCHMARKS.values() for source in kernel_sources(benchmark.module)}
+    paths = [path for pattern in ("*.cu", "include/*.cuh", "cpu/*") for path in provenance.KERNELS.glob(pattern)]
     assert reached == {str(path.relative_to(provenance.KERNELS)) for path in paths}

@@ -189,15 +189,18 @@ def test_what_a_function_cannot_read_is_refused_in_a_sentence(generator: torch.G
 def test_code_is_compiled_once_and_lies_whole_under_a_digest_of_what_made_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = compiling.compile_source(folder=tmp_path)
-    assert [path] == list(tmp_path.iterdir())
+    cache = tmp_path / "cache"
+    path = compiling.compile_source(folder=cache)
+    assert [path] == list(cache.iterdir())
     written = path.stat().st_mtime_ns
-    assert compiling.compile_source(folder=tmp_path) == path
+    assert compiling.compile_source(folder=cache) == path
     assert path.stat().st_mtime_ns == written
-    edited = tmp_path / "decoding.cpp"
-    edited.write_text(compiling.SOURCE.read_text() + "// another\n")
-    monkeypatch.setattr(compiling, "SOURCE", edited)
-    assert compiling.compile_source(folder=tmp_path) != path
+    sources = shutil.copytree(compiling.SOURCE.parent, tmp_path / "cpu")
+    monkeypatch.setattr(compiling, "SOURCE", sources / "decoding.cpp")
+    assert compiling.compile_source(folder=cache) == path
+    with (sources / "dot.h").open("a") as header:
+        header.write("// another\n")
+    assert compiling.compile_source(folder=cache) != path
 
 
 def test_without_a_compiler_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

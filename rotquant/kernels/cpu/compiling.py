@@ -1,4 +1,4 @@
-"""decoding.cpp made into functions by the machine's C++ compiler when first used, for the processor at hand.
+"""kernels/cpu/decoding.cpp made into functions by the machine's C++ compiler when first used, for its processor.
 
 The library lies in the user's cache under a digest of everything that went into it (sources, flags, compiler, what the
 compiler knows of the processor), and is put there whole. Nothing here knows what the functions compute.
@@ -15,10 +15,9 @@ import torch
 
 from rotquant.errors import KernelError
 from rotquant.files import atomic_path, canonical_json, short_hash
-from rotquant.kernels.loading import cache_folder
+from rotquant.kernels.loading import SOURCES, cache_folder
 
-_HEADERS = Path(__file__).parent
-SOURCE = _HEADERS / "decoding.cpp"
+SOURCE = SOURCES / "cpu/decoding.cpp"
 
 #: Instructions of the processor at hand.
 NATIVE = ("-march=native",)
@@ -75,8 +74,8 @@ def compile_source(target: tuple[str, ...] = NATIVE, folder: Path | None = None)
         KernelError: there is no C++ compiler, or it refuses; its messages follow the first sentence then.
     """
     compiler = _compiler()
-    texts = [path.read_text() for path in (SOURCE, *sorted(_HEADERS.glob("*.h")))]
-    flags = [*_FLAGS, f"-I{_HEADERS}", *target]
+    texts = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    flags = [*_FLAGS, *target]
     macros = _run([compiler, *target, "-dM", "-E", "-x", "c++", os.devnull])  # compiler and processor, in its own words
     key = short_hash(canonical_json([texts, [*_FLAGS, *target], macros]))
     path = (folder or cache_folder()) / f"{SOURCE.stem}-{key}.so"
