@@ -211,9 +211,9 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_an_interrupted_learning_continues_with_the_same_result(momentum: float, tmp_path: Path) -> None:
-    of = recipe(learning={"steps": 7, "momentum": momentum, "learning_rate": 20.0})
+@pytest.mark.parametrize(("momentum", "start"), [(0.0, "orthogonal"), (0.9, "hadamard")])
+def test_an_interrupted_learning_continues_with_the_same_result(momentum: float, start: str, tmp_path: Path) -> None:
+    of = recipe({"residual": start}, {"steps": 7, "momentum": momentum, "learning_rate": 20.0})
     model, file = tiny_model(), tmp_path / "checkpoint.safetensors"
     straight = learn(model, of, seed=5)
 

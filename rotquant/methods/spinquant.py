@@ -138,7 +138,10 @@ class _State:
         weight = embedding(model).weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
         drawn = initial_rotations(architecture, recipe.rotation, seed)
-        parameters = {name: nn.Parameter(r.to(weight.device, dtype, copy=True)) for name, r in drawn.tensors().items()}
+        parameters = {
+            name: nn.Parameter(tensor.to(weight.device, dtype, copy=True).contiguous())
+            for name, tensor in drawn.tensors().items()
+        }
         learning = recipe.learning
         return cls(parameters, CayleySGD(parameters.values(), learning.learning_rate, learning.momentum))
 
