@@ -1,66 +1,59 @@
 """The `rotquant` command: quantize and evaluate a model, train the shipped ones, and serve the workflow's stages.
 
-Every command of the Snakemake workflow is one of these, so a failed job can be repeated by hand.
+Every command of the Snakemake workflow is one of these, so a failed job can be repeated by hand. Here is what holds for
+all of them: bad input ends in one sentence and exit status 2, Ctrl-C in status 130, at any moment; so this module
+imports the others only where it can answer for them.
 """
 
 import sys
-from typing import NoReturn
-
-import typer
-from rich.console import Console
-
-from rotquant import __version__
-from rotquant.commands import bench, convert, data, models, tasks
-from rotquant.commands.report import report_app
-from rotquant.commands.runs import runs_app
-from rotquant.errors import RotquantError
-
-cli = typer.Typer(
-    name="rotquant",
-    help="Rotation-based LLM quantization: QuaRot, SpinQuant, RCP and PrefixQuant, reproduced.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-)
-cli.command()(models.quantize)
-cli.command()(models.evaluate)
-cli.command()(models.export)
-cli.command()(convert.convert)
-cli.command()(convert.generate)
-cli.command()(models.diagnose)
-cli.command()(tasks.tasks)
-cli.command()(data.corpus)
-cli.command()(data.train)
-cli.add_typer(bench.bench_app, name="bench")
-cli.add_typer(runs_app, name="runs")
-cli.add_typer(report_app, name="report")
-
-
-@cli.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)
 
 
 def app() -> None:
     """Run the command line; an expected error is one sentence on standard error and exit status 2."""
     try:
-        cli()
+        sys.exit(_run())
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run() -> int:
+    """Run the command that the arguments name; its exit status."""
+    import typer
+
+    from rotquant.commands.root import cli
+    from rotquant.errors import RotquantError
+
+    try:
+        return cli(prog_name="rotquant", standalone_mode=False) or 0
+    except typer.TyperException as error:
+        return _stop(_usage(error))
     except RotquantError as error:
-        _stop(error)
+        return _stop(error)
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise
-        _stop(error)
+        where = "" if error.filename is None else f"{error.filename}: "
+        return _stop(f"{where}{error.strerror or error}.")
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for its name
             raise
-        _stop("the GPU's memory does not suffice: use a smaller batch, shorter texts, another device or another GPU.")
+        return _stop("the GPU's memory does not suffice: use a smaller batch, shorter texts, another device or GPU.")
 
 
-def _stop(sentence: Exception | str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"[red]rotquant:[/red] {sentence}", highlight=False)
-    sys.exit(2)
+def _usage(error: Exception) -> str:
+    """What typer says of arguments that it refuses, as a sentence; nothing where it has printed the help."""
+    message = error.format_message().strip().rstrip(".")
+    return f"{message}; see `{error.ctx.command_path} --help`." if message and error.ctx else message
+
+
+def _stop(sentence: Exception | str) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+
+    if str(sentence):
+        shown = f"[red]rotquant:[/red] {escape(str(sentence))}"
+        Console(stderr=True, soft_wrap=True).print(shown, highlight=False)
+    return 2
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from rotquant.bench import measuring
 from rotquant.bench.records import Measurement, read_record
 from rotquant.bench.registry import Benchmark
-from rotquant.cli import cli
+from rotquant.commands.root import cli
 from rotquant.errors import KernelError, ResultError
 from rotquant.provenance import timed_modules
 from rotquant.schemes import Frozen

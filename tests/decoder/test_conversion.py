@@ -9,7 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 from rotquant import api
-from rotquant.cli import app, cli
+from rotquant.cli import app
+from rotquant.commands.root import cli
 from rotquant.decoder import Generation, convert, load_decoder, save_decoder
 from rotquant.decoder.conversion import check_config, precision_of
 from rotquant.errors import CheckpointError, RecipeError, ResultError, RotquantError

@@ -1,0 +1,94 @@
+"""Good and bad inputs on disk: models, folders, texts and files that tables of the command line's inputs name.
+
+Each is small and made once in a test session; a test may read them but leaves them as they are.
+"""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import torch
+
+from rotquant import api
+from rotquant.corpora import CorpusSpec
+from rotquant.presets import preset
+from rotquant.recipes import override
+from tests.models import VOCABULARY, tiny_model
+from tests.test_checkpoints import tiny_tokenizer
+
+
+def make_places(root: Path) -> dict[str, str]:
+    """Make everything below `root`; the paths by name."""
+    root.mkdir()
+    model = root / "model"
+    tiny_model(dtype=torch.bfloat16).save_pretrained(model)
+    tiny_tokenizer().save_pretrained(model)
+    places = {
+        "model": model,
+        **_texts(root),
+        **_quantized(root, model),
+        **_damaged(root, model),
+        **_outputs(root),
+    }
+    return {name: str(path) for name, path in places.items()}
+
+
+def snapshot(*roots: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of everything below some folders: equal where nothing was written."""
+    found = (path for root in roots for path in (root, *root.rglob("*")))
+    return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in found}
+
+
+def _texts(root: Path) -> dict[str, Path]:
+    words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=6000)
+    lines = [" ".join(words[start : start + 10]) + "\n" for start in range(0, len(words), 10)]
+    files: dict[str, str | bytes] = {
+        "text": "".join(lines),
+        "short": "w3 w4 w5\n",
+        "empty": "",
+        "blank": "\n\n \n",
+        "latin": "caf\xe9\n".encode("latin-1"),
+    }
+    made = {}
+    for name, content in files.items():
+        made[name] = root / f"{name}.txt"
+        made[name].write_bytes(content if isinstance(content, bytes) else content.encode())
+    return made
+
+
+def _quantized(root: Path, model: Path) -> dict[str, Path]:
+    """The model quantized, and converted."""
+    recipe = override(preset("quarot-rtn"), {"rotation": {"heads": False}}, "the test's recipe")
+    quantized = api.quantize(model, recipe, corpus=CorpusSpec(name="text", source="local", path=str(root / "text.txt")))
+    quantized.save(root / "quantized")
+    return {"quantized": root / "quantized"}
+
+
+def _damaged(root: Path, model: Path) -> dict[str, Path]:
+    """Copies of the model, each with one defect."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(model, root / name))
+
+    truncated = copy("truncated")
+    weights = truncated / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    pickled = copy("pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    remote = copy("remote")
+    config = json.loads((remote / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "code.Model"}}
+    (remote / "config.json").write_text(json.dumps(config))
+    (remote / "code.py").write_text("open('executed', 'w').close()\n")
+    return {"truncated": truncated, "pickled": pickled, "remote": remote}
+
+
+def _outputs(root: Path) -> dict[str, Path]:
+    """Places that an output cannot go to."""
+    folder = root / "precious"
+    folder.mkdir()
+    (folder / "mine").write_text("mine")
+    file = root / "file"
+    file.write_text("mine")
+    return {"precious": folder, "file": file}
