@@ -123,7 +123,8 @@ def load_checkpoint(
         device: where they go.
 
     Raises:
-        CheckpointError: missing, unreachable, incomplete, truncated or wrong-shaped, pickles only, or no tokenizer.
+        CheckpointError: missing, unreachable, incomplete, truncated or wrong-shaped, pickles only, no tokenizer, or
+            a tensor that holds inf or nan, in the file or in `dtype`.
         UnsupportedArchitectureError: no adapter for its family.
     """
     folder, name, hub_revision = _locate(checkpoint)
@@ -131,11 +132,14 @@ def load_checkpoint(
         folder = _download(name, revision or hub_revision)
     if (folder / MANIFEST).is_file():
         raise CheckpointError(f"{folder} holds quantized weights already: load it with load_quantized.")
-    for path in weight_files(folder):
+    files = weight_files(folder)
+    for path in files:
         read_safetensors_header(path)
     config = load_config(folder)
     tokenizer = load_tokenizer(folder)
     from transformers import AutoModelForCausalLM
+
+    from rotquant.integrity import check_loaded
 
     try:
         with quiet_transformers():
@@ -152,6 +156,7 @@ def load_checkpoint(
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{folder} cannot be loaded: {_first_line(error)}.") from None
     check_loading(folder, info)
+    check_loaded(folder, model, files)
     return model.eval().to(device), tokenizer
 
 

@@ -31,6 +31,12 @@ class PerplexityResult:
     tokens: int
     windows: int
 
+    def __str__(self) -> str:
+        """The perplexity as a sentence's beginning; one that is not finite is said to be no number."""
+        if math.isfinite(self.perplexity):
+            return f"perplexity {self.perplexity:.4f}"
+        return f"perplexity not finite ({self.perplexity}: the network's outputs overflow or are no numbers)"
+
     def as_metrics(self) -> dict[str, float]:
         """Flat numbers for a run file."""
         return {

@@ -18,6 +18,7 @@ from rotquant import hadamard
 from rotquant.architectures import Architecture
 from rotquant.errors import RecipeError, ResultError
 from rotquant.files import atomic_path
+from rotquant.integrity import check_finite
 from rotquant.schemes import RotationScheme
 from rotquant.stiefel import orthonormality_error
 
@@ -113,6 +114,7 @@ def load_rotations(path: str | Path) -> Rotations:
 
     Raises:
         ResultError: the file is missing, damaged, or something else.
+        CheckpointError: a matrix is not finite.
     """
     tensors, _ = _read(path)
     return Rotations.of_tensors(tensors)
@@ -143,4 +145,5 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
         raise ResultError(f"rotations {path} are damaged ({error}); delete the file to compute it again.") from None
     if _METADATA not in metadata:
         raise ResultError(f"{path} holds no rotations.")
+    check_finite(path, tensors.items())
     return tensors, json.loads(metadata[_METADATA])

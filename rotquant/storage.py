@@ -26,6 +26,7 @@ from rotquant.checkpoints import (
 )
 from rotquant.errors import CheckpointError, ResultError
 from rotquant.files import atomic_directory, read_json, write_json
+from rotquant.integrity import check_finite, check_loaded
 from rotquant.lattice import WIDTH, LatticeWeight
 from rotquant.quantization import ColumnSplit, QParams
 from rotquant.recipes import Recipe, first_problem
@@ -160,7 +161,7 @@ def load_quantized(
 
     Raises:
         ResultError: the manifest is missing, damaged or of another format version.
-        CheckpointError: a tensor is missing or of the wrong shape, or a file is truncated.
+        CheckpointError: a tensor is missing, of the wrong shape or not finite, or a file is truncated.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -183,6 +184,7 @@ def load_quantized(
     except (OSError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{folder} cannot be loaded: {error}.") from None
     check_loading(folder, info)
+    check_loaded(folder, model)
     return model.eval().to(device), load_tokenizer(folder), manifest
 
 
@@ -191,7 +193,7 @@ def read_quantized(folder: str | Path) -> StoredTensors:
 
     Raises:
         ResultError: the manifest is missing, damaged or of another format version.
-        CheckpointError: a tensor is missing or of the wrong shape, or a file is truncated.
+        CheckpointError: a tensor is missing, of the wrong shape or not finite, or a file is truncated.
     """
     from safetensors.torch import load_file
 
@@ -202,6 +204,7 @@ def read_quantized(folder: str | Path) -> StoredTensors:
     for path in weight_files(folder, _STEM):
         read_safetensors_header(path)
         tensors |= load_file(path)
+    check_finite(folder, tensors.items())
     splits, static = _take_sites(folder, manifest.recipe, architecture_of(config), tensors)
     weights = {name: _take_weight(folder, name, shape, manifest, tensors) for name, shape in manifest.quantized.items()}
     manifest = manifest.model_copy(update={"splits": splits, "static": static})

@@ -19,6 +19,7 @@ from rotquant.architectures import Architecture, Site, architecture_of, decoder_
 from rotquant.calibration import LayerStream, capture_layer_inputs, on_device
 from rotquant.errors import RecipeError, RotquantError
 from rotquant.gptq import Hessian, quantize_gptq_site, release_graphs
+from rotquant.integrity import check_changed, check_finite
 from rotquant.kv_cache import check_cache_scheme
 from rotquant.lattice import LatticeWeight
 from rotquant.methods import awq, llm_qat, omniquant
@@ -72,12 +73,14 @@ def build_weights(
 
     Raises:
         RecipeError: the recipe does not fit the model, or samples are missing; before anything is changed.
+        CheckpointError: the model's weights are not finite, or no longer so in its type.
         RotquantError: calibration activations are not finite.
     """
     check_recipe(model, recipe, samples)
     if (recipe.learning is None) != (rotations is None):
         problem = "learns its rotations: pass those that learn_rotations found" if recipe.learning else "learns none"
         raise RecipeError(f"the recipe {problem}.")
+    check_finite("the model", model.named_parameters())
     stage = _Stage(model, recipe, samples, torch.device(device), batch_size, progress)
     seconds: dict[str, float] = {}
     weights: Weights = {}
@@ -86,6 +89,7 @@ def build_weights(
     if recipe.rotation is not None:
         with _timed(seconds, "rotation"):
             rotate(model, recipe.rotation, seed, device, rotations=rotations)
+        check_changed(model, "rotation")
     if recipe.smoothing is not None:
         with _timed(seconds, "smoothing"):
             smooth(model, recipe.smoothing, stage.statistics("max"))
@@ -109,6 +113,7 @@ def build_weights(
     if recipe.activations is not None and not recipe.activations.dynamic:
         with _timed(seconds, "static scales"):
             static = stage.static_scales(splits)
+    check_changed(model, "quantization")
     manifest = Manifest(
         recipe=recipe,
         seed=seed,

@@ -147,8 +147,7 @@ def evaluate(
         result = api.perplexity(loaded, spec, settings, batch_size=batch_size)
         metrics = result.as_metrics()
         Console().print(
-            f"{model}: perplexity {result.perplexity:.4f} on {spec.name} {split} "
-            f"({result.windows} windows of {sequence_length} tokens)",
+            f"{model}: {result} on {spec.name} {split} ({result.windows} windows of {sequence_length} tokens)",
             soft_wrap=True,
             highlight=False,
         )

@@ -15,6 +15,7 @@ from rotquant.decoder.config import LINEARS, CacheScheme, DecoderConfig, InputSc
 from rotquant.decoder.linear import QuantizedLinear
 from rotquant.decoder.model import Decoder
 from rotquant.errors import RecipeError
+from rotquant.integrity import check_changed
 from rotquant.kernels.linear import GROUP_SIZE, PackedWeight
 from rotquant.quantization import QParams
 from rotquant.recipes import Recipe
@@ -35,7 +36,7 @@ def convert(source: str | Path | StoredModel, *, dtype: str = "float16", device:
 
     Raises:
         RecipeError: the recipe or the architecture asks for what the kernels do not compute.
-        CheckpointError, ResultError: a missing or damaged folder.
+        CheckpointError, ResultError: a missing or damaged folder, or numbers too large for `dtype`.
     """
     if isinstance(source, StoredModel):
         check_config(source.model.config)
@@ -45,7 +46,9 @@ def convert(source: str | Path | StoredModel, *, dtype: str = "float16", device:
         stored = read_quantized(source)
         check_config(stored.config)
         precision = precision_of(stored.manifest.recipe, dtype)
-    return _Conversion(stored, precision).decoder(device)
+    decoder = _Conversion(stored, precision).decoder(device)
+    check_changed(decoder, f"conversion to {dtype}")
+    return decoder
 
 
 def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:

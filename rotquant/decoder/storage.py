@@ -17,6 +17,7 @@ from rotquant.decoder.config import DecoderConfig, Precision
 from rotquant.decoder.model import Decoder
 from rotquant.errors import CheckpointError, ResultError
 from rotquant.files import atomic_directory, read_json, write_json
+from rotquant.integrity import check_finite
 from rotquant.recipes import first_problem
 from rotquant.schemes import Frozen
 
@@ -81,7 +82,7 @@ def load_decoder(folder: str | Path, device: torch.device | str = "cpu") -> Stor
 
     Raises:
         ResultError: the manifest is missing, damaged or of another format version.
-        CheckpointError: a file is missing or truncated, or a tensor does not fit the manifest.
+        CheckpointError: a file is missing or truncated, or a tensor does not fit the manifest or is not finite.
     """
     from safetensors.torch import load_file
 
@@ -95,6 +96,7 @@ def load_decoder(folder: str | Path, device: torch.device | str = "cpu") -> Stor
         tensors |= load_file(folder / file, device=str(device))
     decoder = Decoder(manifest.config, manifest.precision, "meta")
     _check(folder, decoder, tensors)
+    check_finite(folder, tensors.items())
     decoder.load_state_dict(tensors, assign=True)
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").is_file() else None
     return StoredDecoder(decoder.eval(), tokenizer, manifest)

@@ -25,6 +25,7 @@ from rotquant.architectures import Architecture, architecture_of, embedding
 from rotquant.distortion import decibel, square_sum
 from rotquant.errors import RecipeError, ResultError, RotquantError
 from rotquant.files import atomic_path, canonical_json, short_hash
+from rotquant.integrity import check_finite
 from rotquant.methods.batches import shuffled_batches
 from rotquant.methods.spinquant_network import LearningNetwork, quantized_network, running
 from rotquant.onednn import OneDNNLinear
@@ -187,6 +188,7 @@ class _State:
             raise ResultError(f"checkpoint {path} is damaged ({error}); delete it to learn from the start.") from None
         if metadata["identity"] != identity:
             raise ResultError(f"checkpoint {path} belongs to another learning; delete it to learn from the start.")
+        check_finite(path, tensors.items())
         self.history = json.loads(metadata["history"])
         for name, parameter in self.parameters.items():
             parameter.data.copy_(tensors[name])
