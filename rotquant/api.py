@@ -32,7 +32,7 @@ from rotquant.presets import preset
 from rotquant.recipes import Recipe
 from rotquant.rotations import Rotations, ends_of, load_history, load_rotations, save_rotations
 from rotquant.schemes import Calibration, Perplexity, ZeroShot
-from rotquant.storage import Manifest, is_quantized_folder, load_quantized, save_quantized
+from rotquant.storage import QuantizedState, is_quantized_folder, load_quantized, save_quantized
 from rotquant.weights import build_weights, check_recipe, quantized_forward
 from rotquant.wrapping import Handle
 
@@ -99,10 +99,10 @@ def quantize(
         trained = network if dtype == learning_dtype(dtype) else load_checkpoint(checkpoint, learning_dtype(dtype))[0]
         learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations)
     stored = build_weights(network, tokenizer, recipe, seed, samples, rotations=learned, device=device)
-    manifest = stored.manifest.model_copy(update={"source": source})
+    state = replace(stored.state, manifest=stored.manifest.model_copy(update={"source": source}))
     network.to(device)
-    handle = quantized_forward(network, recipe, manifest)
-    return Model(network, tokenizer, recipe, handle, replace(stored, manifest=manifest))
+    handle = quantized_forward(network, recipe, state)
+    return Model(network, tokenizer, recipe, handle, replace(stored, state=state))
 
 
 def _learned(
@@ -148,14 +148,14 @@ def load(
     """
     if is_decoder_folder(path):
         return _load_decoder(path, recipe, device)
-    manifest: Manifest | None = None
+    state: QuantizedState | None = None
     if is_quantized_folder(path):
-        network, tokenizer, manifest = load_quantized(path, device, dtype)
-        recipe = recipe or manifest.recipe
+        network, tokenizer, state = load_quantized(path, device, dtype)
+        recipe = recipe or state.recipe
     else:
         network, tokenizer = load_checkpoint(path, dtype or torch.float32, device)
         recipe = recipe or Recipe()
-    return Model(network, tokenizer, recipe, quantized_forward(network, recipe, manifest))
+    return Model(network, tokenizer, recipe, quantized_forward(network, recipe, state))
 
 
 def _load_decoder(path: str | Path, recipe: Recipe | None, device: torch.device | str) -> Model:

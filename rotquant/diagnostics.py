@@ -16,7 +16,7 @@ from rotquant.calibration import capture_layer_inputs
 from rotquant.evaluation import perplexity
 from rotquant.recipes import Recipe
 from rotquant.schemes import Calibration, QuantizationScheme, RotationScheme
-from rotquant.storage import Manifest
+from rotquant.storage import QuantizedState
 from rotquant.weights import build_weights, quantized_forward
 
 #: PrefixQuant Sec. 5.1: a token whose maximum is this many times the median is an outlier token.
@@ -86,17 +86,17 @@ def diagnose_activations(
     static = QuantizationScheme(bits=bits, clip_ratio=clip_ratio, granularity="tensor", dynamic=False)
     some = Calibration(samples=len(calibration), sequence_length=calibration.shape[1])
 
-    def measure(recipe: Recipe, manifest: Manifest | None = None) -> float:
-        with quantized_forward(model, recipe, manifest):
+    def measure(recipe: Recipe, state: QuantizedState | None = None) -> float:
+        with quantized_forward(model, recipe, state):
             return perplexity(model, tokens, sequence_length, max_windows=max_windows).perplexity
 
     unquantized = measure(Recipe())
     per_token = measure(Recipe(activations=dynamic))
     recipe = Recipe(rotation=RotationScheme(), activations=static, calibration=some)
-    manifest = build_weights(model, None, recipe, seed, calibration).manifest
-    rotated_static = measure(recipe, manifest)
+    state = build_weights(model, None, recipe, seed, calibration).state
+    rotated_static = measure(recipe, state)
     recipe = Recipe(rotation=RotationScheme(), activations=dynamic)
-    rotated = measure(recipe, manifest.model_copy(update={"recipe": recipe, "static": {}}))
+    rotated = measure(recipe, QuantizedState(state.manifest.model_copy(update={"recipe": recipe}), {}, {}))
     return ActivationDiagnosis(unquantized, per_token, rotated, rotated_static)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
 from rotquant.architectures import Architecture, architecture_of
@@ -32,6 +32,7 @@ from rotquant.quantization import ColumnSplit, QParams
 from rotquant.recipes import Recipe, first_problem
 from rotquant.rtn import QuantizedWeight
 from rotquant.schemes import Frozen
+from rotquant.wrapping import SiteKey
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,16 +46,12 @@ _WEIGHT_PARTS = ("codes", "scale", "zero_point", "columns", "outlier_values", "o
 
 
 class Manifest(Frozen):
-    """What a stored model is and how it was made: the content of rotquant.json, and the tensors that belong to it.
+    """What a stored model is and how it was made: the content of rotquant.json, and nothing that is not in it.
 
     quantized: shape [out, in] of every quantized weight by its Hugging Face name.
     seconds: wall time of each stage of the making.
     source: what the caller says of the origin: checkpoint, its digest, the digest of the code.
-    splits: outlier features by (layer, site). static: scales of static activations by (layer, site). Kept in the
-        safetensors file.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     format_version: Literal[1] = FORMAT_VERSION
     recipe: Recipe
@@ -64,18 +61,42 @@ class Manifest(Frozen):
     seconds: dict[str, float] = Field(default_factory=dict)
     source: dict[str, Any] = Field(default_factory=dict)
     versions: dict[str, str | None] = Field(default_factory=dict)
-    splits: dict[tuple[int, str], ColumnSplit] = Field(default_factory=dict, exclude=True)
-    static: dict[tuple[int, str], QParams] = Field(default_factory=dict, exclude=True)
+
+
+@dataclass(frozen=True)
+class QuantizedState:
+    """What the network of quantized weights needs to run: their manifest, and the tensors that its quantizers read.
+
+    splits: outlier features by (layer, site); empty where the recipe has none.
+    static: scales of static activations by (layer, site); empty where they are dynamic.
+    """
+
+    manifest: Manifest
+    splits: dict[SiteKey, ColumnSplit]
+    static: dict[SiteKey, QParams]
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe by which the weights were made."""
+        return self.manifest.recipe
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model whose weights are quantized: in `model` as floating-point numbers, in `weights` as integers by name."""
+    """A model whose weights are quantized: in `model` as floating-point numbers, in `weights` as integers by name.
+
+    state: what `quantized_forward` needs beside the model.
+    """
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
     weights: dict[str, QuantizedWeight | LatticeWeight]
-    manifest: Manifest
+    state: QuantizedState
+
+    @property
+    def manifest(self) -> Manifest:
+        """How the weights were made."""
+        return self.state.manifest
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -112,7 +133,7 @@ class StoredTensors:
     config: Any
     floats: dict[str, Tensor]
     weights: dict[str, QuantizedWeight | LatticeWeight]
-    manifest: Manifest
+    state: QuantizedState
 
 
 def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, Any] | None = None) -> None:
@@ -128,9 +149,9 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
     tensors = _floating_tensors(stored.model, set(stored.weights))
     for name, weight in stored.weights.items():
         tensors |= _weight_tensors(name, weight)
-    for (layer, site), split in manifest.splits.items():
+    for (layer, site), split in stored.state.splits.items():
         tensors[f"{_SITES}.{layer}.{site}.permutation"] = split.permutation
-    for (layer, site), qparams in manifest.static.items():
+    for (layer, site), qparams in stored.state.static.items():
         tensors |= _named(f"{_SITES}.{layer}.{site}", {"scale": qparams.scale, "zero_point": qparams.zero_point})
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
@@ -153,8 +174,8 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
 
 def load_quantized(
     folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase", Manifest]:
-    """Load a model folder: dequantized weights, tokenizer, and the manifest that `quantized_forward` needs.
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase", QuantizedState]:
+    """Load a model folder: dequantized weights, tokenizer, and the state that `quantized_forward` needs.
 
     Args:
         dtype: of the parameters; default, and the only one that reproduces the saved model exactly, its own.
@@ -166,8 +187,8 @@ def load_quantized(
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     stored = read_quantized(folder)
-    folder, config, manifest, tensors = Path(folder), stored.config, stored.manifest, stored.floats
-    dtype = dtype or getattr(torch, manifest.dtype)
+    folder, config, tensors = Path(folder), stored.config, stored.floats
+    dtype = dtype or getattr(torch, stored.state.manifest.dtype)
     while stored.weights:  # one at a time in both forms
         name, weight = stored.weights.popitem()
         tensors[name] = weight.dequantize(dtype)
@@ -185,7 +206,7 @@ def load_quantized(
         raise CheckpointError(f"{folder} cannot be loaded: {error}.") from None
     check_loading(folder, info)
     check_loaded(folder, model)
-    return model.eval().to(device), load_tokenizer(folder), manifest
+    return model.eval().to(device), load_tokenizer(folder), stored.state
 
 
 def read_quantized(folder: str | Path) -> StoredTensors:
@@ -207,8 +228,7 @@ def read_quantized(folder: str | Path) -> StoredTensors:
     check_finite(folder, tensors.items())
     splits, static = _take_sites(folder, manifest.recipe, architecture_of(config), tensors)
     weights = {name: _take_weight(folder, name, shape, manifest, tensors) for name, shape in manifest.quantized.items()}
-    manifest = manifest.model_copy(update={"splits": splits, "static": static})
-    return StoredTensors(config, tensors, weights, manifest)
+    return StoredTensors(config, tensors, weights, QuantizedState(manifest, splits, static))
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -307,12 +327,12 @@ def _take_lattice_weight(
 
 def _take_sites(
     folder: Path, recipe: Recipe, architecture: Architecture, tensors: dict[str, Tensor]
-) -> tuple[dict[tuple[int, str], ColumnSplit], dict[tuple[int, str], QParams]]:
+) -> tuple[dict[SiteKey, ColumnSplit], dict[SiteKey, QParams]]:
     """Take the splits and static scales of all sites out of `tensors`, as many as the recipe asks for."""
     splits, static = {}, {}
     activations, outliers = recipe.activations, recipe.outliers
 
-    def take(key: tuple[int, str], part: str, shape: tuple[int, ...]) -> Tensor:
+    def take(key: SiteKey, part: str, shape: tuple[int, ...]) -> Tensor:
         name = f"{_SITES}.{key[0]}.{key[1]}.{part}"
         tensor = tensors.pop(name, None)
         _check_shape(folder, name, tensor, shape)

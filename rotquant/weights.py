@@ -33,7 +33,7 @@ from rotquant.recipes import RUNTIME_FIELDS, Recipe
 from rotquant.rotation import check_rotation, rotate
 from rotquant.rtn import QuantizedWeight, quantize_rtn
 from rotquant.schemes import QuantizationScheme
-from rotquant.storage import Manifest, StoredModel
+from rotquant.storage import Manifest, QuantizedState, StoredModel
 from rotquant.wrapping import Handle, SiteKey, Wrapping, wrap
 
 if TYPE_CHECKING:
@@ -121,33 +121,31 @@ def build_weights(
         quantized={name: weight.shape for name, weight in weights.items()},
         seconds=seconds,
         versions=versions(),
-        splits=splits,
-        static=static,
     )
-    return StoredModel(model, tokenizer, weights, manifest)
+    return StoredModel(model, tokenizer, weights, QuantizedState(manifest, splits, static))
 
 
-def quantized_forward(model: nn.Module, recipe: Recipe, manifest: Manifest | None = None) -> Handle:
+def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | None = None) -> Handle:
     """Install the running half of a recipe (online transforms, activation and KV quantizers) for evaluation.
 
     Args:
         model: from `load_quantized` or `build_weights`, or a plain checkpoint where the recipe stores nothing.
-        recipe: may differ from the manifest's in what acts at run time.
-        manifest: of the stored weights; None for a plain checkpoint.
+        recipe: may differ from the weights' own in what acts at run time.
+        state: of the stored weights, from the same; None for a plain checkpoint.
 
     Raises:
         RecipeError: the weights were made by another recipe, or the recipe needs weights that were not made.
     """
-    if manifest is None:
+    if state is None:
         made = [name for name, value in recipe.stored().items() if value is not None]
         if made:
             raise RecipeError(f"the recipe changes weights ({', '.join(made)}): build and load its weights first.")
         return wrap(model, Wrapping(**_runtime(recipe)))
-    if recipe.stored() != manifest.recipe.stored():
+    if recipe.stored() != state.recipe.stored():
         raise RecipeError("the weights were made by another recipe: build those of this one, or evaluate that one.")
     return wrap(
         model,
-        Wrapping(rotation=recipe.rotation, outliers=manifest.splits, static=manifest.static, **_runtime(recipe)),
+        Wrapping(rotation=recipe.rotation, outliers=state.splits, static=state.static, **_runtime(recipe)),
     )
 
 

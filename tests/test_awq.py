@@ -190,8 +190,8 @@ def test_stored_integers_are_the_weights_bit_for_bit(family, dtype, tmp_path: Pa
         outlier_model(family=family, dtype=dtype), tiny_tokenizer(), RECIPE, 0, SAMPLES, progress=False
     )
     save_quantized(tmp_path / "model", stored)
-    model, _, manifest = load_quantized(tmp_path / "model")
-    assert manifest.recipe == RECIPE
+    model, _, state = load_quantized(tmp_path / "model")
+    assert state.recipe == RECIPE
     for name, weight in stored.weights.items():
         assert torch.equal(stored.model.get_parameter(name), weight.dequantize(dtype))
     for key, value in stored.model.state_dict().items():

@@ -50,12 +50,12 @@ def test_an_exported_model_has_the_stored_weights_and_any_runtime_loads_it(famil
 
 def test_with_the_recipes_quantizers_an_exported_model_is_the_quantized_one(tmp_path: Path) -> None:
     export_plain(stored(tmp_path / "quantized", EASY), tmp_path / "plain")
-    quantized, _, manifest = load_quantized(tmp_path / "quantized")
+    quantized, _, state = load_quantized(tmp_path / "quantized")
     plain, _ = load_checkpoint(tmp_path / "plain", torch.float32)
     running = Recipe.model_validate(
         {"activations": EASY.activations, "attention_output": HEAD, "keys": HEAD, "values": HEAD}
     )
-    with quantized_forward(quantized, manifest.recipe, manifest), quantized_forward(plain, running):
+    with quantized_forward(quantized, state.recipe, state), quantized_forward(plain, running):
         assert perplexity(plain, TEXT, 32) == perplexity(quantized, TEXT, 32)
 
 

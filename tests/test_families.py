@@ -49,7 +49,7 @@ def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:
 
 @torch.no_grad()
 def logits(model: nn.Module, stored: StoredModel) -> Tensor:
-    with quantized_forward(model, stored.manifest.recipe, stored.manifest):
+    with quantized_forward(model, stored.manifest.recipe, stored.state):
         return model(tiny_tokens(), use_cache=False).logits
 
 
@@ -76,10 +76,10 @@ def test_every_method_keeps_the_function_up_to_its_rounding(shape: str, name: st
 def test_a_stored_model_is_loaded_bit_for_bit(shape: str, name: str, tmp_path: Path) -> None:
     stored = build(shape, method(name))
     save_quantized(tmp_path / "model", stored)
-    model, _, manifest = load_quantized(tmp_path / "model")
+    model, _, state = load_quantized(tmp_path / "model")
     architecture = architecture_of(model)
     quantized = 0 if name == "baseline" else architecture.num_layers * len(architecture.linears)
-    assert len(manifest.quantized) == quantized
+    assert len(state.manifest.quantized) == quantized
     assert torch.equal(logits(model, stored), logits(stored.model, stored))
 
 
@@ -111,7 +111,7 @@ def test_generating_a_padded_batch_with_the_cache_is_recomputing_each_text_alone
     prompts = [tiny_tokens(1, length, seed=length)[0] for length in (7, 5, 12)]
     batch = torch.stack([torch.cat([torch.zeros(12 - len(p), dtype=torch.long), p]) for p in prompts])
     mask = torch.stack([torch.arange(12) >= 12 - len(p) for p in prompts]).long()
-    with quantized_forward(stored.model, stored.manifest.recipe, stored.manifest):
+    with quantized_forward(stored.model, stored.manifest.recipe, stored.state):
         out = stored.model.generate(
             batch,
             attention_mask=mask,

@@ -147,7 +147,7 @@ def kept_loss(settings):
     teacher = tiny_model()
     stored = build_weights(tiny_model(), None, settings, 0, progress=False)
     text = generate(teacher, 32, 24, seed=99, progress=False)
-    with torch.no_grad(), quantized_forward(stored.model, settings, stored.manifest):
+    with torch.no_grad(), quantized_forward(stored.model, settings, stored.state):
         return distillation_loss(stored.model(text, use_cache=False).logits, teacher(text).logits).item()
 
 
@@ -174,8 +174,8 @@ def test_stored_integers_are_the_trained_weights_bit_for_bit(family, dtype, tmp_
         assert torch.equal(stored.model.get_parameter(name), expected), name
         assert not torch.equal(parameter, tiny_model(family, dtype=dtype).get_parameter(name)), f"{name} is not trained"
     save_quantized(tmp_path / "model", stored)
-    model, _, manifest = load_quantized(tmp_path / "model")
-    assert manifest.recipe == settings
+    model, _, state = load_quantized(tmp_path / "model")
+    assert state.recipe == settings
     for key, value in stored.model.state_dict().items():
         assert torch.equal(model.state_dict()[key], value), key
 

@@ -154,8 +154,8 @@ def test_stored_codes_are_the_weights_bit_for_bit(family, dtype, tmp_path: Path)
     recipe = RECIPE if dtype == torch.float32 else TWO_BITS
     stored = build_weights(model, tiny_tokenizer(), recipe, 0, SAMPLES, progress=False)
     save_quantized(tmp_path / "model", stored)
-    loaded, _, manifest = load_quantized(tmp_path / "model")
-    assert manifest.recipe == recipe
+    loaded, _, state = load_quantized(tmp_path / "model")
+    assert state.recipe == recipe
     for name, weight in stored.weights.items():
         assert torch.equal(stored.model.get_parameter(name), weight.dequantize(dtype))
     for key, value in stored.model.state_dict().items():
@@ -188,7 +188,7 @@ def test_four_bits_are_close_to_the_model_and_two_are_not_far():
     errors = {}
     for bits, recipe in {4: RECIPE, 2: TWO_BITS}.items():
         stored = build_weights(tiny_model(), None, recipe, 0, SAMPLES, progress=False)
-        with torch.no_grad(), quantized_forward(stored.model, recipe, stored.manifest):
+        with torch.no_grad(), quantized_forward(stored.model, recipe, stored.state):
             errors[bits] = error(exact, stored.model(tokens).logits)
     rtn = override(RECIPE, {"quip": None, "weights": {"scheme": {"granularity": "channel"}}}, "test")
     stored = build_weights(tiny_model(), None, rtn, 0, progress=False)
@@ -243,5 +243,5 @@ def test_a_rotated_model_may_be_quantized_too():
     recipe = override(RECIPE, {"rotation": RotationScheme().model_dump()}, "test")
     tokens = tiny_tokens(batch=2)
     stored = build_weights(tiny_model(), None, recipe, 0, SAMPLES, progress=False)
-    with torch.no_grad(), quantized_forward(stored.model, recipe, stored.manifest):
+    with torch.no_grad(), quantized_forward(stored.model, recipe, stored.state):
         assert error(tiny_model()(tokens).logits, stored.model(tokens).logits) < 0.1

@@ -50,7 +50,7 @@ def changed(**fields: object) -> Recipe:
 def logits(recipe: Recipe) -> torch.Tensor:
     """Of a tiny model in float64 after the recipe, all of it."""
     stored = build_weights(tiny_model(dtype=torch.float64), None, recipe, 0, SAMPLES, progress=False)
-    with quantized_forward(stored.model, recipe, stored.manifest):
+    with quantized_forward(stored.model, recipe, stored.state):
         return stored.model(tiny_tokens(), use_cache=False).logits
 
 
@@ -75,7 +75,7 @@ def test_gptq_on_quantized_inputs_leaves_outlier_features_as_floats(monkeypatch:
         calibration=QUAROT.calibration,
     )
     stored = build_weights(tiny_model(), None, recipe, 0, SAMPLES, progress=False)
-    split = stored.manifest.splits[0, "attention_input"]
+    split = stored.state.splits[0, "attention_input"]
     token = seen[0][0, 0]
     normal = token[split.normal_columns]
     assert len(normal.unique()) <= 16
@@ -138,7 +138,7 @@ def test_half_precision_online_transforms_change_the_logits_by_their_rounding() 
     outputs = []
     for recipe in (exact, half):
         stored = build_weights(tiny_model(), None, recipe, 0, progress=False)
-        with torch.no_grad(), quantized_forward(stored.model, recipe, stored.manifest):
+        with torch.no_grad(), quantized_forward(stored.model, recipe, stored.state):
             outputs.append(stored.model(tiny_tokens(), use_cache=False).logits)
     difference = (outputs[0] - outputs[1]).abs().max()
     assert 1e-5 < difference < 1e-2  # measured 1.4e-3; float32's own rounding is 1e-6

@@ -36,6 +36,7 @@ from rotquant.schemes import (
     WeightQuantization,
 )
 from rotquant.storage import (
+    QuantizedState,
     StoredModel,
     is_quantized_folder,
     load_quantized,
@@ -110,8 +111,8 @@ def build(recipe: Recipe, family: str = "llama", seed: int = 3, **model: object)
 
 
 @torch.no_grad()
-def logits(model: torch.nn.Module, recipe: Recipe, manifest: object) -> torch.Tensor:
-    with quantized_forward(model, recipe, manifest):
+def logits(model: torch.nn.Module, recipe: Recipe, state: QuantizedState | None) -> torch.Tensor:
+    with quantized_forward(model, recipe, state):
         return model(tiny_tokens(), use_cache=False).logits
 
 
@@ -144,9 +145,9 @@ def test_a_stored_model_gives_the_same_logits_bit_for_bit(name: str, tmp_path: P
     stored = build(recipe)
     save_quantized(tmp_path / "model", stored)
     shutil.move(tmp_path / "model", tmp_path / "elsewhere")
-    model, tokenizer, manifest = load_quantized(tmp_path / "elsewhere")
-    assert torch.equal(logits(model, recipe, manifest), logits(stored.model, recipe, stored.manifest))
-    assert manifest.recipe == recipe
+    model, tokenizer, state = load_quantized(tmp_path / "elsewhere")
+    assert torch.equal(logits(model, recipe, state), logits(stored.model, recipe, stored.state))
+    assert state.recipe == recipe
     assert tokenizer.bos_token_id == 1
     for key, value in stored.model.state_dict().items():
         assert torch.equal(model.state_dict()[key], value), key
@@ -156,9 +157,9 @@ def test_a_stored_model_gives_the_same_logits_bit_for_bit(name: str, tmp_path: P
 def test_every_family_is_quantized_stored_and_loaded_in_half_precision(family: str, tmp_path: Path) -> None:
     stored = build(ROTATED_GPTQ, family, dtype=torch.float16)
     save_quantized(tmp_path / "model", stored)
-    model, _, manifest = load_quantized(tmp_path / "model")
+    model, _, state = load_quantized(tmp_path / "model")
     architecture = architecture_of(model)
-    assert len(manifest.quantized) == architecture.num_layers * len(architecture.linears)
+    assert len(state.manifest.quantized) == architecture.num_layers * len(architecture.linears)
     for key, value in stored.model.state_dict().items():
         assert torch.equal(model.state_dict()[key], value), key
     for index, layer in enumerate(decoder_layers(model)):
@@ -174,12 +175,12 @@ def test_another_process_gives_the_same_logits(tmp_path: Path) -> None:
         "import sys, torch\n"
         "from rotquant.storage import load_quantized\n"
         "from rotquant.weights import quantized_forward\n"
-        "model, _, manifest = load_quantized(sys.argv[1])\n"
-        "with torch.no_grad(), quantized_forward(model, manifest.recipe, manifest):\n"
+        "model, _, state = load_quantized(sys.argv[1])\n"
+        "with torch.no_grad(), quantized_forward(model, state.recipe, state):\n"
         "    torch.save(model(torch.tensor([[1, 9, 30, 7]]), use_cache=False).logits, sys.argv[2])\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "model"), str(tmp_path / "logits")], check=True)
-    with torch.no_grad(), quantized_forward(stored.model, ROTATED_GPTQ, stored.manifest):
+    with torch.no_grad(), quantized_forward(stored.model, ROTATED_GPTQ, stored.state):
         expected = stored.model(torch.tensor([[1, 9, 30, 7]]), use_cache=False).logits
     assert torch.equal(torch.load(tmp_path / "logits", weights_only=True), expected)
 
@@ -191,8 +192,8 @@ def test_tied_embeddings_stay_tied_without_rotation(tmp_path: Path) -> None:
     assert model.lm_head.weight is model.model.embed_tokens.weight
     rotated = build(ROTATED_GPTQ, tied=True)
     save_quantized(tmp_path / "rotated", rotated)
-    model, _, manifest = load_quantized(tmp_path / "rotated")
-    assert torch.equal(logits(model, ROTATED_GPTQ, manifest), logits(rotated.model, ROTATED_GPTQ, rotated.manifest))
+    model, _, state = load_quantized(tmp_path / "rotated")
+    assert torch.equal(logits(model, ROTATED_GPTQ, state), logits(rotated.model, ROTATED_GPTQ, rotated.state))
 
 
 def assert_gptq_by_hand(stored: StoredModel, model: nn.Module, running: Wrapping, samples: torch.Tensor) -> None:
@@ -240,7 +241,7 @@ def test_gptq_keeps_the_hidden_states_closer_than_rounding_to_nearest() -> None:
     errors = {}
     for name, recipe in {"rtn": rtn, "gptq": gptq}.items():
         stored = build(recipe)
-        with torch.no_grad(), quantized_forward(stored.model, recipe, stored.manifest):
+        with torch.no_grad(), quantized_forward(stored.model, recipe, stored.state):
             errors[name] = (stored.model(SAMPLES, use_cache=False).logits - expected).square().mean().item()
     # measured 0.0148 against 0.0262 on the calibration tokens themselves
     assert errors["gptq"] < 0.8 * errors["rtn"]
@@ -268,15 +269,15 @@ def test_static_scales_cover_the_calibration_text() -> None:
                     lambda _, x, values=values: values.append(x[0])
                 )
         stored.model(SAMPLES, use_cache=False)
-    assert stored.manifest.static.keys() == seen.keys()
+    assert stored.state.static.keys() == seen.keys()
     for key, values in seen.items():
         expected = choose_qparams(torch.cat(values), RECIPES["static"].activations).scale
-        torch.testing.assert_close(stored.manifest.static[key].scale, expected, rtol=1e-4, atol=0)  # float32, batches
+        torch.testing.assert_close(stored.state.static[key].scale, expected, rtol=1e-4, atol=0)  # float32, batches
 
 
 def test_outlier_columns_stay_in_higher_precision() -> None:
     original, stored = tiny_model(), build(RECIPES["quik"])
-    for (index, site), split in stored.manifest.splits.items():
+    for (index, site), split in stored.state.splits.items():
         assert split.outliers == 5
         name = architecture_of(original).site(site).linears[0]
         weight = stored.weights[f"model.layers.{index}.{name}.weight"]
@@ -288,9 +289,9 @@ def test_outlier_columns_stay_in_higher_precision() -> None:
 def test_the_runtime_part_of_the_recipe_may_change_but_not_the_stored_part() -> None:
     stored = build(ROTATED_GPTQ)
     eight_bit = ROTATED_GPTQ.model_copy(update={"activations": QuantizationScheme(bits=8), "keys": None})
-    quantized_forward(stored.model, eight_bit, stored.manifest).remove()
+    quantized_forward(stored.model, eight_bit, stored.state).remove()
     with pytest.raises(RecipeError, match="made by another recipe"):
-        quantized_forward(stored.model, RECIPES["rtn"], stored.manifest)
+        quantized_forward(stored.model, RECIPES["rtn"], stored.state)
     with pytest.raises(RecipeError, match="build and load its weights first"):
         quantized_forward(tiny_model(), ROTATED_GPTQ)
     with quantized_forward(tiny_model(), Recipe(activations=INPUTS)):
@@ -423,6 +424,15 @@ def test_the_manifest_says_how_the_weights_were_made(good_folder: Path) -> None:
     assert manifest.quantized[UP] == (96, 64)
     assert manifest.versions["torch"] == metadata.version("torch")
     assert is_quantized_folder(good_folder)
+
+
+def test_a_manifest_is_what_its_file_says_and_does_not_run_a_model(good_folder: Path) -> None:
+    manifest = read_manifest(good_folder)
+    assert manifest.model_dump(mode="json") == json.loads((good_folder / "rotquant.json").read_text())
+    model, _, state = load_quantized(good_folder)
+    assert state.manifest == manifest
+    with pytest.raises(AttributeError, match="splits"):  # without the outlier features another function would run
+        quantized_forward(model, manifest.recipe, manifest)
 
 
 def test_transformers_refuses_the_folder_instead_of_inventing_weights(good_folder: Path) -> None:

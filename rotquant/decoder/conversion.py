@@ -41,11 +41,11 @@ def convert(source: str | Path | StoredModel, *, dtype: str = "float16", device:
     if isinstance(source, StoredModel):
         check_config(source.model.config)
         precision = precision_of(source.manifest.recipe, dtype)
-        stored = StoredTensors(source.model.config, source.model.state_dict(), source.weights, source.manifest)
+        stored = StoredTensors(source.model.config, source.model.state_dict(), source.weights, source.state)
     else:
         stored = read_quantized(source)
         check_config(stored.config)
-        precision = precision_of(stored.manifest.recipe, dtype)
+        precision = precision_of(stored.state.recipe, dtype)
     decoder = _Conversion(stored, precision).decoder(device)
     check_changed(decoder, f"conversion to {dtype}")
     return decoder
@@ -162,7 +162,7 @@ class _Conversion:
             rope_scale=rope_scale,
             max_positions=config.max_position_embeddings,
             biases=tuple(name for name, site in self._sites() if self._bias(0, site) is not None),
-            norm_gains=self.stored.manifest.recipe.rotation is None,
+            norm_gains=self.stored.state.recipe.rotation is None,
             tied="lm_head.weight" not in self.stored.floats or config.tie_word_embeddings,
         )
 
@@ -180,9 +180,9 @@ class _Conversion:
             if linear.bias is not None:
                 tensors[f"{name}.bias"] = self._bias(index, site)
             if linear.inputs.static_scale is not None:
-                qparams: QParams = self.stored.manifest.static[index, site.name]
+                qparams: QParams = self.stored.state.static[index, site.name]
                 tensors[f"{name}.inputs.static_scale"] = qparams.scale.float().reshape(1)
-            if site.norm is not None and self.stored.manifest.recipe.rotation is None:
+            if site.norm is not None and self.stored.state.recipe.rotation is None:
                 gain = {"qkv": "attention_norm", "gate_up": "mlp_norm"}[name]
                 tensors[gain] = self._float(self._name(index, site.norm, "weight"))
         return tensors

@@ -52,15 +52,15 @@ def measure_runs(
 
     started = time.perf_counter()
     accelerator, dtype = torch_device(device), torch_dtype(runs[0].dtype)
-    manifest = None
+    state = None
     if folder is None:
         model, tokenizer = load_checkpoint(checkpoint, dtype, accelerator)
     else:
-        model, tokenizer, manifest = load_quantized(folder, accelerator, dtype)
+        model, tokenizer, state = load_quantized(folder, accelerator, dtype)
     text = functools.cache(lambda spec, split: token_ids(spec, split, tokenizer))
     reference = functools.cache(lambda: load_checkpoint(checkpoint, dtype, accelerator)[0].eval())
     for run in runs:
-        with quantized_forward(model, run.recipe, manifest):
+        with quantized_forward(model, run.recipe, state):
             measurement = _measure(run, model, tokenizer, text, reference, batch_size)
         provenance = {
             **environment(),

@@ -80,7 +80,7 @@ def test_every_family_is_computed(settings: dict, recipe: Recipe) -> None:
         parameters[name].data = weight.codes.double() * weight.qparams.scale.double()
     decoder = convert(stored, dtype="float64")
     tokens = torch.arange(22).view(2, 11)
-    with quantized_forward(model, recipe, stored.manifest), torch.no_grad():
+    with quantized_forward(model, recipe, stored.state), torch.no_grad():
         expected = model(input_ids=tokens, use_cache=False).logits
     # transformers computes norms and rotary angles in float32 whatever the model's type.
     torch.testing.assert_close(decoder.logits(tokens), expected, rtol=1e-5, atol=1e-5)
