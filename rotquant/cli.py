@@ -43,7 +43,8 @@ def _run() -> int:
 def _usage(error: Exception) -> str:
     """What typer says of arguments that it refuses, as a sentence; nothing where it has printed the help."""
     message = error.format_message().strip().rstrip(".")
-    return f"{message}; see `{error.ctx.command_path} --help`." if message and error.ctx else message
+    command = error.ctx.command_path if error.ctx else "rotquant"
+    return message and f"{message}; see `{command} --help`."
 
 
 def _stop(sentence: Exception | str) -> int:

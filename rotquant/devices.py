@@ -21,7 +21,9 @@ def torch_device(name: str) -> "torch.device":
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RecipeError(f"unknown device {name!r}; use cpu, cuda, cuda:N or auto.") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise RecipeError(f"unknown device {name!r}; use cpu, cuda, cuda:N or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RecipeError(f"device {name!r} is not available: torch sees {torch.cuda.device_count()} GPUs.")
     return device

@@ -6,7 +6,8 @@ it needs: many runs that differ only in activations, KV cache or metric share on
 rotation, which weights of several methods and widths share. Nothing here computes.
 """
 
-from functools import cached_property
+from collections.abc import Iterable
+from functools import cached_property, reduce
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError, model_validator
@@ -268,7 +269,12 @@ def override(recipe: Recipe, changes: dict[str, Any], where: str) -> Recipe:
     Raises:
         RecipeError: an unknown field or an impossible value; the sentence starts with `where`.
     """
-    return parse_recipe(_merge(recipe.model_dump(mode="json"), changes), where)
+    return override_all(recipe, [changes], where)
+
+
+def override_all(recipe: Recipe, changes: Iterable[dict[str, Any]], where: str) -> Recipe:
+    """A recipe with several changes, one after the other; only the last has to leave a valid recipe. See `override`."""
+    return parse_recipe(reduce(_merge, changes, recipe.model_dump(mode="json")), where)
 
 
 def _merge(old: Any, new: Any) -> Any:

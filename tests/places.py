@@ -44,17 +44,21 @@ def _texts(root: Path) -> dict[str, Path]:
     words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=6000)
     lines = [" ".join(words[start : start + 10]) + "\n" for start in range(0, len(words), 10)]
     files: dict[str, str | bytes] = {
-        "text": "".join(lines),
-        "short": "w3 w4 w5\n",
-        "empty": "",
-        "blank": "\n\n \n",
-        "latin": "caf\xe9\n".encode("latin-1"),
+        "text.txt": "".join(lines),
+        "short.txt": "w3 w4 w5\n",
+        "few.txt": "".join(lines[:30]),
+        "empty.txt": "",
+        "blank.txt": "\n\n \n",
+        "latin.txt": "caf\xe9\n".encode("latin-1"),
+        "named.test.txt": "".join(lines),
+        "nojson.jsonl": '{"text": "w3"}\n{{{',
+        "nofield.jsonl": '{"content": "w3"}\n',
+        "noparquet.parquet": "w3",
+        "recipe.yaml": "name: mine\nstepz: 3\n",
     }
-    made = {}
     for name, content in files.items():
-        made[name] = root / f"{name}.txt"
-        made[name].write_bytes(content if isinstance(content, bytes) else content.encode())
-    return made
+        (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return {name.partition(".")[0]: root / name for name in files}
 
 
 def _quantized(root: Path, model: Path) -> dict[str, Path]:

@@ -5,15 +5,17 @@ import random
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from rotquant import api
 from rotquant.cli import app
+from rotquant.commands.options import changed
 from rotquant.files import file_digest
 from rotquant.methods.spinquant import learn_rotations
+from rotquant.presets import preset
+from rotquant.schemes import RotationScheme
 from tests.models import VOCABULARY, tiny_model
 from tests.test_checkpoints import tiny_tokenizer
 
@@ -30,9 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=600)
+    words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=2000)
     file = tmp_path_factory.mktemp("text") / "words.txt"
-    file.write_text(" ".join(words))
+    file.write_text("".join(f"{word}\n" for word in words))
     return str(file)
 
 
@@ -126,57 +128,24 @@ def test_corpus_prints_the_hash_of_each_split(text, monkeypatch, capsys):
     assert "words" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--method", "quarrot"], "unknown method 'quarrot'; nearest: quarot"),
-        (["--set", "weights.scheme.bits=1"], "weights.scheme.bits: Input should be greater than or equal to 2"),
-        (["--set", "weights.scheme.bitz=3"], "bitz: Extra inputs are not permitted"),
-        (["--set", "weights"], "write it as field.subfield=value"),
-        (["--method", "baseline"], "nothing to write"),
-        (["--method", "quarot-128g"], "group size 128 does not divide"),
-        (["--method", "quik"], "outliers.features is 256"),
-        (["--device", "cuda:99"], "device 'cuda:99' is not available"),
-        (["--device", "gpu"], "unknown device 'gpu'"),
-        (["--dtype", "int4"], "unknown dtype 'int4'"),
-        (["--samples", "0"], "calibration.samples: Input should be greater than 0"),
-        (["--sequence-length", "5000"], "fewer than one sample of 5000"),
-        (["--corpus", "/nowhere/text.txt"], "/nowhere/text.txt"),
-        (["--rotations", "rotations.safetensors"], "the recipe learns no rotations"),
-        (["--method", "spinquant-hard", "--sequence-length", "5000"], "fewer than one sample of 5000"),
-        (["--method", "spinquant-hard", "--rotations", "pyproject.toml"], "pyproject.toml"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_writes_nothing(model, text, tmp_path, monkeypatch, capsys, arguments, sentence):
-    folder = tmp_path / "quantized"
-    given = ["quantize", model, "-o", str(folder), "--corpus", text, *SMALL, *arguments]
-    assert rotquant(monkeypatch, *given) == 2
-    error = capsys.readouterr().err
-    assert sentence in error
-    assert "Traceback" not in error
-    assert not folder.exists()
+def test_changes_that_need_each_other_stand_in_any_order():
+    both = ["weights.scheme.granularity=group", "weights.scheme.group_size=4"]
+    recipe = changed(preset("quarot"), both)
+    assert recipe.weights.scheme.group_size == 4
+    assert recipe == changed(preset("quarot"), both[::-1])
 
 
-def test_a_folder_that_is_not_a_quantized_model_is_not_overwritten(model, text, tmp_path, monkeypatch, capsys):
-    (tmp_path / "precious").write_text("mine")
-    assert rotquant(monkeypatch, "quantize", model, "-o", str(tmp_path), "--corpus", text, *SMALL) == 2
-    assert "is not a quantized model" in capsys.readouterr().err
-    assert [file.name for file in Path(tmp_path).iterdir()] == ["precious"]
+def test_changes_are_applied_one_after_the_other():
+    recipe = changed(preset("quarot"), ["rotation=null", "rotation.heads=false", "calibration.samples=3"])
+    assert recipe.rotation == RotationScheme(heads=False)
+    assert recipe.calibration.samples == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--metric", "bleu"], "unknown metric 'bleu'"),
-        (["--split", "dev"], "unknown split 'dev'"),
-        (["--sequence-length", "5000"], "fewer than one window of 5000"),
-    ],
-)
-def test_bad_evaluation_is_one_sentence(model, text, monkeypatch, capsys, arguments, sentence):
-    assert rotquant(monkeypatch, "evaluate", model, "--corpus", text, "--device", "cpu", *arguments) == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_a_missing_model_is_named(text, monkeypatch, capsys):
-    assert rotquant(monkeypatch, "evaluate", "/no/such/model", "--corpus", text) == 2
-    assert "/no/such/model" in capsys.readouterr().err
+def test_help_says_which_kind_of_model_a_command_takes(monkeypatch, capsys):
+    said = {}
+    for command in ("quantize", "diagnose", "evaluate"):
+        assert rotquant(monkeypatch, command, "--help") == 0
+        said[command] = " ".join(capsys.readouterr().out.split())
+    assert "or a folder of rotquant quantize or convert" in said["evaluate"]
+    for command in ("quantize", "diagnose"):
+        assert "A plain checkpoint: Hugging Face folder or hub id." in said[command]

@@ -156,6 +156,30 @@ def test_local_files_of_every_type_give_the_same_text(tmp_path, monkeypatch, kin
     assert load_text(spec, "test") == "\n\n".join(rows)
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_the_splits_of_a_single_file_share_no_row_and_are_all_of_it(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    rows = [f"row {i}\n" for i in range(23)]
+    file = tmp_path / f"words.{kind}"
+    file.write_text("".join(rows if kind == "txt" else (json.dumps({"text": row}) + "\n" for row in rows)))
+    spec = CorpusSpec(name="words", source="local", path=str(file))
+    parts = [load_rows(spec, split) for split in ("train", "validation", "test")]
+    assert [len(part) for part in parts] == [18, 2, 3]
+    assert [row for part in parts for row in part] == rows
+    assert load_rows(spec, "train", max_characters=5) == rows[:1]
+    assert corpus_identity(spec)["splits"]["test"]["share"] == "rows from 90 to 100 % of the file"
+
+
+def test_a_single_file_that_is_named_for_a_split_is_that_split_alone(tmp_path):
+    file = tmp_path / "wiki.test.txt"
+    file.write_text("one\ntwo\n")
+    spec = CorpusSpec(name="wiki", source="local", path=str(file))
+    assert load_rows(spec, "test") == ["one\n", "two\n"]
+    assert "share" not in corpus_identity(spec)["splits"]["test"]
+    with pytest.raises(CorpusError, match="is the test split by its name, and the train split is asked for"):
+        load_rows(spec, "train")
+
+
 def test_a_hub_dataset_that_cannot_be_reached_says_how_to_give_a_local_folder(monkeypatch):
     import datasets
 
@@ -164,7 +188,7 @@ def test_a_hub_dataset_that_cannot_be_reached_says_how_to_give_a_local_folder(mo
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     spec = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext", subset="wikitext-2-raw-v1")
-    with pytest.raises(CorpusError, match="local copy: source 'local' and the path of a folder"):
+    with pytest.raises(CorpusError, match="give the path of a local copy"):
         load_text(spec, "test")
 
 

@@ -190,7 +190,7 @@ def test_calibration_text_does_not_matter_to_a_recipe_that_does_not_calibrate():
         ({"activations": {"granularity": "group"}}, "needs a group_size"),
         ({"activations": {"group_size": 8}}, "group_size has no meaning for granularity 'token'"),
         ({"weights": {"scheme": {"granularity": "token"}}}, "weights take granularity"),
-        ({"rotation": {"resid": "hadamard"}}, "rotation.resid.*not permitted"),
+        ({"rotation": {"resid": "hadamard"}}, "rotation: unknown field 'resid'; nearest: residual"),
         ({"calibration": None}, "need a calibration section"),
         ({"smoothing": {}, "omniquant": {}}, "choose one"),
         (

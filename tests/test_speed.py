@@ -167,7 +167,7 @@ def test_patterns_choose_rows_by_name() -> None:
         ({"baseline": "FP15"}, "unknown column 'FP15'; nearest: FP16"),
         ({"unit": "s"}, "grids.0.unit"),
         ({"rows": "{Layer}"}, "two rows of grid Linear layer have one name"),
-        ({"arguments": {"tokns": 3}}, "benchmark linear: tokns: Extra inputs are not permitted"),
+        ({"arguments": {"tokns": 3}}, "benchmark linear: unknown field 'tokns'; nearest: tokens"),
         ({"arguments": {"hadamard": "float64"}}, "benchmark linear: hadamard"),
     ],
 )

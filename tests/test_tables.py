@@ -248,7 +248,7 @@ ROW = ("tables", 0, "rows", 1)
         (("tables", 0, "columns"), ["Llama-2-7b", "Llama-2-13B"], "unknown slot 'Llama-2-7b'; nearest: Llama-2-7B"),
         (("tables", 0, "metrics", 0, "kind"), "perplexty", "'perplexty' is none of perplexity, zero_shot, snr"),
         (("tables", 0, "metrics", 0, "corpus"), "c4", "corpus 'c4' is not defined under corpora"),
-        (("tables", 0, "metrics", 0, "windows"), 4, "metric perplexity.windows: Extra inputs are not permitted"),
+        (("tables", 0, "metrics", 0, "windows"), 4, "metric perplexity: unknown field 'windows'; nearest: max_windows"),
         (("tables", 0, "metrics"), [{"kind": "zero_shot", "tasks": ["pika"]}], "suite 'shipped' has no task 'pika'"),
         (("tables", 0, "caption_"), "x", "tables.0: unknown key 'caption_'; nearest: caption"),
         (("tables", 0, "baseline"), "FP16", "unknown row 'FP16'"),

@@ -19,7 +19,7 @@ def quantize(
     shape: Annotated[str, typer.Option(help="llama-2-7b, llama-2-13b or llama-2-70b.")] = "llama-2-7b",
     method: Annotated[str, typer.Option(help="A method of `rotquant quantize`.")] = "quarot",
     changes: Changes = None,
-    layers: Annotated[int | None, typer.Option(help="Only so many decoder layers: a quick trial.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Only so many decoder layers: a quick trial.")] = None,
     device: Device = "auto",
     dtype: Dtype = "bfloat16",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the record (JSON) here.")] = None,

@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rotquant.commands.options import Device
+from rotquant.commands.options import Converted, Device, Quantized
 from rotquant.devices import torch_device
 from rotquant.errors import CheckpointError, RecipeError, ResultError
 
 
 def convert(
-    model: Annotated[Path, typer.Argument(help="Folder written by `rotquant quantize`.")],
+    model: Quantized,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
     dtype: Annotated[
         str, typer.Option(help="Floating-point type of all that is not an integer: float16, bfloat16 or float32.")
@@ -39,7 +39,7 @@ def convert(
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(help="Folder written by `rotquant convert`.")],
+    model: Converted,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 64,
     device: Device = "auto",

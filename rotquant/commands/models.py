@@ -7,7 +7,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rotquant.commands.options import Changes, Corpus, Device, Dtype, Model, changed, corpus_spec
+from rotquant.commands.options import (
+    AnyModel,
+    Changes,
+    Checkpoint,
+    Corpus,
+    Device,
+    Dtype,
+    Quantized,
+    Seed,
+    changed,
+    corpus_spec,
+)
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
 from rotquant.devices import torch_device, torch_dtype
 from rotquant.errors import RecipeError, ResultError
@@ -21,7 +32,7 @@ CARD_START, CARD_END = "<!-- diagnose:start -->", "<!-- diagnose:end -->"
 
 
 def quantize(
-    model: Model,
+    model: Checkpoint,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
     method: Annotated[
         str,
@@ -32,15 +43,15 @@ def quantize(
     ] = "quarot",
     changes: Changes = None,
     corpus: Corpus = "docstrings",
-    samples: Annotated[int, typer.Option(help="Calibration samples.")] = 128,
+    samples: Annotated[int, typer.Option(min=1, help="Calibration samples.")] = 128,
     sequence_length: Annotated[
-        int, typer.Option(help="Tokens per calibration sample, and per sequence that rotations are learned on.")
+        int, typer.Option(min=2, help="Tokens per calibration sample, and per sequence that rotations are learned on.")
     ] = 2048,
     rotations: Annotated[
         Path | None,
         typer.Option(help="File of learned rotations: read where it exists, else written; continues what it began."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random rotation.")] = 0,
+    seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
 ) -> None:
@@ -85,7 +96,7 @@ def quantize(
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="Folder written by `rotquant quantize`.")],
+    model: Quantized,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's own, which is exact.")
@@ -106,20 +117,22 @@ def export(
 
 
 def evaluate(
-    model: Model,
+    model: AnyModel,
     metric: Annotated[
         str, typer.Option(help="perplexity, or zero_shot (which --tasks and --suite imply).")
     ] = "perplexity",
     corpus: Corpus = "docstrings",
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    sequence_length: Annotated[int, typer.Option(help="Tokens per window.")] = 2048,
-    max_windows: Annotated[int | None, typer.Option(help="Only the first windows. Default: all.")] = None,
+    sequence_length: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 2048,
+    max_windows: Annotated[int | None, typer.Option(min=1, help="Only the first windows. Default: all.")] = None,
     tasks: Tasks = None,
     suite: Suite = None,
     task_data: TaskData = None,
     shots: Shots = 0,
-    limit: Annotated[int | None, typer.Option(help="Only the first items of each task. Default: all.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Windows per forward pass; eight times as many items of tasks.")] = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first items of each task. Default: all.")] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Windows per forward pass; eight times as many items of tasks.")
+    ] = 8,
     device: Device = "auto",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")] = None,
 ) -> None:
@@ -128,7 +141,7 @@ def evaluate(
     Examples: `rotquant evaluate quantized/ --sequence-length 512`, `rotquant evaluate quantized/ --suite shipped`
     """
     spec = corpus_spec(corpus)
-    if metric == "zero_shot" or tasks or suite or task_data:
+    if metric == "zero_shot" or any(option is not None for option in (tasks, suite, task_data)):
         settings = zero_shot_metric(tasks, suite, task_data, shots, limit, spec)
         prepare(settings, Path(), spec)  # bad data is found before a model is loaded
     elif metric != "perplexity":
@@ -156,10 +169,10 @@ def evaluate(
 
 
 def diagnose(
-    model: Model,
+    model: Checkpoint,
     corpus: Corpus = "docstrings",
-    sequence_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
-    max_windows: Annotated[int | None, typer.Option(help="Only the first windows of the test split.")] = 64,
+    sequence_length: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 512,
+    max_windows: Annotated[int | None, typer.Option(min=1, help="Only the first windows of the test split.")] = 64,
     card: Annotated[
         Path | None, typer.Option(help="Write the result into this model card, between its diagnose markers.")
     ] = None,

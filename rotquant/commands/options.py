@@ -1,5 +1,6 @@
 """Command-line options that several commands share, and their translation into recipes and corpora."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,18 +9,41 @@ import yaml
 
 from rotquant.corpora import DOCSTRINGS, CorpusSpec
 from rotquant.errors import RecipeError
-from rotquant.recipes import Recipe, override
+from rotquant.recipes import Recipe, override_all
 
-Model = Annotated[
-    str, typer.Argument(help="Local Hugging Face folder, hub id, or a folder written by `rotquant quantize`.")
+
+def not_empty(value: str) -> str:
+    """Refuse an argument that is empty, which a shell makes of a variable that is not set."""
+    if not value.strip():
+        raise typer.BadParameter("it is empty")
+    return value
+
+
+Checkpoint = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", callback=not_empty, help="A plain checkpoint: Hugging Face folder or hub id."),
 ]
+AnyModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        callback=not_empty,
+        help="A plain checkpoint (Hugging Face folder or hub id), or a folder of `rotquant quantize` or `convert`.",
+    ),
+]
+Quantized = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder written by `rotquant quantize`.")]
+Converted = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder written by `rotquant convert`.")]
 Corpus = Annotated[
     str,
     typer.Option(
-        help="Text: `docstrings` (built from the installed packages), a .txt file, a folder of parquet/json/txt files, "
-        "or a hub id with an optional configuration, e.g. Salesforce/wikitext:wikitext-2-raw-v1."
+        callback=not_empty,
+        help="Text: `docstrings` (built from the installed packages); a folder of parquet, json, jsonl or txt files "
+        "named for their splits; one such file, of which the first 80 % are for training and calibration, the next "
+        "10 % for validation and the rest for tests; or a hub id with an optional configuration, e.g. "
+        "Salesforce/wikitext:wikitext-2-raw-v1.",
     ),
 ]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random rotation.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ... ; auto takes a GPU when there is one.")]
 Dtype = Annotated[str, typer.Option(help="Floating-point type of the network: float32, bfloat16 or float16.")]
 Changes = Annotated[
@@ -30,28 +54,48 @@ Changes = Annotated[
 ]
 
 
+#: A dataset of the hub, with its configuration; anything else that a user names is a path.
+_HUB_DATASET = re.compile(r"(?P<path>[\w-][\w.-]*(/[\w.-]+)?)(:(?P<subset>[\w.-]+))?")
+
+
 def corpus_spec(text: str) -> CorpusSpec:
     """The corpus a user names on the command line: see `Corpus`."""
     if text == "docstrings":
         return DOCSTRINGS
-    if Path(text).exists():
-        return CorpusSpec(name=Path(text).stem, source="local", path=text)
-    path, _, subset = text.partition(":")
-    return CorpusSpec(name=path.split("/")[-1], source="hub", path=path, subset=subset or None)
+    path = Path(text).expanduser()
+    hub = _HUB_DATASET.fullmatch(text)
+    if hub is None or path.exists() or path.suffix in (".txt", ".json", ".jsonl", ".parquet"):
+        return CorpusSpec(name=path.stem, source="local", path=str(path))
+    return CorpusSpec(name=hub["path"].split("/")[-1], source="hub", path=hub["path"], subset=hub["subset"])
 
 
 def changed(recipe: Recipe, changes: list[str] | None) -> Recipe:
     """Apply `--set path=value` options in order; values are YAML, so numbers, true, null and {a: 1} mean themselves.
 
+    Only all of them together have to make a valid recipe, so changes that need each other are given in any order.
+
     Raises:
-        RecipeError: an option without "=", an unknown field or an impossible value.
+        RecipeError: an option that is not written so, an unknown field or an impossible value.
     """
-    for change in changes or []:
-        path, equals, value = change.partition("=")
-        if not equals:
-            raise RecipeError(f"--set {change}: write it as field.subfield=value.")
+    if not changes:
+        return recipe
+    where = f"--set {changes[0]}" if len(changes) == 1 else "--set"
+    return override_all(recipe, [_change(text) for text in changes], where)
+
+
+def _change(text: str) -> dict[str, Any]:
+    """`a.b=value` as {"a": {"b": value}}."""
+    path, equals, value = text.partition("=")
+    parts = path.split(".")
+    if not equals or not all(parts) or not value.strip():
+        raise RecipeError(f"--set {text}: write it as field.subfield=value; null as the value leaves a section out.")
+    try:
         nested: Any = yaml.safe_load(value)
-        for part in reversed(path.split(".")):
-            nested = {part: nested}
-        recipe = override(recipe, nested, f"--set {change}")
-    return recipe
+    except yaml.YAMLError as error:
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise RecipeError(
+            f"--set {text}: the value is not YAML ({problem}); write it as 3, true, null or {{a: 1}}."
+        ) from None
+    for part in reversed(parts):
+        nested = {part: nested}
+    return nested

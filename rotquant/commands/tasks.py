@@ -20,7 +20,7 @@ Tasks = Annotated[
     typer.Option(help="Zero-shot tasks, separated by commas; `rotquant tasks` lists them. Default: a suite's."),
 ]
 Suite = Annotated[str | None, typer.Option(help="paper or shipped. Default: the one that has the tasks.")]
-Shots = Annotated[int, typer.Option(help="How many solved examples stand before each item of a task.")]
+Shots = Annotated[int, typer.Option(min=0, help="How many solved examples stand before each item of a task.")]
 TaskData = Annotated[
     Path | None,
     typer.Option(help="Suite paper: a folder with one file per task (piqa.jsonl, ...) in place of the hub."),
@@ -41,13 +41,14 @@ def tasks(
 
     Example: `rotquant tasks --suite shipped -o tasks/ && cd tasks && lm_eval --include_path . --tasks next_word ...`
     """
+    metric = zero_shot_metric(tasks, suite, task_data, shots, None, CorpusSpec())
     if output is not None:
-        _write(zero_shot_metric(tasks, suite, task_data, shots, None, CorpusSpec()), output)
+        _write(metric, output)
         return
     table = Table("suite", "task", "quoted", "chance", "what it asks")
     for name, known in TASKS.items():
         for key, task in known.items():
-            if suite in (None, name):
+            if suite in (None, name) and key in (metric.tasks or known):
                 chance = "-" if task.chance is None else f"{task.chance:.0f} %"
                 table.add_row(name, key, task.measure, chance, task.description)
     Console().print(table)
@@ -61,8 +62,9 @@ def zero_shot_metric(
     Raises:
         RecipeError: unknown suite or task, or options that exclude each other.
     """
-    names = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
-    suite = suite or ("paper" if task_data else suite_of(names))
+    names = () if tasks is None else tuple(name.strip() for name in tasks.split(","))
+    if suite is None:
+        suite = "paper" if task_data else suite_of(names)
     fields: dict[str, Any] = {"suite": suite, "tasks": names, "shots": shots, "limit": limit}
     fields["path"] = str(task_data) if task_data else None
     fields["corpus"] = corpus.name if suite == "shipped" else None

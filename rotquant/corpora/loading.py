@@ -6,6 +6,7 @@ are read, through the builders of the `datasets` library: no dataset script runs
 
 import re
 from collections.abc import Iterable
+from itertools import chain, islice
 from pathlib import Path
 
 from rotquant.corpora.docstrings import docstring_rows, versions
@@ -16,7 +17,9 @@ from rotquant.errors import CorpusError
 CACHE = Path("results") / "corpora"
 
 _BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
-_SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+_SPLIT_NAMES = {"train": {"train"}, "validation": {"validation", "valid", "val", "dev"}, "test": {"test"}}
+#: Which tenths of the rows of a single file are which split: where the first begins, where the last ends.
+_TENTHS = {"train": (0, 8), "validation": (8, 9), "test": (9, 10)}
 
 
 def load_rows(
@@ -38,7 +41,9 @@ def load_rows(
     rows = _hub_rows(spec, split, max_characters) if spec.source == "hub" else _local_rows(spec, split)
     selected = _head(rows, max_characters)
     if not any(selected):
-        raise CorpusError(f"Corpus {spec.name}: split {split!r} of {spec.path} holds no text.")
+        share = _share(spec, split)
+        cut = f" ({share}; a folder with a file for each split says otherwise)" if share else ""
+        raise CorpusError(f"Corpus {spec.name}: split {split!r} of {spec.path} holds no text{cut}.")
     return selected
 
 
@@ -57,7 +62,7 @@ def corpus_identity(
     """What a run's provenance says of its text: the specification and, per split, length and content hash.
 
     For the docstring corpus each split also has the recorded hash under "expected_sha256" (None when this portion was
-    never recorded) and the package versions it was read from.
+    never recorded) and the package versions it was read from; for a single file, which part of it the split is.
     """
     identity: dict = {**spec.model_dump(), "splits": {}}
     for split in splits:
@@ -66,6 +71,8 @@ def corpus_identity(
         if spec.source == "docstrings":
             entry["expected_sha256"] = expected_hashes().get(portion(split, max_characters))
             entry["packages"] = versions(split)
+        if share := _share(spec, split):
+            entry["share"] = share
         identity["splits"][portion(split, max_characters)] = entry
     return identity
 
@@ -91,8 +98,8 @@ def _hub_rows(spec: CorpusSpec, split: Split, max_characters: int | None) -> Ite
         reason = str(error).strip().split("\n")[0][:200]
         raise CorpusError(
             f"Corpus {spec.name}: split {split!r} of hub dataset {spec.path} could not be read "
-            f"({type(error).__name__}: {reason}); without access to the hub, give a local copy: source 'local' and the "
-            "path of a folder with its parquet, json, jsonl or txt files."
+            f"({type(error).__name__}: {reason}); without access to the hub, give the path of a local copy (in a "
+            "configuration with `source: local`): a folder with its parquet, json, jsonl or txt files."
         ) from error
     return _column(spec, data, str(spec.path))
 
@@ -120,11 +127,25 @@ def _whole(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[dict]
 
 
 def _local_rows(spec: CorpusSpec, split: Split) -> Iterable[str]:
-    for file in _split_files(spec, split):
-        if file.suffix == ".txt":
-            yield from _text_lines(spec, file)
-        else:
-            yield from _column(spec, _data_file(spec, file), str(file))
+    files = _split_files(spec, split)
+    if _share(spec, split) is None:
+        return chain.from_iterable(_file_rows(spec, file) for file in files)
+    (file,) = files
+    count = sum(1 for _ in _file_rows(spec, file))
+    start, stop = (count * tenth // 10 for tenth in _TENTHS[split])
+    return islice(_file_rows(spec, file), start, stop)
+
+
+def _share(spec: CorpusSpec, split: Split) -> str | None:
+    """Which rows of a single local file are a split; None for other corpora, and for a file named for one split."""
+    if spec.source != "local" or not _root(spec).is_file() or _splits_named(Path(_root(spec).name)):
+        return None
+    start, stop = _TENTHS[split]
+    return f"rows from {10 * start} to {10 * stop} % of the file"
+
+
+def _file_rows(spec: CorpusSpec, file: Path) -> Iterable[str]:
+    return _text_lines(spec, file) if file.suffix == ".txt" else _column(spec, _data_file(spec, file), str(file))
 
 
 def _text_lines(spec: CorpusSpec, file: Path) -> Iterable[str]:
@@ -137,31 +158,48 @@ def _text_lines(spec: CorpusSpec, file: Path) -> Iterable[str]:
 
 
 def _data_file(spec: CorpusSpec, file: Path) -> Iterable[dict]:
-    from datasets import load_dataset
+    from datasets import load_dataset, logging
 
+    logging.set_verbosity(logging.CRITICAL)  # it would log what is raised too, as lines before our sentence
     try:
         return load_dataset(_BUILDERS[file.suffix], data_files=str(file), split="train", streaming=True)
     except Exception as error:
         raise CorpusError(f"Corpus {spec.name}: {file} could not be read ({type(error).__name__}).") from error
 
 
+def _root(spec: CorpusSpec) -> Path:
+    """The folder or file of a local corpus."""
+    root = Path(str(spec.path)).expanduser()
+    return root / spec.subset if spec.subset is not None and (root / spec.subset).is_dir() else root
+
+
+def _splits_named(path: Path) -> set[str]:
+    """The splits whose name is a word of a path."""
+    words = set(re.split(r"[^a-z]+", path.as_posix().lower()))
+    return {split for split, names in _SPLIT_NAMES.items() if words & names}
+
+
 def _split_files(spec: CorpusSpec, split: Split) -> list[Path]:
     """The files of one split in name order: those with the split's name as a word of their path inside the folder.
 
-    A path that is a single file serves every split.
+    A single file is all of the splits that it is named for, and where it is named for none, each split is a part of it
+    (`_TENTHS`).
     """
-    root = Path(str(spec.path)).expanduser()
-    if spec.subset is not None and (root / spec.subset).is_dir():
-        root = root / spec.subset
+    root = _root(spec)
     if root.is_file():
         if root.suffix not in (*_BUILDERS, ".txt"):
             raise CorpusError(f"Corpus {spec.name}: {root} is not a parquet, json, jsonl or txt file.")
+        named = _splits_named(Path(root.name))
+        if named and split not in named:
+            raise CorpusError(
+                f"Corpus {spec.name}: {root} is the {' and '.join(sorted(named))} split by its name, and the {split} "
+                "split is asked for; name a folder that has a file for each."
+            )
         return [root]
     if not root.is_dir():
         raise CorpusError(f"Corpus {spec.name}: there is no folder or file {root}.")
     known = sorted(file for file in root.rglob("*") if file.suffix in (*_BUILDERS, ".txt") and file.is_file())
-    words = {file: set(re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower())) for file in known}
-    chosen = [file for file in known if words[file] & set(_SPLIT_NAMES[split])]
+    chosen = [file for file in known if split in _splits_named(file.relative_to(root))]
     if not chosen:
         found = ", ".join(file.relative_to(root).as_posix() for file in known[:5]) or "none"
         raise CorpusError(

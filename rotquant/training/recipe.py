@@ -9,13 +9,16 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from rotquant.configuration import read_yaml
 from rotquant.corpora import CorpusSpec
 from rotquant.errors import ConfigError
+from rotquant.recipes import first_problem
+from rotquant.schemes import Frozen
 
 
-class ModelShape(BaseModel):
+class ModelShape(Frozen):
     """The model configuration to train; names and defaults as in Hugging Face's `LlamaConfig`.
 
     Attributes:
@@ -24,7 +27,7 @@ class ModelShape(BaseModel):
         tie_word_embeddings: whether the language-model head is the token embedding.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
     model_type: Literal["llama", "phi3"] = "llama"
     hidden_size: int = Field(gt=0)
@@ -33,10 +36,10 @@ class ModelShape(BaseModel):
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0, multiple_of=2)
-    max_position_embeddings: int = 2048
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-5
-    initializer_range: float = 0.02
+    max_position_embeddings: int = Field(default=2048, gt=0)
+    rope_theta: float = Field(default=10000.0, gt=0)
+    rms_norm_eps: float = Field(default=1e-5, gt=0)
+    initializer_range: float = Field(default=0.02, gt=0)
     tie_word_embeddings: bool = False
 
     @model_validator(mode="after")
@@ -48,7 +51,7 @@ class ModelShape(BaseModel):
         return self
 
 
-class TrainingConfig(BaseModel):
+class TrainingConfig(Frozen):
     """A training recipe: what is trained, on what, for how long.
 
     Attributes:
@@ -63,8 +66,6 @@ class TrainingConfig(BaseModel):
         validate_every: steps between two measurements of validation perplexity.
         checkpoint_minutes: minutes between two resume files.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     stands_for: str = ""
@@ -93,18 +94,10 @@ class TrainingConfig(BaseModel):
     @classmethod
     def from_yaml(cls, path: str | Path) -> TrainingConfig:
         """Read a recipe; `ConfigError` names the file and the key that does not fit."""
-        import yaml
-
         try:
-            return cls.model_validate(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise ConfigError(f"Training recipe {path} does not exist.") from None
-        except yaml.YAMLError as error:
-            raise ConfigError(f"Training recipe {path} is not valid YAML: {' '.join(str(error).split())}.") from None
+            return cls.model_validate(read_yaml(path))
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"])) or "the file"
-            raise ConfigError(f"Training recipe {path}: {key}: {first['msg']}.") from None
+            raise ConfigError(f"Training recipe {path}: {first_problem(error)}.") from None
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of update number `step` (from 0): linear warm-up, then a cosine."""
