@@ -5,6 +5,7 @@ activations or weights a few statistics. The first quantity of a metric is its m
 imports torch.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,7 @@ class Quantity:
     unit: printed where numbers are compared.
     chance: what guessing scores, in percent, for accuracies.
     relative: whether rows are compared by what they lose in percent of another.
+    infinite: what +inf means where it is a result, the best there is; None where it means that a network overflowed.
     """
 
     name: str
@@ -30,16 +32,23 @@ class Quantity:
     unit: str = ""
     chance: float | None = None
     relative: bool = True
+    infinite: str | None = None
 
     def loss(self, value: float, reference: float) -> float:
         """How much worse `value` is than `reference`, in the quantity's own unit; negative for a gain."""
+        if value == reference:  # also inf dB and inf dB, whose difference would be nan
+            return 0.0
         return value - reference if self.better == "lower" else reference - value
+
+    def checkable(self, *values: float) -> bool:
+        """Whether measured values can decide a claim: each is finite, or infinite where that is a result."""
+        return all(math.isfinite(value) or (self.infinite is not None and value == math.inf) for value in values)
 
 
 PERPLEXITY = Quantity("perplexity", "PPL", "lower")
 AVERAGE = Quantity("average", "Avg.", "higher", "%")
 ROUGE_L = Quantity("rouge_l", "ROUGE-L", "higher", "%")
-SNR_DB = Quantity("snr", "SNR", "higher", "dB", relative=False)
+SNR_DB = Quantity("snr", "SNR", "higher", "dB", relative=False, infinite="the logits equal the unquantized network's")
 MAGNITUDES = (
     Quantity("peak_ratio", "max/median", "lower", relative=False),
     Quantity("largest", "max", "lower", relative=False),

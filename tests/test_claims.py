@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rotquant.errors import ConfigError
 from rotquant.project import Project
-from rotquant.quantities import AVERAGE, PERPLEXITY, Quantity
-from rotquant.reporting.claims import CHECKS, Number, Numbers, Score, Verdict, judge, outcomes, score
+from rotquant.quantities import AVERAGE, PERPLEXITY, SNR_DB, Quantity
+from rotquant.reporting.claims import CHECKS, Finding, Number, Numbers, Score, Verdict, judge, outcomes, score
 from rotquant.reporting.tables import Value
 from rotquant.tables import Table
 from tests.project import REPOSITORY
@@ -65,9 +65,11 @@ def verdict(
     given: Numbers | None = None,
     columns: list[str] | None = None,
     quantity: Quantity = PERPLEXITY,
+    *,
+    printed: bool = False,
 ) -> Verdict:
     chosen = table({"check": check, "columns": columns})
-    return judge(chosen.claims[0], chosen, numbers(PAPER) if given is None else given, quantity)
+    return judge(chosen.claims[0], chosen, numbers(PAPER) if given is None else given, quantity, printed=printed)
 
 
 BETTER = {"better": {"row": "QuaRot", "than": ["QUIK"]}}
@@ -147,15 +149,55 @@ def test_every_kind_of_check_can_hold_and_can_fail(kind: str) -> None:
     assert verdict({kind: arguments}, numbers(PAPER, **bad), columns_of(kind)).holds is False
 
 
-@pytest.mark.parametrize("kind", CASES)
-def test_a_row_that_broke_down_fails_every_check(kind: str) -> None:
-    """Whichever row or column a claim praises, nan or inf there never passes."""
-    arguments, good, _ = CASES[kind]
+def broken_down(kind: str) -> list[Numbers]:
+    """Numbers by which a check would hold, but that the row or column which it praises broke down."""
     praised = {"gains_increasing": ("Baseline", "7B"), "loss_larger": ("QuaRot", "13B")}
     row, column = praised.get(kind, ("QuaRot", "13B" if kind == "loss_decreasing" else "7B"))
-    for broken in (math.nan, math.inf):
-        given = {**numbers(PAPER, **good), (row, column, "perplexity"): Number(broken, math.nan, (5.0, broken))}
-        assert verdict({kind: arguments}, given, columns_of(kind)).holds is False
+    return [
+        {**numbers(PAPER, **CASES[kind][1]), (row, column, "perplexity"): Number(broken, math.nan, (5.0, broken))}
+        for broken in (math.nan, math.inf)
+    ]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_no_check_passes_or_fails_by_a_number_that_is_not_finite(kind: str) -> None:
+    for found in broken_down(kind):
+        outcome = verdict({kind: CASES[kind][0]}, found, columns_of(kind))
+        assert outcome.holds is None
+        assert any("not finite" in finding.numbers for finding in outcome.findings)
+
+
+@pytest.mark.parametrize("kind", sorted(set(CASES) - {"spread_smaller"}))  # of a paper, a deviation without a number
+def test_a_row_that_a_paper_says_broke_down_fails_every_check(kind: str) -> None:
+    for found in broken_down(kind):
+        assert verdict({kind: CASES[kind][0]}, found, columns_of(kind), printed=True).holds is False
+
+
+@given(st.lists(st.sampled_from([True, False, None])))
+def test_a_claim_fails_where_one_comparison_does_and_holds_where_all_do(found: list[bool | None]) -> None:
+    expected = False if False in found else None if None in found or not found else True
+    assert Verdict(tuple(Finding("-", "-", holds) for holds in found), ()).holds is expected
+
+
+def test_a_loss_of_zero_is_no_verdict_on_a_network_whose_numbers_are_nan() -> None:
+    check = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 0.17}}
+    given = numbers({("Baseline", "7B"): math.nan, ("QuaRot", "7B"): math.nan}, AVERAGE)
+    assert verdict(check, given, ["7B"], AVERAGE).holds is None
+    # One finite model among them says no and needs no other; one that says yes does not speak for both.
+    for value, holds in ((69.0, None), (60.0, False)):
+        both = {**given, **numbers({("Baseline", "13B"): 69.1, ("QuaRot", "13B"): value}, AVERAGE)}
+        assert verdict(check, both, quantity=AVERAGE).holds is holds
+
+
+def test_infinite_decibels_are_the_best_there_is() -> None:
+    """Equal logits have no noise; a perplexity without end is no result."""
+    given = numbers({("QuaRot", "7B"): math.inf, ("QUIK", "7B"): 20.0, ("Baseline", "7B"): math.inf}, SNR_DB)
+    assert verdict(BETTER, given, ["7B"], SNR_DB).holds is True
+    backward = {"better": {"row": "QUIK", "than": ["QuaRot"]}}
+    assert verdict(backward, given, ["7B"], SNR_DB).holds is False
+    alike = {"close": {"row": "QuaRot", "over": "Baseline", "points": 0.1}}
+    assert verdict(alike, given, ["7B"], SNR_DB).holds is True
+    assert verdict(alike, {**given, **numbers({("QuaRot", "7B"): math.nan}, SNR_DB)}, ["7B"], SNR_DB).holds is None
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -219,11 +261,11 @@ def test_what_has_no_number_is_named_and_left_out() -> None:
     assert verdict({"better": {"row": "Atom", "than": ["QuaRot"]}}, columns=["13B"]).holds is None
 
 
-def test_any_number_is_better_than_a_broken_network() -> None:
+def test_any_number_is_better_than_a_network_that_a_paper_says_broke_down() -> None:
     for broken in (math.nan, math.inf):
-        assert verdict(BETTER, numbers(PAPER, QUIK=broken)).holds is True
+        assert verdict(BETTER, numbers(PAPER, QUIK=broken), printed=True).holds is True
         accuracies = numbers({("QuaRot", "7B"): 30.0, ("QUIK", "7B"): broken}, AVERAGE)
-        assert verdict(BETTER, accuracies, ["7B"], AVERAGE).holds is True
+        assert verdict(BETTER, accuracies, ["7B"], AVERAGE, printed=True).holds is True
 
 
 def test_no_worse_allows_the_spread_over_seeds() -> None:
@@ -265,9 +307,9 @@ def test_a_loss_in_percent_of_nothing_never_holds() -> None:
 
 def test_gains_over_rows_that_broke_down_are_larger_than_any_and_not_comparable_among_themselves() -> None:
     check = {"gains_increasing": {"pairs": PAIR}}
-    assert verdict(check, numbers(PAPER, Atom=math.nan), ["7B"]).holds is True
-    assert verdict(check, numbers(PAPER, QUIK=math.inf), ["7B"]).holds is False
-    both = verdict(check, numbers(PAPER, QUIK=math.inf, Atom=math.nan), ["7B"])
+    assert verdict(check, numbers(PAPER, Atom=math.nan), ["7B"], printed=True).holds is True
+    assert verdict(check, numbers(PAPER, QUIK=math.inf), ["7B"], printed=True).holds is False
+    both = verdict(check, numbers(PAPER, QUIK=math.inf, Atom=math.nan), ["7B"], printed=True)
     assert both.holds is None
     assert "both broke down" in both.missing[0]
 

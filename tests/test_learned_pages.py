@@ -7,7 +7,7 @@ import pytest
 from rotquant.project import Project
 from rotquant.results import RunResult, read_result, run_path, write_result
 from rotquant.tracking import Logged
-from tests.test_reporting import compute, load, page, table
+from tests.reports import compute, load, page, table
 from tests.test_tracking import LEARNED, learned_record
 
 ROWS = [{"name": "Baseline", "method": "baseline"}, LEARNED, {**LEARNED, "name": "8 bits", "recipe": {"weights": None}}]

@@ -1,153 +1,29 @@
 """Reports say only what run files hold: ours, the paper's, claims, and where every number comes from."""
 
-import functools
 import json
 import math
-import xml.etree.ElementTree as ElementTree
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import rotquant.project
 from rotquant.commands.report import report_app
 from rotquant.errors import ResultError
-from rotquant.files import short_hash, write_text
+from rotquant.files import write_text
 from rotquant.presets import PRESETS, preset
 from rotquant.project import Project, load_project
 from rotquant.provenance import environment
-from rotquant.quantities import AVERAGE, PERPLEXITY, quantities
-from rotquant.reporting import claims, describe, figures, markdown, scoreboard
+from rotquant.quantities import AVERAGE, PERPLEXITY
+from rotquant.reporting import claims, describe, figures, html, markdown, scoreboard
 from rotquant.reporting import tables as collected
 from rotquant.reporting.numbers import loss_words, show, show_change
-from rotquant.reporting.style import PercentAxis
-from rotquant.results import RunResult, read_result, run_path, write_result
+from rotquant.results import read_result, run_path, write_result
 from rotquant.tracking import Logged
-from tests.project import CONFIG, PUBLISHED, TABLES, Copy
-
-VALUES = {"Baseline": 10.0, "QuaRot": 11.0}
-TEXT = {
-    "name": "docstrings",
-    "source": "docstrings",
-    "splits": {"test": {"characters": 1234, "sha256": "ab" * 32, "expected_sha256": "cd" * 32}},
-}
-TASKS = {
-    "suite": "shipped",
-    "lm_eval": "0.4.13",
-    "tasks": {"last_word": {"sha256": "ef" * 32}, "piqa": {"source": "hub"}},
-}
-PERPLEXITY_ALONE = [{"kind": "perplexity", "corpus": "wikitext2"}]
-ZERO_SHOT = {"kind": "zero_shot", "suite": "shipped", "corpus": "wikitext2", "tasks": ["last_word", "grammar"]}
-WITH_TASKS = """row,column,metric,value,unit
-Baseline,Llama-2-7B,perplexity,5.47,ppl
-Baseline,Llama-2-7B,piqa,79.11,%
-Baseline,Llama-2-7B,average,69.79,%
-QuaRot,Llama-2-7B,perplexity,6.10,ppl
-QuaRot,Llama-2-7B,piqa,76.77,%
-QuaRot,Llama-2-7B,average,65.64,%
-"""
-RATIOS = """row,column,metric,value,unit
-QuaRot,1.0,perplexity,5.938,ppl
-QuaRot,0.85,perplexity,5.850,ppl
-"""
-
-
-def table(name: str, **fields: Any) -> dict[str, Any]:
-    """The small table of tests/project.py with another name and other fields; None removes one."""
-    merged = {**TABLES["tables"][0], "id": f"quarot_{name}", **fields}
-    return {key: value for key, value in merged.items() if value is not None}
-
-
-def rows(*names: str, **fields: Any) -> list[dict[str, Any]]:
-    """A baseline row and QuaRot rows that differ in a setting of GPTQ, `fields` in the last one."""
-    recipes = [{"weights": {"gptq": {"block_size": 2 + place}}} for place in range(len(names))]
-    others = [{"name": name, "method": "quarot", "recipe": recipe} for name, recipe in zip(names, recipes, strict=True)]
-    return [{"name": "Baseline", "method": "baseline"}, *others[:-1], {**others[-1], **fields}]
-
-
-RATIO_CHANGES = {ratio: {"activations": {"clip_ratio": float(ratio)}} for ratio in ("1.0", "0.85")}
-KINDS = [
-    table("table1"),
-    table(
-        "table3",
-        metrics=[*PERPLEXITY_ALONE, ZERO_SHOT],
-        columns=["Llama-2-7B"],
-        published="published/tasks.csv",
-        figure={"kind": "tasks", "caption": "Tasks."},
-    ),
-    table(
-        "table5",
-        columns=[{"name": ratio, "slot": "Llama-2-7B"} for ratio in RATIO_CHANGES],
-        rows=rows("QuaRot", columns=RATIO_CHANGES),
-        published="published/ratios.csv",
-        claims=[],
-        figure={"kind": "lines", "caption": "Ratios.", "x": "clip ratio"},
-    ),
-    table(
-        "table9",
-        rows=rows("RTN INT4", "RTN INT8", "QuaRot INT4"),
-        columns=["Llama-2-7B", "Llama-3-8B"],
-        published=None,
-        claims=[],
-        figure={"kind": "lines", "caption": "Bits."},
-    ),
-    table(
-        "table11",
-        columns=["Llama-3-8B", {"name": "Llama-2-7B", "slot": "Llama-2-7B", "published": "published/small.csv"}],
-        published=None,
-        claims=[],
-    ),
-    table(
-        "switches",
-        rows=[*TABLES["tables"][0]["rows"], *rows("One", "Two", "Three", metrics={"perplexity": {"bos": "none"}})[1:]],
-        published="published/small.csv",
-        claims=[],
-    ),
-    table("figure1", metrics=[{"kind": "magnitudes"}], columns=["Llama-2-7B"], published=None, claims=[], figure=None),
-]
-
-
-@functools.cache
-def circumstances() -> dict[str, Any]:
-    """The environment, found out once: it asks git."""
-    return environment()
-
-
-def provenance(**more: Any) -> dict[str, Any]:
-    return {**circumstances(), "code_digest": "0123456789abcdef", "seconds": 1.5, **more}
-
-
-def metrics(run: Any, value: float) -> dict[str, float]:
-    """The run's quantities, with what a zero-shot run stores beside them."""
-    names = [quantity.name for quantity in quantities(run.metric)]
-    extra = {f"{name}.items": 1200.0 for name in names} | {f"{name}.acc_stderr": 1.4 for name in names}
-    return dict.fromkeys(names, value) | (extra if run.metric.kind == "zero_shot" else {})
-
-
-def compute(project: Project, name: str = "quarot_table1", **special: float) -> None:
-    """Write run files: the row's value, a tenth of the seed on top; `special` sets a row's value."""
-    for cell in project.cells(name):
-        for run in cell.runs:
-            value = special.get(cell.row, VALUES.get(cell.row, 12.0)) + run.seed / 10
-            weights = provenance(seconds=2.0) if run.weights_key else None
-            result = RunResult(run, metrics(run, value), provenance(corpora={"evaluation": TEXT}, tasks=TASKS), weights)
-            write_result(project.root / run_path(run.key), result)
-
-
-def load(root: Path, monkeypatch: pytest.MonkeyPatch, *tables: dict[str, Any]) -> Project:
-    monkeypatch.setattr(rotquant.project, "checkpoint_digest", lambda path: short_hash(Path(path).name))
-    copy = Copy(root)
-    copy.set_tables({**TABLES, "tables": list(tables)})
-    slots = {**CONFIG["slots"], "Llama-3-8B": {"checkpoint": "models/small"}}
-    copy.set_config({**CONFIG, "slots": slots})
-    for name, text in (("small", PUBLISHED), ("tasks", WITH_TASKS), ("ratios", RATIOS)):
-        copy.write(f"workflow/papers/quarot/published/{name}.csv", text)
-    return load_project(root=root)
+from tests.project import CONFIG, PUBLISHED, TABLES
+from tests.reports import compute, every_kind, load, page, rows, table
 
 
 @pytest.fixture
@@ -160,17 +36,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """One table of each kind, computed; tests leave its run files as they are."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        loaded = load(tmp_path_factory.mktemp("kinds"), monkeypatch, *KINDS)
-        for name in loaded.tables:
-            compute(loaded, name)
+    with every_kind(tmp_path_factory.mktemp("kinds")) as loaded:
         yield loaded
-
-
-def page(project: Project, name: str = "quarot_table1", logged: Logged | None = None) -> str:
-    """The page with ordinary spaces."""
-    chosen = project.table(name)
-    return markdown.page(project, chosen, *collected.collect(project, chosen), logged).replace("\u00a0", " ")
 
 
 def test_a_cell_is_the_mean_and_sample_deviation_over_its_seeds(project: Project) -> None:
@@ -322,34 +189,38 @@ def test_magnitudes_have_no_loss(kinds: Project) -> None:
     assert "is better" not in text
 
 
-@pytest.mark.parametrize("broken", [None, math.inf, math.nan])
-def test_every_figure_is_drawn(kinds: Project, tmp_path: Path, broken: float | None) -> None:
-    for name, chosen in kinds.tables.items():
-        if chosen.figure:
-            values, _ = collected.collect(kinds, chosen)
-            last = chosen.rows[-1].name
-            changed = {
-                place: replace(value, values=(broken,)) if broken and place[0] == last else value
-                for place, value in values.items()
-            }
-            figures.draw(kinds, chosen, changed, tmp_path / f"{name}.svg")
-            assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
-
-
-def test_a_figure_of_tasks_may_draw_some_rows(kinds: Project, tmp_path: Path) -> None:
-    chosen = kinds.table("quarot_table3")
-    values, _ = collected.collect(kinds, chosen)
-    figure = chosen.figure.model_copy(update={"rows": ("Baseline",)})
-    for name, drawn in (("all", chosen), ("one", chosen.model_copy(update={"figure": figure}))):
-        figures.draw(kinds, drawn, values, tmp_path / f"{name}.svg")
-    assert "QuaRot" in (tmp_path / "all.svg").read_text()
-    assert "QuaRot" not in (tmp_path / "one.svg").read_text()
-
-
 @pytest.mark.parametrize(("value", "printed"), [(math.inf, "Inf"), (math.nan, "NaN"), (123456.0, "1.23e+05")])
 def test_a_broken_network_is_a_result(project: Project, value: float, printed: str) -> None:
     compute(project, QuaRot=value)
-    assert f"| QuaRot | {printed} " in page(project)
+    text = page(project)
+    assert f"| QuaRot | {printed} " in text
+    assert ("not finite: the network's outputs overflow" in text) == (not math.isfinite(value))
+
+
+def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: Project, tmp_path: Path) -> None:
+    """In run files, tables, claims, the page, the scoreboard and the index; one seed of two is enough."""
+    project = load_project(root=shutil.copytree(kinds.root, tmp_path / "copy"))
+    chosen = project.table("quarot_table3")
+    broken = next(cell for cell in project.cells(chosen.id) if cell.row == "QuaRot" and cell.metric.kind == "zero_shot")
+    path = project.root / run_path(broken.runs[0].key)
+    result = read_result(path)
+    write_result(path, replace(result, metrics={**result.metrics, "average": math.nan, "grammar": math.nan}))
+    values, results = collected.collect(project, chosen)
+    collected.write_csv(project.root / collected.table_path(chosen.id), project, chosen, values)
+    again = collected.read_csv(project.root / collected.table_path(chosen.id))["QuaRot", "Llama-2-7B", "average"]
+    assert [math.isfinite(number) for number in (*again.values, again.mean)] == [False, True, False]
+    about = chosen.claims[0].model_copy(update={"quantity": "average"})
+    chosen = chosen.model_copy(update={"claims": (*chosen.claims, about)})
+    text = markdown.page(project, chosen, values, results, None).replace("\u00a0", " ")
+    assert "| NaN | *65.64* |" in text
+    assert "1 of 1 hold here, 1 not checkable" in text  # the perplexity is a number
+    assert "QuaRot, Llama-2-7B: NaN, not finite (not checkable)" in text
+    object.__setattr__(project, "tables", {**project.tables, chosen.id: chosen})
+    write_text(project.root / f"reports/{chosen.id}.md", text)
+    assert "2 claims about them: 1 hold here, 0 fail, 1 not checkable." in scoreboard.index(project)
+    shown = html.index(project)
+    assert '<span class="badge not-checkable">? not checkable</span>' in shown
+    assert "not finite: the network&#39;s outputs overflow" in shown
 
 
 def test_a_table_without_a_column_to_compute_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,38 +232,6 @@ def test_a_table_without_a_column_to_compute_is_refused(tmp_path: Path, monkeypa
     with pytest.raises(ResultError, match=r"no column to compute: its slots \(Llama-2-7B, Llama-2-13B\)"):
         collected.collect(project, chosen)
     assert claims.outcomes(project, chosen, {}) == ()
-
-
-def test_equal_numbers_give_the_same_figure(project: Project) -> None:
-    chosen = project.table("quarot_table1")
-    values, _ = collected.collect(project, chosen)
-    for name in ("a.svg", "b.svg"):
-        figures.draw(project, chosen, values, project.root / name)
-    assert (project.root / "a.svg").read_bytes() == (project.root / "b.svg").read_bytes()
-
-
-def test_a_figure_may_draw_some_rows_against_another_than_the_baseline(project: Project) -> None:
-    chosen = project.table("quarot_table1")
-    values, _ = collected.collect(project, chosen)
-    drawn = chosen.model_copy(
-        update={"figure": chosen.figure.model_copy(update={"over": "QuaRot", "rows": ("QuaRot",)})}
-    )
-    figures.draw(project, drawn, values, project.root / "over.svg")
-    text = (project.root / "over.svg").read_text()
-    assert "<!-- relative to QuaRot -->" in text
-    assert "<!-- Baseline -->" not in text
-    assert "<!-- published -->" not in text  # a number compared with itself
-
-
-@given(st.lists(st.floats(min_value=-50, max_value=1e6) | st.just(math.inf) | st.just(math.nan), min_size=1))
-def test_every_change_has_a_place_on_the_axis_and_what_broke_down_is_last(changes: list[float]) -> None:
-    axis = PercentAxis(changes)
-    low, high = axis.limits
-    places = [axis.place(change) for change in changes]
-    assert all(low < place < high for place in places)
-    finite = [place for change, place in zip(changes, places, strict=True) if math.isfinite(change)]
-    for change, place in zip(changes, places, strict=True):
-        assert math.isfinite(change) or all(place > other for other in finite)
 
 
 def test_nothing_can_be_lost_in_percent_of_nothing() -> None:

@@ -67,7 +67,7 @@ def test_a_cell_that_could_not_be_measured_says_why_and_has_no_ratio(project: Pr
     assert numbers["Linear layer", "4096x4096 batch 2", "INT4"].ratio is None
     text = page(project, table_of(project))
     assert "- out of GPU memory: 1 cell (4096x4096 batch 2, FP16)" in text
-    assert "1 cannot be checked" not in text  # the other row still decides
+    assert "1 not checkable" not in text  # the other row still decides
 
 
 def test_reasons_that_differ_in_a_number_alone_are_one_line(project: Project) -> None:
@@ -84,7 +84,7 @@ def test_without_a_record_the_page_shows_the_papers_numbers_alone_and_says_so(pr
     assert "**Not measured yet:**" in text
     assert "*2.82*" in text
     assert "not measured: 6 cells" in text
-    assert "0 of 0 hold here, 1 cannot be checked" in text
+    assert "0 of 0 hold here, 1 not checkable" in text
 
 
 def test_the_page_names_gpu_date_commit_and_whether_it_was_recorded_elsewhere(project: Project) -> None:

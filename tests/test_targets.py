@@ -105,7 +105,7 @@ def render(project: Project, name: str) -> None:
 
 def test_the_scoreboard_begins_with_nothing_and_lists_everything(project: Project) -> None:
     text = scoreboard.index(project)
-    assert "0 of 107 tables and figures are computed or recorded." in text
+    assert "0 of 107 tables and figures are built." in text
     assert (
         "| quarot_table1 | 4-bit perplexity against other methods (Llama-2) | accuracy | not yet | - | - | - |" in text
     )
@@ -115,8 +115,9 @@ def test_the_scoreboard_begins_with_nothing_and_lists_everything(project: Projec
 def test_a_rendered_target_counts_with_the_outcomes_of_its_claims(project: Project) -> None:
     render(project, "quarot_table1")
     text = scoreboard.index(project)
-    assert "1 of 107 tables and figures are computed or recorded." in text
-    assert "1 hold here and 1 fail; 1 cannot be checked" in text
+    counts = "; 3 claims about them: 1 hold here, 1 fail, 1 not checkable."
+    assert f"1 of 107 tables and figures are built{counts}" in text
+    assert f"1 of 20 tables and figures are built{counts}" in text
     assert "| [quarot_table1](quarot_table1.md) |" in text
     assert "| accuracy | computed | 1 | 1 | 1 |" in text
     standing = scoreboard.standings(project)["quarot"][0]

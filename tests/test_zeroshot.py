@@ -332,6 +332,16 @@ def test_rouge_l_is_that_of_one_greedy_summary_at_a_time(shipped: api.Model, fol
     assert "average" not in found
 
 
+@pytest.mark.parametrize("tasks", [("last_word", "grammar"), ("summary",)])
+def test_a_network_that_is_not_finite_has_no_accuracy(shipped: api.Model, folder: Path, tasks: tuple[str, ...]):
+    """Not that of a guess, which the first of several choices would be."""
+    network = copy.deepcopy(shipped.network)
+    network.model.norm.weight.data[0] = torch.nan
+    metric = ZeroShot(corpus="docstrings", tasks=tasks, limit=4)
+    found = evaluate(network, shipped.tokenizer, metric, folder)
+    assert {name for name, value in found.items() if value == value} == {f"{task}.items" for task in tasks}
+
+
 def test_a_summary_that_may_exceed_the_context_is_refused(shipped: api.Model, folder: Path, monkeypatch):
     monkeypatch.setattr(shipped.network.config, "max_position_embeddings", 32)
     metric = ZeroShot(corpus="docstrings", tasks=("summary",))

@@ -1,8 +1,10 @@
 """Claims: statements of a paper about a table, decided by the table's numbers, ours and the paper's own.
 
-Which of two numbers is better follows the quantity: lower for perplexity, higher for accuracy. A number that is not
-finite (the network broke down) ranks worst either way. What lacks a number, because the paper prints none or because a
-column is not computed, is named and left out; a claim without anything to compare has no verdict.
+Which of two numbers is better follows the quantity: lower for perplexity, higher for accuracy. What lacks a number,
+because the paper prints none or because a column is not computed, is named and left out; a claim without anything to
+compare has no verdict. Neither has one that would hold but for a number of ours that is not finite: what overflowed,
+and whose fault it is, no claim says. An Inf or NaN that a paper prints is its word for a network that broke down, and
+ranks worst.
 """
 
 import itertools
@@ -35,11 +37,11 @@ EPSILON = 1e-9
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison of a claim: where, with which numbers, and whether it holds."""
+    """One comparison of a claim: where, with which numbers, and whether it holds; None for numbers that cannot say."""
 
     place: str
     numbers: str
-    holds: bool
+    holds: bool | None
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,9 @@ class Verdict:
 
     @property
     def holds(self) -> bool | None:
-        """Whether every comparison holds; None when there was nothing to compare."""
-        return all(finding.holds for finding in self.findings) if self.findings else None
+        """Whether every comparison holds; None when none fails and not all can be decided, or there is nothing."""
+        found = {finding.holds for finding in self.findings}
+        return False if False in found else True if found == {True} else None
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Score:
-    """How many claims hold, fail and cannot be checked by our numbers."""
+    """How many claims hold, fail and are not checkable by our numbers."""
 
     holds: int
     fails: int
@@ -98,7 +101,8 @@ def outcomes(project: Project, table: Table, values: Values) -> tuple[Outcome, .
     for claim in table.claims:
         unknown = f"table {table.id}: a claim is about the unknown quantity"
         quantity = main if claim.quantity is None else lookup(known, claim.quantity, unknown)
-        found.append(Outcome(claim, judge(claim, table, ours, quantity), judge(claim, table, papers, quantity)))
+        by_paper = judge(claim, table, papers, quantity, printed=True)
+        found.append(Outcome(claim, judge(claim, table, ours, quantity), by_paper))
     return tuple(found)
 
 
@@ -108,12 +112,12 @@ def score(decided: Sequence[Outcome]) -> Score:
     return Score(verdicts.count(True), verdicts.count(False), verdicts.count(None))
 
 
-def judge(claim: Claim, table: Table, numbers: Numbers, quantity: Quantity) -> Verdict:
-    """Decide a claim by the given numbers of one quantity."""
+def judge(claim: Claim, table: Table, numbers: Numbers, quantity: Quantity, *, printed: bool = False) -> Verdict:
+    """Decide a claim by the given numbers of one quantity, ours or (`printed`) the paper's."""
     ((kind, arguments),) = claim.check.items()
     columns = tuple(column.name for column in table.columns if claim.columns is None or column.name in claim.columns)
     chosen = {(row, column): number for (row, column, name), number in numbers.items() if name == quantity.name}
-    view = View(quantity, columns, chosen)
+    view = View(quantity, columns, chosen, printed)
     results = list(CHECKS[kind](view, **arguments))
     findings = tuple(result for result in results if isinstance(result, Finding))
     return Verdict(findings, tuple(dict.fromkeys(result for result in results if isinstance(result, str))))
@@ -126,18 +130,19 @@ class View:
     quantity: Quantity
     columns: tuple[str, ...]
     numbers: Mapping[tuple[str, str], Number]
+    printed: bool
 
     def cost(self, number: Number) -> float:
-        """A mean such that less is better; infinite for a network that broke down."""
+        """A mean such that less is better; infinite for a network that a paper says broke down."""
         value = number.mean
-        return math.inf if not math.isfinite(value) else value if self.quantity.better == "lower" else -value
+        return math.inf if not self.quantity.checkable(value) else value if self.quantity.better == "lower" else -value
 
     def loss(self, row: str, over: str, column: str, *, percent: bool) -> float:
         """How much worse a row is than another, in points or percent; inf if it broke down, nan if the other did."""
         value, reference = self.numbers[row, column].mean, self.numbers[over, column].mean
-        if not math.isfinite(reference):
+        if not self.quantity.checkable(reference):
             return math.nan
-        if not math.isfinite(value):
+        if not self.quantity.checkable(value):
             return math.inf
         loss = self.quantity.loss(value, reference)
         share = percent_of(loss, reference) if percent else loss
@@ -148,12 +153,21 @@ class View:
         return [Number(value) for value in self.numbers.get((row, column), Number(math.nan)).values]
 
     def deviation(self, row: str, column: str) -> float | None:
-        """The deviation over the seeds of a place; None where there is none."""
-        return self.numbers.get((row, column), Number(math.nan)).deviation
+        """The deviation over the seeds of a place; None where there is none, or a seed's value is infinite."""
+        found = self.numbers.get((row, column), Number(math.nan)).deviation
+        return None if found is None or not math.isfinite(found) else found
 
-    def lacking(self, column: str, *rows: str) -> list[str]:
-        """The places among these that have no number."""
-        return [f"{row}, {column}" for row in rows if (row, column) not in self.numbers]
+    def lacking(self, column: str, *rows: str) -> "list[Finding | str]":
+        """What keeps these places from being compared: those without a number, else those whose number is no result.
+
+        Every check asks this before it compares.
+        """
+        absent: list[Finding | str] = [f"{row}, {column}" for row in rows if (row, column) not in self.numbers]
+        return absent or [
+            Finding(f"{row}, {column}", f"{_show(number.mean, 2)}, not finite", None)
+            for row, number in ((row, self.numbers[row, column]) for row in rows)
+            if not self.printed and not self.quantity.checkable(number.mean)
+        ]
 
     def compared(self, mine: float, other: float, *, strict: bool, margin: float = 0.0) -> str:
         """Two numbers and the relation that is asked for, such as "6.10 < 8.87 + 1"; a negative margin narrows it."""
@@ -275,8 +289,8 @@ def _gains_increasing(view: View, pairs: list[list[str]]) -> Results:
 
 def _better_than_best(view: View, row: str, than: list[str]) -> Results:
     for column, other in itertools.product(view.columns, than):
-        lacking = view.lacking(column, row) or ([] if view.seeds(other, column) else [f"{other}, {column}, by seed"])
-        if lacking:
+        unknown = [] if view.seeds(other, column) else [f"{other}, {column}, by seed"]
+        if lacking := view.lacking(column, row, other) or unknown:
             yield from lacking
             continue
         mine, best = view.numbers[row, column], min(view.seeds(other, column), key=view.cost)
@@ -286,7 +300,8 @@ def _better_than_best(view: View, row: str, than: list[str]) -> Results:
 
 def _spread_smaller(view: View, row: str, than: list[str]) -> Results:
     for column, other in itertools.product(view.columns, than):
-        if lacking := [f"{name}, {column}, deviation" for name in (row, other) if view.deviation(name, column) is None]:
+        unknown = [f"{name}, {column}, deviation" for name in (row, other) if view.deviation(name, column) is None]
+        if lacking := view.lacking(column, row, other) or unknown:
             yield from lacking
             continue
         mine, theirs = view.deviation(row, column), view.deviation(other, column)
@@ -297,8 +312,8 @@ def _spread_smaller(view: View, row: str, than: list[str]) -> Results:
 def _range_at_least(view: View, row: str, points: float) -> Results:
     for column in view.columns:
         values = [number.mean for number in view.seeds(row, column)]
-        if not values:
-            yield f"{row}, {column}, by seed"
+        if lacking := view.lacking(column, row) or ([] if values else [f"{row}, {column}, by seed"]):
+            yield from lacking
             continue
         low, high = min(values), max(values)
         text = f"{_show(low, 2)} to {_show(high, 2)} over {len(values)} seeds, {_show(high - low, 2)} ≥ {points:g}"
@@ -306,8 +321,8 @@ def _range_at_least(view: View, row: str, points: float) -> Results:
 
 
 def _best_column(view: View, row: str, column: str) -> Results:
-    if (row, column) not in view.numbers:
-        yield f"{row}, {column}"
+    if lacking := view.lacking(column, row):
+        yield from lacking
         return
     mine = view.numbers[row, column]
     for other in view.columns:

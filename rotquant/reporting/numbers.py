@@ -1,11 +1,15 @@
 """Numbers and quantities in words, as pages and figures print them. Published numbers stand in italics."""
 
 import math
+from collections.abc import Iterable
 
 from rotquant.quantities import Quantity
+from rotquant.reporting.tables import Values
 
 #: Keeps a number, its deviation and its unit on one line.
 SPACE = "\u00a0"
+
+NOT_FINITE = "NaN, Inf: not finite: the network's outputs overflow. Claims about such a number are not checkable."
 
 _WORDS = {
     "perplexity": "perplexity",
@@ -51,6 +55,18 @@ def show_change(percent: float | None, deviation: float | None = None) -> str:
     form = ".1f" if abs(percent) < 1e3 else ".0f" if abs(percent) < 1e4 else ".1e"
     spread = "" if deviation is None else f"{SPACE}±{SPACE}{deviation:{form}}"
     return f"{percent:+{form}}{spread}{SPACE}%"
+
+
+def not_finite(known: Iterable[Quantity], values: Values) -> list[str]:
+    """What a reader must know about NaN and Inf among our numbers; nothing where all are finite."""
+    notes = []
+    for quantity in known:
+        found = [value.mean for (_, _, name), value in values.items() if name == quantity.name]
+        if not quantity.checkable(*found):
+            notes.append(NOT_FINITE)
+        elif math.inf in found:
+            notes.append(f"{quantity.title} of Inf: {quantity.infinite}.")
+    return list(dict.fromkeys(notes))
 
 
 def italic(text: str) -> str:

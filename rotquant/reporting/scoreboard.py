@@ -57,7 +57,7 @@ class Standing:
 
     @property
     def score(self) -> Score:
-        """How many of its claims hold, fail and cannot be checked."""
+        """How many of its claims hold, fail and are not checkable."""
         return score(self.claims)
 
 
@@ -97,25 +97,35 @@ def totals(scores: Iterable[Score]) -> Score:
     return Score(*(sum(getattr(one, name) for one in found) for name in ("holds", "fails", "unchecked")))
 
 
+def summary(group: Iterable[Standing]) -> str:
+    """How many tables and figures of the papers are built, and what became of the claims about them, as a sentence.
+
+    Reports of our own are no part of it.
+    """
+    listed = [standing for standing in group if standing.listed]
+    done = [standing for standing in listed if standing.status != "not yet"]
+    found = totals(standing.score for standing in done)
+    counts = f"{found.holds} hold here, {found.fails} fail, {found.unchecked} not checkable"
+    claims = f"; {found.checked + found.unchecked} claims about them: {counts}" if done else ""
+    return f"{len(done)} of {len(listed)} tables and figures are built{claims}."
+
+
 def index(project: Project) -> str:
     """The scoreboard as Markdown; links are relative to the reports folder."""
     papers = subjects(project)
     found = standings(project)
-    targets = [standing for group in found.values() for standing in group if standing.listed]
-    counted = totals(standing.score for group in found.values() for standing in group)
     parts = [
         "# Scoreboard\n",
-        f"{_done(targets)} of {len(targets)} tables and figures are computed or recorded. *Computed*: rendered from "
-        "runs of this machine. *Recorded*: measured on the GPU that is named. Build one with "
-        "`snakemake --cores all reports/<target>.md`.\n",
-        f"Of the claims about them {counted.holds} hold here and {counted.fails} fail; {counted.unchecked} cannot be "
-        "checked. The same with figures and values, to filter and to search: [reports/index.html](index.html).\n",
+        f"{summary(standing for group in found.values() for standing in group)}\n",
+        "*Computed*: rendered from runs of this machine. *Recorded*: measured on the GPU that is named. *Not "
+        "checkable*: a number is missing or not finite. Build one with `snakemake --cores all reports/<target>.md`. "
+        "The same with figures and values, to filter and to search: [reports/index.html](index.html).\n",
     ]
     for paper, group in found.items():
         listed = [standing for standing in group if standing.listed]
         parts.append(f"## {papers[paper]}\n")
         if listed:
-            parts += [f"{_done(listed)} of {len(listed)}\n", _table(listed)]
+            parts += [f"{summary(listed)}\n", _table(listed)]
         if own := [standing for standing in group if not standing.listed]:
             parts += ["Further reports, of our own:\n", _table(own)]
     return "\n".join(parts)
@@ -154,10 +164,6 @@ def _values(project: Project, table: Table) -> Values | None:
         return read_csv(project.root / table_path(table.id))
     except ResultError:
         return None
-
-
-def _done(group: Sequence[Standing]) -> int:
-    return sum(standing.status != "not yet" for standing in group)
 
 
 def _table(group: Sequence[Standing]) -> str:

@@ -8,7 +8,7 @@ import io
 import logging
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,8 @@ def evaluate(
         In percent, per task: `<task>.acc`, `<task>.acc_norm` and `<task>.rouge_l`, as far as the task has them, each
         with its standard error `<task>.acc_stderr` and so on; `<task>.items`, how many items there were; `<task>`, the
         quoted one (see `Task.measure`). Over tasks: `average`, the mean of the quoted accuracies, and `rouge_l`, the
-        mean of the ROUGE-L, with `rouge_l_stderr`.
+        mean of the ROUGE-L, with `rouge_l_stderr`. All are nan for a task on which the network's outputs are not
+        finite, and so are the means.
 
     Raises:
         RecipeError: unknown task.
@@ -65,14 +66,16 @@ def evaluate(
             results = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=False)
         finally:
             model.train(was_training)
-    return _flat(metric, names, results)
+    return _flat(metric, names, results, harness.not_finite)
 
 
-def _flat(metric: ZeroShot, names: tuple[str, ...], results: dict[str, Any]) -> dict[str, float]:
+def _flat(
+    metric: ZeroShot, names: tuple[str, ...], results: dict[str, Any], not_finite: Collection[str]
+) -> dict[str, float]:
     metrics: dict[str, float] = {}
     quoted: dict[str, list[str]] = {}
     for name in names:
-        metrics |= _pooled(name, results)
+        metrics |= _pooled(name, results, finite=not set(parts(name)) & set(not_finite))
         measure = TASKS[metric.suite][name].measure
         metrics[name] = metrics[f"{name}.{measure}"]
         quoted.setdefault("rouge_l" if measure == "rouge_l" else "average", []).append(name)
@@ -84,8 +87,8 @@ def _flat(metric: ZeroShot, names: tuple[str, ...], results: dict[str, Any]) -> 
     return metrics
 
 
-def _pooled(name: str, results: dict[str, Any]) -> dict[str, float]:
-    """The measures of a task over the items of all its parts, with their standard errors."""
+def _pooled(name: str, results: dict[str, Any], *, finite: bool) -> dict[str, float]:
+    """The measures of a task over the items of all its parts, with their standard errors; nan unless `finite`."""
     counts = {part: results["n-samples"][part]["effective"] for part in parts(name)}
     items = sum(counts.values())
 
@@ -98,8 +101,9 @@ def _pooled(name: str, results: dict[str, Any]) -> dict[str, float]:
             value = mean(measure)
             # The sample deviation over sqrt(n), from the mean of squares, which zeros and ones are themselves.
             variance = max(0.0, mean(squared) - value**2)
-            metrics[f"{name}.{measure}"] = 100 * value
-            metrics[f"{name}.{measure}_stderr"] = 100 * math.sqrt(variance / (items - 1)) if items > 1 else math.nan
+            error = math.sqrt(variance / (items - 1)) if items > 1 else math.nan
+            metrics[f"{name}.{measure}"] = 100 * value if finite else math.nan
+            metrics[f"{name}.{measure}_stderr"] = 100 * error if finite else math.nan
     return metrics
 
 

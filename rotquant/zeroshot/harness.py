@@ -6,6 +6,7 @@ tokenized in one batch; no item is ever truncated; logits become log-probabiliti
 
 import functools
 import itertools
+import math
 import random
 import re
 import sys
@@ -20,7 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from rotquant.errors import TaskError
 from rotquant.onednn import OneDNNLinear
@@ -82,7 +83,11 @@ def set_shots(tasks: dict[str, Task], shots: int) -> None:
 
 
 class Harness(HFLM):
-    """A causal language model in memory, for log-likelihoods of continuations and for greedy generation."""
+    """A causal language model in memory, for log-likelihoods of continuations and for greedy generation.
+
+    not_finite: names of the tasks on which the network's outputs were not: the first of several choices would be the
+        likeliest, and accuracy that of a guess.
+    """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, bos: bool, batch_size: int) -> None:
         pad_token = tokenizer.pad_token
@@ -96,6 +101,7 @@ class Harness(HFLM):
             softmax_dtype=torch.float32,
         )
         tokenizer.pad_token = pad_token  # HFLM chooses one, which nothing here needs and the caller did not ask for
+        self.not_finite: set[str] = set()
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-likelihood of each request's continuation, and whether greedy decoding would give it.
@@ -108,7 +114,10 @@ class Harness(HFLM):
         self._check_lengths(requests, lengths)
         at_once = _LOGITS_AT_ONCE // (max(lengths) * self.model.config.vocab_size)
         self.batch_size_per_gpu = max(1, min(self.batch_size_per_gpu, at_once))
-        return self._loglikelihood_tokens(encoded, disable_tqdm=disable_tqdm or not sys.stderr.isatty())
+        scores = self._loglikelihood_tokens(encoded, disable_tqdm=disable_tqdm or not sys.stderr.isatty())
+        scored = zip(requests, scores, strict=True)
+        self.not_finite |= {request.task_name for request, (score, _) in scored if not math.isfinite(score)}
+        return scores
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The greedy continuation of each request's context, up to a stop string or its number of tokens.
@@ -125,14 +134,21 @@ class Harness(HFLM):
         with tqdm(total=len(requests), unit="text", disable=disable_tqdm or not sys.stderr.isatty()) as bar:
             for setting, group in itertools.groupby(order, key=settings.__getitem__):
                 for batch in _batches(list(group), self.batch_size_per_gpu):
-                    found = self._generate([contexts[index] for index in batch], *setting)
+                    found, finite = self._generate([contexts[index] for index in batch], *setting)
                     for index, text in zip(batch, found, strict=True):
                         texts[index] = text
+                    if not finite:
+                        self.not_finite |= {requests[index].task_name for index in batch}
                     bar.update(len(batch))
         return texts
 
-    def _generate(self, contexts: list[list[int]], until: tuple[str, ...], tokens: int) -> list[str]:
-        """Continue a batch of contexts, which are filled up on the left and masked there."""
+    def _generate(self, contexts: list[list[int]], until: tuple[str, ...], tokens: int) -> tuple[list[str], bool]:
+        """Continue a batch of contexts, which are filled up on the left and masked there.
+
+        Returns:
+            The texts, and whether all logits were finite.
+        """
+        watch = _Watch()
         width = max(map(len, contexts))
         ids = torch.full((len(contexts), width), self.prefix_token_id)
         mask = torch.zeros_like(ids)
@@ -146,11 +162,12 @@ class Harness(HFLM):
                 max_new_tokens=tokens,
                 do_sample=False,
                 stop_strings=list(until),
+                logits_processor=LogitsProcessorList([watch]),
                 tokenizer=self.tokenizer,
                 pad_token_id=self.prefix_token_id,
             )
         texts = self.tokenizer.batch_decode(generated[:, width:], skip_special_tokens=True)
-        return [re.split("|".join(map(re.escape, until)), text, maxsplit=1)[0] for text in texts]
+        return [re.split("|".join(map(re.escape, until)), text, maxsplit=1)[0] for text in texts], watch.finite
 
     def _check_lengths(self, requests: list[Instance], lengths: list[int]) -> None:
         """Raise `TaskError` where the longest item does not fit into the model's context."""
@@ -180,6 +197,16 @@ class Harness(HFLM):
     def _model_call(self, inps: Tensor, attn_mask: Any = None, labels: Any = None) -> Tensor:
         with torch.no_grad(), OneDNNLinear():
             return self.model(input_ids=inps, use_cache=False).logits
+
+
+class _Watch(LogitsProcessor):
+    """Sees whether all logits of a generation are finite, and leaves them as they are."""
+
+    finite = True
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.finite = self.finite and bool(scores.isfinite().all())
+        return scores
 
 
 def _batches(members: list[int], size: int) -> Iterator[list[int]]:

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from rotquant.project import Project
 from rotquant.reporting.html.views import papers
-from rotquant.reporting.scoreboard import standings, totals
+from rotquant.reporting.scoreboard import standings, summary
 
 _FOLDER = Path(__file__).parent
 
@@ -37,8 +37,7 @@ def index(project: Project) -> str:
         style=(_FOLDER / "style.css").read_text(encoding="utf-8"),
         script=(_FOLDER / "script.js").read_text(encoding="utf-8"),
         papers=papers(project, found),
-        targets=[standing for standing in everything if standing.listed],
-        score=totals(standing.score for standing in everything),
+        summary=summary(everything),
     )
 
 

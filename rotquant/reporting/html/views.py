@@ -17,7 +17,7 @@ from rotquant.reporting.figures import figure_path
 from rotquant.reporting.html.grid import Cell, Grid
 from rotquant.reporting.html.inline_svg import inline_svg
 from rotquant.reporting.html.speed import speed_facts, speed_grids
-from rotquant.reporting.numbers import show, words
+from rotquant.reporting.numbers import not_finite, show, words
 from rotquant.reporting.pages.values import printed_decimals
 from rotquant.reporting.pages.verdicts import findings
 from rotquant.reporting.scoreboard import Standing, subjects
@@ -119,7 +119,7 @@ def _card(project: Project, standing: Standing) -> Card:
         table.caption,
         _figure(project, table.id, table.figure),
         table.figure.caption if table.figure else "",
-        table.notes,
+        (*not_finite(project.quantities(table), values), *table.notes),
         _main_grids(project, table, values),
         _task_grids(project, table, values),
         tuple(_claim(outcome) for outcome in standing.claims),

@@ -7,7 +7,7 @@ from pathlib import Path
 from rotquant.project import Project
 from rotquant.quantities import DESCRIPTIVE, Quantity
 from rotquant.reporting.changes import change_between
-from rotquant.reporting.numbers import italic, show, show_change, words
+from rotquant.reporting.numbers import italic, not_finite, show, show_change, words
 from rotquant.reporting.tables import Values, main_quantities, markdown_table
 from rotquant.tables import Published, Row, Table, read_published
 
@@ -25,7 +25,8 @@ def values_section(project: Project, table: Table, values: Values) -> str:
         ours = show(values[place].mean, values[place].deviation, max(2, digits)) if place in values else "-"
         return ours, italic(show(published.get(place), None, digits))
 
-    return "\n".join(["## Values\n", *_tables(project, table, table.rows, pair, mains), _footnotes(project, table)])
+    tables = _tables(project, table, table.rows, pair, mains)
+    return "\n".join(["## Values\n", *tables, _footnotes(project, table, values)])
 
 
 def change_section(project: Project, table: Table, values: Values) -> str:
@@ -97,12 +98,13 @@ def printed_decimals(published: Published, quantity: Quantity) -> int:
     return max((min(len(text.partition(".")[2]), 3) for text in texts if "e" not in text), default=2)
 
 
-def _footnotes(project: Project, table: Table) -> str:
-    """What a reader must know about the ±, about rows without numbers of ours, and about single columns."""
+def _footnotes(project: Project, table: Table, values: Values) -> str:
+    """What a reader must know about the ±, about what is not finite or not computed, and about single columns."""
     seeds = ", ".join(map(str, project.seeds(table)))
     lines = [f"Mean ± sample deviation over the seeds {seeds}; where nothing is random a number is computed once."]
     if len(project.seeds(table)) == 1:
         lines = [f"One run a number; where something is random, of seed {seeds}."]
+    lines += not_finite(project.quantities(table), values)
     reasons: dict[str, list[str]] = {}
     for row in table.rows:
         if row.not_computed is not None:

@@ -26,7 +26,7 @@ def claims_section(project: Project, table: Table, decided: Sequence[Outcome]) -
         details.append(f"   - here: {findings(outcome.ours)}\n   - *published*: {findings(outcome.papers)}\n")
     counted = score(decided)
     title = "Claims of the paper" if is_of_the_paper(table) else "Claims"
-    unchecked = f", {counted.unchecked} cannot be checked" if counted.unchecked else ""
+    unchecked = f", {counted.unchecked} not checkable" if counted.unchecked else ""
     return "\n".join(
         [
             f"## {title}: {counted.holds} of {counted.checked} hold here{unchecked}\n",
@@ -43,6 +43,7 @@ def verdict_words(holds: bool | None) -> str:
 
 def findings(verdict: Verdict) -> str:
     """The comparisons behind a verdict in one line; those that fail are marked, what lacks a number is named."""
-    parts = [f"{finding.place}: {finding.numbers}{'' if finding.holds else ' ❌'}" for finding in verdict.findings]
+    marks = {True: "", False: " ❌", None: " (not checkable)"}
+    parts = [f"{finding.place}: {finding.numbers}{marks[finding.holds]}" for finding in verdict.findings]
     parts += [f"no number for {where}" for where in verdict.missing]
     return "; ".join(parts) or "nothing to compare"

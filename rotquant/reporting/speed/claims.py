@@ -6,6 +6,7 @@ a spread: a claim that holds within its noise fails, and shows by how little.
 """
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,6 +73,9 @@ def _findings(claim: Claim, grid: Grid, column: str, ratio: Ratio, prefix: str) 
         yield from [f"{prefix}{compared}"] if chosen else []
         return
     yield from (f"{prefix}{row}, {compared}" for row in chosen if row not in known)
+    if broken := [row for row, value in known.items() if not math.isfinite(value)]:
+        yield from (Finding(f"{prefix}{row}, {compared}", f"{known[row]}, not finite", None) for row in broken)
+        return
     prefix += f"{column}, " if len(check.columns) > 1 else ""
     ratios = {row: _compared(check, grid, value) for row, value in known.items()}
     if check.increasing:

@@ -73,7 +73,7 @@ def claims_section(table: SpeedTable, decided: Sequence[Outcome]) -> str:
         details.append(f"{number}. {claim.text}\n\n   - here: {findings(outcome.ours)}\n{printed}")
     counted = score(decided)
     name, verb = ("Claims of the paper", "hold here") if of_paper else ("Goals", "are reached")
-    unchecked = f", {counted.unchecked} cannot be checked" if counted.unchecked else ""
+    unchecked = f", {counted.unchecked} not checkable" if counted.unchecked else ""
     header = ["", "Claim" if of_paper else "Goal", "here", *(["Section", "*paper's numbers*"] if of_paper else [])]
     return "\n".join(
         [
