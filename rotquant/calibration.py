@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from rotquant.architectures import Architecture, Site, architecture_of, base_model, decoder_layers
 from rotquant.onednn import OneDNNLinear
+from rotquant.progress import Task, task
 
 #: Tokens that pass a layer at once when the caller does not say.
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
@@ -47,14 +47,20 @@ class LayerStream:
         self.device = device
         self.batch_size = batch_size
         self._recorded: dict[str, list[Tensor]] = {}
+        self._task: Task
 
-    def layers(self, description: str, progress: bool = True) -> Iterator[tuple[int, nn.Module]]:
+    def layers(self, description: str) -> Iterator[tuple[int, nn.Module]]:
         """Yield index and layer, each on the device while the caller's loop body runs; the body advances the stream."""
-        bar = tqdm(self.modules, desc=description, unit="layer", disable=None if progress else True, leave=False)
-        for index, layer in enumerate(bar):
-            with on_device(layer, self.device):
-                yield index, layer
-            self._recorded.clear()
+        with task(description, "layer", len(self.modules)) as self._task:
+            for index, layer in enumerate(self.modules):
+                with on_device(layer, self.device):
+                    yield index, layer
+                self._recorded.clear()
+                self._task.advance()
+
+    def sites(self) -> Iterator[Site]:
+        """The sites of the layer that `layers` has yielded, in execution order, each a part of its progress."""
+        return self._task.parts(self.architecture.sites)
 
     @torch.no_grad()
     def feed(self, index: int, site: Site, receive: Callable[[Tensor], None]) -> None:

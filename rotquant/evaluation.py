@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
 
 from rotquant.corpora import BOS, evaluation_windows
 from rotquant.onednn import OneDNNLinear
+from rotquant.progress import task
 
 #: Upper bound on the logits held at once, in elements. 2^26 float32 values are 256 MiB; 2^22, 16 MiB, stay in a CPU's
 #: cache and in memory that the allocator keeps (from 32 MiB on it maps fresh pages for every tensor).
@@ -100,10 +100,11 @@ def perplexity(
     batch_size = max(1, min(batch_size, limit // (sequence_length * vocabulary)))
     was_training = model.training
     model.eval()
-    parts = [
-        window_nll(model, batch.to(device)).cpu()
-        for batch in tqdm(windows.split(batch_size), desc=description, disable=None, leave=False)
-    ]
+    parts = []
+    with task(description, "window", len(windows)) as under_way:
+        for batch in windows.split(batch_size):
+            parts.append(window_nll(model, batch.to(device)).cpu())
+            under_way.advance(len(batch))
     model.train(was_training)
     losses = torch.cat(parts)
     nll = losses.mean().item()

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from rotquant.corpora import BOS, evaluation_windows
 from rotquant.distortion import decibel, square_sum
 from rotquant.onednn import OneDNNLinear
+from rotquant.progress import track
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def end_to_end_snr(
     windows = evaluation_windows(token_ids, sequence_length, bos)[:max_windows]
     device = next(model.parameters()).device
     ratios = torch.tensor(
-        [window_snr(model, reference, window.to(device)) for window in tqdm(windows, "SNR", disable=None, leave=False)],
+        [window_snr(model, reference, window.to(device)) for window in track(windows, "SNR", "window")],
         dtype=torch.float64,
     )
     count = len(ratios)

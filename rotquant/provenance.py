@@ -38,8 +38,8 @@ STAGES: dict[str, tuple[str, ...]] = {
     "index": ("rotquant.reporting.scoreboard", "rotquant.reporting.html"),
 }
 
-#: Modules whose edits cannot change a result: how a sentence is worded, how a file is put in place.
-NEUTRAL = frozenset({"rotquant", "rotquant.errors", "rotquant.files", "rotquant.provenance"})
+#: Modules whose edits cannot change a result: how a sentence is worded, a file put in place, progress shown.
+NEUTRAL = frozenset({"rotquant", "rotquant.errors", "rotquant.files", "rotquant.progress", "rotquant.provenance"})
 
 #: Packages that a time depends on. What else benchmarks import describes models and recipes, or simulates them.
 TIMED = ("rotquant.bench", "rotquant.kernels", "rotquant.decoder", "rotquant.hadamard")

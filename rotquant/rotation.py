@@ -23,6 +23,7 @@ from rotquant.architectures import (
     lm_head,
 )
 from rotquant.errors import RecipeError
+from rotquant.progress import track
 from rotquant.rotations import Rotations, check_rotations, initial_rotations
 from rotquant.schemes import RotationScheme
 
@@ -103,7 +104,7 @@ def rotate(
         residual = residual.to(device)
     fusion = _Fusion(architecture, scheme, residual, device)
     fusion.rotate_embedding(embedding(model).weight)
-    for index, layer in enumerate(decoder_layers(model)):
+    for index, layer in enumerate(track(decoder_layers(model), "rotating", "layer")):
         fusion.rotate_layer(layer, rotations.values[index] if rotations.values else None)
     fusion.rotate_readers(final_norm(model), [lm_head(model).weight])
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from rotquant.architectures import Architecture, Site, architecture_of, decoder_layers
 from rotquant.calibration import LayerStream, capture_layer_inputs, on_device
@@ -27,6 +26,7 @@ from rotquant.methods.outliers import check_outliers, select_outliers
 from rotquant.methods.quip import check_quip, quantize_quip_site
 from rotquant.methods.smoothquant import smooth
 from rotquant.methods.statistics import Statistic, collect_statistics
+from rotquant.progress import silenced, task
 from rotquant.provenance import versions
 from rotquant.quantization import ColumnSplit, QParams, check_groups, choose_qparams
 from rotquant.recipes import RUNTIME_FIELDS, Recipe
@@ -69,7 +69,7 @@ def build_weights(
         rotations: learned ones (`rotquant.methods.spinquant`); needed where the recipe learns its rotations.
         device: where the work is done.
         batch_size: calibration samples at once; default by their length.
-        progress: show a progress bar where there is a terminal.
+        progress: say how far it is (`rotquant.progress`).
 
     Raises:
         RecipeError: the recipe does not fit the model, or samples are missing; before anything is changed.
@@ -81,7 +81,16 @@ def build_weights(
         problem = "learns its rotations: pass those that learn_rotations found" if recipe.learning else "learns none"
         raise RecipeError(f"the recipe {problem}.")
     check_finite("the model", model.named_parameters())
-    stage = _Stage(model, recipe, samples, torch.device(device), batch_size, progress)
+    stage = _Stage(model, recipe, samples, torch.device(device), batch_size)
+    with silenced(not progress):
+        return _build(stage, tokenizer, seed, rotations)
+
+
+def _build(
+    stage: "_Stage", tokenizer: "PreTrainedTokenizerBase | None", seed: int, rotations: "Rotations | None"
+) -> StoredModel:
+    """The stored part of the stage's recipe, one method after the other."""
+    model, recipe, device = stage.model, stage.recipe, stage.device
     seconds: dict[str, float] = {}
     weights: Weights = {}
     splits: Splits = {}
@@ -95,7 +104,7 @@ def build_weights(
             smooth(model, recipe.smoothing, stage.statistics("max"))
     if recipe.llm_qat is not None:
         with _timed(seconds, "LLM-QAT"):
-            llm_qat.train_model(model, recipe, device, progress)
+            llm_qat.train_model(model, recipe, device)
     if recipe.outliers is not None:
         with _timed(seconds, "outliers"):
             for index, measured in enumerate(stage.statistics(recipe.outliers.statistic)):
@@ -189,7 +198,6 @@ class _Stage:
         samples: Tensor | None,
         device: torch.device,
         batch_size: int | None,
-        progress: bool,
     ) -> None:
         self.model = model
         self.architecture: Architecture = architecture_of(model)
@@ -197,7 +205,6 @@ class _Stage:
         self.samples = samples
         self.device = device
         self.batch_size = batch_size
-        self.progress = progress
         self.online = Wrapping(rotation=recipe.rotation)
         self.generator = torch.Generator().manual_seed(recipe.quip.seed if recipe.quip else 0)  # QuIP#'s signs
 
@@ -208,21 +215,23 @@ class _Stage:
     def statistics(self, statistic: Statistic) -> list[dict[str, Tensor]]:
         """A statistic of every site's features by layer, of the model as it is now, on the host."""
         with wrap(self.model, self.online):
-            return collect_statistics(self.capture(), statistic, self.progress)
+            return collect_statistics(self.capture(), statistic)
 
     def round_to_nearest(self, splits: Splits) -> Weights:
         """Round every weight; no calibration, no forward pass."""
         weights: Weights = {}
-        layers = tqdm(decoder_layers(self.model), desc="RTN", unit="layer", leave=False, disable=self._quiet())
-        for index, layer in enumerate(layers):
-            with on_device(layer, self.device):
-                for site in self.architecture.sites:
-                    split = splits.get((index, site.name))
-                    rounded = [
-                        quantize_rtn(layer.get_submodule(name).weight.detach(), self.recipe.weights, split)
-                        for name in site.linears
-                    ]
-                    weights |= self._store(index, layer, site, rounded)
+        layers = decoder_layers(self.model)
+        with task("rounding to nearest", "layer", len(layers)) as under_way:
+            for index, layer in enumerate(layers):
+                with on_device(layer, self.device):
+                    for site in under_way.parts(self.architecture.sites):
+                        split = splits.get((index, site.name))
+                        rounded = [
+                            quantize_rtn(layer.get_submodule(name).weight.detach(), self.recipe.weights, split)
+                            for name in site.linears
+                        ]
+                        weights |= self._store(index, layer, site, rounded)
+                under_way.advance()
         return weights
 
     def site_by_site(self, splits: Splits) -> Weights:
@@ -230,8 +239,8 @@ class _Stage:
         weights: Weights = {}
         with wrap(self.model, self._seen_inputs(splits)):
             stream = self.capture()
-            for index, layer in stream.layers("QuIP#" if self.recipe.quip else "GPTQ", self.progress):
-                for site in self.architecture.sites:
+            for index, layer in stream.layers("QuIP#" if self.recipe.quip else "GPTQ"):
+                for site in stream.sites():
                     weights |= self._site(stream, index, layer, site, splits.get((index, site.name)))
                 if index + 1 < self.architecture.num_layers:
                     stream.advance(index)
@@ -248,18 +257,18 @@ class _Stage:
     def omniquant(self, seed: int) -> Weights:
         """OmniQuant block by block, along a full-precision and a quantized stream of hidden states."""
         stream = self.capture()
-        return self._named(omniquant.quantize_model(self.model, stream, self.recipe, seed=seed, progress=self.progress))
+        return self._named(omniquant.quantize_model(self.model, stream, self.recipe, seed=seed))
 
     def awq(self) -> Weights:
         """AWQ layer by layer, on inputs of the full-precision model."""
-        return self._named(awq.quantize_model(self.model, self.capture(), self.recipe, progress=self.progress))
+        return self._named(awq.quantize_model(self.model, self.capture(), self.recipe))
 
     def static_scales(self, splits: Splits) -> dict[SiteKey, QParams]:
         """Per-tensor scales of every site from the smallest and largest normal feature over the calibration text."""
         static: dict[SiteKey, QParams] = {}
         with wrap(self.model, self.online):
             stream = self.capture()
-            for index, layer in stream.layers("static scales", self.progress):
+            for index, layer in stream.layers("static scales"):
                 with _ranges(layer, self.architecture, index, splits) as ranges:
                     stream.advance(index)
                 for site, extremes in ranges.items():
@@ -307,9 +316,6 @@ class _Stage:
 
     def _name(self, index: int, linear: str) -> str:
         return f"{self.model.base_model_prefix}.layers.{index}.{linear}.weight"
-
-    def _quiet(self) -> bool | None:
-        return None if self.progress else True
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def test_the_search_sees_the_inputs_of_the_full_precision_model():
     reference, model = outlier_model(dtype=torch.float64), outlier_model(dtype=torch.float64)
     architecture = architecture_of(model)
     stream = capture_layer_inputs(model, SAMPLES, batch_size=4)
-    weights = list(awq.quantize_model(model, stream, RECIPE, progress=False))
+    weights = list(awq.quantize_model(model, stream, RECIPE))
     for index, layer in enumerate(decoder_layers(reference)):
         inputs = {}
         for site in architecture.sites:

@@ -36,7 +36,7 @@ def test_every_site_is_fed_what_an_ordinary_forward_pass_gives_it(family: str) -
     model, samples = tiny_model(family), tiny_tokens(batch=5, tokens=12)
     expected = inputs_of_all_sites(model, samples)
     stream = capture_layer_inputs(model, samples, batch_size=2)
-    for index, _layer in stream.layers("test", progress=False):
+    for index, _layer in stream.layers("test"):
         for site in stream.architecture.sites:
             parts: list[torch.Tensor] = []
             stream.feed(index, site, parts.append)
@@ -51,7 +51,7 @@ def test_sliding_windows_keep_their_mask() -> None:
     model = tiny_model("mistral", sliding_window=4)
     samples = tiny_tokens(batch=3, tokens=16)
     stream = capture_layer_inputs(model, samples, batch_size=2)
-    for index, _ in stream.layers("test", progress=False):
+    for index, _ in stream.layers("test"):
         stream.advance(index)
     with torch.no_grad():
         expected = base_model(model)(samples).last_hidden_state
@@ -70,7 +70,7 @@ def test_later_sites_see_weights_that_were_changed_at_earlier_ones(
     stream = capture_layer_inputs(model, samples, batch_size=2)
     fed: dict[tuple[int, str], torch.Tensor] = {}
     with torch.no_grad():
-        for index, layer in stream.layers("test", progress=False):
+        for index, layer in stream.layers("test"):
             for site in stream.architecture.sites:
                 parts: list[torch.Tensor] = []
                 stream.feed(index, site, parts.append)
@@ -91,7 +91,7 @@ def test_online_transforms_act_before_a_site_is_seen() -> None:
         expected = inputs_of_all_sites(model, samples)
         stream = capture_layer_inputs(model, samples)
         parts: list[torch.Tensor] = []
-        for index, _ in stream.layers("test", progress=False):
+        for index, _ in stream.layers("test"):
             stream.feed(index, stream.architecture.site("mlp_output"), parts.append)
             stream.advance(index)
     torch.testing.assert_close(parts[1], expected[1, "mlp_output"], **TOLERANCE)

@@ -87,7 +87,7 @@ def test_a_stored_model_is_loaded_bit_for_bit(shape: str, name: str, tmp_path: P
 def test_calibration_gives_every_layer_its_own_mask_and_positions(shape: str) -> None:
     model = tiny_model(**AWKWARD[shape])
     stream = capture_layer_inputs(model, SAMPLES, batch_size=3)
-    for index, _ in stream.layers("test", progress=False):
+    for index, _ in stream.layers("test"):
         stream.advance(index)
     with torch.no_grad():
         expected = base_model(model)(SAMPLES, use_cache=False).last_hidden_state

@@ -50,14 +50,14 @@ def reference_text(model, samples, length, seed):
 def test_generated_text_is_that_of_decoding_without_a_cache(family):
     # float64: no draw lies within 1e-14 of another token's share
     model = tiny_model(family, dtype=torch.float64)
-    text = generate(model, 5, 12, seed=3, progress=False)
+    text = generate(model, 5, 12, seed=3)
     assert text.dtype == torch.int64
     assert torch.equal(text, reference_text(model, 5, 12, seed=3))
 
 
 def test_text_begins_greedily_after_a_random_token_and_then_varies():
     model = tiny_model()
-    text = generate(model, 200, 8, seed=0, progress=False)
+    text = generate(model, 200, 8, seed=0)
     assert text[:, 0].unique().numel() > 50
     with torch.no_grad():
         likeliest = model(text).logits.argmax(-1)
@@ -68,7 +68,7 @@ def test_text_begins_greedily_after_a_random_token_and_then_varies():
 
 def test_the_same_seed_gives_the_same_text_and_another_does_not():
     state, model = torch.get_rng_state(), tiny_model()
-    first, again, other = (generate(model, 6, 10, seed, progress=False) for seed in (0, 0, 1))
+    first, again, other = (generate(model, 6, 10, seed) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), state)
@@ -121,7 +121,7 @@ def test_gradients_are_those_of_the_quantized_network(family, monkeypatch):
 
     monkeypatch.setattr(torch.optim.AdamW, "step", keep)
     with wrap(model, quantizers(settings)):
-        train(model, teacher, ids, settings, progress=False)
+        train(model, teacher, ids, settings)
     expected = reference_gradients(tiny_model(family, dtype=torch.float64), teacher, ids, settings)
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
@@ -136,7 +136,7 @@ def test_a_batch_may_pass_in_parts(monkeypatch):
     for limit in (2**23, 1):
         monkeypatch.setitem(llm_qat._LOGITS_AT_ONCE, "cpu", limit)
         model = tiny_model(dtype=torch.float64)
-        train(model, tiny_model(dtype=torch.float64), tiny_tokens(batch=8), recipe(), progress=False)
+        train(model, tiny_model(dtype=torch.float64), tiny_tokens(batch=8), recipe())
         trained.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
     # Gradients in float32 of another order of summation move AdamW's steps of 1e-3 by a small share.
     assert (trained[0] - trained[1]).abs().max() < 1e-5
@@ -146,7 +146,7 @@ def kept_loss(settings):
     """Distillation loss of the stored model on text that it was not trained on."""
     teacher = tiny_model()
     stored = build_weights(tiny_model(), None, settings, 0, progress=False)
-    text = generate(teacher, 32, 24, seed=99, progress=False)
+    text = generate(teacher, 32, 24, seed=99)
     with torch.no_grad(), quantized_forward(stored.model, settings, stored.state):
         return distillation_loss(stored.model(text, use_cache=False).logits, teacher(text).logits).item()
 
@@ -154,7 +154,7 @@ def kept_loss(settings):
 def test_training_takes_back_what_rounding_costs_on_text_that_it_has_not_seen():
     trained = recipe(samples=64, sequence_length=24, steps=60, batch_size=8)
     untrained = override(trained, {"llm_qat": None}, "test")
-    text = generate(tiny_model(), 32, 24, seed=99, progress=False)
+    text = generate(tiny_model(), 32, 24, seed=99)
     with torch.no_grad():
         logits = tiny_model()(text).logits
     least = distillation_loss(logits, logits).item()  # the teacher's entropy
@@ -165,7 +165,7 @@ def test_training_takes_back_what_rounding_costs_on_text_that_it_has_not_seen():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_stored_integers_are_the_trained_weights_bit_for_bit(family, dtype, tmp_path: Path):
     settings, trained = recipe(), tiny_model(family, dtype=dtype)
-    train_model(trained, settings, progress=False)
+    train_model(trained, settings)
     assert trained.dtype == dtype
     stored = build_weights(tiny_model(family, dtype=dtype), tiny_tokenizer(), settings, 0, progress=False)
     scheme = settings.weights.scheme
@@ -191,15 +191,15 @@ def test_a_rotated_model_is_trained_with_its_online_transforms():
     settings = override(recipe(steps=1), {"rotation": {}}, "test")
     model = tiny_model(dtype=torch.float64)
     rotate(model, RotationScheme(), seed=0)
-    (rotated,) = train_model(model, settings, progress=False)
-    (plain,) = train_model(tiny_model(dtype=torch.float64), recipe(steps=1), progress=False)
+    (rotated,) = train_model(model, settings)
+    (plain,) = train_model(tiny_model(dtype=torch.float64), recipe(steps=1))
     # Both start as far from one teacher, one with rotated rounding errors: without its transforms it would be chance.
     assert abs(rotated - plain) < 0.2
 
 
 def test_a_diverging_training_is_reported():
     with pytest.raises(RotquantError, match=r"the loss of LLM-QAT is nan after .* steps: lower llm_qat.learning_rate"):
-        train_model(tiny_model(), recipe(learning_rate=1e30, steps=3), progress=False)
+        train_model(tiny_model(), recipe(learning_rate=1e30, steps=3))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def recipe(steps, rotation=None, symmetric=True, **weights):
 def run(settings, model, tokens, seed=0):
     """Apply OmniQuant to a model in place and return the integer weights of all layers."""
     stream = capture_layer_inputs(model, tokens, batch_size=4)
-    return list(omniquant.quantize_model(model, stream, settings, seed=seed, progress=False))
+    return list(omniquant.quantize_model(model, stream, settings, seed=seed))
 
 
 def block_error(model, reference, settings, tokens):

@@ -43,7 +43,7 @@ def test_statistics_over_batches_equal_those_over_everything(statistic):
 
 def test_streamed_statistics_equal_those_of_an_ordinary_forward_pass():
     model, tokens = tiny_model(), tiny_tokens(batch=4)
-    streamed = collect_statistics(capture_layer_inputs(model, tokens, batch_size=2), "max", progress=False)
+    streamed = collect_statistics(capture_layer_inputs(model, tokens, batch_size=2), "max")
     for layer, statistics in zip(decoder_layers(model), streamed, strict=True):
         with torch.no_grad(), observe(layer, architecture_of(model), "max") as expected:
             model(tokens)

@@ -15,7 +15,7 @@ from tests.models import FAMILIES, tiny_model, tiny_tokens
 
 def site_maxima(model, tokens):
     """max |x| of every site of every layer."""
-    return collect_statistics(capture_layer_inputs(model, tokens), "max", progress=False)
+    return collect_statistics(capture_layer_inputs(model, tokens), "max")
 
 
 def plant_outliers(model, channels=(3, 17), factor=40.0):

@@ -1,14 +1,15 @@
 """`rotquant bench`: time and memory at the papers' real shapes, written as records under results/bench/."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rotquant.commands.options import Changes, Device, Dtype, changed
 from rotquant.devices import torch_device, torch_dtype
+from rotquant.progress import task
 from rotquant.speed.definitions import Cell
 
 bench_app = typer.Typer(help="Measure time and memory at the papers' shapes.", no_args_is_help=True)
@@ -61,14 +62,12 @@ def measure(
 
     root = find_root()
     chosen = lookup(load_speed(root), table, "unknown speed table")
-    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*bar, console=Console(stderr=True)) as shown:
-        task = shown.add_task(table, total=None)
+    with task(f"measuring {table}", "cell") as under_way:
 
         def progress(number: int, count: int, cell: Cell, outcome: str) -> None:
-            shown.update(task, completed=number, total=count)
-            line = f"{cell.grid}, {cell.row}, {cell.column}: {outcome}"
-            shown.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            under_way.total = count
+            under_way.advance(number - under_way.done)
+            print(f"{cell.grid}, {cell.row}, {cell.column}: {outcome}", file=sys.stderr, flush=True)
 
         record = measure_table(chosen, output, root=root, patterns=tuple(row or ("*",)), quick=quick, progress=progress)
     missing = sum(cell.missing is not None for cell in record.cells)

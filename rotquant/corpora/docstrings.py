@@ -15,11 +15,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
 from rotquant.corpora.spec import Split
 from rotquant.errors import CorpusError
 from rotquant.files import atomic_path, short_hash
+from rotquant.progress import task
 
 EXTRACTION_VERSION = 1
 """Raised when the rules below change, so that no stale cache file is read."""
@@ -107,16 +106,20 @@ def _extract(split: Split, cache: str | Path, max_characters: int | None) -> lis
     rows: list[str] = []
     characters = 0
     files = package_files(PACKAGES[split])
-    for _, path in tqdm(files, desc=f"docstrings ({split})", unit="file", disable=None, leave=False):
-        for row in file_docstrings(path):
-            digest = _digest(row)
-            if len(row) < MINIMUM_CHARACTERS or digest in seen:
-                continue
-            seen.add(digest)
-            rows.append(row)
-            characters += len(row)
-            if max_characters is not None and characters >= max_characters:
-                return rows
+    # How many files a head of the split takes is not known before they are read.
+    total = len(files) if max_characters is None else None
+    with task(f"reading documentation strings ({split})", "file", total) as under_way:
+        for _, path in files:
+            for row in file_docstrings(path):
+                digest = _digest(row)
+                if len(row) < MINIMUM_CHARACTERS or digest in seen:
+                    continue
+                seen.add(digest)
+                rows.append(row)
+                characters += len(row)
+                if max_characters is not None and characters >= max_characters:
+                    return rows
+            under_way.advance()
     return rows
 
 

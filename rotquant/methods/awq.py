@@ -195,22 +195,19 @@ def quantize_layer(
     return weights
 
 
-def quantize_model(
-    model: nn.Module, stream: LayerStream, recipe: Recipe, *, progress: bool = True
-) -> Iterator[dict[str, QuantizedWeight]]:
+def quantize_model(model: nn.Module, stream: LayerStream, recipe: Recipe) -> Iterator[dict[str, QuantizedWeight]]:
     """Quantize a model in place, one decoder layer at a time on the stream's device.
 
     Args:
         model: rotated before, if the recipe rotates, and not wrapped.
         stream: the model's calibration samples before its first layer; used up.
         recipe: with `awq` and `weights`. Activations and KV cache are not quantized meanwhile.
-        progress: show a bar.
 
     Yields:
         For each layer its integer weights by name; the layer holds their values.
     """
     architecture = architecture_of(model)
-    for index, layer in stream.layers("AWQ", progress):
+    for index, layer in stream.layers("AWQ"):
         with wrap(model, Wrapping(rotation=recipe.rotation)), observed_inputs(layer, architecture) as inputs:
             stream.advance(index)  # before the layer changes: every layer reads what the full-precision model gives
         yield quantize_layer(layer, architecture, inputs, recipe)

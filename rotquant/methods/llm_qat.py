@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
 
 from rotquant.architectures import architecture_of, base_model, embedding
 from rotquant.calibration import on_device
 from rotquant.errors import RotquantError
 from rotquant.methods.batches import shuffled_batches
 from rotquant.onednn import OneDNNLinear
+from rotquant.progress import Task, task
 from rotquant.quantization import fake_quantize
 from rotquant.recipes import Recipe
 from rotquant.schemes import QuantizationScheme
@@ -33,7 +33,7 @@ _LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
 _SEQUENCES_AT_ONCE = 256
 
 
-def generate(model: nn.Module, samples: int, length: int, seed: int, progress: bool = True) -> Tensor:
+def generate(model: nn.Module, samples: int, length: int, seed: int) -> Tensor:
     """Text of the model's own: a random first token, then the likeliest ones, then tokens drawn from the softmax.
 
     Sequences do not end at an end-of-text token: what the model takes for the next text follows.
@@ -42,7 +42,6 @@ def generate(model: nn.Module, samples: int, length: int, seed: int, progress: b
         model: a causal language model on its device, unquantized.
         samples, length: how many sequences, and how many tokens in each.
         seed: equal seeds give equal text on one kind of machine.
-        progress: show a bar.
 
     Returns:
         Token ids on the host, int64 [samples, length].
@@ -52,13 +51,13 @@ def generate(model: nn.Module, samples: int, length: int, seed: int, progress: b
     greedy = torch.randint(GREEDY.start, GREEDY.stop, (samples, 1), generator=generator)
     parts = zip(first.split(_SEQUENCES_AT_ONCE), greedy.split(_SEQUENCES_AT_ONCE), strict=True)
     total = math.ceil(samples / _SEQUENCES_AT_ONCE) * (length - 1)
-    with tqdm(total=total, desc="text", unit="token", leave=False, disable=None if progress else True) as bar:
-        return torch.cat([_continue(model, *part, length, generator, bar) for part in parts])
+    with task("LLM-QAT text", "token", total) as under_way:
+        return torch.cat([_continue(model, *part, length, generator, under_way) for part in parts])
 
 
 @torch.no_grad()
 def _continue(
-    model: nn.Module, first: Tensor, greedy: Tensor, length: int, generator: torch.Generator, bar: tqdm
+    model: nn.Module, first: Tensor, greedy: Tensor, length: int, generator: torch.Generator, under_way: Task
 ) -> Tensor:
     """Sequences [n, length] from their first tokens [n, 1]; each is greedy up to its own number of tokens [n, 1]."""
     tokens, cache = [first], None
@@ -68,7 +67,7 @@ def _continue(
         cache, logits = output.past_key_values, output.logits[:, -1].float().cpu()
         drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
         tokens.append(torch.where(known < greedy, logits.argmax(-1, keepdim=True), drawn))
-        bar.update()
+        under_way.advance()
     return torch.cat(tokens, dim=1)
 
 
@@ -93,7 +92,7 @@ def distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
     return cross_entropy(student.flatten(0, -2).float(), target)
 
 
-def train(model: nn.Module, teacher: nn.Module, ids: Tensor, recipe: Recipe, progress: bool = True) -> list[float]:
+def train(model: nn.Module, teacher: nn.Module, ids: Tensor, recipe: Recipe) -> list[float]:
     """Train the model's parameters in place: AdamW without weight decay, the learning rate along a cosine to zero.
 
     Args:
@@ -114,20 +113,20 @@ def train(model: nn.Module, teacher: nn.Module, ids: Tensor, recipe: Recipe, pro
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     batches = shuffled_batches(len(ids), settings.batch_size, settings.steps, settings.seed)
     losses = []
-    bar = tqdm(batches, "LLM-QAT", settings.steps, unit="step", leave=False, disable=None if progress else True)
-    for batch in bar:
-        optimizer.zero_grad(set_to_none=True)
-        loss = 0.0
-        for part in _parts(model, ids[batch]):
-            loss += _accumulate(model, teacher, part.to(device), len(part) / len(batch), scheme)
-        if not math.isfinite(loss):
-            raise RotquantError(
-                f"the loss of LLM-QAT is {loss} after {len(losses)} steps: lower llm_qat.learning_rate."
-            )
-        optimizer.step()
-        schedule.step()
-        losses.append(loss)
-        bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+    with task("LLM-QAT training", "step", settings.steps) as under_way:
+        for batch in batches:
+            optimizer.zero_grad(set_to_none=True)
+            loss = 0.0
+            for part in _parts(model, ids[batch]):
+                loss += _accumulate(model, teacher, part.to(device), len(part) / len(batch), scheme)
+            if not math.isfinite(loss):
+                raise RotquantError(
+                    f"the loss of LLM-QAT is {loss} after {len(losses)} steps: lower llm_qat.learning_rate."
+                )
+            optimizer.step()
+            schedule.step()
+            losses.append(loss)
+            under_way.advance(note=f"loss {loss:.3f}")
     optimizer.zero_grad(set_to_none=True)
     return losses
 
@@ -150,9 +149,7 @@ def _parts(model: nn.Module, ids: Tensor) -> Iterator[Tensor]:
     yield from ids.split(max(1, limit // (ids.shape[1] * model.config.vocab_size)))
 
 
-def train_model(
-    model: nn.Module, recipe: Recipe, device: torch.device | str = "cpu", progress: bool = True
-) -> list[float]:
+def train_model(model: nn.Module, recipe: Recipe, device: torch.device | str = "cpu") -> list[float]:
     """Generate text with a model and train it on that, in place.
 
     A copy of the model in its own type is the teacher; the model is trained in float32 at least, which with gradients
@@ -162,7 +159,6 @@ def train_model(
         model: a causal language model of a supported family, rotated before if the recipe rotates, and not wrapped.
         recipe: with `llm_qat` and `weights`; its run-time quantizers act while training.
         device: where to work.
-        progress: show bars.
 
     Returns:
         The loss of each step in nats per token.
@@ -178,9 +174,9 @@ def train_model(
     )
     with on_device(teacher, device), wrap(teacher, online):
         with OneDNNLinear():
-            ids = generate(teacher, settings.samples, settings.sequence_length, settings.seed, progress)
+            ids = generate(teacher, settings.samples, settings.sequence_length, settings.seed)
         model.to(torch.promote_types(dtype, torch.float32))
         with on_device(model, device), wrap(model, quantizers):
-            losses = train(model, teacher, ids, recipe, progress)
+            losses = train(model, teacher, ids, recipe)
     model.to(dtype)
     return losses

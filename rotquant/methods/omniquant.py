@@ -19,6 +19,7 @@ from rotquant.errors import RecipeError
 from rotquant.methods.batches import shuffled_batches
 from rotquant.methods.smoothquant import smoothing_scale
 from rotquant.methods.statistics import observe
+from rotquant.progress import track
 from rotquant.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.recipes import Recipe
 from rotquant.rtn import QuantizedWeight
@@ -258,7 +259,8 @@ def train(
         weight_decay=0.0,
     )
     with torch.enable_grad():
-        for batch in shuffled_batches(len(inputs), settings.batch_size, settings.steps, seed):
+        batches = shuffled_batches(len(inputs), settings.batch_size, settings.steps, seed)
+        for batch in track(batches, "training", "step", settings.steps):
             quantized = quantized_parameters(
                 parameters, block.architecture, recipe.weights.scheme, learned, block.rotary_dim
             )
@@ -336,7 +338,7 @@ def quantize_block(
 
 
 def quantize_model(
-    model: nn.Module, stream: LayerStream, recipe: Recipe, *, seed: int = 0, progress: bool = True
+    model: nn.Module, stream: LayerStream, recipe: Recipe, *, seed: int = 0
 ) -> Iterator[dict[str, QuantizedWeight]]:
     """Quantize a model in place, one decoder layer at a time on the stream's device.
 
@@ -345,7 +347,6 @@ def quantize_model(
         stream: the model's calibration samples before its first layer; its hidden states stay as they are.
         recipe: with `omniquant`.
         seed: decides the order of the samples.
-        progress: show a bar.
 
     Yields:
         For each layer its integer weights by name; the layer holds their values, its norms absorbed the scales.
@@ -355,7 +356,7 @@ def quantize_model(
     """
     check_omniquant(recipe)
     clean = noisy = stream.hidden
-    for index, layer in stream.layers("OmniQuant", progress):
+    for index, layer in stream.layers("OmniQuant"):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)
         kwargs = {name: _to(value, stream.device, exact) for name, value in stream.kwargs[index].items()}
         block = Block(layer, stream.architecture, kwargs)

@@ -19,7 +19,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
 
 from rotquant.architectures import Architecture, architecture_of, embedding
 from rotquant.distortion import decibel, square_sum
@@ -29,6 +28,7 @@ from rotquant.integrity import check_finite
 from rotquant.methods.batches import shuffled_batches
 from rotquant.methods.spinquant_network import LearningNetwork, quantized_network, running
 from rotquant.onednn import OneDNNLinear
+from rotquant.progress import silenced, task
 from rotquant.recipes import Recipe
 from rotquant.rotation import check_rotation
 from rotquant.rotations import Rotations, initial_rotations
@@ -83,7 +83,7 @@ def learn_rotations(
         device: where to work, see `placed`; None where the model lies, which may be several devices.
         checkpoint: file that keeps the state every `checkpoint_every` steps, and from which an interrupted learning
             continues with the same result. The caller deletes it.
-        progress: show a progress bar where there is a terminal.
+        progress: say how far it is (`rotquant.progress`).
         batch_size: sequences that pass the network at once; gradients are accumulated over a step's batch. Default:
             as many as keep the logits in bounds.
         snr_every: steps between measurements of the end-to-end signal-to-noise ratio, 10 log10(sum s^2 / sum n^2) over
@@ -101,7 +101,7 @@ def learn_rotations(
     architecture = architecture_of(model)
     check_rotation(architecture, recipe.rotation)
     check_wrapping(architecture, running(recipe))
-    with nullcontext() if device is None else placed(model, device):
+    with nullcontext() if device is None else placed(model, device), silenced(not progress):
         state = _State.start(model, architecture, recipe, seed)
         identity = _identity(model, recipe, seed, samples)
         if checkpoint is not None:
@@ -109,15 +109,17 @@ def learn_rotations(
         settings = recipe.learning
         batch_size = min(settings.batch_size, batch_size or _sequences_at_once(model, samples.shape[1]))
         batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, seed)
-        bar = tqdm(batches, "rotations", settings.steps, unit="step", leave=False, disable=None if progress else True)
         checkpointing = _kept_bytes(model, batch_size * samples.shape[1]) > _of_device(_KEPT_BYTES, model)
-        with quantized_network(model, recipe, state.residual, state.values, checkpointing) as network:
-            for step, batch in enumerate(bar):
+        with (
+            quantized_network(model, recipe, state.residual, state.values, checkpointing) as network,
+            task("learning rotations", "step", settings.steps, state.step) as under_way,
+        ):
+            for step, batch in enumerate(batches):
                 if step < state.step:
                     continue
                 measured = step % snr_every == 0 or step + 1 == settings.steps
                 record = _step(model, network, state, settings, samples[batch].split(batch_size), measured)
-                bar.set_postfix(loss=f"{record['loss']:.3f}", refresh=False)
+                under_way.advance(note=f"loss {record['loss']:.3f}")
                 if checkpoint is not None and (state.step % checkpoint_every == 0 or state.step == settings.steps):
                     state.save(checkpoint, identity)
                 if callback is not None:

@@ -49,19 +49,18 @@ def observe(layer: nn.Module, architecture: Architecture, statistic: Statistic) 
             hook.remove()
 
 
-def collect_statistics(stream: LayerStream, statistic: Statistic, progress: bool = True) -> list[dict[str, Tensor]]:
+def collect_statistics(stream: LayerStream, statistic: Statistic) -> list[dict[str, Tensor]]:
     """Run the stream through the whole model, one layer at a time on its device, and measure every site.
 
     Args:
         stream: calibration samples before the first layer; their hidden states are used up.
         statistic: `max` |x| or `square`, the sum of squares.
-        progress: show a bar.
 
     Returns:
         For each decoder layer one tensor [features] by site name, on the host.
     """
     result = []
-    for index, layer in stream.layers("statistics", progress):
+    for index, layer in stream.layers("measuring inputs"):
         with observe(layer, stream.architecture, statistic) as statistics:
             stream.advance(index)
         result.append({name: value.cpu() for name, value in statistics.items()})

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rotquant.errors import ConfigError
 from rotquant.files import atomic_path, canonical_json
+from rotquant.progress import task
 from rotquant.training.data import TrainingData
 from rotquant.training.recipe import TrainingConfig
 
@@ -170,34 +171,35 @@ class Trainer:
 
     def run(self, state_file: Path, stop_after: int | None) -> None:
         """Train to the recipe's last step (or `stop_after`), logging, validating and saving on the way."""
-        from tqdm import tqdm
-
         config = self.config
         end = min(config.steps, stop_after or config.steps)
         began, saved = time.monotonic() - self.seconds, time.monotonic()
-        progress = tqdm(total=config.steps, initial=self.step, desc=config.name, unit="step", disable=None)
-        while self.step < end:
-            self._train_step()
-            progress.update()
-            if self.step % config.log_every == 0:
-                self._log(progress)
-            if self.step % config.validate_every == 0 or self.step == config.steps:
-                self.perplexities.append((self.step, self.validate()))
-                progress.set_postfix(validation=f"{self.perplexities[-1][1]:.2f}")
-            if time.monotonic() - saved > config.checkpoint_minutes * 60:
-                self.seconds, saved = time.monotonic() - began, time.monotonic()
-                self.save_state(state_file)
+        with task(f"training {config.name}", "step", end, self.step) as under_way:
+            while self.step < end:
+                self._train_step()
+                if self.step % config.log_every == 0:
+                    self._log()
+                if self.step % config.validate_every == 0 or self.step == config.steps:
+                    self.perplexities.append((self.step, self.validate()))
+                if time.monotonic() - saved > config.checkpoint_minutes * 60:
+                    self.seconds, saved = time.monotonic() - began, time.monotonic()
+                    self.save_state(state_file)
+                under_way.advance(note=self._last_values())
         self.seconds = time.monotonic() - began
-        progress.close()
         if self.step < config.steps:
             self.save_state(state_file)
 
-    def _log(self, progress: Any) -> None:
+    def _last_values(self) -> str:
+        """The latest loss and validation perplexity, for the progress shown."""
+        loss = f"loss {self.losses[-1][1]:.3f}" if self.losses else ""
+        perplexity = f"perplexity {self.perplexities[-1][1]:.2f}" if self.perplexities else ""
+        return ", ".join(filter(None, [loss, perplexity]))
+
+    def _log(self) -> None:
         """Add the mean loss since the last log to the curve; the only place where the step waits for the device."""
         mean = self.loss_sum.item() / self.config.log_every
         self.loss_sum.zero_()
         self.losses.append((self.step, round(mean, 4)))
-        progress.set_postfix(loss=f"{mean:.3f}")
 
     def validate(self) -> float:
         """Perplexity on the held-out windows."""

@@ -7,11 +7,11 @@ import contextlib
 import io
 import logging
 import math
-import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rotquant import progress
 from rotquant.errors import TaskError
 from rotquant.schemes import ZeroShot
 from rotquant.zeroshot.paper import lm_eval_tasks, parts
@@ -54,7 +54,7 @@ def evaluate(
             "begins with; set the metric's `bos` to false."
         )
     was_training = model.training
-    with _quiet():
+    with progress.task(f"{metric.suite} tasks"), _quiet():
         from lm_eval.evaluator import evaluate as run_tasks
 
         from rotquant.zeroshot.harness import Harness, load_tasks, set_shots
@@ -109,13 +109,12 @@ def _pooled(name: str, results: dict[str, Any], *, finite: bool) -> dict[str, fl
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep lm-eval's log to errors and, where nobody watches a terminal, its progress bars to itself."""
+    """Keep lm-eval's log to errors, and its bars to itself: what is under way is shown by `rotquant.progress`."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
-    silence = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
     try:
-        with silence:
+        with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         logger.setLevel(level)

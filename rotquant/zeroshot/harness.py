@@ -9,20 +9,20 @@ import itertools
 import math
 import random
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import CacheHook
 from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from torch import Tensor
-from tqdm import tqdm
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
+from rotquant import progress
 from rotquant.errors import TaskError
 from rotquant.onednn import OneDNNLinear
 from rotquant.zeroshot.definitions import data_files, read_definition
@@ -114,7 +114,9 @@ class Harness(HFLM):
         self._check_lengths(requests, lengths)
         at_once = _LOGITS_AT_ONCE // (max(lengths) * self.model.config.vocab_size)
         self.batch_size_per_gpu = max(1, min(self.batch_size_per_gpu, at_once))
-        scores = self._loglikelihood_tokens(encoded, disable_tqdm=disable_tqdm or not sys.stderr.isatty())
+        with progress.task("answering", "question", len(requests)) as under_way:
+            self.set_cache_hook(_Answers(under_way))
+            scores = self._loglikelihood_tokens(encoded, disable_tqdm=True)
         scored = zip(requests, scores, strict=True)
         self.not_finite |= {request.task_name for request, (score, _) in scored if not math.isfinite(score)}
         return scores
@@ -131,7 +133,7 @@ class Harness(HFLM):
         self._check_lengths(requests, lengths)
         order = sorted(range(len(requests)), key=lambda index: (settings[index], -lengths[index]))
         texts = [""] * len(requests)
-        with tqdm(total=len(requests), unit="text", disable=disable_tqdm or not sys.stderr.isatty()) as bar:
+        with progress.task("writing", "text", len(requests)) as under_way:
             for setting, group in itertools.groupby(order, key=settings.__getitem__):
                 for batch in _batches(list(group), self.batch_size_per_gpu):
                     found, finite = self._generate([contexts[index] for index in batch], *setting)
@@ -139,7 +141,7 @@ class Harness(HFLM):
                         texts[index] = text
                     if not finite:
                         self.not_finite |= {requests[index].task_name for index in batch}
-                    bar.update(len(batch))
+                    under_way.advance(len(batch))
         return texts
 
     def _generate(self, contexts: list[list[int]], until: tuple[str, ...], tokens: int) -> tuple[list[str], bool]:
@@ -207,6 +209,18 @@ class _Watch(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.finite = self.finite and bool(scores.isfinite().all())
         return scores
+
+
+class _Answers(CacheHook):
+    """Counts the answers, which lm-eval hands to its cache one by one; nothing is cached."""
+
+    def __init__(self, under_way: progress.Task) -> None:
+        super().__init__(None)
+        self._task = under_way
+
+    def add_partial(self, attr: str, req: Any, res: Any) -> None:
+        """One request has been answered."""
+        self._task.advance()
 
 
 def _batches(members: list[int], size: int) -> Iterator[list[int]]:
