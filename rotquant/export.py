@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from rotquant.checkpoints import quiet_transformers
-from rotquant.errors import RecipeError, ResultError
-from rotquant.files import atomic_directory
+from rotquant.errors import RecipeError
+from rotquant.files import atomic_directory, check_output_folder, folder_size
 from rotquant.recipes import Recipe
 from rotquant.storage import load_quantized, read_manifest
 
@@ -32,9 +32,8 @@ def export_plain(source: str | Path, output: str | Path, dtype: torch.dtype | No
         CheckpointError: the source is damaged.
     """
     output = Path(output)
+    check_output_folder(output, needed=folder_size(source, "*.safetensors"))
     check_exportable(read_manifest(source).recipe)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ResultError(f"{output} exists and is not empty; name another folder.")
     model, tokenizer, _ = load_quantized(source, "cpu", dtype)
     with atomic_directory(output) as temporary, quiet_transformers():
         model.save_pretrained(temporary, max_shard_size=_LARGEST_SHARD)

@@ -4,55 +4,178 @@ A process killed at any point leaves at most a stray `.tmp-*` entry beside an in
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rotquant.errors import ResultError
 
+#: What a file system answers when nothing more can be written, whoever asks.
+_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+def check_output_file(path: str | Path) -> None:
+    """Refuse a path that a file cannot be written to, before the work whose result it is to hold.
+
+    Raises:
+        ResultError: a folder, a device, or a place that is read-only, full or below a file.
+    """
+    target = _target(path)
+    if _is_special(path):
+        raise ResultError(f"{path} is a device or pipe, which a file would replace; name a file.")
+    if target.is_dir():
+        raise ResultError(f"{path} is a folder; name a file.")
+    _check_writable(target.parent, path)
+
+
+def check_output_folder(path: str | Path, marker: str | None = None, what: str = "empty", needed: int = 0) -> None:
+    """Refuse a path that a folder cannot be written to, before the work whose result it is to hold.
+
+    Args:
+        path: a folder that is not there, is empty, or has the file `marker`: one of `what`, which is to be replaced.
+        needed: bytes that will be written at least.
+
+    Raises:
+        ResultError: a file, a folder with other content, or a place that is read-only, full, below a file, or that
+            cannot be replaced.
+    """
+    target = _target(path)
+    if _is_special(path) or (target.exists() and not target.is_dir()):
+        raise ResultError(f"{path} is a file, where a folder is to be written; name a folder.")
+    if target in (Path.cwd(), *Path.cwd().parents):
+        raise ResultError(f"{path} is the working folder or around it, and would be replaced; name a folder in it.")
+    if os.path.ismount(target):
+        raise ResultError(f"{path} is a mount point, which cannot be replaced; name a folder in it.")
+    if target.exists() and any(target.iterdir()) and not (marker and (target / marker).exists()):
+        raise ResultError(f"{path} exists and is not {what}; name another folder.")
+    existing = _check_writable(target.parent, path)
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise ResultError(
+            f"{path} needs at least {needed / 1e6:,.1f} MB, and {existing} has {free / 1e6:,.1f} MB left; "
+            "make room or name another place."
+        )
+
+
+def folder_size(folder: str | Path, pattern: str = "*") -> int:
+    """Bytes of the files in a folder; 0 where it is not there."""
+    return sum(file.stat().st_size for file in Path(folder).glob(pattern) if file.is_file())
+
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary sibling of the file `path`; it replaces `path` when the block ends without an exception."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".tmp-{path.name}-", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Yield a temporary sibling of the file `path`; it replaces `path` when the block ends without an exception.
+
+    A symbolic link is followed: what it leads to is written. The file's mode is that of any new file.
+
+    Raises:
+        ResultError: the block or the replacing failed because the disk is full or cannot be written.
+    """
+    target = _target(path)
+    temporary = _sibling(target)
+    with _failures_told(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # less what the umask takes
+            mode = stat.S_IMODE(os.fstat(handle).st_mode)
+            os.close(handle)
+            yield temporary
+            temporary.chmod(mode)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def atomic_directory(path: str | Path) -> Iterator[Path]:
     """Yield a temporary sibling folder; it takes the place of the folder `path` when the block ends well.
 
-    An existing folder is moved aside first and removed last, so an interruption never leaves a half-written one.
+    An existing folder is moved aside first and removed last, so an interruption never leaves a half-written one. A
+    symbolic link is followed. The modes of the folder and its files are those of new ones.
+
+    Raises:
+        ResultError: the block or the replacing failed because the disk is full or cannot be written.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{path.name}-", dir=path.parent))
+    target = _target(path)
+    temporary = _sibling(target)
+    with _failures_told(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.mkdir()
+            mode = stat.S_IMODE(temporary.stat().st_mode)
+            yield temporary
+            for inside in temporary.rglob("*"):
+                inside.chmod(mode if inside.is_dir() else mode & 0o666)
+            if target.exists():
+                old = Path(tempfile.mkdtemp(prefix=".tmp-old-", dir=target.parent))
+                target.replace(old / "was")
+                temporary.replace(target)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                temporary.replace(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _target(path: str | Path) -> Path:
+    """Where a path leads, through symbolic links."""
+    return Path(os.path.realpath(path))
+
+
+def _sibling(target: Path) -> Path:
+    """A name beside `target` that is not taken."""
+    return target.with_name(f".tmp-{target.name[:100]}-{uuid.uuid4().hex[:12]}")
+
+
+def _is_special(path: str | Path) -> bool:
+    """Whether a path names a device, a pipe or a stream of a process, redirected or not, or what is no file at all."""
+    place = Path(path)
+    if place.absolute().parts[:2] in (("/", "dev"), ("/", "proc")) and place.absolute().parts[2:3] != ("shm",):
+        return True
+    return place.exists() and not (place.is_file() or place.is_dir())
+
+
+def _check_writable(folder: Path, path: str | Path) -> Path:
+    """The folder, or the nearest one around it that exists, after a trial that leaves nothing there."""
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not existing.is_dir():
+        raise ResultError(f"{path} cannot be written: {existing} is a file; name another place.")
     try:
-        yield temporary
-        temporary.chmod(0o755)
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".tmp-old-{path.name}-", dir=path.parent))
-            path.replace(old / "was")
-            temporary.replace(path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            temporary.replace(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with tempfile.TemporaryFile(dir=existing) as trial:
+            trial.write(bytes(4096))
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written ({existing}: {error.strerror}); name another place.") from None
+    return existing
+
+
+@contextlib.contextmanager
+def _failures_told(path: str | Path) -> Iterator[None]:
+    """Turn what a full or failing disk makes of writing `path` into a sentence."""
+    try:
+        yield
+    except Exception as error:
+        number = _error_number(error) or (error.__cause__ and _error_number(error.__cause__))
+        if number not in _FAILURES:
+            raise
+        sentence = f"{path} could not be written: {os.strerror(number)}; make room or name another place."
+        raise ResultError(sentence) from error
+
+
+def _error_number(error: BaseException) -> int | None:
+    """The system's number of an error; safetensors has it in its text, and numpy means a full disk by its text."""
+    told = re.search(r"\(os error (\d+)\)|\d+ requested and \d+ written", str(error))
+    if told:
+        return int(told[1]) if told[1] else errno.ENOSPC
+    return getattr(error, "errno", None)
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -55,6 +55,7 @@ def _texts(root: Path) -> dict[str, Path]:
         "nofield.jsonl": '{"content": "w3"}\n',
         "noparquet.parquet": "w3",
         "recipe.yaml": "name: mine\nstepz: 3\n",
+        "training.yaml": Path("config/training/rq-7b.yaml").read_text(encoding="utf-8"),
     }
     for name, content in files.items():
         (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())

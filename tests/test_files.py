@@ -1,17 +1,33 @@
 """Files are whole or absent, and JSON keys are canonical."""
 
+import errno
 import math
+import os
+import socket
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from rotquant.errors import ResultError
-from rotquant.files import atomic_directory, atomic_path, canonical_json, read_json, write_json
+from rotquant.files import (
+    atomic_directory,
+    atomic_path,
+    canonical_json,
+    check_output_file,
+    check_output_folder,
+    read_json,
+    write_json,
+    write_text,
+)
 
 
-def fail_halfway(context, name: str | None):
+def fail_halfway(context, name: str | None, failure: Exception | None = None):
     with context as path:
         (path / name if name else path).write_text("half")
-        raise RuntimeError("killed")
+        raise failure or RuntimeError("killed")
 
 
 def test_a_failed_write_leaves_the_earlier_file_and_no_litter(tmp_path):
@@ -34,6 +50,125 @@ def test_a_failed_directory_leaves_the_earlier_one_and_no_litter(tmp_path):
         (path / "c").write_text("new")
     assert [entry.name for entry in folder.iterdir()] == ["c"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["weights"]
+
+
+def test_a_link_is_followed_to_the_file_that_it_means(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk/result.txt")
+    write_text(tmp_path / "link", "first")  # the link dangles
+    write_text(tmp_path / "link", "second")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "disk" / "result.txt").read_text() == "second"
+
+
+def test_a_link_is_followed_to_the_folder_that_it_means(tmp_path):
+    (tmp_path / "disk" / "model").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("disk/model")
+    with atomic_directory(tmp_path / "link") as folder:
+        (folder / "weights").write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "disk" / "model" / "weights").read_text() == "new"
+    assert [entry.name for entry in (tmp_path / "disk").iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("umask", "file", "folder"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750), (0o077, 0o600, 0o700)]
+)
+def test_what_is_written_has_the_modes_that_the_umask_leaves(tmp_path, umask, file, folder):
+    earlier = os.umask(umask)
+    try:
+        with atomic_path(tmp_path / "weights.safetensors") as temporary:
+            save_file({"weight": torch.zeros(2)}, temporary)  # which makes its files 0600
+        with atomic_directory(tmp_path / "model") as temporary:
+            (temporary / "inside").mkdir()
+            save_file({"weight": torch.zeros(2)}, temporary / "inside" / "weights.safetensors")
+    finally:
+        os.umask(earlier)
+    modes = {entry.name: entry.stat().st_mode & 0o777 for entry in tmp_path.rglob("*")}
+    assert modes == {"weights.safetensors": file, "model": folder, "inside": folder}
+    assert (tmp_path / "model/inside/weights.safetensors").stat().st_mode & 0o777 == file
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        OSError("1048576 requested and 4096 written"),  # numpy's
+    ],
+)
+def test_a_disk_that_is_full_halfway_is_a_sentence_and_leaves_the_earlier_files(tmp_path, failure):
+    with atomic_directory(tmp_path / "model") as folder:
+        (folder / "weights").write_text("earlier")
+    sentence = "model could not be written: No space left on device; make room or name another place."
+    with pytest.raises(ResultError, match=sentence):
+        fail_halfway(atomic_directory(tmp_path / "model"), "weights", failure)
+    sentence = "weights could not be written: No space left on device"
+    with pytest.raises(ResultError, match=sentence):
+        fail_halfway(atomic_path(tmp_path / "model" / "weights"), None, failure)
+    assert [entry.relative_to(tmp_path).as_posix() for entry in tmp_path.rglob("*")] == ["model", "model/weights"]
+    assert (tmp_path / "model" / "weights").read_text() == "earlier"
+
+
+def test_a_file_cannot_take_the_place_of_a_folder_a_stream_or_a_pipe(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(tmp_path)
+        server.bind("socket")
+    for path, problem in [
+        (tmp_path, "is a folder; name a file"),
+        (tmp_path / "file" / "below", "file is a file; name another place"),
+        (tmp_path / "pipe", "is a device or pipe"),
+        (tmp_path / "socket", "is a device or pipe"),
+        (Path("/dev/stdout"), "is a device or pipe"),
+        (Path("/dev/null"), "is a device or pipe"),
+        (Path("/proc/self/fd/1"), "is a device or pipe"),
+    ]:
+        with pytest.raises(ResultError, match=problem):
+            check_output_file(path)
+    check_output_file(tmp_path / "file")
+    check_output_file(tmp_path / "new" / "folders" / "file")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "pipe", "socket"]
+
+
+def test_a_folder_cannot_take_the_place_of_what_is_not_its_like(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "model" / "inside").mkdir(parents=True)
+    (tmp_path / "model" / "marker").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for path, problem in [
+        (tmp_path / "file", "is a file, where a folder is to be written"),
+        (tmp_path / "file" / "below", "file is a file; name another place"),
+        (tmp_path, "is not a model; name another folder"),
+        (Path("/"), "is the working folder or around it"),
+        (Path("/dev/null"), "is a file"),
+    ]:
+        with pytest.raises(ResultError, match=problem):
+            check_output_folder(path, "marker", "a model")
+    with pytest.raises(ResultError, match="exists and is not empty"):
+        check_output_folder(tmp_path / "model")
+    for name in ("model", "empty", "new/folders"):
+        check_output_folder(tmp_path / name, "marker", "a model")
+    monkeypatch.chdir(tmp_path / "model" / "inside")
+    for path in (Path(), Path(".."), tmp_path / "model"):
+        with pytest.raises(ResultError, match="is the working folder or around it"):
+            check_output_folder(path, "marker", "a model")
+
+
+def test_a_place_that_is_read_only_or_too_small_is_refused(tmp_path, monkeypatch):
+    check_output_folder(tmp_path / "new", needed=1000)
+    with pytest.raises(ResultError, match=r"needs at least 1,000,000,000,000.0 MB, and .* has .* MB left"):
+        check_output_folder(tmp_path / "new", needed=10**18)
+
+    def refused(**_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("rotquant.files.tempfile.TemporaryFile", refused)
+    for check in (check_output_file, check_output_folder):
+        with pytest.raises(ResultError, match=r"new/x cannot be written \(.*: Read-only file system\)"):
+            check(tmp_path / "new" / "x")
 
 
 def test_non_finite_numbers_stay_standard_json(tmp_path):

@@ -30,9 +30,11 @@ def quantize(
     Example: `rotquant bench quantize --shape llama-2-7b -o results/bench/nvidia-h200/quantize-llama-2-7b.json`
     """
     from rotquant.bench.quantization import benchmark_quantization
-    from rotquant.files import write_json
+    from rotquant.files import check_output_file, write_json
     from rotquant.presets import preset
 
+    if output is not None:
+        check_output_file(output)
     recipe = changed(preset(method), changes)
     record = benchmark_quantization(
         shape, recipe, device=torch_device(device), dtype=torch_dtype(dtype), num_layers=layers
@@ -58,8 +60,10 @@ def measure(
     from rotquant.bench.measuring import measure as measure_table
     from rotquant.configuration import find_root
     from rotquant.errors import lookup
+    from rotquant.files import check_output_file
     from rotquant.speed.loading import load_speed
 
+    check_output_file(output)
     root = find_root()
     chosen = lookup(load_speed(root), table, "unknown speed table")
     with task(f"measuring {table}", "cell") as under_way:

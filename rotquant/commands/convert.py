@@ -8,7 +8,8 @@ from rich.console import Console
 
 from rotquant.commands.options import Converted, Device, Quantized
 from rotquant.devices import torch_device
-from rotquant.errors import CheckpointError, RecipeError, ResultError
+from rotquant.errors import CheckpointError, RecipeError
+from rotquant.files import check_output_folder, folder_size
 
 
 def convert(
@@ -24,8 +25,7 @@ def convert(
     """
     if dtype not in ("float16", "bfloat16", "float32"):
         raise RecipeError(f"a decoder cannot be of type {dtype!r}; use float16, bfloat16 or float32.")
-    if output.exists() and any(output.iterdir()) and not (output / "decoder.json").exists():
-        raise ResultError(f"{output} exists and is not a decoder; name another folder.")
+    check_output_folder(output, "decoder.json", "a decoder", needed=folder_size(model, "*.safetensors") // 2)
     from rotquant.checkpoints import load_tokenizer
     from rotquant.decoder import conversion, save_decoder
     from rotquant.storage import read_manifest
@@ -34,7 +34,7 @@ def convert(
     decoder = conversion.convert(model, dtype=dtype)
     origin = manifest.model_dump(mode="json", include={"recipe", "seed", "source", "versions"})
     save_decoder(output, decoder, load_tokenizer(model), origin)
-    size = sum(file.stat().st_size for file in output.iterdir()) / 2**20
+    size = folder_size(output) / 2**20
     Console().print(f"{model}: {decoder.config.layers} layers converted; {output}, {size:.1f} MiB", highlight=False)
 
 

@@ -22,12 +22,16 @@ def corpus(
     """
     from rotquant.corpora import content_hash, expected_hashes, load_rows
     from rotquant.corpora.spec import SPLITS
-    from rotquant.files import write_text
+    from rotquant.files import check_output_file, write_text
 
+    names = split or SPLITS
+    if output is not None:
+        for name in names:
+            check_output_file(output / f"{name}.txt")
     spec = corpus_spec(corpus)
     recorded = expected_hashes() if spec.source == "docstrings" else {}
     table = Table("split", "rows", "characters", "sha256", "as recorded", title=f"corpus {spec.name}")
-    for name in split or SPLITS:
+    for name in names:
         rows = load_rows(spec, name)
         text = spec.separator.join(rows)
         digest = content_hash(text)
@@ -50,7 +54,10 @@ def train(
 
     Example: `rotquant train config/training/rq-7b.yaml -o models/rq-7b`
     """
+    from rotquant.files import check_output_folder
     from rotquant.training import TrainingConfig
     from rotquant.training import train as train_model
 
-    train_model(TrainingConfig.from_yaml(config), output, torch_device(device).type, compile=compile)
+    recipe = TrainingConfig.from_yaml(config)
+    check_output_folder(output, "recipe.json", "a model that was trained here")
+    train_model(recipe, output, torch_device(device).type, compile=compile)

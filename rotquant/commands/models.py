@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rotquant.checkpoints import MANIFEST
 from rotquant.commands.options import (
     AnyModel,
     Changes,
@@ -22,7 +23,7 @@ from rotquant.commands.options import (
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
 from rotquant.devices import torch_device, torch_dtype
 from rotquant.errors import RecipeError, ResultError
-from rotquant.files import write_json, write_text
+from rotquant.files import check_output_file, check_output_folder, folder_size, write_json, write_text
 from rotquant.presets import preset
 from rotquant.recipes import override
 from rotquant.schemes import Perplexity, ZeroShot
@@ -72,8 +73,11 @@ def quantize(
     recipe = changed(recipe, changes)
     if recipe.is_baseline:
         raise RecipeError("the baseline changes nothing, so there is nothing to write; evaluate the model itself.")
-    if output.exists() and any(output.iterdir()) and not (output / "rotquant.json").exists():
-        raise ResultError(f"{output} exists and is not a quantized model; name another folder.")
+    bits = recipe.weights.scheme.bits if recipe.weights else 16
+    least = folder_size(model, "*.safetensors") * bits // 32  # of a float32 checkpoint; nothing is known of the hub's
+    check_output_folder(output, MANIFEST, "a quantized model", needed=least)
+    if rotations is not None:
+        _check_rotations(rotations, output)
     spec = corpus_spec(corpus)
     from rotquant import api
 
@@ -87,12 +91,19 @@ def quantize(
         rotations=rotations,
     )
     quantized.save(output)
-    size = sum(file.stat().st_size for file in output.iterdir()) / 2**20
+    size = folder_size(output) / 2**20
     learned = quantized.stored.manifest.source.get("rotation", {})
     seconds = {"learning": learned["seconds"]} if "seconds" in learned else {}
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in {**seconds, **quantized.stored.seconds}.items())
     found = f"{method}: {len(quantized.stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB"
     Console(soft_wrap=True).print(found, highlight=False)
+
+
+def _check_rotations(rotations: Path, output: Path) -> None:
+    """Refuse a file of rotations that cannot be written, or that the output folder would replace."""
+    if output.resolve() in rotations.resolve().parents:
+        raise ResultError(f"{rotations} lies in {output}, which will be replaced; name a file outside of it.")
+    check_output_file(rotations)
 
 
 def export(
@@ -112,7 +123,7 @@ def export(
     from rotquant.export import export_plain
 
     export_plain(model, output, None if dtype is None else torch_dtype(dtype))
-    size = sum(file.stat().st_size for file in output.iterdir()) / 2**20
+    size = folder_size(output) / 2**20
     Console().print(f"{model}: exported; {output}, {size:.1f} MiB", highlight=False)
 
 
@@ -140,6 +151,8 @@ def evaluate(
 
     Examples: `rotquant evaluate quantized/ --sequence-length 512`, `rotquant evaluate quantized/ --suite shipped`
     """
+    if output is not None:
+        check_output_file(output)
     spec = corpus_spec(corpus)
     if metric == "zero_shot" or any(option is not None for option in (tasks, suite, task_data)):
         settings = zero_shot_metric(tasks, suite, task_data, shots, limit, spec)
@@ -184,6 +197,8 @@ def diagnose(
 
     Example: `rotquant diagnose workflow/resources/models/rq-7b`
     """
+    if card is not None:
+        check_output_file(card)
     if card and CARD_START not in card.read_text(encoding="utf-8"):
         raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis behind.")
     spec = corpus_spec(corpus)

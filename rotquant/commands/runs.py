@@ -17,7 +17,7 @@ from rich.table import Table as RichTable
 
 from rotquant.configuration import find_root
 from rotquant.errors import ConfigError, ResultError, RotquantError
-from rotquant.files import file_digest, read_json, write_json
+from rotquant.files import check_output_file, file_digest, read_json, write_json
 from rotquant.project import Project, load_project
 from rotquant.provenance import code_digest
 from rotquant.quantities import quantities
@@ -113,6 +113,7 @@ def rotations(
         if same_code and whole:
             typer.echo(f"rotations {key}: there already")
             return
+    check_output_file(folder / ROTATION_RECORD)
     from rotquant.execution.rotations import compute_rotations
 
     record = compute_rotations(run, project.checkpoint_path(run.checkpoint), folder, project.config.device)
@@ -195,6 +196,8 @@ def init_tracking(
     from rotquant import tracking
 
     root = find_root()
+    if output is not None:
+        check_output_file(output)
     uri = tracking.initialise(root)
     if output:
         write_json(
@@ -229,6 +232,7 @@ def _make_weights(project: Project, run: Run, again: bool) -> dict[str, Any]:
         if same_code and provenance.get("rotation", {}).get("digest") == digest:
             typer.echo(f"weights {run.weights_key}: there already")
             return provenance
+    check_output_file(record)
     from rotquant.execution.weights import compute_weights
 
     provenance = compute_weights(run, project.checkpoint_path(run.checkpoint), folder, project.config.device, rotation)
@@ -247,6 +251,7 @@ def _measure(project: Project, runs: Sequence[Run], again: bool = False) -> None
             typer.echo(f"run {run.key}: there already")
     if not waiting:
         return
+    check_output_file(project.root / run_path(runs[0].key))
     from rotquant.execution.runs import measure_runs
 
     for (checkpoint, weights_key), members in waiting.items():

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from rotquant.corpora import CorpusSpec
 from rotquant.errors import RecipeError
+from rotquant.files import atomic_directory, check_output_folder
 from rotquant.schemes import ZeroShot
 from rotquant.zeroshot import TASKS, identity, prepare, suite_of, task_names
 
@@ -94,10 +95,10 @@ def print_accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) ->
 
 
 def _write(metric: ZeroShot, output: Path) -> None:
-    if output.exists():
-        raise RecipeError(f"{output} exists; name another folder for the tasks.")
+    check_output_folder(output)
     with tempfile.TemporaryDirectory() as root:
         made = prepare(metric, Path(root))
         for name, entry in identity(metric, made)["tasks"].items():
             Console().print(f"{name}: {entry['items']} items" if "items" in entry else f"{name}: on the hub")
-        shutil.copytree(made, output)
+        with atomic_directory(output) as new:
+            shutil.copytree(made, new, dirs_exist_ok=True)
