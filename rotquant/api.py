@@ -29,6 +29,7 @@ from rotquant.errors import RecipeError, ResultError
 from rotquant.files import file_digest
 from rotquant.methods.spinquant import learn_rotations
 from rotquant.presets import preset
+from rotquant.progress import task
 from rotquant.recipes import Recipe
 from rotquant.rotations import Rotations, ends_of, load_history, load_rotations, save_rotations
 from rotquant.schemes import Calibration, Perplexity, ZeroShot
@@ -161,7 +162,8 @@ def load(
 def _load_decoder(path: str | Path, recipe: Recipe | None, device: torch.device | str) -> Model:
     if recipe is not None:
         raise RecipeError(f"{path} is a converted decoder, whose recipe is fixed: convert another model instead.")
-    stored = load_decoder(path, device)
+    with task("loading the model"):
+        stored = load_decoder(path, device)
     return Model(Network(stored.decoder), stored.tokenizer, Recipe(), Handle())
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rotquant.errors import CheckpointError
+from rotquant.progress import downloading, task
 
 if TYPE_CHECKING:
     import torch
@@ -132,6 +133,14 @@ def load_checkpoint(
         folder = _download(name, revision or hub_revision)
     if (folder / MANIFEST).is_file():
         raise CheckpointError(f"{folder} holds quantized weights already: load it with load_quantized.")
+    return _load(folder, dtype, device)
+
+
+@task("loading the model")
+def _load(
+    folder: Path, dtype: "torch.dtype", device: "torch.device | str"
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+    """`load_checkpoint` of a folder."""
     files = weight_files(folder)
     for path in files:
         read_safetensors_header(path)
@@ -245,14 +254,15 @@ def _download(name: str, revision: str | None) -> Path:
 
     remedy = f"download {name} by other means and set `checkpoint:` to its folder"
     try:
-        return Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=["*.json", "*.safetensors", "tokenizer*"],
-                ignore_patterns=["*/*"],
+        with downloading(name):
+            return Path(
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    allow_patterns=["*.json", "*.safetensors", "tokenizer*"],
+                    ignore_patterns=["*/*"],
+                )
             )
-        )
     except GatedRepoError:
         raise CheckpointError(
             f"the hub's model {name} is gated: accept its licence, log in with `hf auth login`, or {remedy}."

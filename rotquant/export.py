@@ -12,12 +12,14 @@ import torch
 from rotquant.checkpoints import quiet_transformers
 from rotquant.errors import RecipeError
 from rotquant.files import atomic_directory, check_output_folder, folder_size
+from rotquant.progress import task
 from rotquant.recipes import Recipe
 from rotquant.storage import load_quantized, read_manifest
 
 _LARGEST_SHARD = "5GB"
 
 
+@task("exporting")
 def export_plain(source: str | Path, output: str | Path, dtype: torch.dtype | None = None) -> None:
     """Write a folder that `transformers.AutoModelForCausalLM.from_pretrained` loads.
 

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Event, RLock, Thread
@@ -176,6 +176,7 @@ class Display:
             if not self._tasks:
                 self._begin()
             self._tasks.append(task)
+        self.poll()
 
     def close(self, task: Task, finished: bool) -> None:
         """A task ends, `finished` or broken off."""
@@ -231,7 +232,12 @@ def _screen(stream: IO[str] | None) -> Lines | Bars | None:
     """What shows tasks on a stream; nothing where a process has none."""
     if stream is None or stream.closed:
         return None
-    return Bars(stream) if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown") else Lines(stream)
+    return Bars(stream) if _takes_bars(stream) else Lines(stream)
+
+
+def _takes_bars(stream: IO[str] | None) -> bool:
+    """Whether a stream is a terminal whose cursor can be moved."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 _display = Display()
@@ -267,6 +273,16 @@ def track(items: Iterable[Item], description: str, unit: str, total: int | None 
         for item in items:
             yield item
             under_way.advance()
+
+
+def at_terminal() -> bool:
+    """Whether standard error shows bars."""
+    return _takes_bars(sys.stderr)
+
+
+def downloading(what: str) -> AbstractContextManager[object]:
+    """A task for logs. At a terminal the library that downloads has bars of its own, which know the bytes."""
+    return nullcontext() if at_terminal() else task(f"downloading {what}")
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from rotquant.errors import CheckpointError, ResultError
 from rotquant.files import atomic_directory, read_json, write_json
 from rotquant.integrity import check_finite, check_loaded
 from rotquant.lattice import WIDTH, LatticeWeight
+from rotquant.progress import task
 from rotquant.quantization import ColumnSplit, QParams
 from rotquant.recipes import Recipe, first_problem
 from rotquant.rtn import QuantizedWeight
@@ -136,6 +137,7 @@ class StoredTensors:
     state: QuantizedState
 
 
+@task("saving the model")
 def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, Any] | None = None) -> None:
     """Write a model folder; an existing one is replaced once the new one is complete.
 
@@ -172,6 +174,7 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
         write_json(temporary / MANIFEST, manifest.model_dump(mode="json"))
 
 
+@task("loading the model")
 def load_quantized(
     folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase", QuantizedState]:

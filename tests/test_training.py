@@ -11,6 +11,7 @@ from rotquant.corpora import CorpusSpec
 from rotquant.errors import ConfigError
 from rotquant.training import TrainingConfig, model_card, prepare_data, train
 from rotquant.training.trainer import Trainer, build_model
+from tests.watching import long_work
 
 RECIPE = {
     "name": "tiny",
@@ -92,6 +93,17 @@ def test_an_interrupted_training_ends_in_the_same_bits(config, data_dir, trained
     ours, theirs = weights(tmp_path / "tiny"), weights(folder)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert not (tmp_path / "tiny.state.pt").exists()
+
+
+def test_training_says_how_far_it_is_with_its_last_loss_and_perplexity(
+    config, data_dir, trained, tmp_path, monkeypatch, capsys
+):
+    with long_work(monkeypatch):
+        train(config, tmp_path / "tiny", data_dir=data_dir, stop_after=12)
+    said = capsys.readouterr().err
+    _, curve = trained
+    losses, perplexities = dict(curve["loss_by_step"]), dict(curve["validation_perplexity_by_step"])
+    assert f"training tiny: step 12 of 12, loss {losses[10]:.3f}, perplexity {perplexities[10]:.2f}, " in said
 
 
 def test_a_resume_file_of_another_recipe_is_refused(config, data_dir, tmp_path):

@@ -21,6 +21,7 @@ from rotquant.schemes import ZeroShot
 from rotquant.zeroshot import TASKS, check, evaluate, folders, identity, prepare, suite_of, task_names
 from rotquant.zeroshot.items import file_strings
 from tests.test_cli import rotquant
+from tests.watching import long_work
 
 MODEL = Path(__file__).parents[1] / "workflow" / "resources" / "models" / "rq-7b"
 ACCURACIES = {name: task for name, task in TASKS["shipped"].items() if task.chance is not None}
@@ -248,6 +249,20 @@ def test_the_shipped_model_is_clearly_above_chance_and_quantization_shows(shippe
     damaged = evaluate(quantized.network, quantized.tokenizer, metric, folder)
     # All items: 72.2 and 65.8 (standard error of each average 0.6); 100 items of each task leave a wide margin to 2.
     assert damaged["average"] < baseline["average"] - 2
+
+
+def test_an_evaluation_says_how_many_questions_are_answered_and_texts_written(
+    shipped: api.Model, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    metric = ZeroShot(corpus="docstrings", tasks=("grammar", "summary"), limit=4)
+    with long_work(monkeypatch):
+        evaluate(shipped.network, shipped.tokenizer, metric, folder, batch_size=2)
+    said = capsys.readouterr()
+    questions = 4 * len(items(folder, "grammar")[0]["choices"])
+    assert f"shipped tasks, answering: question {questions} of {questions}, " in said.err
+    assert "shipped tasks, writing: text 3 of 4, " in said.err
+    assert "it/s" not in said.err  # no bars of lm-eval's own
+    assert said.out == ""
 
 
 def test_a_prompt_is_the_first_examples_with_their_answers_and_then_the_item(folder: Path):

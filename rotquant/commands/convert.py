@@ -10,6 +10,7 @@ from rotquant.commands.options import Converted, Device, Quantized
 from rotquant.devices import torch_device
 from rotquant.errors import CheckpointError, RecipeError
 from rotquant.files import check_output_folder, folder_size
+from rotquant.progress import task
 
 
 def convert(
@@ -26,12 +27,14 @@ def convert(
     if dtype not in ("float16", "bfloat16", "float32"):
         raise RecipeError(f"a decoder cannot be of type {dtype!r}; use float16, bfloat16 or float32.")
     check_output_folder(output, "decoder.json", "a decoder", needed=folder_size(model, "*.safetensors") // 2)
-    from rotquant.checkpoints import load_tokenizer
-    from rotquant.decoder import conversion, save_decoder
-    from rotquant.storage import read_manifest
+    with task("starting"):
+        from rotquant.checkpoints import load_tokenizer
+        from rotquant.decoder import conversion, save_decoder
+        from rotquant.storage import read_manifest
 
     manifest = read_manifest(model)
-    decoder = conversion.convert(model, dtype=dtype)
+    with task("converting"):
+        decoder = conversion.convert(model, dtype=dtype)
     origin = manifest.model_dump(mode="json", include={"recipe", "seed", "source", "versions"})
     save_decoder(output, decoder, load_tokenizer(model), origin)
     size = folder_size(output) / 2**20
@@ -48,10 +51,12 @@ def generate(
 
     Example: `rotquant generate decoder/ --prompt "Returns the sum of" --tokens 32`
     """
-    from rotquant.corpora import tokenize
-    from rotquant.decoder import Generation, load_decoder
+    with task("starting"):
+        from rotquant.corpora import tokenize
+        from rotquant.decoder import Generation, load_decoder
 
-    stored = load_decoder(model, torch_device(device))
+    with task("loading the model"):
+        stored = load_decoder(model, torch_device(device))
     if stored.tokenizer is None:
         raise CheckpointError(f"{model} has no tokenizer: convert the model again.")
     ids = tokenize(prompt, stored.tokenizer)
@@ -59,5 +64,6 @@ def generate(
     capacity = len(config.prefix) + len(ids) + tokens
     if capacity > config.max_positions:
         raise RecipeError(f"{len(ids)} + {tokens} tokens exceed the model's {config.max_positions} positions.")
-    new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens)
+    with task(f"writing {tokens} tokens"):
+        new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens)
     typer.echo(prompt + stored.tokenizer.decode(new[0].tolist()))

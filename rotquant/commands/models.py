@@ -25,6 +25,7 @@ from rotquant.devices import torch_device, torch_dtype
 from rotquant.errors import RecipeError, ResultError
 from rotquant.files import check_output_file, check_output_folder, folder_size, write_json, write_text
 from rotquant.presets import preset
+from rotquant.progress import task
 from rotquant.recipes import override
 from rotquant.schemes import Perplexity, ZeroShot
 from rotquant.zeroshot import prepare
@@ -79,7 +80,8 @@ def quantize(
     if rotations is not None:
         _check_rotations(rotations, output)
     spec = corpus_spec(corpus)
-    from rotquant import api
+    with task("starting"):
+        from rotquant import api
 
     quantized = api.quantize(
         model,
@@ -120,7 +122,8 @@ def export(
 
     Example: `rotquant export quantized/ -o plain/`
     """
-    from rotquant.export import export_plain
+    with task("starting"):
+        from rotquant.export import export_plain
 
     export_plain(model, output, None if dtype is None else torch_dtype(dtype))
     size = folder_size(output) / 2**20
@@ -163,7 +166,8 @@ def evaluate(
         raise RecipeError(f"unknown split {split!r}; use train, validation or test.")
     else:
         settings = Perplexity(corpus=spec.name, split=split, sequence_length=sequence_length, max_windows=max_windows)
-    from rotquant import api
+    with task("starting"):
+        from rotquant import api
 
     loaded = api.load(model, device=torch_device(device))
     if isinstance(settings, ZeroShot):
@@ -202,12 +206,13 @@ def diagnose(
     if card and CARD_START not in card.read_text(encoding="utf-8"):
         raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis behind.")
     spec = corpus_spec(corpus)
-    import torch
+    with task("starting"):
+        import torch
 
-    from rotquant import api
-    from rotquant.corpora import evaluation_windows, load_text, tokenize
-    from rotquant.diagnostics import diagnose_activations, outlier_tokens
-    from rotquant.schemes import Calibration
+        from rotquant import api
+        from rotquant.corpora import evaluation_windows, load_text, tokenize
+        from rotquant.diagnostics import diagnose_activations, outlier_tokens
+        from rotquant.schemes import Calibration
 
     network, tokenizer = api.load_checkpoint(model, torch.float32)
     ids = tokenize(load_text(spec, "test"), tokenizer)

@@ -5,7 +5,8 @@ are read, through the builders of the `datasets` library: no dataset script runs
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rotquant.corpora.docstrings import docstring_rows, versions
 from rotquant.corpora.reference import reference_rows
 from rotquant.corpora.spec import SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
 from rotquant.errors import CorpusError
+from rotquant.progress import at_terminal, downloading, task
 
 CACHE = Path("results") / "corpora"
 
@@ -39,7 +41,8 @@ def load_rows(
     if spec.source == "reference":
         return _head(reference_rows(split), max_characters)
     rows = _hub_rows(spec, split, max_characters) if spec.source == "hub" else _local_rows(spec, split)
-    selected = _head(rows, max_characters)
+    with task(f"reading {spec.name} ({split})"):
+        selected = _head(rows, max_characters)
     if not any(selected):
         share = _share(spec, split)
         cut = f" ({share}; a folder with a file for each split says otherwise)" if share else ""
@@ -93,7 +96,8 @@ def _hub_rows(spec: CorpusSpec, split: Split, max_characters: int | None) -> Ite
     from datasets import load_dataset
 
     try:
-        data = load_dataset(spec.path, spec.subset, split=split, streaming=max_characters is not None)
+        with downloading(str(spec.path)), _bars_at_terminals():
+            data = load_dataset(spec.path, spec.subset, split=split, streaming=max_characters is not None)
     except Exception as error:  # The hub client has many failure types, some from libraries below it.
         reason = str(error).strip().split("\n")[0][:200]
         raise CorpusError(
@@ -102,6 +106,21 @@ def _hub_rows(spec: CorpusSpec, split: Split, max_characters: int | None) -> Ite
             "configuration with `source: local`): a folder with its parquet, json, jsonl or txt files."
         ) from error
     return _column(spec, data, str(spec.path))
+
+
+@contextmanager
+def _bars_at_terminals() -> Iterator[None]:
+    """Keep bars of the `datasets` library, which draws them into logs too, to terminals."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if at_terminal() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _column(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from rotquant.errors import CorpusError
+from rotquant.progress import task
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 BOS = Literal["text", "window", "none"]
 
 
+@task("tokenizing")
 def tokenize(text: str, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
     """Return the token ids of `text`, LongTensor [n], with exactly one BOS at the head whatever the tokenizer's habit.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rotquant.execution.text import text_samples
 from rotquant.files import file_digest, write_json
+from rotquant.progress import task
 from rotquant.provenance import code_digest, environment
 from rotquant.recipes import Run
 from rotquant.results import HISTORY_FILE, ROTATIONS_FILE
@@ -29,10 +30,11 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> d
     Raises:
         CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
     """
-    from rotquant.checkpoints import load_checkpoint
-    from rotquant.devices import gpu_name, learning_dtype, torch_device, torch_dtype
-    from rotquant.methods.spinquant import learn_rotations
-    from rotquant.rotations import ends_of, save_rotations
+    with task("starting"):
+        from rotquant.checkpoints import load_checkpoint
+        from rotquant.devices import gpu_name, learning_dtype, torch_device, torch_dtype
+        from rotquant.methods.spinquant import learn_rotations
+        from rotquant.rotations import ends_of, save_rotations
 
     started = time.perf_counter()
     learning = run.recipe.learning

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rotquant.execution.text import token_ids
+from rotquant.progress import task
 from rotquant.provenance import code_digest, environment
 from rotquant.recipes import Run
 from rotquant.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
@@ -45,10 +46,11 @@ def measure_runs(
     Raises:
         CheckpointError, CorpusError, ResultError: bad input or damaged weights.
     """
-    from rotquant.checkpoints import load_checkpoint
-    from rotquant.devices import gpu_name, torch_device, torch_dtype
-    from rotquant.storage import load_quantized
-    from rotquant.weights import quantized_forward
+    with task("starting"):
+        from rotquant.checkpoints import load_checkpoint
+        from rotquant.devices import gpu_name, torch_device, torch_dtype
+        from rotquant.storage import load_quantized
+        from rotquant.weights import quantized_forward
 
     started = time.perf_counter()
     accelerator, dtype = torch_device(device), torch_dtype(runs[0].dtype)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rotquant.execution.text import text_samples
 from rotquant.files import read_json
+from rotquant.progress import task
 from rotquant.provenance import code_digest, environment
 from rotquant.recipes import Run
 from rotquant.results import ROTATION_RECORD, ROTATIONS_FILE
@@ -29,11 +30,12 @@ def compute_weights(
     Raises:
         CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
     """
-    from rotquant.checkpoints import load_checkpoint
-    from rotquant.devices import gpu_name, torch_device, torch_dtype
-    from rotquant.rotations import load_rotations
-    from rotquant.storage import save_quantized
-    from rotquant.weights import build_weights
+    with task("starting"):
+        from rotquant.checkpoints import load_checkpoint
+        from rotquant.devices import gpu_name, torch_device, torch_dtype
+        from rotquant.rotations import load_rotations
+        from rotquant.storage import save_quantized
+        from rotquant.weights import build_weights
 
     started = time.perf_counter()
     accelerator = torch_device(device)

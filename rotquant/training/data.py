@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rotquant.corpora import content_hash, load_rows, load_text
 from rotquant.files import atomic_directory, canonical_json, short_hash, write_json
+from rotquant.progress import task
 from rotquant.training.recipe import TrainingConfig
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class TrainingData:
         self.provenance: dict[str, Any] = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
 
 
+@task("preparing the corpus")
 def prepare_data(config: TrainingConfig, data_dir: str | Path = DATA) -> TrainingData:
     """Train the tokenizer and encode the corpus, or read what an earlier call left under `data_dir`.
 

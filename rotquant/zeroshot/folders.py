@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rotquant import progress
 from rotquant.corpora import CorpusSpec
 from rotquant.files import canonical_json, short_hash
 from rotquant.schemes import ZeroShot
@@ -78,7 +79,8 @@ def _made(folder: Path, build: Callable[[Path], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as temporary:
             new = Path(temporary) / folder.name
-            build(new)
+            with progress.task("making the zero-shot tasks"):
+                build(new)
             try:
                 new.rename(folder)
             except OSError:
