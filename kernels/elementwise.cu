@@ -8,6 +8,7 @@
 namespace {
 
 constexpr int WARP = 32;
+constexpr int NORM_VECTORS = 2;  // of eight values, that a thread of add_rms_norm takes at most
 
 // Eight 16-bit numbers, one load.
 template <typename T>
@@ -60,12 +61,11 @@ __device__ __forceinline__ float block_sum(float x) {
 template <typename T>
 __global__ void __launch_bounds__(1024)
     add_rms_norm(const T* x, const T* residual, const T* gain, float eps, int n, T* sum, T* out) {
-    constexpr int VECTORS = 2;
     const long long row = static_cast<long long>(blockIdx.x) * n;
-    float v[VECTORS][8];
+    float v[NORM_VECTORS][8];
     float squares = 0.f;
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
+    for (int i = 0; i < NORM_VECTORS; ++i) {
         const int column = 8 * (threadIdx.x + i * blockDim.x);
         if (column >= n) continue;
         Eight<T> a = load(x + row + column);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(1024)
     }
     const float factor = rsqrtf(block_sum(squares) / n + eps);
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
+    for (int i = 0; i < NORM_VECTORS; ++i) {
         const int column = 8 * (threadIdx.x + i * blockDim.x);
         if (column >= n) continue;
         Eight<T> g, y;

@@ -30,6 +30,7 @@ struct Shape {
     static constexpr int staging = Stages * stage_bytes;
     static constexpr int scale = staging + Consumers * staging_bytes;
     static constexpr int barriers = scale + Consumers * scales * 4;
+    static constexpr int shared_bytes = barriers + 16 * Stages;
     static constexpr int registers = Tokens / 2;  // of one thread, for the sums of 64 features
 };
 

@@ -36,6 +36,7 @@ struct Shape {
     static constexpr int kChunkBytes = kSteps * kTile * 128, kSlotBytes = kChunks * kChunkBytes;
     static constexpr int kTwo = kOutput == kSame ? 4 : kOutput == kInt8 ? 2 : 1;  // bytes of two results
     static constexpr int kStaging = kTile * kChunk / 2 * kTwo;                    // of a warp: a tile of results
+    static constexpr int kSharedBytes = 1024 + kSlots * kSlotBytes + kWarps * kStaging;  // the ring aligned to 1024
     // Slots are filled again when all warps have read them: at once where these go in step, else a row later.
     static constexpr int kDelay = kGroups > 1 ? 1 : 0;
     static_assert(kSlots > kDelay);

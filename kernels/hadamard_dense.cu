@@ -43,6 +43,7 @@ struct Shape {
     static constexpr int kHalfBytes = 2 * kElements, kInputBytes = kHalfBytes * (kGated ? 2 : 1);
     static constexpr int kOperands = kSteps * kChunks * 4 * 32;  // of 16 bytes
     using Ring = RowRing<Group<true>, 1, kInputBytes>;
+    static constexpr int kSharedBytes = Ring::kBytes + 2 * 16 * kOperands;
 };
 
 template <class S>

@@ -175,6 +175,8 @@ __device__ __forceinline__ void store_sums(float (&acc)[Rows][2], float weight, 
 
 // ---- the product ----
 
+enum OutputType : int { kFloat16, kBfloat16, kFloat32 };
+
 struct Problem {
     const void* x;           // [rows, inner]
     const float* row_scale;  // [rows], [1], or null
@@ -184,7 +186,7 @@ struct Problem {
     void* out;               // [rows, features]
     int rows, features, strips, groups, pairs;
     int row_scale_step;  // 0 or 1
-    int dtype;           // of the output: 0 float16, 1 bfloat16, 2 float32
+    int dtype;           // of the output
 };
 
 // Inputs that one thread prepares: 32 of a row and group.
@@ -237,10 +239,10 @@ __device__ __forceinline__ bool prepare(const Problem& p, u32* tiles, float* uni
 
 __device__ __forceinline__ void finish(const Problem& p, float y, int row, int feature) {
     const size_t index = static_cast<size_t>(row) * p.features + feature;
-    if (p.dtype == 0) {
+    if (p.dtype == kFloat16) {
         if (p.bias) y += __half2float(static_cast<const __half*>(p.bias)[feature]);
         static_cast<__half*>(p.out)[index] = __float2half_rn(y);
-    } else if (p.dtype == 1) {
+    } else if (p.dtype == kBfloat16) {
         if (p.bias) y += __bfloat162float(static_cast<const __nv_bfloat16*>(p.bias)[feature]);
         static_cast<__nv_bfloat16*>(p.out)[index] = __float2bfloat16_rn(y);
     } else {
@@ -250,6 +252,12 @@ __device__ __forceinline__ void finish(const Problem& p, float y, int row, int f
 }
 
 }  // namespace
+
+// What a row has in shared memory: tiles of two groups, and bytes of one group with the unit of its 24 digits.
+template <class Kind>
+constexpr int kPairTiles = kIsCodes<Kind> ? 1 : 6;
+template <class Kind>
+constexpr int kGroupBytes = kPairTiles<Kind> * kTile / 2 * sizeof(u32) + (kIsCodes<Kind> ? 0 : sizeof(float));
 
 // A block owns a range of strips of 16 output rows. `Across` strips are under way at a time, and `Along` warps share a
 // strip's pairs of groups; a warp keeps `Depth` pairs on their way from memory, across the ends of strips. Partial sums
@@ -262,7 +270,7 @@ __global__ void __launch_bounds__(32 * Across * Along, 1) lut_gemv(Problem p) {
     extern __shared__ u32 shared[];
     constexpr bool kCodes = kIsCodes<Kind>;
     constexpr int kTables = kCodes ? 1 : 2;
-    constexpr int kThreads = 32 * Across * Along, kPairWords = Rows * kTile * (kCodes ? 1 : 6);
+    constexpr int kThreads = 32 * Across * Along, kPairWords = Rows * kTile * kPairTiles<Kind>;
     u32* tiles = shared;
     float* units = reinterpret_cast<float*>(tiles + p.pairs * kPairWords);
     float* partial = units + (kCodes ? 0 : 2 * p.pairs * Rows);
@@ -352,11 +360,13 @@ __device__ __forceinline__ u32 look_up(const u32 (&levels)[2], u32 low, u32 high
     return __byte_perm(levels[0], levels[1], 0x1010u + 0x22u * first + 0x2200u * second);
 }
 
+constexpr int kDequantizeWarps = 8;
+
 // [strips * 16, groups * 128] of T, for many rows, where a library's product is faster. A warp per strip and group.
 template <class T>
-__global__ void __launch_bounds__(256) lut_dequantize(const uint4* codes, const uint4* table, T* out, int strips,
-                                                      int groups, int pairs) {
-    const int index = (blockIdx.x * 256 + threadIdx.x) / 32, lane = threadIdx.x % 32;
+__global__ void __launch_bounds__(32 * kDequantizeWarps)
+    lut_dequantize(const uint4* codes, const uint4* table, T* out, int strips, int groups, int pairs) {
+    const int index = (blockIdx.x * 32 * kDequantizeWarps + threadIdx.x) / 32, lane = threadIdx.x % 32;
     const int strip = index / groups, group = index % groups;
     if (strip >= strips) return;
     const size_t unit = static_cast<size_t>(strip) * 2 * pairs + group;

@@ -24,6 +24,8 @@ struct Held {
     uint4 vectors[VECTORS];
 };
 
+constexpr int SCALED = 4;  // values that a thread of scale_product takes
+
 __device__ __forceinline__ int column_of(int vector) { return 8 * (threadIdx.x + vector * blockDim.x); }
 
 __device__ __forceinline__ uint4 load_pairs(const bf16* from) { return __ldg(reinterpret_cast<const uint4*>(from)); }
@@ -130,7 +132,7 @@ __global__ void __launch_bounds__(1024, 2) rms_norm_quantize_fp8(const bf16* x, 
 // out [rows, n] = row_scale x [rows, n] column_scale; n a multiple of four. A block of the grid's y is a row.
 __global__ void __launch_bounds__(256)
     scale_product(const float* x, const float* row_scale, const float* column_scale, int n, bf16* out) {
-    const int column = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
+    const int column = SCALED * (blockIdx.x * blockDim.x + threadIdx.x);
     if (column >= n) return;
     const long long place = static_cast<long long>(blockIdx.y) * n + column;
     const float4 v = *reinterpret_cast<const float4*>(x + place);

@@ -53,6 +53,7 @@ struct Shape {
     static constexpr int kRingBytes = Depth * kSlotBytes;
     static constexpr int kPartialBytes = RowCapacity * kPartialStep * 4;
     static constexpr int kGroupBytes = kRingBytes > kPartialBytes ? kRingBytes : kPartialBytes;
+    static constexpr int kSharedBytes = WarpsAlong * kGroupBytes + 4 * (RowCapacity + kFeatures);  // scales at the end
     static constexpr int kFactor = PackedRows ? 256 : 16;        // nibbles are multiplied in the upper half of a byte
 };
 

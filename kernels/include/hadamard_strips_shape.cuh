@@ -46,6 +46,8 @@ struct Shape {
     static constexpr int kSlots = RingSlots, kSlotBytes = kHalfBytes * (kGated ? 2 : 1);
     using Ring = RowRing<Group<(kWarps > 1)>, kSlots, kSlotBytes>;
     static constexpr int kPasses = ExchangePasses, kQuads = 2 / kPasses;  // quads of columns exchanged at a time
+    static constexpr int kExchangedBytes = kExchange ? 16 * 32 * kLines * kChunks * (kHalf ? 1 : kQuads) : 0;
+    static constexpr int kSharedBytes = kRowsPerBlock * Ring::kBytes + kExchangedBytes;
     // What a thread holds in the end: some of its rows in all chunks, or all of its rows in its own strips.
     static constexpr int kFinalLines = kExchange ? (kLines + kWarps - 1) / kWarps : kLines;
     static constexpr int kFinalChunks = kExchange ? kChunks : kStrips;

@@ -9,12 +9,12 @@ int8 [rows, Kp] or packed uint8 [rows, Kp / 2] (`layouts.pack_rows`), Kp being n
 float32 scales [rows] or [1]; they raise `KernelError` for anything else.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
 from rotquant.errors import KernelError
+from rotquant.kernels.arguments import FLOAT, INT, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.codes import CODES, RowCodes, check_codes
 from rotquant.kernels.hadamard import check_heads, transform_reference
 from rotquant.kernels.hadamard_launch import TYPES, launch_transform
@@ -30,10 +30,16 @@ NO_TRANSFORM = -1
 #: Rows that leave multiprocessors of a large GPU idle.
 _FEW_ROWS = 128
 #: `Problem` of kernels/include/rows.cuh.
-_PROBLEM = np.dtype(
-    [("x", "u8"), ("residual", "u8"), ("weight", "u8"), ("hidden", "u8"), ("codes", CODES), ("n", "i4"),
-     ("columns", "i4"), ("eps", "f4")], align=True,
-)  # fmt: skip
+_PROBLEM = Structure(
+    "Problem",
+    **dict.fromkeys(("x", "residual", "weight", "hidden"), POINTER),
+    codes=CODES,
+    n=INT,
+    columns=INT,
+    eps=FLOAT,
+)
+_FILE_16 = CudaFile("activations_16.cu", kernels={"quantize_rows_16": Parameters(problem=_PROBLEM)})
+_FILE_32 = CudaFile("activations.cu", kernels={"quantize_rows_32": Parameters(problem=_PROBLEM)})
 
 
 def sources(architecture: str) -> list[Source]:
@@ -44,7 +50,7 @@ def sources(architecture: str) -> list[Source]:
         "quantize_rows_16<__nv_bfloat16,kNorm,kInt8,8>",
         "quantize_rows_16<__half,kSumNorm,kInt4,4>",
     )
-    return [Source("activations.cu", ("quantize_rows_32<kSumNorm,kInt8,4>",)), Source("activations_16.cu", names)]
+    return [Source(_FILE_32, ("quantize_rows_32<kSumNorm,kInt8,4>",)), Source(_FILE_16, names)]
 
 
 def _codes(x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -257,15 +263,20 @@ def _launch_rows(
         raise KernelError(f"rows of {n} values are longer than the kernel holds in registers, {8 * pieces * 1024}.")
     if x.shape[0] == 0:
         return
-    source, name = "activations_16.cu", f"quantize_rows_16<{TYPES[x.dtype]},{kind},{out.output},{pieces}>"
+    file, name = _FILE_16, f"quantize_rows_16<{TYPES[x.dtype]},{kind},{out.output},{pieces}>"
     if x.dtype == torch.float32:
-        source, name = "activations.cu", f"quantize_rows_32<{kind},{out.output},{pieces}>"
-    problem = np.zeros((), dtype=_PROBLEM)
-    for field, tensor in (("x", x), ("residual", residual), ("weight", weight), ("hidden", hidden)):
-        problem[field] = 0 if tensor is None else tensor.data_ptr()
-    problem["codes"], problem["n"], problem["columns"], problem["eps"] = out.record(), n, out.columns, eps
-    function = kernel(Source(source, (name,)), name, x.device)
-    launch(function, (x.shape[0],), (threads,), problem[()], device=x.device)
+        file, name = _FILE_32, f"quantize_rows_32<{kind},{out.output},{pieces}>"
+    problem = _PROBLEM.of(
+        x=x,
+        residual=residual,
+        weight=weight,
+        hidden=hidden,
+        codes=out.fields,
+        n=n,
+        columns=out.columns,
+        eps=eps,
+    )
+    launch(kernel(Source(file, (name,)), name, x.device), (x.shape[0],), (threads,), problem, device=x.device)
 
 
 def _shape(pieces: int, rows: int, kind: str, wide: bool) -> tuple[int, int]:

@@ -10,12 +10,12 @@ import functools
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rotquant.errors import KernelError
 from rotquant.kernels import attention_reference as reference
+from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
 from rotquant.kernels.layouts import padded
 from rotquant.kernels.loading import Source, architecture_of_device, kernel
 from rotquant.kernels.operators import check_same_device, check_tensor, launch, operator
@@ -28,15 +28,65 @@ _TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 #: As in the sources: warps of a block, bytes of codes that a warp takes at a time, blocks that may share a sequence.
 _WARPS, _TILE_BYTES, _MAX_SPLITS = 8, 4096, 64
 
+_POOL_POINTERS = dict.fromkeys(("k_codes", "v_codes", "k_params", "v_params"), POINTER)
+_PAGES = {"table": POINTER, "pages": INT, "per_sequence": INT, "page_size": INT}
+_ROPE = {"cos": POINTER, "sin": POINTER, "cos_batch": INT}
+_APPEND = CudaFile(
+    "kv_append.cu",
+    kernels={
+        "kv_append": Parameters(
+            **dict.fromkeys(("k", "v"), POINTER),
+            **dict.fromkeys(("k_batch", "k_token", "v_batch", "v_token"), LONG),
+            **_ROPE,
+            **_POOL_POINTERS,
+            starts=POINTER,
+            **_PAGES,
+            **dict.fromkeys(("batch", "tokens", "kv_heads", "rotate"), INT),
+            **dict.fromkeys(("clip_k", "clip_v"), FLOAT),
+        ),
+        "kv_rotate": Parameters(
+            x=POINTER,
+            x_batch=LONG,
+            x_token=LONG,
+            **_ROPE,
+            out=POINTER,
+            **dict.fromkeys(("batch", "tokens", "heads", "rotate"), INT),
+        ),
+        "kv_dequantize": Parameters(
+            **_POOL_POINTERS, **_PAGES, **dict.fromkeys(("batch", "tokens", "kv_heads"), INT), k=POINTER, v=POINTER
+        ),
+    },
+    constants={"WARPS": _WARPS},
+)
+_ATTENTION = CudaFile(
+    "kv_attention.cu",
+    kernels={
+        "kv_attention": Parameters(
+            q=POINTER,
+            q_batch=LONG,
+            **_ROPE,
+            **_POOL_POINTERS,
+            lengths=POINTER,
+            new_tokens=INT,
+            **_PAGES,
+            group=INT,
+            rotate=INT,
+            scale=FLOAT,
+            **dict.fromkeys(("workspace", "counters", "out"), POINTER),
+        )
+    },
+    constants={"WARPS": _WARPS, "MAX_SPLITS": _MAX_SPLITS},
+)
+
 
 def sources(architecture: str) -> list[Source]:
     """Every translation unit that the papers' shapes ask for: a scale per head, up to 8 query heads per key head."""
     found = []
     for head_dim in HEAD_DIMS:
         shape = _Shape(head_dim, 1, torch.float16)
-        found += [Source("kv_append.cu", (name,)) for name in (shape.append(False), shape.append(True))]
-        found += [Source("kv_append.cu", (name,)) for name in (shape.rotate, shape.dequantize)]
-        found.append(Source("kv_attention.cu", (shape.attention(1, _stages(architecture)),)))
+        names = (shape.append(False), shape.append(True), shape.rotate, shape.dequantize)
+        found += [Source(_APPEND, (name,)) for name in names]
+        found.append(_attention_source(shape, 1, _stages(architecture)))
     return found
 
 
@@ -67,6 +117,17 @@ class _Shape:
         tile = _TILE_BYTES + 8 * self.groups * _TILE_BYTES // self.head_dim
         ring = padded(stages * (tile + 8), 16)
         return _WARPS * max(ring, 8 * (self.head_dim + 6) * 4)
+
+
+@functools.cache
+def _attention_source(shape: _Shape, column_tiles: int, stages: int) -> Source:
+    """A unit of one instance, whose rings have as many bytes as the host gives them."""
+    head_dim, groups = shape.head_dim, shape.groups
+    rings = f"WARPS * sizeof(Ring<{head_dim}, {groups}, TILE<{head_dim}>, {stages}>)"
+    merge = f"sizeof(Merge<{head_dim}>)"
+    shared = (f"{rings} > {merge} ? {rings} : {merge}", shape.shared_bytes(stages))
+    tile = (f"TILE<{head_dim}> * {head_dim}", _TILE_BYTES)
+    return Source(_ATTENTION, (shape.attention(column_tiles, stages),), (shared, tile))
 
 
 def _stages(architecture: str) -> int:
@@ -106,10 +167,10 @@ def _append_cuda(
     blocks = batch * (-(-tokens // 16) + 1) * kv_heads if blocked else -(-batch * tokens * kv_heads // _WARPS)
     name = shape.append(blocked)
     launch(
-        kernel(Source("kv_append.cu", (name,)), name, k.device),
+        kernel(Source(_APPEND, (name,)), name, k.device),
         (blocks, 2),
         (32 * _WARPS,),
-        *(k, v, *map(np.int64, (k.stride(0), k.stride(1), v.stride(0), v.stride(1))), cos, sin, cos_batch),
+        *(k, v, k.stride(0), k.stride(1), v.stride(0), v.stride(1), cos, sin, cos_batch),
         *(k_codes, v_codes, k_params, v_params, starts, block_table, k_codes.shape[0], per_sequence),
         *(k_codes.shape[2], batch, tokens, kv_heads, rotate, clip_k, clip_v),
         device=k.device,
@@ -155,12 +216,12 @@ def _attend_cuda(
     check_same_device(q, counters=counters)
     workspace = torch.empty(batch * heads * splits * (head_dim + 4) * (splits > 1), device=q.device)
     stages = _stages(architecture_of_device(q.device))
-    name = shape.attention(column_tiles, stages)
+    source = _attention_source(shape, column_tiles, stages)
     launch(
-        kernel(Source("kv_attention.cu", (name,)), name, q.device),
+        kernel(source, source.instances[0], q.device),
         (splits, kv_heads, batch),
         (32 * _WARPS,),
-        *(q, np.int64(q.stride(0)), cos, sin, cos_batch, k_codes, v_codes, k_params, v_params, lengths, new_tokens),
+        *(q, q.stride(0), cos, sin, cos_batch, k_codes, v_codes, k_params, v_params, lengths, new_tokens),
         *(block_table, k_codes.shape[0], per_sequence, page_size, group, rotate),
         *(math.log2(math.e) * head_dim**-0.5, workspace, counters, out),
         device=q.device,
@@ -188,7 +249,7 @@ def _dequantize_cuda(
     k, v = (torch.empty(batch, kv_heads, tokens, 2 * row, dtype=dtype, device=k_codes.device) for _ in range(2))
     if k.numel():
         launch(
-            kernel(Source("kv_append.cu", (shape.dequantize,)), shape.dequantize, k.device),
+            kernel(Source(_APPEND, (shape.dequantize,)), shape.dequantize, k.device),
             (-(-batch * kv_heads * -(-tokens // 16) // _WARPS), 2),
             (32 * _WARPS,),
             *(k_codes, v_codes, k_params, v_params, block_table, pages, per_sequence, page_size),
@@ -206,10 +267,10 @@ def _rotate_cuda(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool
     name = _Shape(head_dim, 1, x.dtype).rotate
     if out.numel():
         launch(
-            kernel(Source("kv_append.cu", (name,)), name, x.device),
+            kernel(Source(_APPEND, (name,)), name, x.device),
             (-(-batch * tokens * heads // _WARPS),),
             (32 * _WARPS,),
-            *(x, np.int64(x.stride(0)), np.int64(x.stride(1)), cos, sin, cos_batch, out),
+            *(x, x.stride(0), x.stride(1), cos, sin, cos_batch, out),
             *(batch, tokens, heads, rotate),
             device=x.device,
         )

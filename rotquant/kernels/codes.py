@@ -5,18 +5,17 @@ Symmetric codes by the rules of `rotquant.quantization`; rows are padded with ze
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rotquant.errors import KernelError
+from rotquant.kernels.arguments import FLOAT, INT, POINTER, Structure
 from rotquant.kernels.layouts import K_BLOCK, padded
 from rotquant.kernels.operators import check_same_device
 
-#: `Codes` of kernels/include/quantize.cuh.
-CODES = np.dtype(
-    [("codes", "u8"), ("scale", "u8"), ("static_scale", "u8"), ("clip_ratio", "f4"), ("largest", "i4")], align=True
-)
+#: `Codes` of kernels/include/quantize.cuh; and what kernels get that write no codes.
+CODES = Structure("Codes", codes=POINTER, scale=POINTER, static_scale=POINTER, clip_ratio=FLOAT, largest=INT)
+NO_CODES = CODES.read({"codes": None, "scale": None, "static_scale": None, "clip_ratio": 0.0, "largest": 0})
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,16 @@ class RowCodes:
         """The kernels' name for what they write."""
         return "kInt4" if self.packed else "kInt8"
 
-    def record(self) -> np.void:
-        """The structure that kernels take."""
-        pointers = [0 if t is None else t.data_ptr() for t in (self.codes, self.scale, self.static_scale)]
-        return np.array([(*pointers, self.clip_ratio, 2 ** (self.bits - 1) - 1)], dtype=CODES)[0]
+    @property
+    def fields(self) -> dict[str, Tensor | float | None]:
+        """Those of `CODES`."""
+        return {
+            "codes": self.codes,
+            "scale": self.scale,
+            "static_scale": self.static_scale,
+            "clip_ratio": self.clip_ratio,
+            "largest": 2 ** (self.bits - 1) - 1,
+        }
 
 
 def check_codes(x: Tensor, bits: int, packed: bool, static_scale: Tensor | None) -> None:

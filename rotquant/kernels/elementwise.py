@@ -4,21 +4,37 @@ The baseline of every speed table runs on them, so that the quantized decoder, w
 (`activations`, `kv`), is compared with the best that 16 bits can do. Nothing here quantizes.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from rotquant.errors import KernelError
+from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
 from rotquant.kernels.layouts import padded
-from rotquant.kernels.loading import Source, kernel
+from rotquant.kernels.loading import Kernel, Source, kernel
 from rotquant.kernels.operators import check_same_device, check_tensor, launch, operator
 
 _TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-_KERNELS = ("add_rms_norm", "swiglu", "rope_append")
 _THREADS = 256
 #: Values that a thread of `add_rms_norm` takes at most, and at once.
 _PER_THREAD, _VECTOR = 16, 8
+_FILE = CudaFile(
+    "elementwise.cu",
+    kernels={
+        "add_rms_norm": Parameters(
+            x=POINTER, residual=POINTER, gain=POINTER, eps=FLOAT, n=INT, sum=POINTER, out=POINTER
+        ),
+        "swiglu": Parameters(gate_up=POINTER, vectors=LONG, n=INT, out=POINTER),
+        "rope_append": Parameters(
+            **dict.fromkeys(("qkv", "cos", "sin"), POINTER),
+            cos_batch=INT,
+            lengths=POINTER,
+            **dict.fromkeys(("batch", "tokens", "heads", "kv_heads", "head_dim", "capacity"), INT),
+            **dict.fromkeys(("queries", "keys", "values"), POINTER),
+        ),
+    },
+    constants={"sizeof(Eight<__half>) / sizeof(__half)": _VECTOR, "NORM_VECTORS": _PER_THREAD // _VECTOR},
+)
 
 
 def sources(architecture: str) -> list[Source]:
@@ -27,10 +43,10 @@ def sources(architecture: str) -> list[Source]:
 
 
 def _source() -> Source:
-    return Source("elementwise.cu", tuple(f"{name}<{kind}>" for name in _KERNELS for kind in _TYPES.values()))
+    return Source(_FILE, tuple(f"{name}<{kind}>" for name in _FILE.kernels for kind in _TYPES.values()))
 
 
-def _kernel(name: str, x: Tensor) -> object:
+def _kernel(name: str, x: Tensor) -> Kernel:
     return kernel(_source(), f"{name}<{_TYPES[x.dtype]}>", x.device)
 
 
@@ -79,7 +95,7 @@ def _swiglu_cuda(gate_up: Tensor) -> Tensor:
     vectors = rows * n // _VECTOR
     if vectors:
         blocks = -(-vectors // _THREADS)
-        arguments = (gate_up, np.int64(vectors), n, out)
+        arguments = (gate_up, vectors, n, out)
         launch(_kernel("swiglu", gate_up), (blocks,), (_THREADS,), *arguments, device=gate_up.device)
     return out
 

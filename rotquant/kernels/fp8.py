@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from rotquant.errors import KernelError
+from rotquant.kernels.arguments import FLOAT, INT, POINTER, CudaFile, Parameters
 from rotquant.kernels.elementwise import swiglu
 from rotquant.kernels.layouts import padded
 from rotquant.kernels.loading import Source, kernel
@@ -25,6 +26,15 @@ _SCALE = "scale_product"
 _VECTOR, _PER_THREAD, _LONGEST = 8, 32, 32768
 #: Threads of a block of `scale_product`, and values of each.
 _THREADS, _SCALED = 256, 4
+_FILE = CudaFile(
+    "quantize_fp8.cu",
+    kernels={
+        "quantize_fp8": Parameters(x=POINTER, n=INT, codes=POINTER, scale=POINTER),
+        _NORM: Parameters(x=POINTER, residual=POINTER, eps=FLOAT, n=INT, sum=POINTER, codes=POINTER, scale=POINTER),
+        _SCALE: Parameters(x=POINTER, row_scale=POINTER, column_scale=POINTER, n=INT, out=POINTER),
+    },
+    constants={"8 * VECTORS": _PER_THREAD, "SCALED": _SCALED},
+)
 #: torch multiplies float8 only where both sizes of a weight are multiples of this.
 _ALIGNMENT = 16
 #: Up to so many rows, two launches are faster than one on an H200: a product without scales and a pass that scales its
@@ -38,7 +48,7 @@ def sources(architecture: str) -> list[Source]:
 
 
 def _source() -> Source:
-    return Source("quantize_fp8.cu", (_NORM, _PLAIN, _GATED, _SCALE))
+    return Source(_FILE, (_NORM, _PLAIN, _GATED, _SCALE))
 
 
 def _launch(name: str, x: Tensor, n: int, *arguments: object) -> tuple[Tensor, Tensor]:

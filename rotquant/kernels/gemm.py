@@ -5,6 +5,7 @@ Hopper multiplies int8 with warpgroup instructions (kernels/gemm_sm90.cu), every
 have been checked by `linear`.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,19 +13,31 @@ import torch
 from torch import Tensor
 
 from rotquant.errors import KernelError
+from rotquant.kernels.arguments import INT, LONG, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.layouts import K_BLOCK, padded
 from rotquant.kernels.loading import Source, kernel
 from rotquant.kernels.operators import launch
-from rotquant.kernels.tma import matrix_map
+from rotquant.kernels.tma import TENSOR_MAP, matrix_map
 
 #: Sums are of 16 times the products, |sum| <= 16 * 8 * 128 * K, and must stay below 2^31.
 MAX_INNER = 131008
 
-_STEP = 128
+#: Of the Hopper kernel: what a stage holds along K, threads of a warpgroup, tokens and features that the copy engine
+#: writes at a time.
+_STEP, _WARPGROUP, _CHUNK = 128, 128, 64
 _TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-_POINTERS = ("row_scale", "column_scale", "bias", "out")
-_NUMBERS = ("rows", "features", "k_steps", "row_scale_stride", "type", "tensor_store", "box_rows")
-_PROBLEM = np.dtype([(name, np.uint64) for name in _POINTERS] + [(name, np.int32) for name in _NUMBERS], align=True)
+#: `Problem` of kernels/include/gemm.cuh.
+_PROBLEM = Structure(
+    "Problem",
+    **dict.fromkeys(("row_scale", "column_scale", "bias", "out"), POINTER),
+    **dict.fromkeys(("rows", "features", "k_steps", "row_scale_stride", "type", "tensor_store", "box_rows"), INT),
+)
+_OUTPUTS = {"HALF": _TYPES[torch.float16], "BFLOAT16": _TYPES[torch.bfloat16], "FLOAT": _TYPES[torch.float32]}
+_SM90 = CudaFile(
+    "gemm_sm90.cu",
+    kernels={"w4_gemm": Parameters(weight=TENSOR_MAP, codes=TENSOR_MAP, out=TENSOR_MAP, problem=_PROBLEM)},
+    constants={"STEP": _STEP, "WARPGROUP": _WARPGROUP, "CHUNK": _CHUNK, **_OUTPUTS},
+)
 
 
 @dataclass(frozen=True)
@@ -60,18 +73,24 @@ class Tile:
 
     @property
     def instance(self) -> str:
-        sizes = (self.consumers, self.strips, self.tokens, self.stages, self.cluster)
-        return f"w4_gemm<{', '.join(map(str, sizes))}, {str(self.grouped).lower()}>"
+        return f"w4_gemm<{self._sizes}>"
 
     @property
+    def _sizes(self) -> str:
+        sizes = (self.consumers, self.strips, self.tokens, self.stages, self.cluster)
+        return f"{', '.join(map(str, sizes))}, {str(self.grouped).lower()}"
+
+    @functools.cached_property
     def source(self) -> Source:
-        return Source("gemm_sm90.cu", (self.instance,))
+        shape = f"Shape<{self._sizes}>"
+        counted = ((f"{shape}::features", self.features), (f"{shape}::shared_bytes", self.shared_bytes))
+        return Source(_SM90, (self.instance,), counted)
 
     @property
     def shared_bytes(self) -> int:
         """As `Shape` in the kernel counts them."""
         stages = self.stages * (self.features * _STEP // 2 + self.tokens * _STEP)
-        staging, scales = 2 * 64 * 128, 4 * (self.tokens + 64 * self.strips)
+        staging, scales = 2 * _CHUNK * _WARPGROUP, 4 * (self.tokens + 64 * self.strips)
         return stages + self.consumers * (staging + scales) + 16 * self.stages
 
 
@@ -93,6 +112,12 @@ _STAGE_COST = 5000
 
 #: Features, tokens, threads and shared memory per block of the `mma.sync` kernel.
 _MMA_FEATURES, _MMA_TOKENS, _MMA_THREADS, _MMA_STAGES = 128, 128, 256, 4
+_MMA = CudaFile(
+    "gemm_mma.cu",
+    kernels={"w4_gemm_mma": Parameters(weight=POINTER, codes=POINTER, problem=_PROBLEM)},
+    constants={"FEATURES": _MMA_FEATURES, "TOKENS": _MMA_TOKENS, "THREADS": _MMA_THREADS, **_OUTPUTS},
+)
+_UNPACK = CudaFile("unpack.cu", kernels={"unpack_codes": Parameters(packed=POINTER, codes=POINTER, blocks=LONG)})
 
 
 def sources(architecture: str) -> list[Source]:
@@ -100,7 +125,7 @@ def sources(architecture: str) -> list[Source]:
     mma = [_mma_source(packed, grouped) for packed in (False, True) for grouped in (False, True)]
     if architecture != "sm_90a":
         return mma
-    return [*(tile.source for tile in TILES + GROUPED_TILES), Source("unpack.cu")]
+    return [*(tile.source for tile in TILES + GROUPED_TILES), Source(_UNPACK)]
 
 
 def launch_gemm(
@@ -132,7 +157,6 @@ def launch_mma(
     packed = codes.dtype == torch.uint8
     source = _mma_source(packed, column_scale.dim() == 2)
     blocks = -(-rows // _MMA_TOKENS) * -(-features // _MMA_FEATURES)
-    stage = _MMA_FEATURES * K_BLOCK // 2 + _MMA_TOKENS * (K_BLOCK // 2 if packed else K_BLOCK)
     launch(
         kernel(source, source.instances[0], out.device),
         (blocks, 1, 1),
@@ -141,7 +165,7 @@ def launch_mma(
         codes,
         _problem(row_scale, column_scale, bias, out, weight.shape[1]),
         device=out.device,
-        shared=_MMA_STAGES * stage,
+        shared=_mma_bytes(packed),
     )
 
 
@@ -165,11 +189,11 @@ def launch_tile(
     code_map = matrix_map(codes, element=1, columns=inner, rows=rows, box=(_STEP, tile.box_rows(rows)), swizzled=True)
     out_map = weight_map  # any: not used
     if tensor_store:
-        out_map = matrix_map(out, element=2, columns=features, rows=rows, box=(64, 64), swizzled=True)
+        out_map = matrix_map(out, element=2, columns=features, rows=rows, box=(_CHUNK, _CHUNK), swizzled=True)
     launch(
         kernel(tile.source, tile.instance, out.device),
         (min(tile.clusters(rows, features), _at_once(tile, out.device)) * tile.cluster, 1, 1),
-        (128 * (tile.consumers + 1), 1, 1),
+        (_WARPGROUP * (tile.consumers + 1), 1, 1),
         weight_map,
         code_map,
         out_map,
@@ -194,8 +218,16 @@ def _at_once(tile: Tile, device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count // tile.cluster
 
 
+@functools.cache
 def _mma_source(packed: bool, grouped: bool) -> Source:
-    return Source("gemm_mma.cu", (f"w4_gemm_mma<{str(packed).lower()}, {str(grouped).lower()}>",))
+    flags = [str(flag).lower() for flag in (packed, grouped)]
+    shared = (f"STAGES * STAGE_BYTES<{flags[0]}>", _mma_bytes(packed))
+    return Source(_MMA, (f"w4_gemm_mma<{', '.join(flags)}>",), (shared,))
+
+
+def _mma_bytes(packed: bool) -> int:
+    """Dynamic shared memory of a block of the `mma.sync` kernel."""
+    return _MMA_STAGES * (_MMA_FEATURES * K_BLOCK // 2 + _MMA_TOKENS * (K_BLOCK // 2 if packed else K_BLOCK))
 
 
 def _problem(
@@ -207,18 +239,25 @@ def _problem(
     tensor_store: bool = False,
     box_rows: int = 0,
 ) -> np.void:
-    """`Problem` of kernels/include/gemm.cuh, passed by value."""
-    rows, features = out.shape
-    pointers = (row_scale.data_ptr(), column_scale.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr())
-    dynamic, kind = int(row_scale.shape[0] > 1), _TYPES[out.dtype]
-    sizes = (rows, features, k_steps, dynamic, kind, int(tensor_store), box_rows)
-    return np.array((*pointers, *sizes), _PROBLEM)[()]
+    return _PROBLEM.of(
+        row_scale=row_scale,
+        column_scale=column_scale,
+        bias=bias,
+        out=out,
+        rows=out.shape[0],
+        features=out.shape[1],
+        k_steps=k_steps,
+        row_scale_stride=row_scale.shape[0] > 1,
+        type=_TYPES[out.dtype],
+        tensor_store=tensor_store,
+        box_rows=box_rows,
+    )
 
 
 def _unpacked(codes: Tensor) -> Tensor:
     """Packed 4-bit activations as int8."""
     held = torch.empty(codes.shape[0], 2 * codes.shape[1], dtype=torch.int8, device=codes.device)
     blocks = codes.numel() // 16
-    function = kernel(Source("unpack.cu"), "unpack_codes", codes.device)
-    launch(function, (-(-blocks // 256), 1, 1), (256, 1, 1), codes, held, np.int64(blocks), device=codes.device)
+    function = kernel(Source(_UNPACK), "unpack_codes", codes.device)
+    launch(function, (-(-blocks // 256), 1, 1), (256, 1, 1), codes, held, blocks, device=codes.device)
     return held

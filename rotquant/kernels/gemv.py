@@ -5,14 +5,15 @@ the cut where scales are per output feature: sums are integers. With group scale
 that is fixed by shape and GPU, so equal inputs always give equal outputs.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rotquant.errors import KernelError
+from rotquant.kernels.arguments import INT, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.layouts import K_BLOCK, STRIP
 from rotquant.kernels.loading import Source, architecture_of_device, kernel
 from rotquant.kernels.overlap import launch_structure, overlaps
@@ -28,9 +29,23 @@ MAX_INNER = 2**17 - K_BLOCK
 _STAGE_K = 128
 _OTHER_OPERANDS = ((False, False), (True, True), (False, True))
 _DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-_PROBLEM = np.dtype(
-    [(name, np.uint64) for name in ("activations", "row_scale", "weight", "column_scale", "bias", "out")]
-    + [(name, np.int32) for name in ("rows", "features", "inner", "row_scale_step", "groups", "dtype", "early")]
+#: `Problem` of kernels/include/gemv_ring.cuh.
+_PROBLEM = Structure(
+    "Problem",
+    **dict.fromkeys(("activations", "row_scale", "weight", "column_scale", "bias", "out"), POINTER),
+    **dict.fromkeys(("rows", "features", "inner", "row_scale_step", "groups", "dtype", "early"), INT),
+)
+_FILE = CudaFile(
+    "gemv.cu",
+    kernels=dict.fromkeys(("gemv", "gemv_cluster"), Parameters(problem=_PROBLEM)),
+    constants={
+        "kStrip": STRIP,
+        "kBlockK": K_BLOCK,
+        "kStageK": _STAGE_K,
+        "kHalf": _DTYPES[torch.float16],
+        "kBfloat16": _DTYPES[torch.bfloat16],
+        "kFloat": _DTYPES[torch.float32],
+    },
 )
 
 
@@ -144,22 +159,37 @@ def launch_gemv(
     if inner > MAX_INNER:
         raise KernelError(f"{inner} input features could overflow 32-bit sums; the kernel takes up to {MAX_INNER}.")
     plan = plan or choose_plan(rows, weight.shape[0], architecture_of_device(out.device))
-    instance = plan.instance(packed, grouped)
-    problem = np.zeros((), _PROBLEM)
-    tensors = (codes, row_scale, weight, column_scale, bias, out)
-    for name, tensor in zip(_PROBLEM.names, tensors, strict=False):
-        problem[name] = 0 if tensor is None else tensor.data_ptr()
-    problem["rows"], problem["features"], problem["inner"] = rows, features, inner
-    problem["row_scale_step"] = int(row_scale.shape[0] > 1)
-    problem["groups"] = column_scale.shape[1] if grouped else 0
-    problem["dtype"] = _DTYPES[out.dtype]
-    problem["early"] = overlaps(out.device)
+    problem = _PROBLEM.of(
+        activations=codes,
+        row_scale=row_scale,
+        weight=weight,
+        column_scale=column_scale,
+        bias=bias,
+        out=out,
+        rows=rows,
+        features=features,
+        inner=inner,
+        row_scale_step=row_scale.shape[0] > 1,
+        groups=column_scale.shape[1] if grouped else 0,
+        dtype=_DTYPES[out.dtype],
+        early=overlaps(out.device),
+    )
     blocks = -(-weight.shape[0] // plan.block_strips) * plan.cluster
     shared = plan.shared_bytes(packed, grouped)
     if overlaps(out.device):
         shared = max(shared, _spreading_bytes(blocks, out.device))
-    function = kernel(Source("gemv.cu", (instance,)), instance, out.device)
-    launch_structure(function, blocks, plan.threads, problem[()], device=out.device, shared=shared)
+    source = _source(plan, packed, grouped)
+    function = kernel(source, source.instances[0], out.device)
+    launch_structure(function, blocks, plan.threads, problem, device=out.device, shared=shared)
+
+
+@functools.cache
+def _source(plan: Plan, packed: bool, grouped: bool) -> Source:
+    """A unit of one instance, whose rings have as many bytes as the host gives them."""
+    sizes = (plan.rows, plan.strips, plan.across, plan.along, plan.depth, plan.cluster)
+    shape = ", ".join([*map(str, sizes), *(str(flag).lower() for flag in (packed, grouped))])
+    shared = (f"Shape<{shape}>::kSharedBytes", plan.shared_bytes(packed, grouped))
+    return Source(_FILE, (plan.instance(packed, grouped),), (shared,))
 
 
 def _spreading_bytes(blocks: int, device: torch.device) -> int:
@@ -175,6 +205,5 @@ def _spreading_bytes(blocks: int, device: torch.device) -> int:
 def sources(architecture: str) -> list[Source]:
     """A unit for every plan with packed activations, and one for each of the other kinds of operands."""
     plans = [plan for choices in _plans(architecture).values() for _, plan in choices]
-    instances = [plan.instance(packed=True, grouped=False) for plan in plans]
-    instances += [plans[-1].instance(packed=packed, grouped=grouped) for packed, grouped in _OTHER_OPERANDS]
-    return [Source("gemv.cu", (instance,)) for instance in instances]
+    units = [_source(plan, packed=True, grouped=False) for plan in plans]
+    return units + [_source(plans[-1], packed=packed, grouped=grouped) for packed, grouped in _OTHER_OPERANDS]

@@ -33,12 +33,13 @@ class Grid:
     dealt: float = 0.0
     run: int = 4
 
-    def share(self, units: int, resident: int) -> tuple[int, tuple[int, int, int]]:
+    def share(self, units: int, resident: int) -> tuple[int, dict[str, int]]:
         """Blocks for `units` rows, or groups of rows, where the GPU holds `resident`, and the kernels' `Share`."""
-        even = int(units * (1 - self.dealt)) // resident * resident
         if units <= resident:
-            return units, (units, units, 1)
-        return (resident if even else 0) + -(-(units - even) // self.run), (resident if even else 0, even, self.run)
+            return units, {"blocks": units, "even": units, "run": 1}
+        even = int(units * (1 - self.dealt)) // resident * resident
+        blocks = resident if even else 0
+        return blocks + -(-(units - even) // self.run), {"blocks": blocks, "even": even, "run": self.run}
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,31 @@ from torch import Tensor
 
 from rotquant.errors import KernelError
 from rotquant.hadamard.constructions import core_matrix, decompose
-from rotquant.kernels.codes import CODES, RowCodes
-from rotquant.kernels.hadamard_cuts import CHUNK, TYPES, Across, Cut, Strips, cut_of, signs
-from rotquant.kernels.loading import Source, kernel
+from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters, Structure
+from rotquant.kernels.codes import CODES, NO_CODES, RowCodes
+from rotquant.kernels.hadamard_cuts import CHUNK, TILE, TYPES, Across, Cut, Strips, cut_of, signs
+from rotquant.kernels.loading import Kernel, Source, kernel
 from rotquant.kernels.operators import launch
-from rotquant.kernels.tma import matrix_map
+from rotquant.kernels.tma import TENSOR_MAP, matrix_map
 
-_COMMON = [("x", "u8"), ("y", "u8"), ("signs", "u8"), ("codes", CODES)]
-_SHARED = [("share", "i4", 3), ("rows", "i4")]
-_STRIPS = np.dtype([*_COMMON, ("elements", "i8"), *_SHARED, ("blocks_of", "i4"), ("norm", "f4")], align=True)
-_ROWS = np.dtype([*_COMMON, *_SHARED, ("norm", "f4")], align=True)
-_ANY = np.dtype([*_COMMON, ("core", "i4"), ("n", "i4"), ("inner", "i4"), ("columns", "i4"), ("norm", "f4")], align=True)
+_TILES = {"kChunk": CHUNK, "kTile": TILE}
+#: `Share` of kernels/include/row_share.cuh.
+_SHARE = Structure("Share", blocks=INT, even=INT, run=INT)
+_COMMON = {"x": POINTER, "y": POINTER, "signs": POINTER, "codes": CODES}
+#: `Problem` of kernels/include/hadamard_strips_shape.cuh, of hadamard_dense.cu and hadamard_across.cu, of
+#: hadamard_any.cu.
+_STRIPS = Structure("Problem", **_COMMON, elements=LONG, share=_SHARE, rows=INT, blocks_of=INT, norm=FLOAT)
+_ROWS = Structure("Problem", **_COMMON, share=_SHARE, rows=INT, norm=FLOAT)
+_ANY = Structure("Problem", **_COMMON, core=INT, n=INT, inner=INT, columns=INT, norm=FLOAT)
+_FILES = {
+    file.name: file
+    for file in (
+        CudaFile("hadamard_strips.cu", {"hadamard_strips": Parameters(problem=_STRIPS)}, _TILES),
+        CudaFile("hadamard_dense.cu", {"hadamard_dense": Parameters(problem=_ROWS)}, _TILES),
+        CudaFile("hadamard_across.cu", {"hadamard_across": Parameters(problem=_ROWS, map=TENSOR_MAP)}, _TILES),
+    )
+}
+_ANY_FILE = CudaFile("hadamard_any.cu", {"hadamard_any": Parameters(problem=_ANY)})
 
 
 def sources(architecture: str) -> list[Source]:
@@ -43,11 +57,24 @@ def sources(architecture: str) -> list[Source]:
     tensor_cores = []
     for n, inner, dtype, output, gated, arithmetic in wanted:
         cut = cut_of(n, inner, dtype, output, across=hopper and not gated and not arithmetic)
-        tensor_cores.append(Source(cut.file, (cut.instance(dtype, output, gated, arithmetic),)))
+        tensor_cores.append(_source(cut, dtype, output, gated, arithmetic))
     return [
         *tensor_cores,
-        Source("hadamard_any.cu", ("hadamard_any<float,float,kSame,false>", "hadamard_any<__half,__half,kInt4,true>")),
+        Source(_ANY_FILE, ("hadamard_any<float,float,kSame,false>", "hadamard_any<__half,__half,kInt4,true>")),
     ]
+
+
+@lru_cache(maxsize=1024)
+def _source(cut: Cut, dtype: torch.dtype, output: str, gated: bool, half: bool) -> Source:
+    """A unit of one instance, which cuts a row as the host does and has the shared memory that the host gives it."""
+    name = cut.instance(dtype, output, gated, half)
+    shape = f"Shape<{name.partition('<')[2].rpartition(',')[0]}>"  # a kernel's last argument, its blocks, aside
+    counted = {
+        "kElements": cut.elements,
+        "kWarps": cut.warps,
+        "kSharedBytes": cut.shared_bytes(output, gated, half),
+    }
+    return Source(_FILES[cut.file], (name,), tuple((f"{shape}::{name}", value) for name, value in counted.items()))
 
 
 def launch_transform(
@@ -99,22 +126,21 @@ def launch_cut(
     """
     output = out.output if isinstance(out, RowCodes) else "kSame"
     half = half and cut.columns
-    name = cut.instance(x.dtype, output, gated, half)
-    function = kernel(Source(cut.file, (name,)), name, x.device)
+    source = _source(cut, x.dtype, output, gated, half)
+    function = kernel(source, source.instances[0], x.device)
     shared = cut.shared_bytes(output, gated, half)
     elements = x.numel() // (2 if gated else 1)
     rows = -(-elements // cut.elements)
     units = -(-rows // cut.rows_per_block)
     blocks, share = cut.share(units, _resident_blocks(function, cut.threads, shared, x.device.index or 0))
     table = signs(cut.order, cut.blocks_of or cut.order, inverse, cut.sign_rows, x.device)
-    problem = _problem(_STRIPS if isinstance(cut, Strips) else _ROWS, x, out, table)
-    problem["share"], problem["rows"], problem["norm"] = share, units, 1 / math.sqrt(n)
-    maps = ()
+    common = {**_tensors(x, out, table), "share": share, "rows": units, "norm": 1 / math.sqrt(n)}
     if isinstance(cut, Strips):
-        problem["elements"], problem["blocks_of"] = elements, cut.blocks_of or cut.sign_rows
-    elif isinstance(cut, Across):
-        maps = (_row_map(cut, x, rows),)
-    launch(function, (blocks,), (cut.threads,), problem[()], *maps, device=x.device, shared=shared)
+        problem = _STRIPS.of(**common, elements=elements, blocks_of=cut.blocks_of or cut.sign_rows)
+    else:
+        problem = _ROWS.of(**common)
+    maps = (_row_map(cut, x, rows),) if isinstance(cut, Across) else ()
+    launch(function, (blocks,), (cut.threads,), problem, *maps, device=x.device, shared=shared)
 
 
 def _row_map(cut: Across, x: Tensor, rows: int) -> np.void:
@@ -147,25 +173,26 @@ def _launch_any(
     output = out.output if isinstance(out, RowCodes) else "kSame"
     arithmetic = "__half" if half else "float"
     name = f"hadamard_any<{TYPES[x.dtype]},{arithmetic},{output},{str(gated).lower()}>"
-    function = kernel(Source("hadamard_any.cu", (name,)), name, x.device)
-    problem = _problem(_ANY, x, out, _core_signs(core, inverse, x.device))
-    problem["core"], problem["n"], problem["inner"] = core, n, inner
-    problem["columns"] = out.columns if isinstance(out, RowCodes) else elements
+    function = kernel(Source(_ANY_FILE, (name,)), name, x.device)
     # float16 arithmetic halves the values with every two bits; the norm is what then remains.
     halvings = decompose(n)[1] // 2 if half else 0
-    problem["norm"] = 2**halvings / math.sqrt(n)
+    problem = _ANY.of(
+        **_tensors(x, out, _core_signs(core, inverse, x.device)),
+        core=core,
+        n=n,
+        inner=inner,
+        columns=out.columns if isinstance(out, RowCodes) else elements,
+        norm=2**halvings / math.sqrt(n),
+    )
     threads = 1024 if elements > 16384 or core > 2048 else 512 if elements > 4096 else 128
-    launch(function, (x.shape[0],), (threads,), problem[()], device=x.device, shared=shared)
+    launch(function, (x.shape[0],), (threads,), problem, device=x.device, shared=shared)
 
 
-def _problem(dtype: np.dtype, x: Tensor, out: Tensor | RowCodes, table: Tensor) -> np.ndarray:
-    problem = np.zeros((), dtype=dtype)
-    problem["x"], problem["signs"] = x.data_ptr(), table.data_ptr()
+def _tensors(x: Tensor, out: Tensor | RowCodes, table: Tensor) -> dict[str, Any]:
+    """The fields that all kernels have in common."""
     if isinstance(out, RowCodes):
-        problem["codes"] = out.record()
-    else:
-        problem["y"] = out.data_ptr()
-    return problem
+        return {"x": x, "y": None, "signs": table, "codes": out.fields}
+    return {"x": x, "y": out, "signs": table, "codes": NO_CODES}
 
 
 def _any_bytes(elements: int, half: bool) -> int:
@@ -182,14 +209,14 @@ def _core_signs(core: int, inverse: bool, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _resident_blocks(function: Any, threads: int, shared: int, index: int) -> int:
+def _resident_blocks(kernel: Kernel, threads: int, shared: int, index: int) -> int:
     """How many blocks of a kernel the GPU holds at once."""
     from cupy.cuda import Device, driver
 
     with Device(index):
-        if shared > 32 * 1024 and function.max_dynamic_shared_size_bytes < shared:
-            function.max_dynamic_shared_size_bytes = shared
-        each = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.kernel.ptr, threads, shared)
+        if shared > 32 * 1024 and kernel.function.max_dynamic_shared_size_bytes < shared:
+            kernel.function.max_dynamic_shared_size_bytes = shared
+        each = driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.function.kernel.ptr, threads, shared)
     return max(1, each) * torch.cuda.get_device_properties(index).multi_processor_count
 
 

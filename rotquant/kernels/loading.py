@@ -1,7 +1,8 @@
 """From kernels/*.cu to functions on a GPU: NVRTC to machine code on any machine, CuPy's RawModule on one with a GPU.
 
 Compiled code is kept in a folder of the user's cache under a digest of everything that went into it (sources, included
-headers, macros, options, compiler), so an edit of a header is never missed. Nothing here knows what a kernel computes.
+headers, checks of arguments, options, compiler), so an edit of a header is never missed. Nothing here knows what a
+kernel computes.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ import torch
 
 from rotquant.errors import KernelError
 from rotquant.files import atomic_path, canonical_json, read_json, short_hash, write_json
+from rotquant.kernels.arguments import CudaFile, Parameters
 
 #: The CUDA sources, beside the package in a checkout.
 SOURCES = Path(__file__).resolve().parents[2] / "kernels"
@@ -33,15 +35,23 @@ _OPTIONS = ("--std=c++17", "--extra-device-vectorization", "-default-device")
 class Source:
     """One translation unit.
 
-    file: name under kernels/, such as "hadamard.cu".
+    file: with what launches pass to its kernels.
     instances: C++ expressions of the kernels to instantiate, such as "hadamard<__half, 4096>"; also their names in
         `kernel`. Kernels declared extern "C" are named as they are and need no mention.
-    defines: macros, as (name, value).
+    constants: as in `CudaFile`, of these instances only: C++ expressions and their values.
     """
 
-    file: str
+    file: CudaFile
     instances: tuple[str, ...] = ()
-    defines: tuple[tuple[str, str | int], ...] = ()
+    constants: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A kernel on a GPU: CuPy's function, and what launches pass to it."""
+
+    function: Any
+    parameters: Parameters
 
 
 @dataclass(frozen=True)
@@ -65,21 +75,22 @@ def architecture_of_device(device: torch.device) -> str:
     return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
 
 
-def kernel(source: Source, name: str, device: torch.device) -> Any:
-    """The CuPy kernel `name` (an instance of `source` or an extern "C" function) on a GPU; made once per process.
+def kernel(source: Source, name: str, device: torch.device) -> Kernel:
+    """The kernel `name` (an instance of `source` or an extern "C" function) on a GPU; made once per process.
 
     Raises:
-        KernelError: CuPy or NVRTC is missing, the GPU is too old, or the source does not compile.
+        KernelError: CuPy or NVRTC is missing, the GPU is too old, or the source does not compile, which it does not
+            either where its kernels take something else than declared.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     return _kernel(source, name, index)
 
 
 @functools.lru_cache(maxsize=4096)
-def _kernel(source: Source, name: str, index: int) -> Any:
+def _kernel(source: Source, name: str, index: int) -> Kernel:
     module, symbols = _module(source, index)
     with _cupy().cuda.Device(index):
-        return module.get_function(symbols.get(name, name))
+        return Kernel(module.get_function(symbols.get(name, name)), source.file.parameters(name))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -104,6 +115,8 @@ def _keep(module: Any) -> None:
 def compile_source(source: Source, architecture: str, folder: Path | None = None) -> Compiled:
     """Compile with NVRTC, or take an earlier result; needs no GPU and no driver.
 
+    The compiler also reads what launches pass (`CudaFile.checks`), and refuses kernels that take something else.
+
     Args:
         folder: where compiled code is kept; ROTQUANT_CACHE/kernels, or the user's cache folder, by default.
 
@@ -112,12 +125,12 @@ def compile_source(source: Source, architecture: str, folder: Path | None = None
     """
     nvrtc = _nvrtc()
     folder = folder or cache_folder()
-    text = _source_text(source.file)
+    text = _source_text(source.file.name) + source.file.checks(source.instances, source.constants)
     headers = {path.name: path.read_text() for path in sorted((SOURCES / "include").glob("*.cuh"))}
-    options = (*_OPTIONS, f"-arch={architecture}", *(f"-D{name}={value}" for name, value in source.defines))
+    options = (*_OPTIONS, f"-arch={architecture}")
     version = ".".join(map(str, nvrtc.getVersion()))
     key = short_hash(canonical_json([_FORMAT, text, headers, list(source.instances), list(options), version]))
-    stem = f"{Path(source.file).stem}-{architecture}-{key}"
+    stem = f"{Path(source.file.name).stem}-{architecture}-{key}"
     cubin, symbols = folder / f"{stem}.cubin", folder / f"{stem}.json"
     if not (cubin.exists() and symbols.exists()):
         code, names = _compile(nvrtc, source, text, (*options, *_include_options()))
@@ -136,14 +149,14 @@ def cache_folder() -> Path:
 
 
 def _compile(nvrtc: Any, source: Source, text: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, str]]:
-    program = nvrtc.createProgram(text, source.file, (), ())
+    program = nvrtc.createProgram(text, source.file.name, (), ())
     try:
         for instance in source.instances:
             nvrtc.addNameExpression(program, instance)
         try:
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError:
-            raise KernelError(f"kernels/{source.file} does not compile:\n{nvrtc.getProgramLog(program)}") from None
+            raise KernelError(f"kernels/{source.file.name} does not compile:\n{nvrtc.getProgramLog(program)}") from None
         names = {instance: nvrtc.getLoweredName(program, instance) for instance in source.instances}
         # CuPy takes machine code for a string and cuts its last byte, always the end of padding.
         return nvrtc.getCUBIN(program) + b"\0", names

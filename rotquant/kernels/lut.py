@@ -5,14 +5,15 @@ A weight is one of four levels of its output row and group of 128 inputs; y = x 
 multiplied by the library's product. Nothing here chooses levels or codes: that is the quantizer's business.
 """
 
+import functools
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from rotquant.errors import KernelError
+from rotquant.kernels.arguments import INT, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.layouts import STRIP, padded
 from rotquant.kernels.loading import Source, kernel
 from rotquant.kernels.operators import check_same_device, check_tensor, launch, operator
@@ -230,11 +231,20 @@ class Plan:
     def threads(self) -> int:
         return 32 * self.across * self.along
 
+    @property
+    def group_bytes(self) -> int:
+        """Digits of a row's group of activations in shared memory, and their unit."""
+        return 3 * 128 + 4 if self.kind.startswith("Digits24") else 64
+
     def shared_bytes(self, strips: int, groups: int) -> int:
         """Dynamic shared memory of a block: digits of the activations, their units, partial sums."""
-        digits = 3 * 128 + 4 if self.kind.startswith("Digits24") else 64
         partial = -(-strips // self.blocks) * self.along * STRIP * 4
-        return self.rows * (groups * digits + partial)
+        return self.rows * (groups * self.group_bytes + partial)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """A unit of this instance."""
+        return Source(_FILE, (self.instance,), ((f"kGroupBytes<{self.kind}>", self.group_bytes),))
 
 
 _KINDS = {
@@ -248,9 +258,29 @@ _DEQUANTIZE = {
 }
 #: Shared memory that a block may have on every supported architecture.
 _SHARED = 99 * 1024
-_POINTERS = ("x", "row_scale", "codes", "table", "bias", "out")
-_NUMBERS = ("rows", "features", "strips", "groups", "pairs", "row_scale_step", "dtype")
-_PROBLEM = np.dtype([(name, np.uint64) for name in _POINTERS] + [(name, np.int32) for name in _NUMBERS], align=True)
+#: Warps of a block of `lut_dequantize`: each writes a strip's group.
+_DEQUANTIZE_WARPS = 8
+#: `Problem` of kernels/lut_gemv.cu.
+_PROBLEM = Structure(
+    "Problem",
+    **dict.fromkeys(("x", "row_scale", "codes", "table", "bias", "out"), POINTER),
+    **dict.fromkeys(("rows", "features", "strips", "groups", "pairs", "row_scale_step", "dtype"), INT),
+)
+_FILE = CudaFile(
+    "lut_gemv.cu",
+    kernels={
+        "lut_gemv": Parameters(problem=_PROBLEM),
+        "lut_dequantize": Parameters(codes=POINTER, table=POINTER, out=POINTER, strips=INT, groups=INT, pairs=INT),
+    },
+    constants={
+        "kStrip": STRIP,
+        "kGroup": GROUP_SIZE,
+        "kDequantizeWarps": _DEQUANTIZE_WARPS,
+        "kFloat16": _OUTPUTS[torch.float16],
+        "kBfloat16": _OUTPUTS[torch.bfloat16],
+        "kFloat32": _OUTPUTS[torch.float32],
+    },
+)
 
 
 def choose_plan(dtype: torch.dtype, rows: int, strips: int, groups: int, multiprocessors: int) -> Plan:
@@ -280,17 +310,24 @@ def launch_lut_gemv(
 ) -> None:
     """Fill `out` [rows, out_features], at most `plan.rows` rows; arguments as in `w2_linear`, already checked."""
     strips, groups = codes.shape[:2]
-    problem = np.zeros((), _PROBLEM)
-    pointers = {"x": x, "row_scale": row_scale, "codes": codes, "table": table, "bias": bias, "out": out}
-    for name, tensor in pointers.items():
-        problem[name] = 0 if tensor is None else tensor.data_ptr()
-    problem["rows"], problem["features"] = out.shape
-    problem["strips"], problem["groups"], problem["pairs"] = strips, x.shape[1] // GROUP_SIZE, groups // 2
-    problem["row_scale_step"] = int(row_scale is not None and row_scale.shape[0] > 1)
-    problem["dtype"] = _OUTPUTS[out.dtype]
-    function = kernel(Source("lut_gemv.cu", (plan.instance,)), plan.instance, x.device)
+    problem = _PROBLEM.of(
+        x=x,
+        row_scale=row_scale,
+        codes=codes,
+        table=table,
+        bias=bias,
+        out=out,
+        rows=out.shape[0],
+        features=out.shape[1],
+        strips=strips,
+        groups=x.shape[1] // GROUP_SIZE,
+        pairs=groups // 2,
+        row_scale_step=row_scale is not None and row_scale.shape[0] > 1,
+        dtype=_OUTPUTS[out.dtype],
+    )
+    function = kernel(plan.source, plan.instance, x.device)
     shared = plan.shared_bytes(strips, groups)
-    launch_structure(function, plan.blocks, plan.threads, problem[()], device=x.device, shared=shared)
+    launch_structure(function, plan.blocks, plan.threads, problem, device=x.device, shared=shared)
 
 
 def _multiprocessors(device: torch.device) -> int:
@@ -321,9 +358,10 @@ def launch_dequantize(codes: Tensor, table: Tensor, out_features: int, in_featur
     strips, groups = codes.shape[0], in_features // GROUP_SIZE
     weight = torch.empty(strips * STRIP, in_features, dtype=dtype, device=codes.device)
     name = _DEQUANTIZE[dtype]
-    function = kernel(Source("lut_gemv.cu", (name,)), name, codes.device)
+    function = kernel(Source(_FILE, (name,)), name, codes.device)
     arguments = (codes, table, weight, strips, groups, codes.shape[1] // 2)
-    launch(function, (-(-strips * groups // 8),), (256,), *arguments, device=codes.device)
+    blocks = -(-strips * groups // _DEQUANTIZE_WARPS)
+    launch(function, (blocks,), (32 * _DEQUANTIZE_WARPS,), *arguments, device=codes.device)
     return weight[:out_features]
 
 
@@ -332,8 +370,7 @@ def sources(architecture: str) -> list[Source]:
     del architecture
     plans = [choose_plan(torch.int8, rows, 1, 1, 1) for rows in (1, 2, 4, 8)]
     plans += [choose_plan(dtype, rows, 1, 1, 1) for dtype in _DEQUANTIZE for rows in (1, 2, 4)]
-    instances = [plan.instance for plan in plans] + list(_DEQUANTIZE.values())
-    return [Source("lut_gemv.cu", (instance,)) for instance in instances]
+    return [plan.source for plan in plans] + [Source(_FILE, (name,)) for name in _DEQUANTIZE.values()]
 
 
 def _fake(

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rotquant.errors import KernelError
+from rotquant.kernels.loading import Kernel
 
 _LIBRARY = torch.library.Library("rotquant", "DEF")
 _references: ContextVar[bool] = ContextVar("rotquant_kernel_references", default=False)
@@ -73,22 +73,30 @@ def _say_slow() -> None:
 
 
 def launch(
-    function: Any, grid: tuple[int, ...], block: tuple[int, ...], *arguments: Any, device: torch.device, shared: int = 0
+    kernel: Kernel,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    *arguments: Any,
+    device: torch.device,
+    shared: int = 0,
 ) -> None:
-    """Launch a CuPy kernel on torch's current stream of `device`.
+    """Launch a kernel on torch's current stream of `device`.
 
     Args:
-        arguments: tensors are passed as pointers, None as a null pointer, bool and int as `int`, float as `float`;
-            numpy scalars (also structured ones, for structures passed by value) as they are. Take numpy.int64 for an
-            argument that may exceed 31 bits.
+        arguments: what the kernel's parameters are declared to be (`arguments.Parameters`): tensors or None for
+            pointers, structures as `Structure.of` makes them.
         shared: dynamic shared memory in bytes.
+
+    Raises:
+        KernelError: a number is too large for its parameter.
     """
     import cupy
 
-    allow_shared(function, shared)
+    packed = kernel.parameters.pack(arguments)
+    allow_shared(kernel.function, shared)
     stream = torch.cuda.current_stream(device)
     with cupy.cuda.Device(stream.device_index), _for_cupy(stream):
-        function(grid, block, tuple(map(_argument, arguments)), shared_mem=shared)
+        kernel.function(grid, block, packed, shared_mem=shared)
 
 
 def allow_shared(function: Any, shared: int) -> None:
@@ -108,18 +116,6 @@ def _for_cupy(stream: torch.cuda.Stream) -> Any:
     if hasattr(Stream, "from_external"):
         return Stream.from_external(stream)
     return ExternalStream(stream.cuda_stream, stream.device_index)
-
-
-def _argument(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return np.uintp(value.data_ptr())
-    if value is None:
-        return np.uintp(0)
-    if isinstance(value, bool | int):
-        return np.int32(value)
-    if isinstance(value, float):
-        return np.float32(value)
-    return value
 
 
 def check_tensor(

@@ -8,12 +8,12 @@ on by itself: only the caller knows that the launch just before does not write a
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
 
 import numpy as np
 import torch
 
 from rotquant.errors import KernelError
+from rotquant.kernels.loading import Kernel
 from rotquant.kernels.operators import allow_shared, launch
 
 _overlapping: ContextVar[bool] = ContextVar("rotquant_overlapping_launches", default=False)
@@ -39,19 +39,19 @@ def overlaps(device: torch.device) -> bool:
 
 
 def launch_structure(
-    function: Any, blocks: int, threads: int, structure: np.void, *, device: torch.device, shared: int = 0
+    kernel: Kernel, blocks: int, threads: int, structure: np.void, *, device: torch.device, shared: int = 0
 ) -> None:
-    """Launch a CuPy kernel whose one argument is a structure by value, overlapping if `overlaps(device)`.
+    """Launch a kernel whose one argument is a structure by value, overlapping if `overlaps(device)`.
 
     Raises:
         KernelError: CUDA refuses the launch.
     """
     if not overlaps(device):
-        launch(function, (blocks,), (threads,), structure, device=device, shared=shared)
+        launch(kernel, (blocks,), (threads,), structure, device=device, shared=shared)
         return
     from cuda.bindings import driver
 
-    allow_shared(function, shared)
+    allow_shared(kernel.function, shared)
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
@@ -60,9 +60,9 @@ def launch_structure(
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes, config.hStream = shared, torch.cuda.current_stream(device).cuda_stream
     config.attrs, config.numAttrs = [attribute], 1
-    argument = np.array(structure)
+    (argument,) = map(np.array, kernel.parameters.pack((structure,)))
     arguments = np.array([argument.ctypes.data], np.uint64)  # CUDA copies the structure before it returns
     with torch.cuda.device(device):
-        (status,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, arguments.ctypes.data, 0)
+        (status,) = driver.cuLaunchKernelEx(config, kernel.function.kernel.ptr, arguments.ctypes.data, 0)
     if status != driver.CUresult.CUDA_SUCCESS:
         raise KernelError(f"CUDA refused a launch: {status.name}.")

@@ -12,8 +12,11 @@ import numpy as np
 from torch import Tensor
 
 from rotquant.errors import KernelError
+from rotquant.kernels.arguments import Scalar, Structure
 
-_MAP = np.dtype([("bytes", np.uint8, 128)])
+_BYTES = 128
+#: `TensorMap` of kernels/include/ptx.cuh.
+TENSOR_MAP = Structure("ptx::TensorMap", bytes=Scalar("unsigned char[128]", np.dtype(("u1", _BYTES)), bytes))
 
 
 def matrix_map(
@@ -54,10 +57,7 @@ def _map(pointer: int, element: int, columns: int, rows: int, box: tuple[int, in
     )
     if status != driver.CUresult.CUDA_SUCCESS:
         raise KernelError(f"the driver refuses a tensor map of {rows} x {columns} elements ({status.name}).")
-    map_bytes = np.frombuffer(ctypes.string_at(made.getPtr(), 128), np.uint8)
-    structure = np.zeros((), _MAP)
-    structure["bytes"] = map_bytes
-    return structure[()]
+    return TENSOR_MAP.of(bytes=ctypes.string_at(made.getPtr(), _BYTES))
 
 
 def _driver() -> Any:

@@ -7,6 +7,7 @@ import pytest
 
 from rotquant.errors import KernelError
 from rotquant.kernels import FAMILIES, loading
+from rotquant.kernels.arguments import CudaFile
 from rotquant.kernels.loading import ARCHITECTURES, Source, compile_source
 
 
@@ -26,7 +27,7 @@ def test_a_compiler_error_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "bad.cu").write_text("__global__ void kernel() { nonsense; }")
     monkeypatch.setattr(loading, "SOURCES", tmp_path)
     with pytest.raises(KernelError, match="nonsense"):
-        compile_source(Source("bad.cu"), "sm_80", tmp_path)
+        compile_source(Source(CudaFile("bad.cu")), "sm_80", tmp_path)
 
 
 def test_an_edited_header_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,5 +38,5 @@ def test_an_edited_header_compiles_anew(tmp_path: Path, monkeypatch: pytest.Monk
     cubins = []
     for value in (1, 2):
         header.write_text(f"#define VALUE {value}")
-        cubins.append(compile_source(Source("k.cu"), "sm_80", tmp_path / "cache").cubin)
+        cubins.append(compile_source(Source(CudaFile("k.cu")), "sm_80", tmp_path / "cache").cubin)
     assert cubins[0] != cubins[1]

@@ -88,11 +88,14 @@ def test_sign_tables_hold_the_left_factor_as_lanes_read_it(order: int, blocks_of
 @pytest.mark.parametrize("units", [1, 3, 17, 132, 700, 32768])
 def test_every_row_is_taken_once(units: int, dealt: float) -> None:
     """Shared out as kernels/include/row_share.cuh reads it."""
-    blocks, (first_wave, even, run) = Grid(dealt=dealt, run=4).share(units, resident=132)
+    blocks, share = Grid(dealt=dealt, run=4).share(units, resident=132)
     taken: list[int] = []
     for block in range(blocks):
-        start = even + (block - first_wave) * run
-        rows = range(block, even, first_wave) if block < first_wave else range(start, min(start + run, units))
+        later = block - share["blocks"]
+        start = share["even"] + later * share["run"]
+        rows = range(start, min(start + share["run"], units))
+        if later < 0:
+            rows = range(block, share["even"], share["blocks"])
         assert rows
         taken.extend(rows)
     assert sorted(taken) == list(range(units))

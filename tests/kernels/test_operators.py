@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rotquant.errors import KernelError
 from rotquant.kernels import loading, operators
+from rotquant.kernels.arguments import CudaFile
 from rotquant.kernels.linear import PackedWeight, quantized_linear
 from rotquant.kernels.loading import Source, architecture_of_device, compile_source
 from rotquant.kernels.operators import SlowKernelWarning, references
@@ -36,12 +37,12 @@ def test_the_cpu_says_once_that_it_is_slow() -> None:
 def test_a_missing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", None)
     with pytest.raises(KernelError, match="need CuPy and NVRTC"):
-        compile_source(Source("any.cu"), "sm_80")
+        compile_source(Source(CudaFile("any.cu")), "sm_80")
 
 
 def test_a_missing_source_is_one_sentence() -> None:
     with pytest.raises(KernelError, match="compiled from a checkout"):
-        compile_source(Source("no_such_kernel.cu"), "sm_80")
+        compile_source(Source(CudaFile("no_such_kernel.cu")), "sm_80")
 
 
 @pytest.mark.parametrize(("capability", "architecture"), [((8, 0), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a")])
