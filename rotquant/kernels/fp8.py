@@ -135,6 +135,9 @@ def _linear_cuda(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Ten
         raise KernelError(f"torch's float8 products with a scale for each row give bfloat16, not {dtype}.")
     if any(size % _ALIGNMENT for size in weight.shape):
         raise KernelError(f"a float8 weight of shape {tuple(weight.shape)} has no product: multiples of 16 have.")
+    check_tensor(scale, "row scale", dtypes=(torch.float32,), shape=(len(codes),))
+    check_tensor(weight_scale, "weight scale", dtypes=(torch.float32,), shape=(len(weight),))
+    check_same_device(codes, scale=scale, weight=weight, weight_scale=weight_scale)
     if len(codes) <= _FEW_ROWS:
         return _few_rows(codes, scale, weight, weight_scale)
     scales = {"scale_a": scale[:, None], "scale_b": weight_scale[None]}

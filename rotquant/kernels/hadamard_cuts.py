@@ -6,7 +6,7 @@ kernels/hadamard_across.cu, for both where Hopper's warpgroup products are. Know
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
@@ -212,12 +212,13 @@ def _ring_bytes(slots: int, slot_bytes: int) -> int:
 Cut = Strips | Dense | Across
 
 
-@lru_cache(maxsize=256)
+@cache
 def signs(order: int, blocks_of: int, inverse: bool, rows: int, device: torch.device) -> Tensor:
     """Where the left factor is -1, a bit for each entry in the kernels' order: int32 [rows / 16, words, 32 lanes].
 
     The factor is I (x) H, H of order `blocks_of`, padded with copies of its first row to `rows` so that padding never
-    holds the largest magnitude of a transform; with `inverse` its transpose.
+    holds the largest magnitude of a transform; with `inverse` its transpose. Kept for as long as the process lives,
+    since captured graphs hold its address.
     """
     block = hadamard_matrix(blocks_of, torch.int8).numpy()
     left = np.kron(np.eye(order // blocks_of, dtype=np.int8), block if inverse else block.T)

@@ -6,7 +6,7 @@ else to kernels/hadamard_any.cu, float16 arithmetic on other types included. Ten
 """
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -199,9 +199,12 @@ def _any_bytes(elements: int, half: bool) -> int:
     return -(-elements * (2 if half else 4) // 16) * 16
 
 
-@lru_cache(maxsize=64)
+@cache
 def _core_signs(core: int, inverse: bool, device: torch.device) -> Tensor:
-    """Bits of the dense factor for hadamard_any.cu: int32 [core, ceil(core / 32)], row b and bit a for output b."""
+    """Bits of the dense factor for hadamard_any.cu: int32 [core, ceil(core / 32)], row b and bit a for output b.
+
+    Kept for as long as the process lives, since captured graphs hold their address.
+    """
     table = core_matrix(core) < 0
     padded = np.zeros((core, -(-core // 32) * 32), dtype=bool)
     padded[:, :core] = table if inverse else table.T

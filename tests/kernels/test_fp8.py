@@ -107,12 +107,15 @@ def test_the_product_on_a_gpu(rows: int) -> None:
 def test_what_the_kernels_refuse() -> None:
     x = torch.randn(4, 64, device="cuda", dtype=torch.bfloat16)
     codes, scale = quantize_fp8(x, False)
+    weight, column = quantize_fp8(torch.randn(32, 64, device="cuda", dtype=torch.bfloat16), False)
     for call, message in (
         (lambda: quantize_fp8(x.float(), False), "the input is float32"),
         (lambda: quantize_fp8(x[:, :60].contiguous(), False), "rows of 60 values"),
         (lambda: rms_norm_quantize_fp8(x, x[:2], 1e-5), "residual has shape"),
         (lambda: fp8_linear(codes, scale, codes, scale, torch.bfloat16), "multiples of 16"),
         (lambda: fp8_linear(codes, scale, codes, scale, torch.float16), "give bfloat16"),
+        (lambda: fp8_linear(codes, scale[:1], weight, column, torch.bfloat16), "row scale has shape"),
+        (lambda: fp8_linear(codes, scale, weight, column[:16], torch.bfloat16), "weight scale has shape"),
     ):
         with pytest.raises(KernelError, match=message):
             call()

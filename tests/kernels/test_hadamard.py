@@ -237,3 +237,10 @@ def test_what_a_kernel_cannot_read_is_refused() -> None:
         hadamard(x.double(), 0, False, False)
     with pytest.raises(KernelError, match="shared memory"):
         hadamard(torch.zeros(1, 2**20, device="cuda"), 0, False, False)
+
+
+def test_tables_keep_their_place_for_captured_graphs() -> None:
+    """However many transforms a process makes, a graph's table stays where it was."""
+    device = torch.device("cpu")
+    tables = [signs(16, 16, False, rows, device) for rows in range(16, 16 * 301, 16)]
+    assert all(signs(16, 16, False, table.shape[0] * 16, device) is table for table in tables)
