@@ -182,11 +182,11 @@ class CudaFile:
         lines = [check for kernel in kernels for check in self.parameters(kernel).checks(kernel)]
         for expression, value in (*self.constants.items(), *constants):
             lines.append(_assertion(f"({expression}) == {value}", f"the host counts on {expression} being {value}"))
-        return "\n".join((_PRELUDE, *dict.fromkeys(lines), ""))
+        return "\n".join((PRELUDE, *dict.fromkeys(lines), ""))
 
 
-#: Any pointer is void* to a launch; constness of a parameter is the kernel's own affair and no part of its type.
-_PRELUDE = """
+#: What checks are written with: parameters of a function as a launch passes them, any pointer as void*.
+PRELUDE = """
 // What launches pass, as rotquant/kernels/arguments.py has it.
 #define HOST_OFFSET(type, field) __INTADDR__(&((type*)0)->field)  // offsetof, which NVRTC has not
 namespace host {
@@ -208,9 +208,9 @@ using Passed = typename PassedAs<T>::Type;
 
 template <class Kernel>
 struct ParametersOf;
-template <class... T>
-struct ParametersOf<void (*)(T...)> {
-    using Type = void(Passed<T>...);
+template <class R, class... T>
+struct ParametersOf<R (*)(T...)> {
+    using Type = Passed<R>(Passed<T>...);
 };
 template <class Kernel>
 using Parameters = typename ParametersOf<Kernel>::Type;

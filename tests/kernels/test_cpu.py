@@ -4,9 +4,11 @@ Integers agree bit for bit, with every set of instructions that this processor h
 agrees up to the order of the sums.
 """
 
+import ctypes
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from rotquant.errors import KernelError
 from rotquant.hadamard import HadamardSizeError, hadamard_transform
-from rotquant.kernels.cpu import compiling, operators, reference
+from rotquant.kernels.arguments import PRELUDE
+from rotquant.kernels.cpu import compiling, layout, operators, reference
 from rotquant.kernels.cpu.layout import DotWeight, unpack
 
 compiled = pytest.mark.skipif(
@@ -183,6 +186,37 @@ def test_what_a_function_cannot_read_is_refused_in_a_sentence(generator: torch.G
         operators.read(torch.zeros(100, dtype=torch.uint8))
     with pytest.raises(HadamardSizeError):
         operators.hadamard(torch.zeros(1, 7))
+
+
+CPP_TYPES = {
+    ctypes.c_int: "int",
+    ctypes.c_int64: "int64_t",
+    ctypes.c_uint64: "uint64_t",
+    ctypes.c_void_p: "void*",
+    ctypes.c_char_p: "void*",
+    None: "void",
+}
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("wrong", "strip"),
+    [(None, layout.STRIP), (None, 2 * layout.STRIP), ("linear", layout.STRIP), ("read", layout.STRIP)],
+)
+def test_functions_take_what_python_passes(wrong: str | None, strip: int, tmp_path: Path) -> None:
+    """Their parameters, and the sizes by which weights are laid out; one of another type or value does not compile."""
+    sizes = {"kStrip": strip, "kBlock": layout.BLOCK, "kLanes": operators._LANES}
+    lines = [f"static_assert({name} == {value});" for name, value in sizes.items()]
+    for name, (result, arguments) in compiling._SIGNATURES.items():
+        passed = ", ".join(CPP_TYPES[kind] for kind in (*arguments, *[ctypes.c_int] * (name == wrong)))
+        taken = f"host::Parameters<decltype(&rotquant_{name})>"
+        lines.append(f"static_assert(host::same<{taken}, {CPP_TYPES[result]}({passed})>);")
+    check = tmp_path / "check.cpp"
+    check.write_text("\n".join([f'#include "{compiling.SOURCE}"', PRELUDE, *lines]))
+    done = subprocess.run(
+        [compiling._compiler(), "-std=c++17", "-fsyntax-only", check], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) == (wrong is None and strip == layout.STRIP), done.stderr
 
 
 @compiled
