@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.architectures import architecture_of, base_model, decoder_layers
-from rotquant.corpora import evaluation_windows
+from rotquant.corpora import Tokens
+from rotquant.limits import model_windows
 from rotquant.schemes import Magnitudes
 
 #: Larger matrices are kept as the largest of neighbouring elements, by which no outlier is lost.
@@ -24,7 +25,7 @@ Place = tuple[int, str]
 Found = TypeVar("Found")
 
 
-def magnitudes(model: nn.Module, tokens: Tensor, metric: Magnitudes) -> tuple[dict[str, float], dict[str, Any]]:
+def magnitudes(model: nn.Module, tokens: Tokens, metric: Magnitudes) -> tuple[dict[str, float], dict[str, Any]]:
     """Absolute values at the metric's sites and depths.
 
     Activations are read at a site's first linear layer over the first `metric.tokens` tokens of a text, after whatever
@@ -32,7 +33,7 @@ def magnitudes(model: nn.Module, tokens: Tensor, metric: Magnitudes) -> tuple[di
 
     Args:
         model: a supported causal language model, rotated or not, wrapped or not.
-        tokens: int64 [n], the text with one leading BOS (`rotquant.corpora.tokenize`).
+        tokens: of a text (`rotquant.corpora.tokenize`).
 
     Returns:
         Metrics: `peak_ratio`, the largest value of a place over its median, at the place where that is largest; and
@@ -43,6 +44,7 @@ def magnitudes(model: nn.Module, tokens: Tensor, metric: Magnitudes) -> tuple[di
 
     Raises:
         CorpusError: the text is shorter than the window.
+        RecipeError, CheckpointError: the model cannot read the window; see `rotquant.limits`.
     """
     layers = architecture_of(model).num_layers
     places = list(dict.fromkeys((int(depth * layers), site) for depth in metric.depths for site in metric.sites))
@@ -98,11 +100,11 @@ def _module(model: nn.Module, place: Place) -> nn.Module:
     return decoder_layers(model)[place[0]].get_submodule(_first_linear(model, place))
 
 
-def _tensors(model: nn.Module, tokens: Tensor, metric: Magnitudes, places: list[Place]) -> dict[Place, Tensor]:
+def _tensors(model: nn.Module, tokens: Tokens, metric: Magnitudes, places: list[Place]) -> dict[Place, Tensor]:
     """The activations or weights that the metric asks for, float32 on the CPU."""
     if metric.tensor == "weights":
         return {place: _module(model, place).weight.detach().float().cpu() for place in places}
-    return read_inputs(model, evaluation_windows(tokens, metric.tokens)[:1], places, lambda x: x)
+    return read_inputs(model, model_windows(model, tokens, metric.tokens)[:1], places, lambda x: x)
 
 
 def _panel(layer: int, linear: str, peak_ratio: float, values: Tensor) -> dict[str, Any]:

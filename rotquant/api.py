@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from rotquant import evaluation, zeroshot
-from rotquant.checkpoints import checkpoint_digest, load_checkpoint
+from rotquant.checkpoints import checkpoint_digest, config_of, load_checkpoint
 from rotquant.corpora import (
     DOCSTRINGS,
+    WIKITEXT2,
     CorpusSpec,
     calibration_characters,
     calibration_samples,
@@ -23,10 +24,11 @@ from rotquant.corpora import (
     tokenize,
 )
 from rotquant.decoder.network import Network
-from rotquant.decoder.storage import is_decoder_folder, load_decoder
+from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decoder_manifest
 from rotquant.devices import learning_dtype
 from rotquant.errors import RecipeError, ResultError
 from rotquant.files import file_digest
+from rotquant.limits import Limits
 from rotquant.methods.spinquant import learn_rotations
 from rotquant.presets import preset
 from rotquant.progress import task
@@ -79,7 +81,7 @@ def quantize(
 
     Args:
         checkpoint: a local folder or hub id.
-        recipe: a recipe, or a method's name (`rotquant.presets`).
+        recipe: a recipe, or a method's name (`rotquant.presets`): then with texts no longer than the model's context.
         corpus: text whose train split calibrates and rotations are learned on, where the recipe needs it.
         seed: of the random rotation.
         rotations: file of learned rotations, read where it exists and else written, so that several recipes share
@@ -88,13 +90,16 @@ def quantize(
     Raises:
         RotquantError: bad input, in one sentence, before the expensive part.
     """
-    recipe = preset(recipe) if isinstance(recipe, str) else recipe
+    if isinstance(recipe, str):
+        recipe = limits_of(checkpoint).shorten(preset(recipe))
     if rotations is not None and recipe.learning is None:
         raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
     network, tokenizer = load_checkpoint(checkpoint, dtype, "cpu")
     samples = calibration_tokens(corpus, recipe.calibration, tokenizer) if recipe.needs_calibration else None
     check_recipe(network, recipe, samples)
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": checkpoint_digest(checkpoint)}
+    if samples is not None or recipe.learning is not None:
+        source["corpus"] = corpus.model_dump(mode="json")
     learned = None
     if recipe.learning is not None:
         trained = network if dtype == learning_dtype(dtype) else load_checkpoint(checkpoint, learning_dtype(dtype))[0]
@@ -167,25 +172,59 @@ def _load_decoder(path: str | Path, recipe: Recipe | None, device: torch.device 
     return Model(Network(stored.decoder), stored.tokenizer, Recipe(), Handle())
 
 
+def limits_of(path: str | Path) -> Limits:
+    """How many tokens a model reads at once, and which: of a checkpoint or a folder of ours, without its weights.
+
+    Raises:
+        RotquantError: bad input, in one sentence.
+    """
+    if is_decoder_folder(path):
+        config = read_decoder_manifest(path).config
+        return Limits(config.max_positions, config.vocabulary)
+    return Limits.of(config_of(path))
+
+
 def perplexity(
-    model: Model, corpus: CorpusSpec = DOCSTRINGS, metric: Perplexity | None = None, *, batch_size: int = 8
+    model: Model, corpus: CorpusSpec | None = None, metric: Perplexity | None = None, *, batch_size: int = 8
 ) -> evaluation.PerplexityResult:
     """Perplexity of a model by the papers' protocol (see `rotquant.evaluation`).
 
+    Args:
+        corpus: the text that the metric names; None where that is `docstrings` or `wikitext2`.
+        metric: default, windows of 2048 tokens, or of the model's context where that is shorter, of the corpus's test
+            split; the corpus is then `docstrings` by default.
+
     Raises:
-        CorpusError: the text cannot be read or is shorter than one window, or the tokenizer has no BOS.
+        RecipeError: the metric is of another corpus, or of longer windows than the model's context.
+        CorpusError: the text cannot be read or is shorter than one window.
     """
-    metric = metric or Perplexity(sequence_length=512)
-    ids = tokenize(load_text(corpus, metric.split), model.tokenizer)
-    return evaluation.perplexity(
-        model.network, ids, metric.sequence_length, batch_size=batch_size, max_windows=metric.max_windows
-    )
+    if metric is None:
+        length = Limits.of(model.network.config).length()
+        metric = Perplexity(corpus=(corpus or DOCSTRINGS).name, sequence_length=length)
+    text = load_text(_corpus(metric.corpus, corpus), metric.split)
+    return evaluation.perplexity(model.network, tokenize(text, model.tokenizer), metric, batch_size=batch_size)
+
+
+def _corpus(name: str, given: CorpusSpec | None) -> CorpusSpec:
+    """The corpus that a metric names: the given one, or one that is known by its name.
+
+    Raises:
+        RecipeError: another corpus was given, or none and the name is not known.
+    """
+    known = {spec.name: spec for spec in (DOCSTRINGS, WIKITEXT2)}
+    if given is None and name not in known:
+        raise RecipeError(f"the metric is of corpus {name!r}, which is not known by its name: pass the corpus too.")
+    if given is not None and given.name != name:
+        raise RecipeError(
+            f"the metric is of corpus {name!r}, and the corpus given is {given.name!r}: name this one in the metric."
+        )
+    return given or known[name]
 
 
 def zero_shot(
     model: Model,
     metric: ZeroShot | None = None,
-    corpus: CorpusSpec = DOCSTRINGS,
+    corpus: CorpusSpec | None = None,
     *,
     root: str | Path = ".",
     batch_size: int = 64,
@@ -194,20 +233,20 @@ def zero_shot(
 
     Args:
         metric: the tasks; None takes the shipped ones.
-        corpus: what the shipped tasks are made from.
+        corpus: what the shipped tasks are made from, which the metric names; None where that is `docstrings`.
         root: the task definitions are kept below `root`/results/tasks.
 
     Raises:
-        RecipeError: unknown task.
-        TaskError: missing data, lm-eval or BOS, or an item that exceeds the model's context.
+        RecipeError: unknown task, or a corpus that is not the metric's.
+        TaskError: missing data or lm-eval, or an item that exceeds the model's context.
     """
-    metric = metric or ZeroShot(corpus=corpus.name)
-    folder = zeroshot.prepare(metric, Path(root), corpus)
+    metric = metric or ZeroShot(corpus=(corpus or DOCSTRINGS).name)
+    folder = zeroshot.prepare(metric, Path(root), metric.corpus and _corpus(metric.corpus, corpus))
     return zeroshot.evaluate(model.network, model.tokenizer, metric, folder, batch_size)
 
 
 def calibration_tokens(corpus: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase") -> Tensor:
     """Calibration samples of a corpus, int64 [samples, sequence_length]: random windows of its train split's head."""
     characters = calibration_characters(calibration.samples, calibration.sequence_length)
-    ids = tokenize(load_text(corpus, "train", max_characters=characters), tokenizer)
-    return calibration_samples(ids, calibration.samples, calibration.sequence_length, calibration.seed)
+    tokens = tokenize(load_text(corpus, "train", max_characters=characters), tokenizer)
+    return calibration_samples(tokens, calibration.samples, calibration.sequence_length, calibration.seed)

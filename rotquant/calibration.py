@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.architectures import Architecture, Site, architecture_of, base_model, decoder_layers
+from rotquant.limits import Limits
 from rotquant.onednn import OneDNNLinear
 from rotquant.progress import Task, task
 
@@ -155,7 +156,11 @@ def capture_layer_inputs(
         samples: token ids, int64 [samples, tokens].
         device: where layers will run.
         batch_size: samples at once; default by the number of tokens.
+
+    Raises:
+        RecipeError, CheckpointError: the model cannot read the samples; see `rotquant.limits`.
     """
+    Limits.of(model.config).check(samples, "samples")
     device = torch.device(device)
     if batch_size is None:
         batch_size = max(1, _of_device(_TOKENS_AT_ONCE, device) // samples.shape[1])

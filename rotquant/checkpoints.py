@@ -169,6 +169,12 @@ def _load(
     return model.eval().to(device), tokenizer
 
 
+def config_of(checkpoint: str | Path, revision: str | None = None) -> Any:
+    """The configuration of a checkpoint or of a quantized folder, without its weights; raises as `load_checkpoint`."""
+    folder, name, hub_revision = _locate(checkpoint)
+    return load_config(folder or _download(name, revision or hub_revision))
+
+
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """The tokenizer of a checkpoint folder, or CheckpointError when it has none or it is damaged."""
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):

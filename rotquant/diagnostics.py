@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.calibration import capture_layer_inputs
+from rotquant.corpora import Tokens
 from rotquant.evaluation import perplexity
+from rotquant.limits import model_windows
 from rotquant.recipes import Recipe
-from rotquant.schemes import Calibration, QuantizationScheme, RotationScheme
+from rotquant.schemes import Calibration, Perplexity, QuantizationScheme, RotationScheme
 from rotquant.storage import QuantizedState
 from rotquant.weights import build_weights, quantized_forward
 
@@ -66,19 +68,18 @@ class OutlierTokens:
 
 def diagnose_activations(
     model: nn.Module,
-    tokens: Tensor,
+    tokens: Tokens,
+    metric: Perplexity,
     calibration: Tensor,
-    sequence_length: int,
     *,
     bits: int = 4,
     clip_ratio: float = 0.9,
-    max_windows: int | None = None,
     seed: int = 0,
 ) -> ActivationDiagnosis:
     """Measure the four perplexities; `model` is rotated in place on the way and is of no use afterwards.
 
     Args:
-        tokens: int64 [n], evaluation text as `rotquant.evaluation.perplexity` takes it.
+        tokens, metric: evaluation text and its windows, as `rotquant.evaluation.perplexity` takes them.
         calibration: int64 [samples, length], text for the static scales.
         clip_ratio: of all quantizers, static ones too.
     """
@@ -88,7 +89,7 @@ def diagnose_activations(
 
     def measure(recipe: Recipe, state: QuantizedState | None = None) -> float:
         with quantized_forward(model, recipe, state):
-            return perplexity(model, tokens, sequence_length, max_windows=max_windows).perplexity
+            return perplexity(model, tokens, metric).perplexity
 
     unquantized = measure(Recipe())
     per_token = measure(Recipe(activations=dynamic))
@@ -98,6 +99,17 @@ def diagnose_activations(
     recipe = Recipe(rotation=RotationScheme(), activations=dynamic)
     rotated = measure(recipe, QuantizedState(state.manifest.model_copy(update={"recipe": recipe}), {}, {}))
     return ActivationDiagnosis(unquantized, per_token, rotated, rotated_static)
+
+
+def first_token_windows(model: nn.Module, tokens: Tokens, sequence_length: int, count: int) -> Tensor:
+    """The first windows of a text, int64 [at most count, tokens], with BOS in the place of each one's first token.
+
+    Where the tokenizer has no BOS the text's own token stays there. Raises as `rotquant.limits.model_windows`.
+    """
+    windows = model_windows(model, tokens, sequence_length)[:count].clone()
+    if tokens.bos is not None:
+        windows[:, 0] = tokens.bos
+    return windows
 
 
 @torch.no_grad()

@@ -1,8 +1,9 @@
 """Perplexity by the papers' protocol (QuaRot, SpinQuant, PrefixQuant: GPTQ's evaluation of WikiText-2).
 
-The whole text is tokenized once with a single leading BOS and cut into non-overlapping windows, the tail is dropped,
-and exp of the mean negative log-likelihood over each window's predicted tokens is reported. lm-eval's `wikitext` task
-is another metric (word perplexity with BOS per document) and is never mixed with this one.
+The whole text is tokenized once with a single leading BOS, where the tokenizer has one, and cut into non-overlapping
+windows, the tail is dropped, and exp of the mean negative log-likelihood over each window's predicted tokens is
+reported. lm-eval's `wikitext` task is another metric (word perplexity with BOS per document) and is never mixed with
+this one.
 """
 
 import math
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rotquant.corpora import BOS, evaluation_windows
+from rotquant.corpora import NO_BOS, Tokens
+from rotquant.limits import metric_windows
 from rotquant.onednn import OneDNNLinear
 from rotquant.progress import task
+from rotquant.schemes import Perplexity
 
 #: Upper bound on the logits held at once, in elements. 2^26 float32 values are 256 MiB; 2^22, 16 MiB, stay in a CPU's
 #: cache and in memory that the allocator keeps (from 32 MiB on it maps fresh pages for every tensor).
@@ -23,13 +26,17 @@ _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 
 @dataclass(frozen=True)
 class PerplexityResult:
-    """perplexity = exp(nll); nll in nats per predicted token; `standard_error` of nll over windows (nan for one)."""
+    """perplexity = exp(nll); nll in nats per predicted token; `standard_error` of nll over windows (nan for one).
+
+    note: what a reader of the number should know: that the tokenizer has no BOS to put where the metric asks for one.
+    """
 
     perplexity: float
     nll: float
     standard_error: float
     tokens: int
     windows: int
+    note: str = ""
 
     def __str__(self) -> str:
         """The perplexity as a sentence's beginning; one that is not finite is said to be no number."""
@@ -70,34 +77,32 @@ def window_nll(model: nn.Module, windows: Tensor) -> Tensor:
 @torch.no_grad()
 def perplexity(
     model: nn.Module,
-    token_ids: Tensor,
-    sequence_length: int,
+    tokens: Tokens,
+    metric: Perplexity,
     *,
     batch_size: int = 8,
-    max_windows: int | None = None,
-    bos: BOS = "text",
     description: str = "perplexity",
 ) -> PerplexityResult:
     """Perplexity of `model` on one tokenized text.
 
     Args:
-        token_ids: int64 [n], the whole text with one leading BOS (`rotquant.corpora.tokenize`).
-        sequence_length: tokens per window.
+        tokens: the whole text that the metric names (`rotquant.corpora.tokenize`).
+        metric: how it is cut into windows.
         batch_size: windows per forward pass; lowered so that the logits stay within 16 MiB on a CPU, 256 MiB elsewhere.
-        max_windows: evaluate only the first windows; None for all.
-        bos: where a BOS stands; see `rotquant.corpora.evaluation_windows`.
 
     Returns:
         Its perplexity is inf or nan where the network's outputs are: a result, not an error.
 
     Raises:
-        CorpusError: the text is shorter than one window.
+        CorpusError: the text is shorter than one window, or the tokenizer has no BOS for each.
+        RecipeError: windows are longer than the model's context.
+        CheckpointError: a token lies beyond the model's vocabulary.
     """
-    windows = evaluation_windows(token_ids, sequence_length, bos)[:max_windows]
+    windows = metric_windows(model, tokens, metric)
     vocabulary = model.config.vocab_size
     device = next(model.parameters()).device
     limit = _LOGITS_AT_ONCE["cpu" if device.type == "cpu" else "cuda"]
-    batch_size = max(1, min(batch_size, limit // (sequence_length * vocabulary)))
+    batch_size = max(1, min(batch_size, limit // (metric.sequence_length * vocabulary)))
     was_training = model.training
     model.eval()
     parts = []
@@ -110,4 +115,6 @@ def perplexity(
     nll = losses.mean().item()
     error = (losses.std() / math.sqrt(len(losses))).item() if len(losses) > 1 else math.nan
     value = math.exp(nll) if nll < 700 else math.inf if nll == nll else math.nan
-    return PerplexityResult(value, nll, error, tokens=losses.numel() * (sequence_length - 1), windows=len(losses))
+    predicted = losses.numel() * (metric.sequence_length - 1)
+    note = NO_BOS if tokens.bos is None and metric.bos != "none" else ""
+    return PerplexityResult(value, nll, error, tokens=predicted, windows=len(losses), note=note)

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rotquant.corpora import BOS, evaluation_windows
+from rotquant.corpora import Tokens
 from rotquant.distortion import decibel, square_sum
+from rotquant.limits import metric_windows
 from rotquant.onednn import OneDNNLinear
 from rotquant.progress import track
+from rotquant.schemes import SNR
 
 
 @dataclass(frozen=True)
@@ -47,28 +49,18 @@ def window_snr(model: nn.Module, reference: nn.Module, window: Tensor) -> float:
     return decibel(square_sum(exact), square_sum(noise))
 
 
-def end_to_end_snr(
-    model: nn.Module,
-    reference: nn.Module,
-    token_ids: Tensor,
-    sequence_length: int,
-    *,
-    max_windows: int | None = None,
-    bos: BOS = "text",
-) -> SNRResult:
+def end_to_end_snr(model: nn.Module, reference: nn.Module, tokens: Tokens, metric: SNR) -> SNRResult:
     """SNR of `model` against `reference`, the mean of `window_snr` over the windows of one text.
 
     Args:
         model, reference: causal language models with one vocabulary, on one device, in evaluation mode.
-        token_ids: int64 [n], the whole text with one leading BOS (`rotquant.corpora.tokenize`).
-        sequence_length: tokens per window.
-        max_windows: only the first windows; None for all.
-        bos: where a BOS stands; see `rotquant.corpora.evaluation_windows`.
+        tokens: the whole text that the metric names (`rotquant.corpora.tokenize`).
+        metric: how it is cut into windows.
 
     Raises:
-        CorpusError: the text is shorter than one window.
+        CorpusError, RecipeError, CheckpointError: as `rotquant.evaluation.perplexity`.
     """
-    windows = evaluation_windows(token_ids, sequence_length, bos)[:max_windows]
+    windows = metric_windows(model, tokens, metric)
     device = next(model.parameters()).device
     ratios = torch.tensor(
         [window_snr(model, reference, window.to(device)) for window in track(windows, "SNR", "window")],

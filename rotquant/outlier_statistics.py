@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from rotquant.activations import read_inputs
 from rotquant.architectures import Projection, architecture_of, decoder_layers
-from rotquant.corpora import evaluation_windows
+from rotquant.corpora import Tokens
 from rotquant.distortion import kurtosis, relative_error
+from rotquant.limits import model_windows
 from rotquant.quantization import fake_quantize
 from rotquant.schemes import Outliers, QuantizationScheme
 
@@ -21,12 +22,12 @@ from rotquant.schemes import Outliers, QuantizationScheme
 READERS = {"attention_input": ("query", "key", "value"), "mlp_input": ("gate", "up")}
 
 
-def outlier_statistics(model: nn.Module, tokens: Tensor, metric: Outliers) -> tuple[dict[str, float], dict[str, Any]]:
+def outlier_statistics(model: nn.Module, tokens: Tokens, metric: Outliers) -> tuple[dict[str, float], dict[str, Any]]:
     """Kurtosis of the inputs, and relative squared errors of inputs and weights after rounding, by layer.
 
     Args:
         model: a supported causal language model, rotated or not, without quantizers.
-        tokens: int64 [n], the text with one leading BOS (`rotquant.corpora.tokenize`).
+        tokens: of a text (`rotquant.corpora.tokenize`).
 
     Returns:
         Metrics: `kurtosis`, the largest over all inputs, and `mean_kurtosis`; `activation_error` and `weight_error`,
@@ -35,6 +36,7 @@ def outlier_statistics(model: nn.Module, tokens: Tensor, metric: Outliers) -> tu
 
     Raises:
         CorpusError: the text is shorter than the window.
+        RecipeError, CheckpointError: the model cannot read the window; see `rotquant.limits`.
     """
     layers = range(architecture_of(model).num_layers)
     scheme = QuantizationScheme(bits=metric.bits, symmetric=False, granularity="token")
@@ -42,7 +44,7 @@ def outlier_statistics(model: nn.Module, tokens: Tensor, metric: Outliers) -> tu
     def measure(x: Tensor) -> tuple[float, float]:
         return kurtosis(x), 100 * relative_error(x, fake_quantize(x, scheme))
 
-    window = evaluation_windows(tokens, metric.tokens)[:1]
+    window = model_windows(model, tokens, metric.tokens)[:1]
     read = read_inputs(model, window, [(layer, site) for layer in layers for site in READERS], measure)
     tails = {site: [read[layer, site][0] for layer in layers] for site in READERS}
     activations = {site: [read[layer, site][1] for layer in layers] for site in READERS}

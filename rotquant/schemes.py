@@ -259,7 +259,7 @@ class Perplexity(Frozen):
 
     max_windows evaluates only the first windows; None, the papers' protocol, evaluates all.
     bos: `text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
-        the place of its first token; `none` nowhere.
+        the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either.
     """
 
     kind: Literal["perplexity"] = "perplexity"
@@ -280,6 +280,7 @@ class ZeroShot(Frozen):
     corpus: `shipped`: the text that the tasks are made from, a key of the configuration's `corpora`.
     limit: only the first items of each task; None takes all.
     bos: whether each item begins with BOS. lm-eval's default depends on the tokenizer; here it is always said.
+        Where the tokenizer has none, items begin without.
     """
 
     kind: Literal["zero_shot"] = "zero_shot"

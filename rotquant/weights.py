@@ -21,6 +21,7 @@ from rotquant.gptq import Hessian, quantize_gptq_site, release_graphs
 from rotquant.integrity import check_changed, check_finite
 from rotquant.kv_cache import check_cache_scheme
 from rotquant.lattice import LatticeWeight
+from rotquant.limits import Limits
 from rotquant.methods import awq, llm_qat, omniquant
 from rotquant.methods.outliers import check_outliers, select_outliers
 from rotquant.methods.quip import check_quip, quantize_quip_site
@@ -173,6 +174,11 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: Tensor | None) -> No
     check_quip(architecture, recipe)
     if recipe.needs_calibration and samples is None:
         raise RecipeError("the recipe needs calibration text, but no samples were given.")
+    limits = Limits.of(model.config)
+    if recipe.llm_qat is not None:
+        limits.check_length(recipe.llm_qat.sequence_length, "texts that LLM-QAT trains on")
+    if samples is not None:
+        limits.check(samples, "calibration samples")
     outliers = recipe.outliers.features if recipe.outliers else 0
     for site in architecture.sites:
         for scheme in (recipe.weights and recipe.weights.scheme, recipe.activations):

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from rotquant import project as projects
 from rotquant.activations import magnitudes
+from rotquant.corpora import Tokens
 from rotquant.errors import CorpusError, ResultError
 from rotquant.files import short_hash
 from rotquant.project import Project, load_project
@@ -57,7 +58,7 @@ def test_they_are_what_the_feed_forward_block_reads_in_the_middle_layer(family: 
     with torch.no_grad():
         model(TOKENS[None, :16])
     hook.remove()
-    metrics, arrays = magnitudes(model, TOKENS, METRIC)
+    metrics, arrays = magnitudes(model, Tokens(TOKENS), METRIC)
     expected = norm_outputs[0][0].abs()
     (panel,) = arrays["panels"]
     assert panel["layer"] == 1
@@ -74,31 +75,31 @@ def test_they_are_what_the_feed_forward_block_reads_in_the_middle_layer(family: 
 def test_looking_leaves_the_model_as_it_was() -> None:
     model = tiny_model().train()
     hooks = sum(len(module._forward_pre_hooks) for module in model.modules())
-    magnitudes(model, TOKENS, METRIC)
+    magnitudes(model, Tokens(TOKENS), METRIC)
     assert model.training
     assert sum(len(module._forward_pre_hooks) for module in model.modules()) == hooks
 
 
 @pytest.mark.parametrize("site", ["attention_input", "attention_output", "mlp_input", "mlp_output"])
 def test_every_site_has_its_width(site: str) -> None:
-    _, arrays = magnitudes(tiny_model(), TOKENS, Magnitudes(tokens=16, sites=(site,), depths=(0.0,)))
+    _, arrays = magnitudes(tiny_model(), Tokens(TOKENS), Magnitudes(tokens=16, sites=(site,), depths=(0.0,)))
     assert matrix(arrays).shape == (16, 96 if site == "mlp_output" else 64)
 
 
 def test_several_depths_and_sites_are_several_panels_and_the_worst_ratio_counts() -> None:
     metric = Magnitudes(tokens=16, sites=("attention_input", "mlp_input"), depths=(0, 0.3125, 0.625, 0.9375))
-    metrics, arrays = magnitudes(tiny_model(num_layers=10), TOKENS, metric)
+    metrics, arrays = magnitudes(tiny_model(num_layers=10), Tokens(TOKENS), metric)
     panels = arrays["panels"]
     # The first, eleventh, twenty-first and thirty-first of 32 layers, as shares of 10.
     assert [panel["layer"] for panel in panels] == [0, 0, 3, 3, 6, 6, 9, 9]
     assert [panel["linear"] for panel in panels[:2]] == ["self_attn.q_proj", "mlp.gate_proj"]
     assert metrics["peak_ratio"] == max(panel["peak_ratio"] for panel in panels)
-    assert len(magnitudes(tiny_model(), TOKENS, metric)[1]["panels"]) == 4  # two layers: no place comes twice
+    assert len(magnitudes(tiny_model(), Tokens(TOKENS), metric)[1]["panels"]) == 4  # two layers: no place comes twice
 
 
 def test_weights_are_output_by_input_feature() -> None:
     model = tiny_model()
-    _, arrays = magnitudes(model, TOKENS, Magnitudes(tensor="weights", sites=("mlp_output",), depths=(0.5,)))
+    _, arrays = magnitudes(model, Tokens(TOKENS), Magnitudes(tensor="weights", sites=("mlp_output",), depths=(0.5,)))
     expected = model.model.layers[1].mlp.down_proj.weight.abs()
     torch.testing.assert_close(matrix(arrays), expected.detach(), rtol=5e-4, atol=0)
 
@@ -111,7 +112,7 @@ def test_large_matrices_keep_their_outliers() -> None:
     sites = {"mlp_output": (64, 400), "mlp_input": (400, 64)}  # three neighbours each
     for site, shape in sites.items():
         metric = Magnitudes(tensor="weights", sites=(site,), depths=(0.0,))
-        found = matrix(magnitudes(model, TOKENS, metric)[1])
+        found = matrix(magnitudes(model, Tokens(TOKENS), metric)[1])
         assert found.shape == shape
         assert found.max() == 77.0
         assert found.argmax() == (3 * 400 + 341 if site == "mlp_output" else 341 * 64 + 3)
@@ -122,10 +123,10 @@ def test_rotation_turns_the_input_and_takes_the_outlier_channel_away() -> None:
     with torch.no_grad():  # one loud channel of the residual stream, as trained models have
         model.model.embed_tokens.weight[:, 5] = 40.0
     fuse_norms(model)  # so that both readings differ by Q alone
-    before, loud = magnitudes(model, TOKENS, METRIC)
+    before, loud = magnitudes(model, Tokens(TOKENS), METRIC)
     rotate(model, RotationScheme(), seed=0)
     with wrap(model, Wrapping(rotation=RotationScheme())):
-        after, flat = magnitudes(model, TOKENS, METRIC)
+        after, flat = magnitudes(model, Tokens(TOKENS), METRIC)
     assert matrix(loud).argmax(dim=1).unique().tolist() == [5]
     # An orthogonal Q keeps each token's norm; the rounding is 5e-4 at most.
     torch.testing.assert_close(matrix(loud).norm(dim=1), matrix(flat).norm(dim=1), rtol=1e-3, atol=0)
@@ -135,7 +136,7 @@ def test_rotation_turns_the_input_and_takes_the_outlier_channel_away() -> None:
 def test_a_quantizer_before_the_site_is_seen() -> None:
     model = tiny_model()
     with wrap(model, Wrapping(activations=QuantizationScheme(bits=4))):
-        _, arrays = magnitudes(model, TOKENS, METRIC)
+        _, arrays = magnitudes(model, Tokens(TOKENS), METRIC)
     assert all(len(row.unique()) <= 9 for row in matrix(arrays))  # |-8| to |7|
 
 
@@ -143,7 +144,7 @@ def test_a_broken_network_is_a_result() -> None:
     model = tiny_model()
     with torch.no_grad():
         model.model.embed_tokens.weight[TOKENS[3]] = math.inf
-    metrics, _ = magnitudes(model, TOKENS, METRIC)
+    metrics, _ = magnitudes(model, Tokens(TOKENS), METRIC)
     assert math.isnan(metrics["peak_ratio"])
 
 
@@ -153,7 +154,7 @@ def test_bad_requests_are_one_sentence() -> None:
     with pytest.raises(ValidationError, match="less than 1"):
         Magnitudes(depths=(1.0,))
     with pytest.raises(CorpusError, match="40 tokens, fewer than one window of 64"):
-        magnitudes(tiny_model(), TOKENS, METRIC.model_copy(update={"tokens": 64}))
+        magnitudes(tiny_model(), Tokens(TOKENS), METRIC.model_copy(update={"tokens": 64}))
 
 
 @pytest.fixture

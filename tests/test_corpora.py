@@ -1,5 +1,6 @@
 """The corpora: what counts as text, that splits share nothing, and the papers' protocol for windows."""
 
+import copy
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from rotquant.corpora import (
     CALIBRATION_CHARACTERS,
     DOCSTRINGS,
     CorpusSpec,
+    Tokens,
     calibration_characters,
     calibration_samples,
     content_hash,
@@ -223,37 +225,47 @@ def test_a_specification_that_fits_no_source_is_refused(fields):
 
 
 def test_text_has_exactly_one_bos_although_the_tokenizer_adds_its_own(tokenizer):
-    ids = tokenize("one two", tokenizer)
+    ids = tokenize("one two", tokenizer).whole
     assert ids.dtype == torch.long
     assert ids[0] == tokenizer.bos_token_id
     assert (ids == tokenizer.bos_token_id).sum() == 1
     assert tokenizer("one two")["input_ids"] == ids.tolist()
 
 
-def test_a_tokenizer_without_bos_is_refused(tokenizer):
-    import copy
-
+def test_where_a_tokenizer_has_no_bos_the_text_begins_without(tokenizer):
     without = copy.deepcopy(tokenizer)
     without.bos_token = None
-    with pytest.raises(CorpusError, match="no BOS token"):
-        tokenize("one two", without)
+    tokens = tokenize("one two", without)
+    assert tokens.bos is None
+    assert torch.equal(tokens.whole, tokenize("one two", tokenizer).whole[1:])
+    for bos in ("text", "none"):
+        assert torch.equal(evaluation_windows(tokens, 2, bos).flatten(), tokens.ids[: len(tokens.ids) // 2 * 2])
+    with pytest.raises(CorpusError, match="no BOS to put at the head of each window"):
+        evaluation_windows(tokens, 2, "window")
+
+
+@pytest.mark.parametrize(
+    ("bos", "expected"), [("text", [[9, 0, 1], [2, 3, 4]]), ("window", [[9, 0, 1], [9, 2, 3]]), ("none", [[0, 1, 2]])]
+)
+def test_bos_stands_where_the_metric_says(bos, expected):
+    assert evaluation_windows(Tokens(torch.arange(5), bos=9), 3, bos).tolist() == expected
 
 
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_windows_are_the_text_in_order_without_overlap_and_without_its_tail(n, length):
-    ids = torch.arange(n)
+    ids = Tokens(torch.arange(n))
     if n < length:
         with pytest.raises(CorpusError, match="fewer than one window"):
             evaluation_windows(ids, length)
         return
     windows = evaluation_windows(ids, length)
     assert windows.shape == (n // length, length)
-    assert torch.equal(windows.flatten(), ids[: n // length * length])
+    assert torch.equal(windows.flatten(), ids.ids[: n // length * length])
 
 
 def test_calibration_samples_are_windows_of_the_text_drawn_by_seed_alone():
-    ids = torch.arange(100)
+    ids = Tokens(torch.arange(100))
     torch.manual_seed(1)
     samples = calibration_samples(ids, 8, 10, seed=3)
     torch.manual_seed(2)

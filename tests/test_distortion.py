@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from rotquant.architectures import architecture_of
+from rotquant.corpora import Tokens
 from rotquant.distortion import decibel, kurtosis, relative_error, square_sum
 from rotquant.errors import CorpusError
 from rotquant.fidelity import end_to_end_snr, window_snr
 from rotquant.outlier_statistics import READERS, outlier_statistics
 from rotquant.quantization import fake_quantize
 from rotquant.rotation import fuse_norms, rotate
-from rotquant.schemes import Outliers, QuantizationScheme, RotationScheme
+from rotquant.schemes import SNR, Outliers, QuantizationScheme, RotationScheme
 from rotquant.wrapping import Wrapping, wrap
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 
@@ -44,6 +45,7 @@ class Table(torch.nn.Module):
     def __init__(self, table: torch.Tensor):
         super().__init__()
         self.table = torch.nn.Parameter(table)
+        self.config = SimpleNamespace(vocab_size=len(table))
 
     def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> SimpleNamespace:
         return SimpleNamespace(logits=self.table[input_ids])
@@ -53,22 +55,22 @@ def test_the_networks_ratio_is_the_mean_over_windows() -> None:
     generator = torch.Generator().manual_seed(0)
     exact = torch.randn(11, 11, generator=generator)
     noise = 0.1 * torch.randn(11, 11, generator=generator)
-    tokens = torch.randint(11, (35,), generator=generator)
+    tokens = Tokens(torch.randint(11, (35,), generator=generator))
     expected = []
     for start in (0, 10, 20):  # the tail of five tokens is dropped
-        window = tokens[start : start + 10]
+        window = tokens.ids[start : start + 10]
         ratio = exact[window].double().square().sum() / noise[window].double().square().sum()
         expected.append(10 * math.log10(ratio))
-    result = end_to_end_snr(Table(exact + noise), Table(exact), tokens, 10)
+    result = end_to_end_snr(Table(exact + noise), Table(exact), tokens, SNR(sequence_length=10))
     # The difference of two float32 logits is known to about 1e-7 / 0.1 of the noise.
     assert result.snr == pytest.approx(sum(expected) / 3, abs=1e-4)
     assert result.windows == 3
     assert result.standard_error == pytest.approx(torch.tensor(expected).std().item() / math.sqrt(3), rel=1e-3)
-    one = end_to_end_snr(Table(exact + noise), Table(exact), tokens, 10, max_windows=1)
+    one = end_to_end_snr(Table(exact + noise), Table(exact), tokens, SNR(sequence_length=10, max_windows=1))
     assert one.snr == pytest.approx(expected[0], abs=1e-4)
     assert math.isnan(one.standard_error)
     with pytest.raises(CorpusError, match="35 tokens, fewer than one window of 64"):
-        end_to_end_snr(Table(exact), Table(exact), tokens, 64)
+        end_to_end_snr(Table(exact), Table(exact), tokens, SNR(sequence_length=64))
 
 
 def test_rotation_adds_no_noise_and_fewer_bits_add_more() -> None:
@@ -88,7 +90,9 @@ def test_rotation_adds_no_noise_and_fewer_bits_add_more() -> None:
 
 def test_a_broken_network_has_no_ratio() -> None:
     broken = Table(torch.full((11, 11), math.nan))
-    assert math.isnan(end_to_end_snr(broken, Table(torch.ones(11, 11)), torch.arange(10), 5).snr)
+    assert math.isnan(
+        end_to_end_snr(broken, Table(torch.ones(11, 11)), Tokens(torch.arange(10)), SNR(sequence_length=5)).snr
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -98,7 +102,7 @@ def test_statistics_are_those_of_what_each_projection_reads(family: str) -> None
     layer = model.model.layers[1]
     for site, norm in (("attention_input", layer.input_layernorm), ("mlp_input", layer.post_attention_layernorm)):
         norm.register_forward_hook(lambda _m, _i, output, site=site: read.update({site: output[0].detach()}))
-    metrics, arrays = outlier_statistics(model, TOKENS, METRIC)
+    metrics, arrays = outlier_statistics(model, Tokens(TOKENS), METRIC)
     scheme = QuantizationScheme(bits=4, symmetric=False)
     for site, x in read.items():
         assert arrays["kurtosis"][site][1] == pytest.approx(kurtosis(x))
@@ -116,7 +120,7 @@ def test_fused_and_separate_projections_have_the_same_weights() -> None:
     rows = architecture_of(model).key.rows
     weight = model.model.layers[0].self_attn.qkv_proj.weight[slice(*rows)]
     expected = 100 * relative_error(weight, fake_quantize(weight, QuantizationScheme(bits=4, granularity="channel")))
-    _, arrays = outlier_statistics(model, TOKENS, METRIC)
+    _, arrays = outlier_statistics(model, Tokens(TOKENS), METRIC)
     assert arrays["weight_error"]["key"][0] == pytest.approx(expected)
 
 
@@ -125,9 +129,9 @@ def test_rotation_makes_a_loud_channel_normal() -> None:
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 5] = 40.0
     fuse_norms(model)
-    before, _ = outlier_statistics(model, TOKENS, METRIC)
+    before, _ = outlier_statistics(model, Tokens(TOKENS), METRIC)
     rotate(model, RotationScheme(), seed=0)
-    after, arrays = outlier_statistics(model, TOKENS, METRIC)
+    after, arrays = outlier_statistics(model, Tokens(TOKENS), METRIC)
     assert before["mean_kurtosis"] > 20
     assert after["mean_kurtosis"] < 4
     assert after["activation_error"] < before["activation_error"]
@@ -138,4 +142,4 @@ def test_a_kurtosis_that_is_not_a_number_is_not_hidden() -> None:
     model = tiny_model()
     with torch.no_grad():
         model.model.embed_tokens.weight[TOKENS[3]] = math.inf
-    assert math.isnan(outlier_statistics(model, TOKENS, METRIC)[0]["kurtosis"])
+    assert math.isnan(outlier_statistics(model, Tokens(TOKENS), METRIC)[0]["kurtosis"])

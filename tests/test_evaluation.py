@@ -7,8 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rotquant.corpora import Tokens
 from rotquant.errors import CorpusError
 from rotquant.evaluation import perplexity
+from rotquant.schemes import Perplexity
+
+TEN = Perplexity(sequence_length=10)
 
 
 class Bigram(torch.nn.Module):
@@ -26,7 +30,7 @@ class Bigram(torch.nn.Module):
 
 @pytest.fixture
 def tokens():
-    return torch.randint(11, (103,), generator=torch.Generator().manual_seed(1))
+    return Tokens(torch.randint(11, (103,), generator=torch.Generator().manual_seed(1)))
 
 
 def test_perplexity_is_exp_of_the_mean_over_predicted_tokens_of_whole_windows(tokens):
@@ -34,27 +38,28 @@ def test_perplexity_is_exp_of_the_mean_over_predicted_tokens_of_whole_windows(to
     log_probabilities = model.table.double().log_softmax(-1)
     losses = []
     for start in range(0, 100, 10):  # ten windows; the tail of three tokens is dropped, no pair spans two windows
-        window = tokens[start : start + 10].tolist()
+        window = tokens.ids[start : start + 10].tolist()
         losses += [-log_probabilities[a, b].item() for a, b in itertools.pairwise(window)]
-    result = perplexity(model, tokens, 10)
+    result = perplexity(model, tokens, TEN)
     assert (result.windows, result.tokens) == (10, 90)
     # float32 log-softmax of eleven values: relative error about 1e-7.
     assert result.perplexity == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
 
 
 def test_batching_does_not_change_the_result(tokens):
-    results = [perplexity(Bigram(), tokens, 10, batch_size=size).nll for size in (1, 3, 100)]
+    results = [perplexity(Bigram(), tokens, TEN, batch_size=size).nll for size in (1, 3, 100)]
     assert max(results) - min(results) < 1e-7
 
 
 def test_a_uniform_model_has_the_vocabulary_size_as_perplexity(tokens):
     model = Bigram()
     torch.nn.init.zeros_(model.table)
-    assert perplexity(model, tokens, 10).perplexity == pytest.approx(11, rel=1e-6)
+    assert perplexity(model, tokens, TEN).perplexity == pytest.approx(11, rel=1e-6)
 
 
 def test_max_windows_takes_the_first(tokens):
-    assert perplexity(Bigram(), tokens, 10, max_windows=2).nll == perplexity(Bigram(), tokens[:20], 10).nll
+    first = perplexity(Bigram(), Tokens(tokens.ids[:20]), TEN).nll
+    assert perplexity(Bigram(), tokens, TEN.model_copy(update={"max_windows": 2})).nll == first
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -62,9 +67,9 @@ def test_a_broken_network_has_a_non_finite_perplexity_and_does_not_crash(tokens,
     model = Bigram()
     with torch.no_grad():
         model.table.fill_(value)
-    assert not math.isfinite(perplexity(model, tokens, 10).perplexity)
+    assert not math.isfinite(perplexity(model, tokens, TEN).perplexity)
 
 
 def test_a_text_shorter_than_one_window_is_refused(tokens):
     with pytest.raises(CorpusError, match="fewer than one window of 200"):
-        perplexity(Bigram(), tokens, 200)
+        perplexity(Bigram(), tokens, Perplexity(sequence_length=200))

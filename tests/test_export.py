@@ -10,12 +10,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rotquant.architectures import architecture_of
 from rotquant.checkpoints import load_checkpoint
+from rotquant.corpora import Tokens
 from rotquant.errors import RecipeError, ResultError
 from rotquant.evaluation import perplexity
 from rotquant.export import export_plain
 from rotquant.presets import preset
 from rotquant.recipes import Recipe, override
 from rotquant.rotations import initial_rotations
+from rotquant.schemes import Perplexity
 from rotquant.storage import load_quantized, save_quantized
 from rotquant.weights import build_weights, quantized_forward
 from tests.models import FAMILIES, tiny_model, tiny_tokens
@@ -23,7 +25,8 @@ from tests.test_checkpoints import tiny_tokenizer
 
 EASY = override(preset("spinquant-easy"), {"weights": {"gptq": None}}, "test")
 HEAD = {"bits": 4, "symmetric": False, "granularity": "head"}
-TEXT = tiny_tokens(1, 400)[0]
+TEXT = Tokens(tiny_tokens(1, 400)[0])
+WINDOWS = Perplexity(sequence_length=32)
 
 
 def stored(folder: Path, recipe: Recipe, family: str = "llama", **options: object) -> Path:
@@ -42,7 +45,7 @@ def test_an_exported_model_has_the_stored_weights_and_any_runtime_loads_it(famil
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype="auto").eval()
     original, _, _ = load_quantized(tmp_path / "quantized")
     assert all(torch.equal(original.state_dict()[name], tensor) for name, tensor in exported.state_dict().items())
-    assert perplexity(exported, TEXT, 32) == perplexity(original, TEXT, 32)
+    assert perplexity(exported, TEXT, WINDOWS) == perplexity(original, TEXT, WINDOWS)
     assert AutoTokenizer.from_pretrained(tmp_path / "plain").bos_token_id == 1
     assert not any("rotquant" in path.name for path in (tmp_path / "plain").iterdir())
     assert not list((tmp_path / "plain").glob("*.bin"))
@@ -56,7 +59,7 @@ def test_with_the_recipes_quantizers_an_exported_model_is_the_quantized_one(tmp_
         {"activations": EASY.activations, "attention_output": HEAD, "keys": HEAD, "values": HEAD}
     )
     with quantized_forward(quantized, state.recipe, state), quantized_forward(plain, running):
-        assert perplexity(plain, TEXT, 32) == perplexity(quantized, TEXT, 32)
+        assert perplexity(plain, TEXT, WINDOWS) == perplexity(quantized, TEXT, WINDOWS)
 
 
 def test_rotated_weights_in_floating_point_keep_the_function_of_a_model_with_tied_embeddings(tmp_path: Path) -> None:
@@ -66,7 +69,7 @@ def test_rotated_weights_in_floating_point_keep_the_function_of_a_model_with_tie
     assert not exported.config.tie_word_embeddings
     # Weights are rounded to float32 once, after a float64 rotation: logits of size 1 agree to 1e-5.
     with torch.no_grad():
-        difference = exported(TEXT[None]).logits - tiny_model(tied=True)(TEXT[None]).logits
+        difference = exported(TEXT.ids[None]).logits - tiny_model(tied=True)(TEXT.ids[None]).logits
     assert difference.abs().max() < 1e-4
 
 

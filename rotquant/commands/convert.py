@@ -54,16 +54,20 @@ def generate(
     with task("starting"):
         from rotquant.corpora import tokenize
         from rotquant.decoder import Generation, load_decoder
+        from rotquant.limits import Limits
 
     with task("loading the model"):
         stored = load_decoder(model, torch_device(device))
     if stored.tokenizer is None:
         raise CheckpointError(f"{model} has no tokenizer: convert the model again.")
-    ids = tokenize(prompt, stored.tokenizer)
+    ids = tokenize(prompt, stored.tokenizer).whole
+    if not len(ids):
+        raise RecipeError("the prompt is empty, and the tokenizer has no BOS to begin with: give some text.")
     config = stored.decoder.config
+    limits = Limits(config.max_positions, config.vocabulary)
+    limits.check(ids, "a prompt")
     capacity = len(config.prefix) + len(ids) + tokens
-    if capacity > config.max_positions:
-        raise RecipeError(f"{len(ids)} + {tokens} tokens exceed the model's {config.max_positions} positions.")
+    limits.check_length(capacity, f"a prompt and {tokens} more")
     with task(f"writing {tokens} tokens"):
         new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens)
     typer.echo(prompt + stored.tokenizer.decode(new[0].tolist()))

@@ -21,12 +21,13 @@ from rotquant.commands.options import (
     corpus_spec,
 )
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
+from rotquant.corpora import NO_BOS
 from rotquant.devices import torch_device, torch_dtype
 from rotquant.errors import RecipeError, ResultError
 from rotquant.files import check_output_file, check_output_folder, folder_size, write_json, write_text
 from rotquant.presets import preset
 from rotquant.progress import task
-from rotquant.recipes import override
+from rotquant.recipes import Recipe, override
 from rotquant.schemes import Perplexity, ZeroShot
 from rotquant.zeroshot import prepare
 
@@ -47,8 +48,13 @@ def quantize(
     corpus: Corpus = "docstrings",
     samples: Annotated[int, typer.Option(min=1, help="Calibration samples.")] = 128,
     sequence_length: Annotated[
-        int, typer.Option(min=2, help="Tokens per calibration sample, and per sequence that rotations are learned on.")
-    ] = 2048,
+        int | None,
+        typer.Option(
+            min=2,
+            help="Tokens per calibration sample, and per sequence that rotations are learned on. "
+            "Default: the model's context, at most 2048.",
+        ),
+    ] = None,
     rotations: Annotated[
         Path | None,
         typer.Option(help="File of learned rotations: read where it exists, else written; continues what it began."),
@@ -64,14 +70,7 @@ def quantize(
     Methods that train take their papers' amounts of work, for a small model far too many: `--method llm-qat --set
     llm_qat.samples=256 --set llm_qat.sequence_length=128 --set llm_qat.steps=128 --set llm_qat.learning_rate=5e-4`
     """
-    recipe = preset(method)
-    if recipe.calibration:
-        calibration = {"samples": samples, "sequence_length": sequence_length}
-        recipe = override(recipe, {"calibration": calibration}, "calibration options")
-    if recipe.learning:
-        text = {"learning": {"text": {"sequence_length": sequence_length}}}
-        recipe = override(recipe, {"rotation": text}, "calibration options")
-    recipe = changed(recipe, changes)
+    recipe = _recipe(preset(method), samples, sequence_length, changes)
     if recipe.is_baseline:
         raise RecipeError("the baseline changes nothing, so there is nothing to write; evaluate the model itself.")
     bits = recipe.weights.scheme.bits if recipe.weights else 16
@@ -83,9 +82,10 @@ def quantize(
     with task("starting"):
         from rotquant import api
 
+    fitting = api.limits_of(model).shorten(preset(method))
     quantized = api.quantize(
         model,
-        recipe,
+        _recipe(fitting, samples, sequence_length, changes),
         corpus=spec,
         seed=seed,
         device=torch_device(device),
@@ -99,6 +99,16 @@ def quantize(
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in {**seconds, **quantized.stored.seconds}.items())
     found = f"{method}: {len(quantized.stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB"
     Console(soft_wrap=True).print(found, highlight=False)
+
+
+def _recipe(recipe: Recipe, samples: int, sequence_length: int | None, changes: list[str] | None) -> Recipe:
+    """A method's recipe with what the command line says: the options of its calibration text, then --set."""
+    length = {} if sequence_length is None else {"sequence_length": sequence_length}
+    if recipe.calibration:
+        recipe = override(recipe, {"calibration": {"samples": samples, **length}}, "calibration options")
+    if recipe.learning:
+        recipe = override(recipe, {"rotation": {"learning": {"text": length}}}, "calibration options")
+    return changed(recipe, changes)
 
 
 def _check_rotations(rotations: Path, output: Path) -> None:
@@ -137,7 +147,9 @@ def evaluate(
     ] = "perplexity",
     corpus: Corpus = "docstrings",
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    sequence_length: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 2048,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens per window. Default: the model's context, at most 2048.")
+    ] = None,
     max_windows: Annotated[int | None, typer.Option(min=1, help="Only the first windows. Default: all.")] = None,
     tasks: Tasks = None,
     suite: Suite = None,
@@ -165,19 +177,25 @@ def evaluate(
     elif split not in ("train", "validation", "test"):
         raise RecipeError(f"unknown split {split!r}; use train, validation or test.")
     else:
-        settings = Perplexity(corpus=spec.name, split=split, sequence_length=sequence_length, max_windows=max_windows)
+        settings = None
     with task("starting"):
         from rotquant import api
 
+    if settings is None:
+        length = api.limits_of(model).length(sequence_length)
+        settings = Perplexity(corpus=spec.name, split=split, sequence_length=length, max_windows=max_windows)
     loaded = api.load(model, device=torch_device(device))
     if isinstance(settings, ZeroShot):
         metrics = api.zero_shot(loaded, settings, spec, batch_size=8 * batch_size)
         print_accuracies(model, settings, metrics)
+        if settings.bos and loaded.tokenizer.bos_token_id is None:
+            Console().print(NO_BOS)
     else:
         result = api.perplexity(loaded, spec, settings, batch_size=batch_size)
-        metrics = result.as_metrics()
+        metrics = result.as_metrics() | ({"note": result.note} if result.note else {})
+        note = f"; {result.note}" if result.note else ""
         Console().print(
-            f"{model}: {result} on {spec.name} {split} ({result.windows} windows of {sequence_length} tokens)",
+            f"{model}: {result} on {spec.name} {split} ({result.windows} windows of {length} tokens{note})",
             soft_wrap=True,
             highlight=False,
         )
@@ -188,7 +206,9 @@ def evaluate(
 def diagnose(
     model: Checkpoint,
     corpus: Corpus = "docstrings",
-    sequence_length: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 512,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens per window. Default: the model's context, at most 512.")
+    ] = None,
     max_windows: Annotated[int | None, typer.Option(min=1, help="Only the first windows of the test split.")] = 64,
     card: Annotated[
         Path | None, typer.Option(help="Write the result into this model card, between its diagnose markers.")
@@ -210,17 +230,17 @@ def diagnose(
         import torch
 
         from rotquant import api
-        from rotquant.corpora import evaluation_windows, load_text, tokenize
-        from rotquant.diagnostics import diagnose_activations, outlier_tokens
+        from rotquant.corpora import load_text, tokenize
+        from rotquant.diagnostics import diagnose_activations, first_token_windows, outlier_tokens
         from rotquant.schemes import Calibration
 
+    length = api.limits_of(model).length(sequence_length, usual=512)
     network, tokenizer = api.load_checkpoint(model, torch.float32)
-    ids = tokenize(load_text(spec, "test"), tokenizer)
-    windows = evaluation_windows(ids, sequence_length)[:32].clone()
-    windows[:, 0] = tokenizer.bos_token_id
-    layers = outlier_tokens(network, windows, tokenizer.decode)
-    samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=sequence_length), tokenizer)
-    found = diagnose_activations(network, ids, samples, sequence_length, max_windows=max_windows)
+    metric = Perplexity(corpus=spec.name, sequence_length=length, max_windows=max_windows)
+    tokens = tokenize(load_text(spec, "test"), tokenizer)
+    layers = outlier_tokens(network, first_token_windows(network, tokens, length, 32), tokenizer.decode)
+    samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=length), tokenizer)
+    found = diagnose_activations(network, tokens, metric, samples)
     rows = [
         ("unquantized", f"{found.unquantized:.2f}", ""),
         ("4-bit activations, per token", f"{found.per_token:.2f}", f"{found.damage:.2f} times the unquantized"),
@@ -242,7 +262,14 @@ def diagnose(
         )
         for index, layer in enumerate(layers)
     ]
-    head = ("layer", "BOS max/median", "next largest/median", "outlier tokens a window", "which, other than BOS")
+    first = "BOS" if tokens.bos is not None else "first token"
+    head = (
+        "layer",
+        f"{first} max/median",
+        "next largest/median",
+        "outlier tokens a window",
+        f"which, other than {first}",
+    )
     _print("down_proj input, token maxima (outlier token: above 64 times the median)", head, token_rows)
     if card:
         _write_card(card, model, [(("activations", "perplexity", "effect"), rows), (head, token_rows)])

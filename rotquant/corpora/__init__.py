@@ -16,15 +16,17 @@ from rotquant.corpora.spec import (
     content_hash,
     expected_hashes,
 )
-from rotquant.corpora.windows import BOS, calibration_samples, evaluation_windows, tokenize
+from rotquant.corpora.windows import BOS, NO_BOS, Tokens, calibration_samples, evaluation_windows, tokenize
 
 __all__ = [
     "BOS",
     "CALIBRATION_CHARACTERS",
     "DOCSTRINGS",
+    "NO_BOS",
     "WIKITEXT2",
     "CorpusSpec",
     "Split",
+    "Tokens",
     "calibration_characters",
     "calibration_samples",
     "content_hash",

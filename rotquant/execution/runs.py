@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rotquant.corpora import NO_BOS, Tokens
 from rotquant.execution.text import token_ids
 from rotquant.progress import task
 from rotquant.provenance import code_digest, environment
@@ -17,7 +18,6 @@ from rotquant.recipes import Run
 from rotquant.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 #: Items of a zero-shot task per window of text that fits into a batch; they are about this much shorter.
@@ -81,25 +81,26 @@ def _measure(
     run: Run,
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
-    text: Callable[..., tuple["Tensor", dict[str, Any]]],
+    text: Callable[..., tuple[Tokens, dict[str, Any]]],
     reference: Callable[[], "PreTrainedModel"],
     batch_size: int,
 ) -> Measurement:
-    """Measure a run; `text` yields token ids of a corpus's split and its provenance, `reference` the checkpoint."""
+    """Measure a run; `text` yields the tokens of a corpus's split and its provenance, `reference` the checkpoint."""
     metric = run.metric
+    note = {"note": NO_BOS} if tokenizer.bos_token_id is None else {}
     if isinstance(metric, ZeroShot):
         from rotquant import zeroshot
 
         tasks = zeroshot.prepare(metric, Path(), run.corpora.get(metric.corpus))
         metrics = zeroshot.evaluate(model, tokenizer, metric, tasks, batch_size=ITEMS_PER_WINDOW * batch_size)
-        return Measurement(metrics, {"corpora": {}, "tasks": zeroshot.identity(metric, tasks)})
+        return Measurement(metrics, {"corpora": {}, "tasks": zeroshot.identity(metric, tasks), **note})
     if isinstance(metric, RangeUse):
         from rotquant.range_use import range_use
 
         metrics, arrays = range_use(metric)
         return Measurement(metrics, {"corpora": {}}, arrays)
-    ids, identity = text(run.corpora[metric.corpus], metric.split)
-    metrics, arrays = _on_text(metric, model, reference, ids, batch_size)
+    tokens, identity = text(run.corpora[metric.corpus], metric.split)
+    metrics, arrays = _on_text(metric, model, reference, tokens, batch_size)
     return Measurement(metrics, {"corpora": {"evaluation": identity}}, arrays)
 
 
@@ -107,23 +108,22 @@ def _on_text(
     metric: Perplexity | SNR | Magnitudes | Outliers,
     model: "PreTrainedModel",
     reference: Callable[[], "PreTrainedModel"],
-    ids: "Tensor",
+    tokens: Tokens,
     batch_size: int,
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Metrics and arrays of a metric that looks at a text, given as token ids int64 [n] with one BOS."""
+    """Metrics and arrays of a metric that looks at a text."""
     if isinstance(metric, Magnitudes):
         from rotquant.activations import magnitudes
 
-        return magnitudes(model, ids, metric)
+        return magnitudes(model, tokens, metric)
     if isinstance(metric, Outliers):
         from rotquant.outlier_statistics import outlier_statistics
 
-        return outlier_statistics(model, ids, metric)
-    windows = {"max_windows": metric.max_windows, "bos": metric.bos}
+        return outlier_statistics(model, tokens, metric)
     if isinstance(metric, SNR):
         from rotquant.fidelity import end_to_end_snr
 
-        return end_to_end_snr(model, reference(), ids, metric.sequence_length, **windows).as_metrics(), {}
+        return end_to_end_snr(model, reference(), tokens, metric).as_metrics(), {}
     from rotquant.evaluation import perplexity
 
-    return perplexity(model, ids, metric.sequence_length, batch_size=batch_size, **windows).as_metrics(), {}
+    return perplexity(model, tokens, metric, batch_size=batch_size).as_metrics(), {}

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rotquant.corpora import (
+    NO_BOS,
     CorpusSpec,
     Split,
+    Tokens,
     calibration_characters,
     calibration_samples,
     content_hash,
@@ -29,28 +31,30 @@ if TYPE_CHECKING:
 
 def token_ids(
     spec: CorpusSpec, split: Split, tokenizer: "PreTrainedTokenizerBase", max_characters: int | None = None
-) -> tuple["torch.Tensor", dict[str, Any]]:
-    """The tokens of one split (or of its head), int64 [n] with one BOS, and what provenance says of the text.
+) -> tuple[Tokens, dict[str, Any]]:
+    """The tokens of one split (or of its head), and what provenance says of the text.
 
     Raises:
-        CorpusError: the text cannot be read, or the tokenizer has no BOS.
+        CorpusError: the text cannot be read.
     """
     import torch
 
     text = load_text(spec, split, max_characters=max_characters)
     identity = corpus_identity(spec, (split,), max_characters=max_characters)
+    if tokenizer.bos_token_id is None:
+        identity["note"] = NO_BOS
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # a tokenizer in Python has no complete description to tell it from others
         return tokenize(text, tokenizer), identity
-    description = f"{content_hash(text)} {tokenizer.bos_token_id} {backend.to_str()}"
+    description = f"{content_hash(text)} {backend.to_str()}"
     path = CACHE / "tokens" / f"{hashlib.sha256(description.encode()).hexdigest()[:32]}.npy"
     try:
-        return torch.from_numpy(np.load(path, allow_pickle=False)), identity
+        return Tokens(torch.from_numpy(np.load(path, allow_pickle=False)), tokenizer.bos_token_id), identity
     except (OSError, ValueError, EOFError):  # not there yet, or damaged: make it
-        ids = tokenize(text, tokenizer)
+        tokens = tokenize(text, tokenizer)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.save(file, ids.numpy(), allow_pickle=False)
-    return ids, identity
+        np.save(file, tokens.ids.numpy(), allow_pickle=False)
+    return tokens, identity
 
 
 def text_samples(
@@ -59,8 +63,8 @@ def text_samples(
     """Samples of a corpus's train split, int64 [samples, sequence_length], and what provenance says of the text.
 
     Raises:
-        CorpusError: the text cannot be read or is shorter than one sample, or the tokenizer has no BOS.
+        CorpusError: the text cannot be read or is shorter than one sample.
     """
     characters = calibration_characters(calibration.samples, calibration.sequence_length)
-    ids, identity = token_ids(spec, "train", tokenizer, characters)
-    return calibration_samples(ids, calibration.samples, calibration.sequence_length, calibration.seed), identity
+    tokens, identity = token_ids(spec, "train", tokenizer, characters)
+    return calibration_samples(tokens, calibration.samples, calibration.sequence_length, calibration.seed), identity

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from rotquant.architectures import architecture_of, base_model, embedding
 from rotquant.calibration import on_device
 from rotquant.errors import RotquantError
+from rotquant.limits import Limits
 from rotquant.methods.batches import shuffled_batches
 from rotquant.onednn import OneDNNLinear
 from rotquant.progress import Task, task
@@ -45,7 +46,11 @@ def generate(model: nn.Module, samples: int, length: int, seed: int) -> Tensor:
 
     Returns:
         Token ids on the host, int64 [samples, length].
+
+    Raises:
+        RecipeError: they would exceed the model's context.
     """
+    Limits.of(model.config).check_length(length, "texts that LLM-QAT trains on")
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(model.config.vocab_size, (samples, 1), generator=generator)
     greedy = torch.randint(GREEDY.start, GREEDY.stop, (samples, 1), generator=generator)

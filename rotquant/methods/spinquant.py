@@ -25,6 +25,7 @@ from rotquant.distortion import decibel, square_sum
 from rotquant.errors import RecipeError, ResultError, RotquantError
 from rotquant.files import atomic_path, canonical_json, short_hash
 from rotquant.integrity import check_finite
+from rotquant.limits import Limits
 from rotquant.methods.batches import shuffled_batches
 from rotquant.methods.spinquant_network import LearningNetwork, quantized_network, running
 from rotquant.onednn import OneDNNLinear
@@ -101,6 +102,7 @@ def learn_rotations(
     architecture = architecture_of(model)
     check_rotation(architecture, recipe.rotation)
     check_wrapping(architecture, running(recipe))
+    Limits.of(model.config).check(samples, "samples that rotations are learned on")
     with nullcontext() if device is None else placed(model, device), silenced(not progress):
         state = _State.start(model, architecture, recipe, seed)
         identity = _identity(model, recipe, seed, samples)

@@ -93,9 +93,9 @@ class Trainer:
         """Held-out windows by the perplexity protocol: one BOS at the head of the text, then no overlap, no tail."""
         import torch
 
-        from rotquant.corpora import evaluation_windows
+        from rotquant.corpora import Tokens, evaluation_windows
 
-        text = torch.cat([torch.tensor([self.bos]), torch.from_numpy(ids.astype("int64"))])
+        text = Tokens(torch.from_numpy(ids.astype("int64")), self.bos)
         return evaluation_windows(text, self.config.sequence_length)[: self.config.validation_windows].to(self.device)
 
     def _autocast(self) -> Any:

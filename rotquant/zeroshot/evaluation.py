@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rotquant import progress
-from rotquant.errors import TaskError
 from rotquant.schemes import ZeroShot
 from rotquant.zeroshot.paper import lm_eval_tasks, parts
 from rotquant.zeroshot.suites import TASKS, task_names
@@ -43,16 +42,10 @@ def evaluate(
 
     Raises:
         RecipeError: unknown task.
-        TaskError: lm-eval is missing, the tokenizer has no BOS to put there, a task has too few examples, or an item
-            exceeds the model's context.
+        TaskError: lm-eval is missing, a task has too few examples, or an item exceeds the model's context.
     """
     names = task_names(metric)
     lm_eval_tasks()
-    if metric.bos and tokenizer.bos_token_id is None:
-        raise TaskError(
-            f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no BOS token, which each zero-shot item "
-            "begins with; set the metric's `bos` to false."
-        )
     was_training = model.training
     with progress.task(f"{metric.suite} tasks"), _quiet():
         from lm_eval.evaluator import evaluate as run_tasks

@@ -24,6 +24,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 
 from rotquant import progress
 from rotquant.errors import TaskError
+from rotquant.limits import Limits
 from rotquant.onednn import OneDNNLinear
 from rotquant.zeroshot.definitions import data_files, read_definition
 
@@ -97,9 +98,10 @@ class Harness(HFLM):
             backend="causal",
             batch_size=batch_size,
             max_batch_size=batch_size,
-            add_bos_token=bos,
+            add_bos_token=bos and tokenizer.bos_token_id is not None,
             softmax_dtype=torch.float32,
         )
+        self.limits = Limits.of(model.config)
         tokenizer.pad_token = pad_token  # HFLM chooses one, which nothing here needs and the caller did not ask for
         self.not_finite: set[str] = set()
 
@@ -174,17 +176,22 @@ class Harness(HFLM):
     def _check_lengths(self, requests: list[Instance], lengths: list[int]) -> None:
         """Raise `TaskError` where the longest item does not fit into the model's context."""
         longest = max(range(len(lengths)), key=lengths.__getitem__)
-        if lengths[longest] > self.max_length:
+        context = self.limits.context
+        if context is not None and lengths[longest] > context:
             raise TaskError(
                 f"zero-shot task {requests[longest].task_name!r} needs {lengths[longest]} tokens for its longest item, "
-                f"and the model's context is {self.max_length} tokens; leave the task out or take another model."
+                f"and the model's context is {context} tokens; leave the task out or take another model."
             )
 
     def encode(self, pairs: list[tuple[str, str]]) -> list[Encoded]:
         """Tokenize contexts and continuations as lm-eval does: the two together, then split after the context's tokens.
 
-        Spaces at the end of a context go to its continuation. With `bos` every context begins with one BOS; without, no
-        token is added, but for an empty context, since a model needs something to predict from.
+        Spaces at the end of a context go to its continuation. With `bos` every context begins with one BOS if the
+        tokenizer has one; without, no token is added, but for an empty context, since a model needs something to
+        predict from (EOS where there is no BOS).
+
+        Raises:
+            CheckpointError: a token lies beyond the model's vocabulary.
         """
         stripped = [(context.rstrip(), context[len(context.rstrip()) :] + rest) for context, rest in pairs]
         texts = list(dict.fromkeys(text for context, rest in stripped for text in (context, context + rest)))
@@ -193,6 +200,7 @@ class Harness(HFLM):
         for pair, (context, rest) in zip(pairs, stripped, strict=True):
             whole, length = ids[context + rest], len(ids[context])
             start = [self.prefix_token_id] if self.add_bos_token or length == 0 else []
+            self.limits.check_ids(max(whole, default=0))
             encoded.append((pair, start + whole[:length], whole[length:]))
         return encoded
 

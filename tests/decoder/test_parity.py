@@ -17,12 +17,13 @@ from torch import Tensor
 from rotquant import api, evaluation
 from rotquant.api import Model
 from rotquant.architectures import architecture_of, decoder_layers
-from rotquant.corpora import tokenize
+from rotquant.corpora import Tokens, tokenize
 from rotquant.decoder import Decoder, Generation, convert
 from rotquant.decoder.config import LINEARS
 from rotquant.decoder.network import Network
 from rotquant.presets import preset
 from rotquant.recipes import Recipe, override
+from rotquant.schemes import Perplexity
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
 
@@ -30,6 +31,7 @@ MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3")
 #: One whose head size the 4-bit cache's kernels have, and one whose keys and values are only rounded.
 ON_GPU = ("rq-llama3", "rq-7b")
 LENGTH = 192
+FOUR, EIGHT = (Perplexity(sequence_length=LENGTH, max_windows=count) for count in (4, 8))
 
 
 class Bound(NamedTuple):
@@ -71,7 +73,7 @@ def quantized(name: str, recipe: Recipe) -> Model:
 
 
 @cache
-def text(name: str) -> Tensor:
+def text(name: str) -> Tokens:
     """Any prose will do that stays as it is: nothing here depends on how well it is predicted."""
     prose = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
     return tokenize(prose, quantized(name, preset("quarot-rtn")).tokenizer)
@@ -93,8 +95,8 @@ def exact(name: str, recipe: Recipe) -> tuple[torch.nn.Module, Decoder]:
 @pytest.mark.parametrize("name", MODELS)
 def test_perplexity_is_the_simulated_one(name: str) -> None:
     network, decoder = exact(name, preset("quarot-rtn"))
-    expected = evaluation.perplexity(network, text(name), LENGTH, max_windows=4).perplexity
-    found = evaluation.perplexity(Network(decoder), text(name), LENGTH, max_windows=4).perplexity
+    expected = evaluation.perplexity(network, text(name), FOUR).perplexity
+    found = evaluation.perplexity(Network(decoder), text(name), FOUR).perplexity
     assert abs(found - expected) < 5e-4 / 10  # three decimals, with a digit to spare
 
 
@@ -140,8 +142,8 @@ def test_perplexity_on_a_gpu(name: str) -> None:
     two runs differ by 1.8 %, and 6 % are three times that. Layer by layer, above, nothing is left to noise.
     """
     decoder = convert(quantized(name, preset("quarot-rtn")).stored)
-    expected = evaluation.perplexity(Network(decoder), text(name), LENGTH, max_windows=8).perplexity
-    found = evaluation.perplexity(Network(decoder.to("cuda")), text(name), LENGTH, max_windows=8).perplexity
+    expected = evaluation.perplexity(Network(decoder), text(name), EIGHT).perplexity
+    found = evaluation.perplexity(Network(decoder.to("cuda")), text(name), EIGHT).perplexity
     assert abs(found / expected - 1) < 0.06
 
 

@@ -1,0 +1,114 @@
+"""What a model can read: how many tokens at once, and which. Every door through which tokens reach one asks here.
+
+Beyond its context a model computes numbers that mean nothing, without a sign of it; an id beyond its vocabulary ends a
+GPU's process.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rotquant.corpora import BOS, Tokens, evaluation_windows
+from rotquant.errors import CheckpointError, RecipeError
+from rotquant.recipes import Recipe
+from rotquant.schemes import SNR, Perplexity
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: Tokens per window of text in the papers (GPTQ's evaluation, and calibration after it).
+PAPER_LENGTH = 2048
+#: Rotary embeddings whose configuration states the context before they stretch it by `factor`; that of others is after.
+_STRETCHED = ("linear", "dynamic", "yarn")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """context: largest number of tokens that a model attends over; None where its configuration does not say.
+    vocabulary: number of token ids that its embedding has.
+    """
+
+    context: int | None
+    vocabulary: int
+
+    @classmethod
+    def of(cls, config: Any) -> "Limits":
+        """The limits in a transformers configuration. A sliding window is none: layers hand on what lies before it."""
+        return cls(_context(config), config.vocab_size)
+
+    def length(self, asked: int | None = None, usual: int = PAPER_LENGTH) -> int:
+        """Tokens per window: as asked for, or else as usual, the papers' 2048, or the context where that is shorter.
+
+        Raises:
+            RecipeError: more are asked for than the context has.
+        """
+        if asked is not None:
+            self.check_length(asked, "windows")
+            return asked
+        return usual if self.context is None else min(usual, self.context)
+
+    def check_length(self, length: int, what: str) -> None:
+        """Raise `RecipeError` where `what` is of more tokens than the context."""
+        if self.context is not None and length > self.context:
+            raise RecipeError(
+                f"{what} of {length} tokens exceed the model's context of {self.context} tokens: use at most these."
+            )
+
+    def check(self, ids: "Tensor", what: str) -> None:
+        """Raise where the model cannot read token ids, int64 [..., tokens].
+
+        Raises:
+            RecipeError: they are longer than its context.
+            CheckpointError: an id lies beyond its vocabulary.
+        """
+        self.check_length(ids.shape[-1], what)
+        self.check_ids(int(ids.max()) if ids.numel() else 0)
+
+    def check_ids(self, largest: int) -> None:
+        """Raise `CheckpointError` where the largest id of a text lies beyond the vocabulary."""
+        if largest >= self.vocabulary:
+            raise CheckpointError(
+                f"the tokenizer gives token {largest}, and the model's embedding ends at {self.vocabulary - 1}: the "
+                "tokenizer belongs to another model; copy the model's own beside its weights."
+            )
+
+    def shorten(self, recipe: Recipe) -> Recipe:
+        """A recipe whose texts are no longer than the context: what a method's defaults, the papers', become here."""
+        return Recipe.model_validate(_capped(recipe.model_dump(), self.context)) if self.context else recipe
+
+
+def model_windows(model: "nn.Module", tokens: Tokens, sequence_length: int, bos: BOS = "text") -> "Tensor":
+    """`rotquant.corpora.evaluation_windows` for a model that can read them.
+
+    Raises:
+        CorpusError: the text is shorter than one window, or the tokenizer has no BOS for each.
+        RecipeError, CheckpointError: as `Limits.check`.
+    """
+    limits = Limits.of(model.config)
+    limits.check_length(sequence_length, "windows")
+    windows = evaluation_windows(tokens, sequence_length, bos)
+    limits.check(windows, "windows")
+    return windows
+
+
+def metric_windows(model: "nn.Module", tokens: Tokens, metric: Perplexity | SNR) -> "Tensor":
+    """The windows that a metric asks for, int64 [windows, tokens]; raises as `model_windows`."""
+    return model_windows(model, tokens, metric.sequence_length, metric.bos)[: metric.max_windows]
+
+
+def _context(config: Any) -> int | None:
+    positions = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if positions is None or rope.get("rope_type") not in _STRETCHED:
+        return positions
+    original = rope.get("original_max_position_embeddings") or positions
+    return max(positions, int(original * (rope.get("factor") or 1.0)))
+
+
+def _capped(data: Any, context: int) -> Any:
+    """A recipe's data in which no `sequence_length`, however deep, exceeds the context."""
+    if not isinstance(data, dict):
+        return data
+    return {
+        name: min(value, context) if name == "sequence_length" else _capped(value, context)
+        for name, value in data.items()
+    }

@@ -1,0 +1,101 @@
+"""A model reads no longer texts and no other tokens than its configuration says, whatever stretches its embedding."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rotquant.activations import magnitudes
+from rotquant.calibration import capture_layer_inputs
+from rotquant.corpora import Tokens
+from rotquant.diagnostics import diagnose_activations, first_token_windows
+from rotquant.errors import CheckpointError, RecipeError
+from rotquant.evaluation import perplexity
+from rotquant.fidelity import end_to_end_snr
+from rotquant.limits import Limits
+from rotquant.methods.llm_qat import generate
+from rotquant.methods.spinquant import learn_rotations
+from rotquant.outlier_statistics import outlier_statistics
+from rotquant.presets import preset
+from rotquant.recipes import Recipe
+from rotquant.schemes import SNR, Magnitudes, Outliers, Perplexity
+from tests.models import VOCABULARY, tiny_model, tiny_tokens
+
+TEXT = Tokens(tiny_tokens(1, 1200)[0])
+LONG = 513
+
+
+@pytest.mark.parametrize(
+    ("rope", "context"),
+    [
+        (None, 4096),
+        ({"rope_type": "default", "rope_theta": 10000.0}, 4096),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 512}, 4096),
+        ({"rope_type": "linear", "factor": 4.0}, 16384),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+    ],
+)
+def test_the_context_counts_what_stretches_it(rope: dict[str, Any] | None, context: int) -> None:
+    config = SimpleNamespace(vocab_size=10, max_position_embeddings=4096, rope_parameters=rope)
+    assert Limits.of(config).context == context
+
+
+def test_a_sliding_window_does_not_limit_the_text() -> None:
+    assert Limits.of(tiny_model("mistral", sliding_window=6).config).context == 512
+
+
+def test_the_usual_length_is_the_papers_or_the_context() -> None:
+    assert Limits(4096, 10).length() == Limits(None, 10).length() == 2048
+    assert Limits(512, 10).length() == Limits(512, 10).length(512) == 512
+    assert Limits(4096, 10).length(3000) == 3000
+    with pytest.raises(RecipeError, match="exceed the model's context of 512"):
+        Limits(512, 10).length(513)
+
+
+def test_a_methods_texts_are_shortened_and_nothing_else_is() -> None:
+    recipe = preset("spinquant-hard")
+    short = Limits(64, 10).shorten(recipe)
+    assert short.calibration.sequence_length == short.learning.text.sequence_length == 64
+    assert Limits(64, 10).shorten(preset("llm-qat")).llm_qat.sequence_length == 64
+    assert Limits(10**6, 10).shorten(recipe) == recipe
+    assert short.model_copy(update={"rotation": None, "calibration": None}) == recipe.model_copy(
+        update={"rotation": None, "calibration": None}
+    )
+    assert Limits(64, 10).shorten(Recipe()) == Recipe()
+
+
+DOORS = {
+    "perplexity": lambda model, text, n: perplexity(model, text, Perplexity(sequence_length=n)),
+    "snr": lambda model, text, n: end_to_end_snr(model, model, text, SNR(sequence_length=n)),
+    "magnitudes": lambda model, text, n: magnitudes(model, text, Magnitudes(tokens=n)),
+    "outliers": lambda model, text, n: outlier_statistics(model, text, Outliers(tokens=n)),
+    "outlier tokens": lambda model, text, n: first_token_windows(model, text, n, 2),
+    "diagnosis": lambda model, text, n: diagnose_activations(
+        model, text, Perplexity(sequence_length=n, max_windows=1), text.ids[None, :8]
+    ),
+    "calibration": lambda model, text, n: capture_layer_inputs(model, text.ids[None, :n]),
+    "learning": lambda model, text, n: learn_rotations(model, preset("spinquant-hard"), 0, text.ids[None, :n]),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_no_door_lets_longer_texts_or_other_tokens_in(door: str) -> None:
+    with pytest.raises(RecipeError, match="of 513 tokens exceed the model's context of 512 tokens"):
+        DOORS[door](tiny_model(), TEXT, LONG)
+    foreign = Tokens(torch.full_like(TEXT.ids, VOCABULARY))
+    with pytest.raises(CheckpointError, match=f"gives token {VOCABULARY}.*the tokenizer belongs to another model"):
+        DOORS[door](tiny_model(), foreign, 32)
+
+
+def test_a_model_writes_no_longer_texts_than_its_context() -> None:
+    with pytest.raises(RecipeError, match="LLM-QAT trains on of 513 tokens exceed"):
+        generate(tiny_model(), 2, LONG, seed=0, progress=False)
+
+
+def test_outlier_tokens_begin_with_bos_where_there_is_one() -> None:
+    with_bos = first_token_windows(tiny_model(), Tokens(TEXT.ids, bos=1), 16, 3)
+    assert with_bos[:, 0].tolist() == [1, 1, 1]
+    assert torch.equal(first_token_windows(tiny_model(), TEXT, 16, 3).flatten(), TEXT.ids[:48])
