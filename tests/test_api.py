@@ -148,8 +148,8 @@ def test_a_model_without_bos_is_quantized_and_measured_and_the_result_says_so(
 def test_tokens_beyond_the_embedding_blame_the_tokenizer(tmp_path: Path, corpora: dict[str, CorpusSpec]) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["w3", "another"])
-    text = tmp_path / "test.txt"
-    text.write_text("w3 w4 another w5 " * 40)
+    text = tmp_path / "mine.txt"
+    text.write_text("w3 w4 another w5\n" * 400)
     tiny_model().save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     corpus = CorpusSpec(name="mine", source="local", path=str(text))
