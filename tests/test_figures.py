@@ -1,6 +1,7 @@
 """Figures of every kind are drawn from a table's numbers, whatever these are."""
 
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from rotquant.project import Project
 from rotquant.reporting import figures
 from rotquant.reporting import tables as collected
-from rotquant.reporting.style import PercentAxis
+from rotquant.reporting.axes import PercentAxis, change_label, fit_labels
+from rotquant.reporting.changes import Change
+from rotquant.reporting.style import styled
 from tests.reports import every_kind
 
 
@@ -69,12 +72,88 @@ def test_a_figure_may_draw_some_rows_against_another_than_the_baseline(kinds: Pr
     assert "<!-- published -->" not in text  # a number compared with itself
 
 
-@given(st.lists(st.floats(min_value=-50, max_value=1e6) | st.just(math.inf) | st.just(math.nan), min_size=1))
-def test_every_change_has_a_place_on_the_axis_and_what_broke_down_is_last(changes: list[float]) -> None:
-    axis = PercentAxis(changes)
+def changes(*ours: float, papers: tuple[float, ...] = ()) -> list[Change]:
+    """Ours without deviation, and numbers that a paper alone prints."""
+    return [*(Change(number, None, 0.0) for number in ours), *(Change(None, number, 0.0) for number in papers)]
+
+
+NUMBER = st.floats(min_value=-50, max_value=1e9) | st.sampled_from([math.inf, -math.inf, math.nan])
+
+
+@given(st.lists(NUMBER, min_size=1), st.lists(NUMBER))
+def test_every_change_has_a_place_on_the_axis_and_what_is_beyond_it_is_last(ours: list[float], papers: list[float]):
+    axis = PercentAxis(changes(*ours, papers=tuple(papers)))
     low, high = axis.limits
-    places = [axis.place(change) for change in changes]
-    assert all(low < place < high for place in places)
-    finite = [place for change, place in zip(changes, places, strict=True) if math.isfinite(change)]
-    for change, place in zip(changes, places, strict=True):
-        assert math.isfinite(change) or all(place > other for other in finite)
+    numbers = [*ours, *papers]
+    assert all(low < axis.place(number) < high for number in numbers)
+    inside = [number for number in numbers if not axis.beyond(number)]
+    for number in set(numbers) - set(inside):
+        assert all(axis.place(number) < other if number < 0 else axis.place(number) > other for other in [*inside, 0.0])
+    assert all(axis.place(number) == number for number in inside)
+
+
+def share(axis: PercentAxis, one: float, other: float) -> float:
+    """The distance of two changes on the drawn axis, as a share of its length."""
+    with styled() as plt:
+        drawn = plt.subplots()[1]
+        axis.apply(drawn, "x")
+        ends = drawn.transAxes.inverted().transform(drawn.transData.transform([(one, 0), (other, 0)]))
+        return abs(ends[0][0] - ends[1][0])
+
+
+def test_changes_of_one_size_lie_apart() -> None:
+    """QuaRot's switches: all about ten percent, but for a few rows of a tenth."""
+    axis = PercentAxis(changes(11, 12, 13, 10, 12.5, 18, 11.5, 0.2, 0.8, 4.5))
+    assert axis.linear
+    assert share(axis, 10, 13) > 0.12
+
+
+def test_changes_of_different_sizes_lie_apart() -> None:
+    axis = PercentAxis(changes(0.5, 1, 2, 3, 8, 40, 300))
+    assert not axis.linear
+    assert share(axis, 1, 3) > 0.1
+    assert share(axis, 100, 300) > 0.1
+
+
+@pytest.mark.parametrize("broken", [2e4, 3e7, math.inf])
+def test_a_network_that_broke_down_does_not_squeeze_the_others(broken: float) -> None:
+    ours = (3.0, 5.0, 8.0, 20.0, 60.0)
+    for axis in (PercentAxis(changes(*ours, papers=(10, 90, broken))), PercentAxis(changes(*ours, broken))):
+        assert axis.beyond(broken)
+        assert not any(axis.beyond(number) for number in (*ours, 90))
+        assert share(axis, 3, 60) > 0.25
+        assert axis.limits[1] < 1e3
+
+
+def test_what_lies_at_the_end_of_an_axis_has_its_number(kinds: Project, tmp_path: Path) -> None:
+    for name in ("quarot_table1", "quarot_table9"):
+        chosen = kinds.table(name)
+        values, _ = collected.collect(kinds, chosen)
+        last = [place for place in values if place[0] == chosen.rows[-1].name][-1]
+        figures.draw(kinds, chosen, {**values, last: replace(values[last], values=(57_000.0,))}, tmp_path / "a.svg")
+        assert re.search(r"<!-- \d+,000 % -->", (tmp_path / "a.svg").read_text())
+    assert [change_label(number) for number in (3_040.0, -57_321.0, math.nan)] == ["3,000 %", "-57,000 %", "NaN"]
+
+
+def test_accuracies_that_are_not_finite_are_named(kinds: Project, tmp_path: Path) -> None:
+    chosen = kinds.table("quarot_table3")
+    values, _ = collected.collect(kinds, chosen)
+    place = ("QuaRot", "Llama-2-7B", "grammar")
+    figures.draw(kinds, chosen, {**values, place: replace(values[place], values=(math.nan, 50.0))}, tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text().count("<!-- NaN -->") == 1
+
+
+def test_a_long_label_stays_beside_its_own_panel() -> None:
+    with styled() as plt:
+        figure, axes = plt.subplots(2, 2, figsize=(5, 4), layout="constrained")
+        for axis in axes.flat:
+            axis.set(xlabel="words " * 12, ylabel="words " * 12)
+        for _ in range(2):  # what fits is left alone
+            fit_labels(figure)
+            figure.draw_without_rendering()
+            texts = [axis.xaxis.label.get_text() for axis in axes.flat]
+        for axis in axes.flat:
+            for label in (axis.xaxis.label, axis.yaxis.label):
+                box = label.get_window_extent()
+                assert not any(box.overlaps(other.bbox) for other in axes.flat)
+        assert all("\n" in text and text.split() == ["words"] * 12 for text in texts)

@@ -177,12 +177,20 @@ def test_every_seed_of_a_distribution_is_drawn(project: Project) -> None:
     assert outcome.papers.holds is True  # by the deviations that the paper prints, 0.03 and 0.73
 
 
-def test_a_networks_that_breaks_down_with_every_seed_leaves_its_row_empty(project: Project) -> None:
+def test_seeds_that_are_not_finite_have_no_place_and_are_counted(project: Project) -> None:
     chosen = project.table("spinquant_figure4")
     values, _ = tables.collect(project, chosen)
     place = ("Rotated", "Llama-2-7B", "perplexity")
-    values[place] = tables.Value((math.inf,) * 4, (0, 1, 2, 3), values[place].keys, None)
-    figures.draw(project, chosen, values, project.root / "figure.svg")
+    for count in (4, 3):
+        numbers = (math.inf,) * count + (50.0,) * (4 - count)
+        values[place] = tables.Value(numbers, (0, 1, 2, 3), values[place].keys, None)
+        figures.draw(project, chosen, values, project.root / "figure.svg")
+        assert f"{count} of 4 seeds not finite -->" in (project.root / "figure.svg").read_text()
+
+
+def test_layers_that_are_not_finite_have_no_place_and_are_counted(project: Project) -> None:
+    draw(project, "spinquant_figure3")  # both rows have one in a layer of the MLP's input
+    assert f"<!-- 2 of {2 * 2 * LAYERS} not finite -->" in (project.root / "figure.svg").read_text()
 
 
 def test_a_running_mean_keeps_a_line_and_averages_what_scatters() -> None:

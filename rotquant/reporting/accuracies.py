@@ -3,6 +3,7 @@
 The shipped suite's tasks are not the paper's: ours fill the upper panels and the paper's the lower ones.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from rotquant.project import Project
 from rotquant.quantities import Quantity
 from rotquant.reporting.describe import panel_title
+from rotquant.reporting.numbers import show
 from rotquant.reporting.style import NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, save_svg, styled
 from rotquant.reporting.tables import Values, printed_accuracies
 from rotquant.tables import Table
@@ -65,15 +67,19 @@ def _blocks(project: Project, table: Table, values: Values) -> list[Accuracies]:
 
 
 def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
-    """The tasks of one column from top to bottom."""
+    """The tasks of one column from top to bottom; what is not finite is named at the left end, where guesses are."""
     for place, task in enumerate(block.tasks):
-        found = {row: block.numbers.get((row, column, task.name)) for row in _colors(table)}
-        means = [number[0] for number in found.values() if number is not None]
+        known = {row: block.numbers.get((row, column, task.name)) for row in _colors(table)}
+        found = {row: number for row, number in known.items() if number is not None and math.isfinite(number[0])}
+        means = [number[0] for number in found.values()]
         if means:
             axis.plot([min(means), max(means)], [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
         for row, number in found.items():
-            if number is not None:
-                axis.errorbar(number[0], place, xerr=number[1], color=_colors(table)[row], elinewidth=1, **block.mark)
+            axis.errorbar(number[0], place, xerr=number[1], color=_colors(table)[row], elinewidth=1, **block.mark)
+        broken = [row for row, number in known.items() if number is not None and row not in found]
+        for index, row in enumerate(broken):
+            text = {"color": _colors(table)[row], "fontsize": 6.5, "va": "center"}
+            axis.annotate(show(known[row][0]), (1 + 10 * index, place), **text)
         if task.chance is not None:
             axis.plot(task.chance, place, "|", color="black", markersize=9)
     axis.set(xlim=(0, 100), ylim=(len(block.tasks) - 0.5, -0.5), yticks=range(len(block.tasks)))

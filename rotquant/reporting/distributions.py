@@ -69,7 +69,10 @@ def _unit(quantity: Quantity) -> str:
 def _seeds(axis: Any, place: int, value: Value, quantity: Quantity) -> None:
     """One row: a box from quartile to quartile with the median, lines to the extremes, a dot for each seed."""
     finite = [number for number in value.values if math.isfinite(number)]
+    broken = f"{len(value.values) - len(finite)} of {len(value.values)} seeds not finite"
+    text = {"textcoords": "offset points", "fontsize": 7, "color": NEUTRAL, "ha": "center"}
     if not finite:
+        axis.annotate(broken, (0.5, place), (0, -2), xycoords=("axes fraction", "data"), **text)
         return
     axis.boxplot(
         finite,
@@ -86,9 +89,8 @@ def _seeds(axis: Any, place: int, value: Value, quantity: Quantity) -> None:
     heights = [place - _SPREAD + 2 * _SPREAD * ((index * 0.618) % 1) for index in range(len(finite))]
     axis.plot(finite, heights, linestyle="", color=OURS, alpha=0.55, **{**OURS_MARK, "markersize": 3})
     spread = max(finite) - min(finite)
-    text = f"{spread:.2g}{_unit(quantity)} apart"
-    middle = (min(finite) + max(finite)) / 2
-    axis.annotate(text, (middle, place), (0, 12), textcoords="offset points", fontsize=7, color=NEUTRAL, ha="center")
+    apart = f"{spread:.2g}{_unit(quantity)} apart{f', {broken}' if len(finite) < len(value.values) else ''}"
+    axis.annotate(apart, ((min(finite) + max(finite)) / 2, place), (0, 12), **text)
 
 
 def _published(axis: Any, place: int, number: tuple[float, float | None] | None, text: str) -> None:

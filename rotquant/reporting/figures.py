@@ -7,10 +7,11 @@ from typing import Any
 
 from rotquant.project import Project
 from rotquant.reporting import accuracies, distributions, heatmaps, layers, learning, lines, ranges
+from rotquant.reporting.axes import PercentAxis, change_label
 from rotquant.reporting.changes import Change, change_between
 from rotquant.reporting.describe import panel_title
-from rotquant.reporting.numbers import loss_words, show
-from rotquant.reporting.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, PercentAxis, save_svg, styled
+from rotquant.reporting.numbers import loss_words
+from rotquant.reporting.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, save_svg, styled
 from rotquant.reporting.tables import Values, main_quantities
 from rotquant.results import FIGURES
 from rotquant.tables import Table
@@ -46,7 +47,7 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
                 for row in rows
                 for column in columns
             }
-            scale = PercentAxis(number for loss in lost.values() for number in loss.extent)
+            scale = PercentAxis(lost.values())
             for index, (axis, column) in enumerate(zip(axes, columns, strict=False)):
                 for place, row in enumerate(rows):
                     _dots(axis, place, lost[row, column], scale)
@@ -80,16 +81,20 @@ KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {
 
 
 def _dots(axis: Any, place: int, loss: Change, scale: PercentAxis) -> None:
-    """One row of a panel: the paper's number, ours with its deviation, and a line between them."""
+    """One row of a panel: the paper's number, ours with its deviation, and a line between them.
+
+    What lies at the end of the axis has its number above it.
+    """
     if loss.ours is not None and loss.papers is not None:
         ends = [scale.place(loss.ours), scale.place(loss.papers)]
         axis.plot(ends, [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
     if loss.papers is not None:
         axis.plot(scale.place(loss.papers), place, color=PUBLISHED, **PUBLISHED_MARK)
     if loss.ours is not None:
-        bar = loss.spread or None
+        bar = None if scale.beyond(loss.ours) else loss.spread or None
         axis.errorbar(scale.place(loss.ours), place, xerr=bar, color=OURS, elinewidth=1, **OURS_MARK)
-    for number, color in ((loss.ours, OURS), (loss.papers, PUBLISHED)):
-        if number is not None and not math.isfinite(number):
-            where = {"xytext": (-8, -2.5), "textcoords": "offset points", "ha": "right"}
-            axis.annotate(show(number), (scale.place(number), place), color=color, **where)
+    for number, color, side in ((loss.ours, OURS, -1), (loss.papers, PUBLISHED, 1)):
+        if number is not None and scale.beyond(number):
+            text = {"textcoords": "offset points", "fontsize": 6.5, "color": color}
+            align = {"ha": "left" if number < 0 else "right", "va": "bottom" if side > 0 else "top"}
+            axis.annotate(change_label(number), (scale.place(number), place), (0, 3 * side), **text, **align)

@@ -3,6 +3,7 @@
 SpinQuant Figure 3, drawn from the arrays of the run files of metric `outliers`.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ def outliers(project: Project, table: Table, values: Values, path: Path) -> None
         figure, grid = plt.subplots(len(columns), len(PANELS), figsize=size, squeeze=False, layout="constrained")
         for axes, column in zip(grid, columns, strict=True):
             for axis, (name, title, normal) in zip(axes, PANELS, strict=True):
-                for row, color in zip(rows, SERIES, strict=False):
-                    _series(axis, array_of(project, values[row, column, "kurtosis"].keys[0], name), color)
+                lists = [array_of(project, values[row, column, "kurtosis"].keys[0], name) for row in rows]
+                for found, color in zip(lists, SERIES, strict=False):
+                    _series(axis, found, color)
+                _name_broken(axis, [float(value) for found in lists for places in found.values() for value in places])
                 if normal is not None:
                     axis.axhline(normal, color=NEUTRAL, linewidth=0.8, linestyle=(0, (4, 2)))
                     axis.set_yscale("log")
@@ -66,6 +69,14 @@ def _series(axis: Any, lists: dict[str, list[float]], color: str) -> None:
         axis.plot(layers, found, linestyle="", marker=_MARKS[name], markersize=3.5, color=color, alpha=0.75)
     means = [sum(found) / len(found) for found in zip(*numbers.values(), strict=True)]
     axis.plot(layers, means, color=color, linewidth=1.1)
+
+
+def _name_broken(axis: Any, numbers: list[float]) -> None:
+    """Say in the corner of a panel how many of its numbers have no place in it."""
+    count = sum(not math.isfinite(number) for number in numbers)
+    if count:
+        text = f"{count} of {len(numbers)} not finite"
+        axis.annotate(text, (1, 1), xycoords="axes fraction", color=NEUTRAL, fontsize=7, ha="right", va="top")
 
 
 def _legend(plt: Any, figure: Any, rows: list[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rotquant.project import Project
 from rotquant.quantities import Quantity
+from rotquant.reporting.axes import PercentAxis, change_label
 from rotquant.reporting.changes import Change, change_between
 from rotquant.reporting.describe import panel_title
 from rotquant.reporting.numbers import loss_words
@@ -22,7 +23,6 @@ from rotquant.reporting.style import (
     PUBLISHED,
     PUBLISHED_MARK,
     SERIES,
-    PercentAxis,
     save_svg,
     styled,
 )
@@ -74,7 +74,7 @@ def lines(project: Project, table: Table, values: Values, path: Path) -> None:
         size = (1.0 + 2.3 * shape[1], 0.6 + 2.1 * shape[0])
         figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
         for line, (block, axes) in enumerate(zip(blocks, grid.reshape(-1, width), strict=True)):
-            scale = PercentAxis(end for panel in block.panels for loss in panel.changes for end in loss.extent)
+            scale = PercentAxis(change for panel in block.panels for change in panel.changes)
             for axis, panel in zip(axes, block.panels, strict=True):
                 _draw(axis, panel, block.which, scale)
                 axis.set_title("" if line and width > 1 else panel.title)
@@ -166,17 +166,20 @@ def _draw(axis: Any, panel: Panel, which: tuple[str, ...], scale: PercentAxis) -
 
 
 def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: PercentAxis) -> None:
-    """One series of ours or the paper's by its place on the axis; what broke down points up, out of the panel."""
+    """One series of ours or the paper's by its place on the axis; what is beyond its end points out of the panel."""
     look = {"linestyle": "-", **OURS_MARK} if name == "ours" else {"linestyle": _DASHED, **PUBLISHED_MARK}
     heights = {place: getattr(change, name) for place, change in drawn.items()}
     tops = [scale.place(height) for height in heights.values()]
     axis.plot(list(heights), tops, color=color, linewidth=1.1, **look)
     for place, height in heights.items():
-        if not math.isfinite(height):
-            filled = color if name == "ours" else "white"
-            axis.plot(place, scale.place(height), "^", markersize=8, color=color, markerfacecolor=filled)
+        if scale.beyond(height):
+            look = {"marker": "v" if height < 0 else "^", "markersize": 8, "color": color}
+            axis.plot(place, scale.place(height), markerfacecolor=color if name == "ours" else "white", **look)
+        if scale.beyond(height) and math.isfinite(height):
+            where = {"xytext": (0, -6), "textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 6.5}
+            axis.annotate(change_label(height), (place, scale.place(height)), color=color, **where)
     if name == "ours":
-        bars = [change.spread for change in drawn.values()]
+        bars = [0.0 if scale.beyond(change.ours) else change.spread for change in drawn.values()]
         axis.errorbar(list(heights), tops, yerr=bars, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
 
 

@@ -1,5 +1,6 @@
 """Figures of speed: bars of speedups, ours filled and the paper's hollow beside them."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,11 @@ def _panel(axis: Any, table: SpeedTable, part: Part, numbers: Numbers) -> None:
     chosen = [row for row in rows(grid) if matches(row.name, *part.rows)]
     for place, row in enumerate(chosen):
         number = numbers[grid.name, row.name, part.column]
-        if number.ratio is not None:
+        if number.ratio is not None and not math.isfinite(number.ratio):
+            axis.annotate(
+                "not finite", (place - 0.2, 0), rotation=90, ha="center", va="bottom", fontsize=6.5, color=OURS
+            )
+        elif number.ratio is not None:
             ratio = shown_ratio(grid, number.ratio)
             bar = (number.ratio_spread or 0.0) * ratio
             axis.bar(place - 0.2, ratio, 0.38, color=OURS, yerr=bar, ecolor=NEUTRAL)
