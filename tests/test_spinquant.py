@@ -4,7 +4,9 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -30,13 +32,13 @@ from rotquant.schemes import (
 )
 from rotquant.stiefel import orthonormality_error, tangent
 from rotquant.wrapping import Wrapping, wrap
+from tests.borders import tokens_off_borders
 from tests.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
 
 INPUTS = QuantizationScheme(bits=4, symmetric=False)
 PER_HEAD = QuantizationScheme(bits=4, symmetric=False, granularity="head")
 WEIGHTS = QuantizationScheme(bits=4, granularity="channel")
 NO_INPUTS = {"activations": None, "attention_output": None, "keys": None, "values": None}
-#: None of the values here lies on the border between two codes; others do, being sums of products of codes.
 TOKENS = tiny_tokens(seed=2)
 SAMPLES = tiny_tokens(batch=6, tokens=16)
 
@@ -65,16 +67,16 @@ def learning_network(model: nn.Module, of: Recipe, rotations: Rotations, **setti
         yield network
 
 
-@torch.no_grad()
-def rotated_logits(model: nn.Module, of: Recipe, rotations: Rotations) -> Tensor:
-    """Logits of a copy that is rotated, its weights rounded where learning sees them rounded, and wrapped."""
+@contextmanager
+def rotated_network(model: nn.Module, of: Recipe, rotations: Rotations) -> Iterator[nn.Module]:
+    """A copy that is rotated, its weights rounded where learning sees them rounded, and wrapped."""
     model = copy.deepcopy(model)
     rotate(model, of.rotation, rotations=rotations)
     if of.rotation.learning.network == "all":
         for layer in decoder_layers(model):
             for name in architecture_of(model).linears:
                 weight = layer.get_submodule(name).weight
-                weight.copy_(fake_quantize(weight, of.weights.scheme))
+                weight.data = fake_quantize(weight.data, of.weights.scheme)
     wrapping = Wrapping(
         rotation=of.rotation,
         activations=of.activations,
@@ -83,7 +85,12 @@ def rotated_logits(model: nn.Module, of: Recipe, rotations: Rotations) -> Tensor
         values=of.values,
     )
     with norms_in_model_dtype(model), wrap(model, wrapping):
-        return model(TOKENS, use_cache=False).logits
+        yield model
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, tokens: Tensor = TOKENS) -> Tensor:
+    return model(tokens, use_cache=False).logits
 
 
 VARIANTS: dict[str, Recipe] = {
@@ -110,16 +117,18 @@ VARIANTS: dict[str, Recipe] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_learning_network_is_the_rotated_quantized_network(family: str, variant: str) -> None:
-    """In float64 the two differ by rounding, 1e-13; a code that flipped would show at 1e-2."""
+    """In float64 the two differ by rounding, 1e-13, on a text that leaves no code to it: a flip would show at 1e-2."""
     model, of = tiny_model(family, dtype=torch.float64, tied=variant == "hard"), VARIANTS[variant]
     rotations = drawn(model, of)
-    expected = rotated_logits(model, of, rotations)
-    with torch.no_grad(), norms_in_model_dtype(model):
-        plain = model(TOKENS, use_cache=False).logits
+    with rotated_network(model, of, rotations) as rotated:
+        tokens = tokens_off_borders(partial(logits_of, rotated))
+        expected = logits_of(rotated, tokens)
+    with norms_in_model_dtype(model):
+        plain = logits_of(model, tokens)
         with learning_network(model, of, rotations) as network:
-            logits = model(TOKENS, use_cache=False).logits
+            logits = logits_of(model, tokens)
             network.quantizing = False
-            exact = model(TOKENS, use_cache=False).logits
+            exact = logits_of(model, tokens)
     assert (logits - expected).abs().max() <= 1e-9
     assert (logits - plain).abs().max() >= 1e-2
     if not of.rotation.center_embeddings:
@@ -146,23 +155,34 @@ def written_by(model: nn.Module, batch: int = 32, tokens: int = 32) -> Tensor:
     return ids
 
 
+@torch.no_grad()
+def unlucky_model(family: str, of: Recipe, seed: int) -> nn.Module:
+    """A model whose outliers the rotation drawn from `seed`, which should spread them, gathers in one feature."""
+    model, factor = tiny_model(family), 30
+    direction = drawn(model, of, seed).residual[:, 5].float()
+    for layer, change in ((embedding(model), factor - 1), (lm_head(model), 1 / factor - 1)):
+        layer.weight += change * (layer.weight @ direction)[:, None] * direction
+    return model
+
+
 @pytest.mark.parametrize("targets", ["tokens", "predictions"])
 @pytest.mark.parametrize("network", ["activations", "all"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_learning_reduces_the_errors_of_a_model_with_an_outlier_feature(
-    family: str, network: str, targets: str
-) -> None:
-    """Measured gains: 0.28 to 0.69 dB in the activations, 0.16 to 1.24 dB in the logits, more with `predictions`."""
-    model = tiny_model(family)
-    with torch.no_grad():
-        embedding(model).weight[:, 5] *= 30
-        lm_head(model).weight[:, 5] /= 30
-    settings = {"steps": 40, "batch_size": 32, "learning_rate": 30.0, "gradient": "scales"}
-    settings |= {"network": network, "targets": targets}
-    of = recipe({"residual": "orthogonal"}, settings)
-    history = learn_rotations(model, of, 0, written_by(model), progress=False).history
-    assert history[-1]["activation_snr"] >= history[0]["activation_snr"] + 0.2
-    assert history[-1]["end_to_end_snr"] >= history[0]["end_to_end_snr"] + 0.1
+def test_learning_turns_away_from_an_unlucky_rotation(network: str, targets: str) -> None:
+    """Gains, means over three families and seeds: 2.4 dB or more in the activations, 1.2 in the logits; half is asked.
+
+    Learning is chaotic: other last bits alone move the gain of one model by up to 0.7 dB. Of 36 learnings, on two kinds
+    of arithmetic, the least gained 1.9 and 0.9 dB. From a rotation that spreads outliers there is too little to gain.
+    """
+    settings = {"steps": 20, "batch_size": 32, "learning_rate": 300.0, "gradient": "scales"}
+    of = recipe({"residual": "orthogonal"}, settings | {"network": network, "targets": targets})
+    gains = {"activation_snr": [], "end_to_end_snr": []}
+    for seed, family in enumerate(("llama", "qwen2", "phi3")):  # Mistral's network is Llama's
+        model = unlucky_model(family, of, seed)
+        history = learn_rotations(model, of, seed, written_by(model), progress=False).history
+        for name, values in gains.items():
+            values.append(history[-1][name] - history[0][name])
+    assert mean(gains["activation_snr"]) >= 1.2
+    assert mean(gains["end_to_end_snr"]) >= 0.6
 
 
 def test_rotations_stay_orthogonal_and_the_function_of_the_float_model_the_same() -> None:
