@@ -92,7 +92,7 @@ def test_no_door_lets_longer_texts_or_other_tokens_in(door: str) -> None:
 
 def test_a_model_writes_no_longer_texts_than_its_context() -> None:
     with pytest.raises(RecipeError, match="LLM-QAT trains on of 513 tokens exceed"):
-        generate(tiny_model(), 2, LONG, seed=0, progress=False)
+        generate(tiny_model(), 2, LONG, seed=0)
 
 
 def test_outlier_tokens_begin_with_bos_where_there_is_one() -> None:
