@@ -42,9 +42,9 @@ _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 class Recipe(Frozen):
     """Everything that is done to a model. A field left at None is not done; the empty recipe is the baseline.
 
-    Order of application: norms are fused and `rotation`, learned where it says so, applied; `smoothing`,
-    `omniquant` or `awq` transform equivalently, `llm_qat` trains; `outliers` choose and reorder features; `weights`
-    quantizes, seeing the effect of all these, to integers or, with `quip`, to points of a lattice.
+    Order of application: `rotation`, learned where it says so, is applied, and norms are fused if it has an R1;
+    `smoothing`, `omniquant` or `awq` transform equivalently, `llm_qat` trains; `outliers` choose and reorder features;
+    `weights` quantizes, seeing the effect of all these, to integers or, with `quip`, to points of a lattice.
     `activations` quantizes the input of every linear layer but lm_head, `attention_output`, where it is given, that of
     o_proj in its place, `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV cache.
     """
@@ -135,6 +135,11 @@ class Recipe(Frozen):
     def learning(self) -> RotationLearning | None:
         """How the rotations are learned, None where they are not."""
         return None if self.rotation is None else self.rotation.learning
+
+    @property
+    def fuses_norms(self) -> bool:
+        """Whether norms give their gains to the weights that read them: `RotationScheme.residual`."""
+        return self.rotation is not None and self.rotation.fuses_norms
 
     @property
     def needs_calibration(self) -> bool:

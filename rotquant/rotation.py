@@ -58,9 +58,10 @@ def online_dtype(x: Tensor, scheme: RotationScheme) -> torch.dtype:
 def fuse_norms(model: nn.Module) -> None:
     """Multiply each RMSNorm weight into the linear layers that read it and set it to one; unties the embeddings.
 
-    The function of the model does not change. Needed before any rotation: diag(g) does not commute with Q.
+    The function of the model does not change. `rotate` does it where R1 comes between the two: diag(g) does not
+    commute with Q.
     """
-    rotate(model, _NO_ROTATION, seed=0)
+    _fuse(model, Rotations(None, None), _Fusion(architecture_of(model), _NO_ROTATION, None, None, gains=True))
 
 
 @torch.no_grad()
@@ -72,11 +73,12 @@ def rotate(
     *,
     rotations: Rotations | None = None,
 ) -> None:
-    """Fuse norms and rotations into the weights of `model`, in place, one weight at a time.
+    """Fuse rotations into the weights of `model`, in place, one weight at a time, and norms where there is an R1.
 
     R1 goes into everything that reads or writes the residual stream; R2 into v_proj and o_proj; the inverses of the
     online transforms (R4, heads) into down_proj and o_proj. Together with `wrap(model, Wrapping(rotation=scheme))` the
-    logits are those of the original model. Embeddings are untied: their two roles need different weights from now on.
+    logits are those of the original model. With R1 embeddings are untied: their two roles need different weights from
+    now on. A scheme without R1 leaves norms and embeddings as they are, and one with nothing at all the whole model.
 
     Args:
         model: a supported transformers causal language model, on any device, in any floating-point type.
@@ -98,11 +100,17 @@ def rotate(
         rotations = initial_rotations(architecture, scheme, seed)
     else:
         raise RecipeError("the rotations of this recipe are learned: learn them first, and pass them to rotate().")
-    _untie_embeddings(model)
     residual = rotations.residual
     if residual is not None and device is not None:
         residual = residual.to(device)
-    fusion = _Fusion(architecture, scheme, residual, device)
+    _fuse(model, rotations, _Fusion(architecture, scheme, residual, device, gains=residual is not None))
+
+
+@torch.no_grad()
+def _fuse(model: nn.Module, rotations: Rotations, fusion: "_Fusion") -> None:
+    """Put rotations, and gains of norms if `fusion` says so, into every weight of the model."""
+    if fusion.gains:
+        _untie_embeddings(model)
     fusion.rotate_embedding(embedding(model).weight)
     for index, layer in enumerate(track(decoder_layers(model), "rotating", "layer")):
         fusion.rotate_layer(layer, rotations.values[index] if rotations.values else None)
@@ -111,12 +119,16 @@ def rotate(
 
 @dataclass(frozen=True)
 class _Fusion:
-    """One call of `rotate`: what is fused, and where it is computed."""
+    """One call of `rotate` or `fuse_norms`: what is fused, and where it is computed.
+
+    gains: whether norms give their gains to what reads them; else both stay.
+    """
 
     architecture: Architecture
     scheme: RotationScheme
     residual: Tensor | None
     device: torch.device | str | None
+    gains: bool
 
     def rotate_embedding(self, weight: Tensor) -> None:
         """E Q, of the centred E if the scheme says so."""
@@ -147,6 +159,8 @@ class _Fusion:
 
     def rotate_readers(self, norm: nn.Module, weights: Sequence[Tensor]) -> None:
         """W diag(g) Q for the weights of all that read a norm of gain g, which becomes one."""
+        if not self.gains:
+            return
         gain = norm.weight.to(torch.float64)
         for weight in weights:
             self._update_rows(weight, lambda rows: self._times_residual(rows * gain.to(rows.device)))
@@ -157,7 +171,8 @@ class _Fusion:
         value, gain = _rows(layer, self.architecture.value), norm.weight.to(torch.float64)
 
         def change(weight: Tensor) -> Tensor:
-            return self._times_residual(_per_head(weight.T, values).T * gain.to(weight.device))
+            turned = _per_head(weight.T, values).T
+            return self._times_residual(turned * gain.to(weight.device)) if self.gains else turned
 
         self._update(value.weight, change)
         if value.bias is not None:

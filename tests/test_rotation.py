@@ -84,6 +84,27 @@ def test_fusing_norms_keeps_the_logits_and_leaves_ones(family: str) -> None:
     assert all((norm == 1.0).all() for norm in norms)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_scheme_with_everything_off_leaves_every_weight_as_it_is(family: str) -> None:
+    model, original = tiny_model(family, tied=True), tiny_model(family, tied=True)
+    rotate(model, NO_ROTATION)
+    assert all(torch.equal(model.get_parameter(name), weight) for name, weight in original.named_parameters())
+    assert lm_head(model).weight is embedding(model).weight
+
+
+def test_without_r1_norms_and_embeddings_stay() -> None:
+    model, original = tiny_model(tied=True), tiny_model(tied=True)
+    rotate(model, RotationScheme(residual="none"))
+    changed = {
+        name for name, weight in original.named_parameters() if not torch.equal(model.get_parameter(name), weight)
+    }
+    assert {name.split(".", 3)[3] for name in changed} == {
+        "self_attn.v_proj.weight",
+        "self_attn.o_proj.weight",
+        "mlp.down_proj.weight",
+    }
+
+
 def test_the_residual_stream_is_multiplied_by_q() -> None:
     model, tokens = tiny_model(dtype=torch.float64), tiny_tokens()
     before = embedding(model)(tokens)
@@ -201,12 +222,13 @@ def test_rotating_leaves_the_global_random_state_alone() -> None:
 
 
 def test_centering_subtracts_each_embedding_rows_mean_and_nothing_from_a_tied_head() -> None:
-    scheme = NO_ROTATION.model_copy(update={"center_embeddings": True})
+    scheme = RotationScheme(center_embeddings=True)
     model = tiny_model(tied=True, dtype=torch.float64)
     tokens, gain = embedding(model).weight.detach().clone(), final_norm(model).weight.detach().clone()
     rotate(model, scheme, seed=0)
-    assert torch.allclose(embedding(model).weight, tokens - tokens.mean(-1, keepdim=True))
-    assert torch.allclose(lm_head(model).weight, tokens * gain)
+    rotation = initial_rotations(architecture_of(model), scheme, seed=0).residual
+    assert torch.allclose(embedding(model).weight, (tokens - tokens.mean(-1, keepdim=True)) @ rotation)
+    assert torch.allclose(lm_head(model).weight, tokens * gain @ rotation)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ class _Conversion:
             rope_scale=rope_scale,
             max_positions=config.max_position_embeddings,
             biases=tuple(name for name, site in self._sites() if self._bias(0, site) is not None),
-            norm_gains=self.stored.state.recipe.rotation is None,
+            norm_gains=not self.stored.state.recipe.fuses_norms,
             tied="lm_head.weight" not in self.stored.floats or config.tie_word_embeddings,
         )
 
@@ -182,7 +182,7 @@ class _Conversion:
             if linear.inputs.static_scale is not None:
                 qparams: QParams = self.stored.state.static[index, site.name]
                 tensors[f"{name}.inputs.static_scale"] = qparams.scale.float().reshape(1)
-            if site.norm is not None and self.stored.state.recipe.rotation is None:
+            if site.norm is not None and not self.stored.state.recipe.fuses_norms:
                 gain = {"qkv": "attention_norm", "gate_up": "mlp_norm"}[name]
                 tensors[gain] = self._float(self._name(index, site.norm, "weight"))
         return tensors

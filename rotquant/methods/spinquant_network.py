@@ -234,7 +234,7 @@ class _Layer:
     def install(self, stack: ExitStack, handle: Handle) -> None:
         """Put them in until `stack` and `handle` are closed.
 
-        Norms lose their gain, since rotation comes between the two: the site's hook supplies it, or the weights do.
+        Norms lose their gain where R1 comes between the two: the site's hook supplies it, or the weights do.
         """
         schemes = running(self.recipe)
         for site in self.architecture.sites:
@@ -245,9 +245,10 @@ class _Layer:
             gain = None
             if site.norm is not None:
                 norm = self.layer.get_submodule(site.norm)
-                gain = norm.weight
-                stack.enter_context(_replaced(norm, "weight", nn.Parameter(torch.ones_like(gain), False)))
-                factor = 1 if self._weight_scheme else gain
+                if self.recipe.fuses_norms:
+                    gain = norm.weight
+                    stack.enter_context(_replaced(norm, "weight", nn.Parameter(torch.ones_like(gain), False)))
+                factor = 1 if gain is None or self._weight_scheme else gain
                 handle.add(norm.register_forward_hook(lambda _m, _i, x, q=quantize, factor=factor: q(x) * factor))
             for name in site.linears:
                 module = self.layer.get_submodule(name)

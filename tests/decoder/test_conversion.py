@@ -22,6 +22,7 @@ from tests.models import AWKWARD, tiny_model
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
 
 QUAROT = preset("quarot-rtn")
+WITHOUT_R1 = override(QUAROT, {"rotation": {"residual": "none"}}, "")
 #: Unclipped inputs of o_proj would tie: a text's first token attends to itself alone, so they are whole multiples of
 #: the values' steps, and where the largest is 14 steps every odd one lies between two codes.
 UNROTATED = override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, "")
@@ -70,7 +71,7 @@ def test_architectures_that_the_decoder_lacks_are_refused(name: str, sentence: s
         pytest.param({"family": "qwen2", "tied": True}, id="qwen2"),
     ],
 )
-@pytest.mark.parametrize("recipe", [QUAROT, UNROTATED], ids=["quarot", "unrotated"])
+@pytest.mark.parametrize("recipe", [QUAROT, WITHOUT_R1, UNROTATED], ids=["quarot", "without-r1", "unrotated"])
 def test_every_family_is_computed(settings: dict, recipe: Recipe) -> None:
     model = tiny_model(**settings)
     stored = build_weights(model, None, recipe, 0)
