@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: all setup test speed lint format lock gallery clean FORCE
+.PHONY: all setup test test-machines speed lint format lock gallery clean FORCE
 
 all: setup
 	snakemake --cores all
@@ -25,7 +25,11 @@ reports/%: $(READY) FORCE
 	snakemake --cores all $@
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# The numeric tests in the arithmetic of other machines; QUICK=--quick for the part that CI runs.
+test-machines: $(READY)
+	$(BIN)/python -m tests.machines $(QUICK)
 
 speed: $(READY)
 	snakemake --cores all speed

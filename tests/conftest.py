@@ -1,6 +1,7 @@
 """Shared test settings: GPU tests skip where there is no GPU, and nothing under test reaches for a hub."""
 
 import os
+from collections.abc import Generator
 
 import pytest
 
@@ -10,8 +11,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """See `tests.machines`."""
+    parser.addoption("--flip-last-bits", action="store_true", help="compute with other last bits than torch's")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` on a machine without one."""
+    """Mark the tests of files that use torch as `numeric`; skip those marked `gpu` on a machine without one."""
+    for item in items:
+        if hasattr(getattr(item, "module", None), "torch"):
+            item.add_marker(pytest.mark.numeric)
     marked = [item for item in items if "gpu" in item.keywords]
     if not marked:
         return
@@ -20,3 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a numeric test with its fixtures in the arithmetic that `--flip-last-bits` asks for."""
+    if not (item.config.getoption("--flip-last-bits") and "numeric" in item.keywords):
+        return (yield)
+    from tests.last_bits import FlippedLastBits
+
+    with FlippedLastBits():
+        return (yield)

@@ -80,10 +80,8 @@ def test_report_is_complete_and_nothing_is_left_to_do(computed: Copy) -> None:
     assert all(path.split("/")[-1] in text for path in computed.read("results/runs/*.json"))
     assert "<svg" in (computed.root / "reports/figures/quarot_table1.svg").read_text()
     assert f"[quarot_table1]({Path(REPORT).name})" in (computed.root / "reports/index.md").read_text()
-    started = time.perf_counter()
     status, output = computed.snakemake(REPORT, "reports/index.md")
     assert (status, "Nothing to be done" in output) == (0, True)
-    assert time.perf_counter() - started < 15
 
 
 def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
