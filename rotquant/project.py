@@ -144,6 +144,20 @@ class Project:
         """The batch of a run's weights, None for a run that needs none."""
         return None if run.weights_key is None else self._batch_of_weights[run.weights_key]
 
+    def measured_with(self, batch: str) -> str | None:
+        """The group of runs that is measured in the job of a batch's weights, where they are in memory.
+
+        It is the one that every table asking for the weights asks for, so that the job measures nothing that a
+        requested table does not show; None where each table asks for runs of its own.
+
+        Raises:
+            ConfigError: when no run uses these weights under this configuration.
+        """
+        runs = [run for members in self.batch(batch).values() for run in members]
+        asking = {name for run in runs for name in self.tables_of_runs[run.key]}
+        shared = (run for run in runs if asking == set(self.tables_of_runs[run.key]))
+        return next((self.group_of[run.key] for run in shared), None)
+
     @cached_property
     def rotations(self) -> dict[str, tuple[Run, ...]]:
         """The runs on each learned rotation, by the rotation's key."""

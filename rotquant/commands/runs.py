@@ -125,22 +125,22 @@ def rotations(
 def weights(
     batch: Annotated[str, typer.Argument(help="A key of the weights column of `rotquant runs list`.")],
     config: Configs = None,
-    measure: Annotated[bool, typer.Option(help="Also measure the first group of runs on these weights.")] = True,
+    measure: Annotated[bool, typer.Option(help="Also measure what all tables with these weights show.")] = True,
     again: Annotated[bool, typer.Option(help="Make them again where they are there already.")] = False,
 ) -> None:
     """Rotate and quantize the weights of all seeds of a recipe, each into its folder below results/weights/.
 
-    Weights that the current code has made already are kept, so an interrupted call continues. The first group of runs
-    is measured in the same process, where `rotquant runs measure` finds it done: starting a process costs as much as
-    evaluating a small model.
+    Weights that the current code has made already are kept, so an interrupted call continues. The group of runs that
+    every table with these weights shows, if there is one, is measured in the same process, where `rotquant runs
+    measure` finds it done: starting a process costs as much as evaluating a small model.
     """
     project = open_project(config)
     members = project.batch(batch)
     records = {key: _make_weights(project, runs[0], again) for key, runs in members.items()}
-    if measure:
-        first = next(iter(members.values()))[0]
+    group = project.measured_with(batch) if measure else None
+    if group is not None:
         try:
-            _measure(project, project.group(project.group_of[first.key]))
+            _measure(project, project.group(group))
         except RotquantError as error:  # left to the group's own job, which will meet it again
             typer.echo(f"not measured ahead: {error}")
     write_json(project.root / batch_path(batch), {"batch": batch, "weights": records})

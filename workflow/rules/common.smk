@@ -136,7 +136,8 @@ class CellNames:
         cell = PROJECT.places[runs[0].key]
         more = f" and {len(runs) - 1} more" if len(runs) > 1 and key in PROJECT.groups else ""
         seed = f", seed {runs[0].seed}" if key in PROJECT.rotations else ""
-        return f"{cell.row} on {cell.column}{more}{seed}"
+        measured = ", measured at once" if key in PROJECT.batches and PROJECT.measured_with(key) else ""
+        return f"{cell.row} on {cell.column}{more}{seed}{measured}"
 
 
 CELL = CellNames()

@@ -1,6 +1,6 @@
-# Rotated and quantized weights, once for all runs that share them, for all seeds of a recipe in one job. The job also measures
-# the first group of runs on them while the process is warm: loading torch and transformers takes 6 s of processor time, more
-# than the evaluation of a small model.
+# Rotated and quantized weights, once for all runs that share them, for all seeds of a recipe in one job. While the process is
+# warm the job also measures the runs on them that all tables with these weights show, if there are any: loading torch and
+# transformers takes 6 s of processor time, more than the evaluation of a small model.
 def run_of_batch(batch):
     """The first run that uses the weights of a batch; what is stored is the same for all of them but for the seed."""
     return next(iter(sentence(PROJECT.batch, batch).values()))[0]
@@ -13,7 +13,8 @@ def rotations_of_batch(batch):
 
 def tasks_of_batch(batch):
     """What the group of runs that is measured in the same job needs."""
-    return task_files(PROJECT.group(PROJECT.group_of[run_of_batch(batch).key]))
+    group = sentence(PROJECT.measured_with, batch)
+    return [] if group is None else task_files(PROJECT.group(group))
 
 
 rule weights:
