@@ -12,25 +12,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from rotquant.checkpoints import checkpoint_digest
 from rotquant.configuration import Config, Slot, find_root, load_config, merge
-from rotquant.corpora import CorpusSpec
-from rotquant.errors import ConfigError, RotquantError, lookup
+from rotquant.errors import CheckpointError, ConfigError, RecipeError, lookup
 from rotquant.files import canonical_json, short_hash
 from rotquant.presets import preset
 from rotquant.quantities import Quantity, quantities
-from rotquant.recipes import Recipe, Run, first_problem, override
-from rotquant.schemes import Metric, ZeroShot
+from rotquant.recipes import Run, check_widths, first_problem, override
+from rotquant.resolution import check_names, resolve, resolve_metric, site_widths
+from rotquant.schemes import Metric
 from rotquant.speed.definitions import SpeedTable
 from rotquant.speed.loading import SPEED_FILE, load_speed
 from rotquant.tables import PAPERS, Column, Published, Row, Table, load_tables, published_deviations, published_values
-from rotquant.zeroshot.suites import task_names
 
 T = TypeVar("T")
-
-_METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
 
 @dataclass(frozen=True)
@@ -256,13 +253,28 @@ class Project:
 
     @functools.cache  # noqa: B019
     def digest(self, slot: str) -> str:
-        """Digest of the checkpoint that a slot names."""
-        return checkpoint_digest(self.checkpoint_path(self.config.slot(slot).checkpoint))
+        """Digest of the checkpoint that a slot names.
+
+        Raises:
+            ConfigError: it does not exist, or is no checkpoint; the sentence names the configuration's file and key.
+        """
+        try:
+            return checkpoint_digest(self.checkpoint_path(self.config.slot(slot).checkpoint))
+        except CheckpointError as error:
+            raise ConfigError(f"{self.config.where('slots', slot, 'checkpoint')}: {error}") from None
+
+    @functools.cache  # noqa: B019
+    def widths(self, slot: str) -> dict[str, int]:
+        """Input features of the linear layers of a slot's checkpoint, by site; nothing for one that is not here."""
+        return site_widths(Path(self.checkpoint_path(self.config.slot(slot).checkpoint)))
 
     def checkpoint_path(self, checkpoint: str) -> str:
-        """A local checkpoint folder as a path that is valid from anywhere; a hub id as it is."""
+        """A local checkpoint folder as a path that is valid from anywhere; a hub id as it is.
+
+        What is not there is taken for a hub id only where it has the form of one and no folder its owner's name.
+        """
         local = self.root / checkpoint
-        looks_local = checkpoint.count("/") != 1 or checkpoint.startswith((".", "/", "~"))
+        looks_local = checkpoint.count("/") != 1 or checkpoint.startswith((".", "/", "~")) or local.parent.is_dir()
         return str(local) if local.exists() or looks_local else checkpoint
 
     def _runs(self, table: Table, metric: dict[str, Any], row: Row, column: Column) -> tuple[Run, ...]:
@@ -271,12 +283,17 @@ class Project:
         changes = row.columns.get(column.name, {})
         recipe = override(override(preset(row.method), row.recipe, where), changes, where)
         recipe = resolve(recipe, slot, where, merge(row.recipe, changes))
+        try:
+            check_widths(recipe, self.widths(slot.name))
+        except RecipeError as error:
+            place = self.config.where("slots", slot.name)
+            raise ConfigError(f"{place}.group_sizes and outlier_features, in {where}: {error}") from None
         data = {
             "checkpoint": slot.checkpoint,
             "checkpoint_digest": self.digest(slot.name),
             "recipe": recipe,
             "metric": resolve_metric({**metric, **row.metrics.get(metric["kind"], {})}, slot, where),
-            "corpora": self._corpora(where),
+            "corpora": self.config.corpora,
             "dtype": self.config.dtype,
         }
         try:
@@ -290,12 +307,6 @@ class Project:
         if table.repeats == "trials" and self.config.trials is not None:
             return tuple(range(self.config.trials))
         return self.config.seeds[:1] if table.repeats == "once" else self.config.seeds
-
-    def _corpora(self, where: str) -> dict[str, CorpusSpec]:
-        try:
-            return {name: CorpusSpec.model_validate(fields) for name, fields in self.config.corpora.items()}
-        except ValidationError as error:
-            raise ConfigError(f"{where}: corpora.{first_problem(error)}.") from None
 
 
 def load_project(
@@ -314,7 +325,9 @@ def load_project(
                 raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
             found[table.id] = table
     tables = {table.id: table for table in sorted(found.values(), key=_natural)}
-    return Project(root, config or load_config(overrides, root), tables)
+    config = config or load_config(overrides, root)
+    check_names(config, tables, root)
+    return Project(root, config, tables)
 
 
 def _known(found: Mapping[str, T], key: str, missing: str) -> T:
@@ -333,58 +346,3 @@ def _natural(table: Table) -> tuple[Any, ...]:
     """Sorts by paper, then tables, figures, our own reports, and table 2 before table 10."""
     rank = next((i for i, kind in enumerate(("table", "figure")) if table.label.startswith(kind)), 2)
     return table.paper, rank, int(re.sub(r"\D", "", table.label) or 0), table.label
-
-
-def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None = None) -> Recipe:
-    """A paper's recipe for one slot: group sizes and outlier counts scaled, amounts of data and work from the slot.
-
-    Args:
-        said: the row's own changes. What they say of learning stands, since tables vary it.
-
-    Raises:
-        ConfigError, RecipeError: a number that the slot does not map, or a value that the recipe refuses.
-    """
-    changes: dict[str, Any] = {}
-    try:
-        for part in ("activations", "keys", "values"):
-            scheme = getattr(recipe, part)
-            if scheme is not None and scheme.group_size is not None:
-                changes[part] = {"group_size": slot.scaled("group_sizes", scheme.group_size)}
-        if recipe.weights is not None and recipe.weights.scheme.group_size is not None:
-            size = slot.scaled("group_sizes", recipe.weights.scheme.group_size)
-            changes["weights"] = {"scheme": {"group_size": size}}
-        if recipe.outliers is not None:
-            changes["outliers"] = {"features": slot.scaled("outlier_features", recipe.outliers.features)}
-    except RotquantError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    if recipe.calibration is not None:
-        changes["calibration"] = slot.calibration
-    if recipe.omniquant is not None:
-        changes["omniquant"] = slot.omniquant
-    if recipe.llm_qat is not None:
-        changes["llm_qat"] = slot.llm_qat
-    if recipe.learning is not None:
-        own = ((said or {}).get("rotation") or {}).get("learning") or {}
-        changes["rotation"] = {"learning": merge(slot.learning, own)}
-    return override(recipe, changes, where)
-
-
-def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
-    """A table's metric for one slot: amounts of text from the slot, the tasks of a suite by name.
-
-    Raises:
-        ConfigError: a field that the metric does not have, or an impossible value. RecipeError: an unknown task.
-    """
-    by_kind = {"perplexity": slot.evaluation, "snr": slot.evaluation, "zero_shot": slot.zero_shot}
-    shared = by_kind.get(fields["kind"], {})
-    fields = {**shared, **fields}
-    for name, default in (("tasks", ()), ("limit", None)):  # by suite, since suites differ; the slot's own come first
-        if isinstance(fields.get(name), dict):
-            fields[name] = shared.get(name, fields[name].get(fields.get("suite", "shipped"), default))
-    try:
-        metric = _METRIC.validate_python(fields)
-    except ValidationError as error:
-        raise ConfigError(f"{where}: metric {first_problem(error)}.") from None
-    if isinstance(metric, ZeroShot):
-        metric = metric.model_copy(update={"tasks": task_names(metric)})
-    return metric

@@ -6,7 +6,7 @@ it needs: many runs that differ only in activations, KV cache or metric share on
 rotation, which weights of several methods and widths share. Nothing here computes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property, reduce
 from typing import Any, Literal
 
@@ -280,6 +280,32 @@ def override(recipe: Recipe, changes: dict[str, Any], where: str) -> Recipe:
 def override_all(recipe: Recipe, changes: Iterable[dict[str, Any]], where: str) -> Recipe:
     """A recipe with several changes, one after the other; only the last has to leave a valid recipe. See `override`."""
     return parse_recipe(reduce(_merge, changes, recipe.model_dump(mode="json")), where)
+
+
+def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
+    """Refuse, before any work, outlier counts that leave no normal features or no whole number of groups.
+
+    Args:
+        widths: input features of the linear layers by the name of their site.
+
+    Raises:
+        RecipeError: naming the site, its features and what would fit.
+    """
+    outliers = 0 if recipe.outliers is None else recipe.outliers.features
+    beside = f" that remain beside {outliers} outliers" if outliers else ""
+    schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}
+    for site, features in widths.items():
+        if outliers >= features:
+            raise RecipeError(
+                f"outliers.features is {outliers}, but {site} has only {features} features: "
+                f"choose fewer than {features}."
+            )
+        for name, scheme in schemes.items():
+            if scheme and scheme.group_size and (features - outliers) % scheme.group_size:
+                raise RecipeError(
+                    f"the group size {scheme.group_size} of {name} does not divide the {features - outliers} "
+                    f"features of {site}{beside}: choose a divisor."
+                )
 
 
 def _merge(old: Any, new: Any) -> Any:

@@ -181,6 +181,7 @@ class Copy:
             self.set_tables(TABLES)
             self.set_config(CONFIG)
             self.write("workflow/papers/quarot/published/small.csv", PUBLISHED)
+            self.write("text/test.txt", "")  # which the stand-ins do not read
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the copy."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from rotquant.architectures import Architecture
 from rotquant.errors import RecipeError
 from rotquant.quantization import ColumnSplit
-from rotquant.recipes import Recipe
+from rotquant.recipes import Recipe, check_widths
 from rotquant.schemes import OutlierFeatures
 
 
@@ -20,22 +20,8 @@ def check_outliers(architecture: Architecture, recipe: Recipe) -> None:
     Raises:
         RecipeError: naming the site, its features and what would fit.
     """
-    if recipe.outliers is None:
-        return
-    outliers = recipe.outliers.features
-    schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}
-    for site in architecture.sites:
-        if outliers >= site.features:
-            raise RecipeError(
-                f"outliers.features is {outliers}, but {site.name} has only {site.features} features: "
-                f"choose fewer than {site.features}."
-            )
-        for name, scheme in schemes.items():
-            if scheme and scheme.group_size and (site.features - outliers) % scheme.group_size:
-                raise RecipeError(
-                    f"the group size {scheme.group_size} of {name} does not divide the {site.features - outliers} "
-                    f"features of {site.name} that remain beside {outliers} outliers: choose a divisor."
-                )
+    if recipe.outliers is not None:
+        check_widths(recipe, {site.name: site.features for site in architecture.sites})
 
 
 def select_outliers(statistic: Tensor, outliers: OutlierFeatures) -> ColumnSplit:

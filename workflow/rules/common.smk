@@ -23,14 +23,18 @@ def sentence(function, *arguments):
         raise WorkflowError(str(error)) from None
 
 
-CONFIG = sentence(configuration.parse_config, config, "configuration")
+# The files of --configfile are read here and not taken as `config`, where Snakemake has merged them: a file that stands alone
+# would show no trace of that.
+CONFIG = sentence(
+    configuration.load_config, workflow.overwrite_configfiles, Path.cwd(), workflow.config_settings.config
+)
 PROJECT = sentence(project.load_project, (), Path.cwd(), CONFIG)
 
 # The commands read the configuration as this workflow sees it, --configfile and --config included. The file's name is its
 # content's, so nothing that is computed depends on when it was written.
-CONFIG_FILE = Path("results/config") / f"{short_hash(canonical_json(config))}.yaml"
+CONFIG_FILE = Path("results/config") / f"{short_hash(canonical_json(CONFIG.alone))}.yaml"
 if not CONFIG_FILE.exists():
-    write_json(CONFIG_FILE, config)
+    write_json(CONFIG_FILE, CONFIG.alone)
 
 # The commands are those of the environment that runs Snakemake, activated or not.
 shell.prefix(f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; set -euo pipefail; ")
