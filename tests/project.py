@@ -108,6 +108,8 @@ FAKE_CHECKPOINTS = '''"""Checkpoint digests of the tests: of the name alone."""
 
 from rotquant.files import short_hash
 
+MANIFEST = "rotquant.json"
+
 
 def checkpoint_digest(path):
     return short_hash(str(path))
