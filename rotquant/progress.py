@@ -134,12 +134,15 @@ class Bars:
 
     def show(self, tasks: Sequence[Task], now: float) -> None:
         """Draw the bars anew."""
+        words = [(task.description, ", ".join(filter(None, [task.count, task.times(now)]))) for task in tasks]
+        room = self._live.console.width - sum(max(map(len, column)) + 1 for column in zip(*words, strict=True))
         grid = Table.grid(padding=(0, 1))
         for _ in range(3):
             grid.add_column(no_wrap=True)
-        for task in tasks:
-            bar = ProgressBar(task.total, task.done + task.part, 24, pulse=task.total is None, animation_time=now)
-            grid.add_row(task.description, bar, ", ".join(filter(None, [task.count, task.times(now)])))
+        for task, (description, place) in zip(tasks, words, strict=True):
+            width = max(1, min(24, room))  # a narrow terminal shows words before bars
+            bar = ProgressBar(task.total, task.done + task.part, width, pulse=task.total is None, animation_time=now)
+            grid.add_row(description, bar, place)
         self._live.update(grid, refresh=True)
 
     def finished(self, task: Task, now: float) -> None:
@@ -215,14 +218,14 @@ class Display:
             Thread(target=self.watch, args=(self._stop, self._screen.pause), name="progress", daemon=True).start()
 
     def _end(self, finished: Task | None) -> None:
-        """All work has ended, with the task given, if that has been shown and did not break off."""
+        """All work has ended, with the task given, if that has been shown and has not broken off."""
         self._ended = self.clock()
         self._stop.set()
         screen, self._screen = self._screen, None
         if screen is None:
             return
         with suppress(OSError, ValueError):
-            if finished is not None:
+            if finished is not None and self._ended - finished.started >= screen.first:
                 self._due = self._ended + screen.interval
                 screen.finished(finished, self._ended)
             screen.close()

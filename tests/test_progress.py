@@ -2,8 +2,11 @@
 
 import ast
 import io
+import os
 import random
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,11 +98,11 @@ def test_many_short_tasks_are_long_work_but_not_where_time_passes_between_them(c
     for number in range(6):
         for _ in track(range(2), f"task {number}", "step"):
             clock.now += 1
-    assert [line.split(":")[0] for line in lines(log)] == ["task 2", "task 2"]  # after 5 s, and at its end
+    assert [line.split(":")[0] for line in lines(log)] == ["task 2"]
     clock.now += 3600
     for _ in track(range(2), "another", "step"):
         clock.now += 1
-    assert len(lines(log)) == 2
+    assert len(lines(log)) == 1
 
 
 def test_time_passes_while_a_step_is_long(clock: Clock, log: io.StringIO) -> None:
@@ -264,6 +267,37 @@ def test_a_terminal_without_cursor_movements_gets_lines(
     for _ in track(range(3), "GPTQ", "layer"):
         clock.now += 30
     assert lines(terminal)[0] == "GPTQ: layer 2 of 3, 30 s, about 1 min left"
+
+
+def test_a_narrow_terminal_shortens_bars_before_words(
+    clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    for _ in track(range(3), "GPTQ", "layer"):
+        clock.now += 30
+    assert "layer 2 of 3, 30 s, about 1 min left" in terminal.getvalue()
+
+
+def test_the_log_of_a_workflow_job_fills_while_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = """
+import sys
+from rotquant.progress import Lines, track
+Lines.first = 0.0
+for _ in track([1, 2], "learning", "step"):
+    sys.stdin.read(1)
+"""
+    monkeypatch.delenv("ROTQUANT_QUIET", raising=False)
+    script = PACKAGE.parent / "workflow" / "scripts" / "job.sh"
+    command, log = [script, "output.json", "job.log", sys.executable, "-c", job], tmp_path / "job.log"
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, text=True) as process:
+        try:
+            while "learning: step 1 of 2" not in (said := log.read_text("utf-8") if log.exists() else ""):
+                assert process.poll() is None, said  # it waits for a letter, so it cannot have ended
+                time.sleep(0.05)
+        finally:
+            process.communicate("ab")
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("stream", [None, "closed", "broken"])
