@@ -164,7 +164,8 @@ def test_a_printed_average_is_the_mean_of_the_eight_tasks(table: int) -> None:
             continue
         average, mean = float(printed[row, column, "average"]), sum(map(float, tasks)) / len(tasks)
         if (table, row, column) in INCONSISTENT_AVERAGES:
-            assert (average, round(mean, 3)) == INCONSISTENT_AVERAGES[table, row, column]
+            # The mean of one decimal's eighths may lie on a tie of three decimals.
+            assert (average, mean) == pytest.approx(INCONSISTENT_AVERAGES[table, row, column], abs=6e-4)
         else:
             # Eight tasks rounded to 0.1 move their mean by up to 0.05, and the average is rounded by up to 0.05.
             assert abs(average - mean) <= 0.1 + 1e-9, (row, column, average, mean)

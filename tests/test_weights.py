@@ -460,7 +460,7 @@ def test_an_interrupted_save_leaves_the_earlier_folder(folder: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", disk_full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ResultError, match="No space left"):
         save_quantized(folder, stored)
     assert load_quantized(folder)[2].recipe == RECIPES["atom"]
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

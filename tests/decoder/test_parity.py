@@ -103,7 +103,7 @@ def test_perplexity_is_the_simulated_one(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_are_the_simulated_ones(name: str) -> None:
     network, decoder = exact(name, preset("quarot-rtn"))
-    prompt = text(name)[:80].view(2, 40)
+    prompt = text(name).whole[:80].view(2, 40)
     found = Generation(decoder, 2, 72).generate(prompt, 32)
     settings = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     expected = network.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[:, 40:]
@@ -114,7 +114,7 @@ def test_greedy_tokens_are_the_simulated_ones(name: str) -> None:
 def test_every_convertible_recipe_is_computed(recipe: Recipe) -> None:
     name = "rq-llama3" if recipe.weights.scheme.group_size is None else "rq-70b"
     network, decoder = exact(name, recipe)
-    window = text("rq-llama3")[:LENGTH].view(2, -1)
+    window = text("rq-llama3").whole[:LENGTH].view(2, -1)
     with torch.no_grad():
         expected = network(input_ids=window, use_cache=False).logits
     # transformers' norms are float32 whatever the model; the final norm's rounding shows in the logits.
@@ -152,7 +152,7 @@ def check_linear_layers(name: str, dtype: str, device: str) -> None:
     model = api.quantize(f"workflow/resources/models/{name}", preset("quarot-rtn"))
     decoder = convert(model.stored, dtype=dtype, device=device)
     network = model.network.to(device, getattr(torch, dtype))
-    window = text(name)[:LENGTH].view(2, -1).to(device)
+    window = text(name).whole[:LENGTH].view(2, -1).to(device)
     for index, simulated in enumerate(record(network, window)):
         layer = decoder.layers[index]
         for linear, site in zip(LINEARS, architecture_of(network).sites, strict=True):
