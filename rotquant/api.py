@@ -226,7 +226,7 @@ def zero_shot(
     metric: ZeroShot | None = None,
     corpus: CorpusSpec | None = None,
     *,
-    root: str | Path = ".",
+    root: str | Path | None = None,
     batch_size: int = 64,
 ) -> dict[str, float]:
     """Zero-shot accuracies of a model in percent, through lm-eval (see `rotquant.zeroshot.evaluate` for the names).
@@ -234,14 +234,15 @@ def zero_shot(
     Args:
         metric: the tasks; None takes the shipped ones.
         corpus: what the shipped tasks are made from, which the metric names; None where that is `docstrings`.
-        root: the task definitions are kept below `root`/results/tasks.
+        root: the project's folder below which the task definitions are kept; None keeps them in the user's cache.
 
     Raises:
         RecipeError: unknown task, or a corpus that is not the metric's.
         TaskError: missing data or lm-eval, or an item that exceeds the model's context.
     """
     metric = metric or ZeroShot(corpus=(corpus or DOCSTRINGS).name)
-    folder = zeroshot.prepare(metric, Path(root), metric.corpus and _corpus(metric.corpus, corpus))
+    place = None if root is None else Path(root)
+    folder = zeroshot.prepare(metric, place, metric.corpus and _corpus(metric.corpus, corpus))
     return zeroshot.evaluate(model.network, model.tokenizer, metric, folder, batch_size)
 
 

@@ -3,8 +3,10 @@
 A process killed at any point leaves at most a stray `.tmp-*` entry beside an intact earlier result.
 """
 
+import atexit
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -176,6 +178,27 @@ def _error_number(error: BaseException) -> int | None:
     if told:
         return int(told[1]) if told[1] else errno.ENOSPC
     return getattr(error, "errno", None)
+
+
+def cache_folder(name: str) -> Path:
+    """A folder for what can be made again, in $ROTQUANT_CACHE, $XDG_CACHE_HOME/rotquant or ~/.cache/rotquant.
+
+    Where that cannot be written, as in a container without a home, it is a temporary folder of this process.
+    """
+    try:
+        chosen = os.environ.get("ROTQUANT_CACHE")
+        root = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rotquant"
+        (root / name).mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # the latter where there is no home
+        return _temporary_cache() / name
+    return root / name if os.access(root / name, os.W_OK) else _temporary_cache() / name
+
+
+@functools.cache
+def _temporary_cache() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="rotquant-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def write_text(path: str | Path, text: str) -> None:

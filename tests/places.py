@@ -5,6 +5,7 @@ Each is small and made once in a test session; a test may read them but leaves t
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def make_places(root: Path) -> dict[str, str]:
     tiny_tokenizer().save_pretrained(model)
     places = {
         "model": model,
+        "quoted": Path(shutil.copytree(model, root / "it's a [bold]model['x']")),
+        "linked": _link(root / "linked", model),
         **_texts(root),
         **_quantized(root, model),
         **_damaged(root, model),
@@ -40,12 +43,18 @@ def snapshot(*roots: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in found}
 
 
+def _link(link: Path, target: Path) -> Path:
+    link.symlink_to(target)
+    return link
+
+
 def _texts(root: Path) -> dict[str, Path]:
     words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=6000)
     lines = [" ".join(words[start : start + 10]) + "\n" for start in range(0, len(words), 10)]
     files: dict[str, str | bytes] = {
         "text.txt": "".join(lines),
         "short.txt": "w3 w4 w5\n",
+        "spaced 'text' [1].txt": "".join(lines),
         "few.txt": "".join(lines[:30]),
         "empty.txt": "",
         "blank.txt": "\n\n \n",
@@ -59,7 +68,7 @@ def _texts(root: Path) -> dict[str, Path]:
     }
     for name, content in files.items():
         (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return {name.partition(".")[0]: root / name for name in files}
+    return {re.split(r"\W", name)[0]: root / name for name in files}
 
 
 def _quantized(root: Path, model: Path) -> dict[str, Path]:

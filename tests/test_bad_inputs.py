@@ -1,5 +1,6 @@
 """Every bad input ends in one sentence that says what was wrong, before anything is written: tests/bad_inputs.yaml."""
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -11,7 +12,11 @@ import yaml
 from rotquant.cli import app
 from tests.places import make_places, snapshot
 
-CASES = yaml.safe_load(Path(__file__).with_suffix(".yaml").with_stem("bad_inputs").read_text(encoding="utf-8"))
+
+def cases(name: str) -> pytest.MarkDecorator:
+    """The lines of a table beside this file, as parameters named by what they run."""
+    lines = yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    return pytest.mark.parametrize(("run", "says"), [(line["run"], line["says"]) for line in lines])
 
 
 @pytest.fixture(scope="module")
@@ -19,21 +24,43 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return make_places(tmp_path_factory.mktemp("inputs") / "places")
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["run"] for case in CASES])
-def test_bad_input_is_one_sentence_and_writes_nothing(case, places, tmp_path, monkeypatch, capsys):
-    arguments = [Template(word).substitute(places) for word in shlex.split(case["run"])]
-    monkeypatch.setattr(sys, "argv", ["rotquant", *arguments])
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def run_line(places, tmp_path, monkeypatch):
+    """Runs a line of a table in an empty folder; returns the exit status."""
+
+    def run(line: str) -> int:
+        arguments = [Template(word).substitute(places) for word in shlex.split(line)]
+        monkeypatch.setattr(sys, "argv", ["rotquant", *arguments])
+        monkeypatch.setenv("COLUMNS", "200")  # so that no table is cut
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as stop:
+            app()
+        return stop.value.code
+
+    return run
+
+
+@cases("bad_inputs.yaml")
+def test_bad_input_is_one_sentence_and_writes_nothing(run, says, run_line, places, tmp_path, capsys):
     inputs = Path(places["model"]).parent
     before = snapshot(tmp_path, inputs)
-    with pytest.raises(SystemExit) as stop:
-        app()
+    status = run_line(run)
     said = capsys.readouterr().err
-    assert stop.value.code == 2, said
-    assert Template(case["says"]).substitute(places) in said
-    sentence = said.rstrip("\n")
+    assert status == 2, said
+    *progress, sentence = said.splitlines()
+    assert all(re.search(r"(, |: done, )\d+ s$", line) for line in progress)
     assert sentence.startswith("rotquant: ")
+    assert Template(says).substitute(places) in sentence
     assert sentence.endswith(".")
-    assert "\n" not in sentence
     assert len(sentence) < 500
     assert snapshot(tmp_path, inputs) == before
+
+
+@cases("good_inputs.yaml")
+def test_odd_input_is_no_bad_input(run, says, run_line, places, tmp_path, capsys):
+    inputs = Path(places["model"]).parent
+    before = snapshot(inputs)
+    assert run_line(run) == 0, capsys.readouterr().err
+    assert Template(says).substitute(places) in capsys.readouterr().out
+    assert snapshot(inputs) == before
+    assert not (tmp_path / "results").exists()  # which is the workflow's

@@ -12,7 +12,7 @@ from tests.test_checkpoints import tiny_tokenizer
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusSpec:
-    monkeypatch.setattr(text, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(text, "TOKENS", tmp_path / "tokens")
     (tmp_path / "test.txt").write_text("w3 w4\nw5\n\nw6 unknown w95")
     return CorpusSpec(name="words", source="local", path=str(tmp_path / "test.txt"))
 
@@ -20,7 +20,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusSpec:
 def test_kept_tokens_are_those_of_the_text_also_after_damage(spec: CorpusSpec, tmp_path: Path) -> None:
     expected = tokenize(load_text(spec, "test"), tiny_tokenizer())
     first, identity = text.token_ids(spec, "test", tiny_tokenizer())
-    (kept,) = tmp_path.glob("cache/tokens/*.npy")
+    (kept,) = tmp_path.glob("tokens/*.npy")
     second, _ = text.token_ids(spec, "test", tiny_tokenizer())
     kept.write_bytes(kept.read_bytes()[:40])
     third, _ = text.token_ids(spec, "test", tiny_tokenizer())
@@ -39,4 +39,4 @@ def test_another_text_or_tokenizer_has_other_tokens(spec: CorpusSpec, tmp_path: 
     (tmp_path / "test.txt").write_text("w3 w4")
     third, _ = text.token_ids(spec, "test", tiny_tokenizer())
     assert third.whole.tolist() == [1, 3, 4]
-    assert len(list(tmp_path.glob("cache/tokens/*.npy"))) == 3
+    assert len(list(tmp_path.glob("tokens/*.npy"))) == 3

@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rotquant.errors import ResultError
 from rotquant.files import (
     atomic_directory,
     atomic_path,
+    cache_folder,
     canonical_json,
     check_output_file,
     check_output_folder,
@@ -187,3 +189,15 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path):
 
 def test_canonical_json_does_not_depend_on_order():
     assert canonical_json({"b": 1, "a": [1.0, None]}) == canonical_json({"a": [1.0, None], "b": 1})
+
+
+def test_the_cache_is_where_the_user_says_and_temporary_where_it_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("ROTQUANT_CACHE", raising=False)
+    assert cache_folder("corpora") == tmp_path / "xdg" / "rotquant" / "corpora"
+    monkeypatch.setenv("ROTQUANT_CACHE", str(tmp_path / "mine"))
+    assert cache_folder("corpora") == tmp_path / "mine" / "corpora"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ROTQUANT_CACHE", str(tmp_path / "file"))
+    assert cache_folder("corpora").is_relative_to(tempfile.gettempdir())
+    assert cache_folder("corpora") == cache_folder("corpora")

@@ -421,7 +421,7 @@ def test_tasks_are_listed_and_written_as_a_folder(folder: Path, tmp_path: Path, 
     assert rotquant(monkeypatch, "tasks", "--suite", "shipped", "-o", str(target)) == 0
     assert (target / "grammar.jsonl").read_bytes() == (folder / "grammar.jsonl").read_bytes()
     assert rotquant(monkeypatch, "tasks", "-o", str(target)) == 2
-    assert "exists; name another folder" in capsys.readouterr().err
+    assert "exists and is not empty; name another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_tasks_are_listed_and_written_as_a_folder(folder: Path, tmp_path: Path, 
         (["--tasks", "hellaswg"], "no zero-shot task 'hellaswg'; nearest: hellaswag"),
         (["--tasks", "piqa", "--suite", "shipped"], "suite 'shipped' has no task 'piqa'"),
         (["--suite", "glue"], "--suite: Input should be 'paper' or 'shipped'"),
-        (["--suite", "shipped", "--limit", "0"], "--limit: Input should be greater than 0"),
+        (["--suite", "shipped", "--limit", "0"], "'--limit': Input should be greater than or equal to 1"),
         (["--suite", "shipped", "--task-data", "."], "suite 'shipped' is made from a corpus and takes no path"),
         (["--task-data", "/nowhere"], "there is no folder /nowhere"),
     ],

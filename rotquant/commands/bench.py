@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rotquant.commands.options import Changes, Device, Dtype, changed
 from rotquant.devices import torch_device, torch_dtype
@@ -42,8 +41,8 @@ def quantize(
     if output:
         write_json(output, record)
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in record["seconds"].items())
-    Console().print(f"{shape}, {record['layers']} layers, {method}: {stages}")
-    Console().print(f"peak GPU memory {record['peak_gpu_bytes'] / 2**30:.2f} GiB ({record['gpu'] or 'no GPU'})")
+    typer.echo(f"{shape}, {record['layers']} layers, {method}: {stages}")
+    typer.echo(f"peak GPU memory {record['peak_gpu_bytes'] / 2**30:.2f} GiB ({record['gpu'] or 'no GPU'})")
 
 
 @bench_app.command()

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rotquant.commands.options import Converted, Device, Quantized
 from rotquant.devices import torch_device
@@ -38,7 +37,7 @@ def convert(
     origin = manifest.model_dump(mode="json", include={"recipe", "seed", "source", "versions"})
     save_decoder(output, decoder, load_tokenizer(model), origin)
     size = folder_size(output) / 2**20
-    Console().print(f"{model}: {decoder.config.layers} layers converted; {output}, {size:.1f} MiB", highlight=False)
+    typer.echo(f"{model}: {decoder.config.layers} layers converted; {output}, {size:.1f} MiB")
 
 
 def generate(

@@ -39,7 +39,7 @@ def corpus(
         table.add_row(name, f"{len(rows):,}", f"{len(text):,}", digest[:12], verdict)
         if output:
             write_text(output / f"{name}.txt", text)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def train(

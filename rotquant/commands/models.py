@@ -98,7 +98,7 @@ def quantize(
     seconds = {"learning": learned["seconds"]} if "seconds" in learned else {}
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in {**seconds, **quantized.stored.seconds}.items())
     found = f"{method}: {len(quantized.stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB"
-    Console(soft_wrap=True).print(found, highlight=False)
+    typer.echo(found)
 
 
 def _recipe(recipe: Recipe, samples: int, sequence_length: int | None, changes: list[str] | None) -> Recipe:
@@ -137,7 +137,7 @@ def export(
 
     export_plain(model, output, None if dtype is None else torch_dtype(dtype))
     size = folder_size(output) / 2**20
-    Console().print(f"{model}: exported; {output}, {size:.1f} MiB", highlight=False)
+    typer.echo(f"{model}: exported; {output}, {size:.1f} MiB")
 
 
 def evaluate(
@@ -171,7 +171,7 @@ def evaluate(
     spec = corpus_spec(corpus)
     if metric == "zero_shot" or any(option is not None for option in (tasks, suite, task_data)):
         settings = zero_shot_metric(tasks, suite, task_data, shots, limit, spec)
-        prepare(settings, Path(), spec)  # bad data is found before a model is loaded
+        prepare(settings, None, spec)  # bad data is found before a model is loaded
     elif metric != "perplexity":
         raise RecipeError(f"unknown metric {metric!r}; known: perplexity, zero_shot.")
     elif split not in ("train", "validation", "test"):
@@ -180,6 +180,7 @@ def evaluate(
         settings = None
     with task("starting"):
         from rotquant import api
+        from rotquant.corpora import corpus_identity
 
     if settings is None:
         length = api.limits_of(model).length(sequence_length)
@@ -192,13 +193,10 @@ def evaluate(
             Console().print(NO_BOS)
     else:
         result = api.perplexity(loaded, spec, settings, batch_size=batch_size)
-        metrics = result.as_metrics() | ({"note": result.note} if result.note else {})
-        note = f"; {result.note}" if result.note else ""
-        Console().print(
-            f"{model}: {result} on {spec.name} {split} ({result.windows} windows of {length} tokens{note})",
-            soft_wrap=True,
-            highlight=False,
-        )
+        text = corpus_identity(spec, [split])
+        metrics = result.as_metrics() | {"text": text} | ({"note": result.note} if result.note else {})
+        notes = "".join(f"; {note}" for note in (text["splits"][split].get("share"), result.note) if note)
+        typer.echo(f"{model}: {result} on {spec.name} {split} ({result.windows} windows of {length} tokens{notes})")
     if output:
         write_json(output, {"model": model, "metric": settings.model_dump(mode="json"), **metrics})
 
@@ -279,7 +277,7 @@ def _print(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> No
     table = Table(*head, title=title)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def _write_card(card: Path, model: str, tables: list[tuple[tuple[str, ...], list[tuple[str, ...]]]]) -> None:

@@ -52,7 +52,7 @@ def tasks(
             if suite in (None, name) and key in (metric.tasks or known):
                 chance = "-" if task.chance is None else f"{task.chance:.0f} %"
                 table.add_row(name, key, task.measure, chance, task.description)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def zero_shot_metric(
@@ -91,7 +91,7 @@ def print_accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) ->
     if "average" in metrics:
         table.add_section()
         table.add_row("average", "", f"{metrics['average']:.2f}", "", "", "")
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def _write(metric: ZeroShot, output: Path) -> None:
@@ -99,6 +99,6 @@ def _write(metric: ZeroShot, output: Path) -> None:
     with tempfile.TemporaryDirectory() as root:
         made = prepare(metric, Path(root))
         for name, entry in identity(metric, made)["tasks"].items():
-            Console().print(f"{name}: {entry['items']} items" if "items" in entry else f"{name}: on the hub")
+            typer.echo(f"{name}: {entry['items']} items" if "items" in entry else f"{name}: on the hub")
         with atomic_directory(output) as new:
             shutil.copytree(made, new, dirs_exist_ok=True)

@@ -14,9 +14,8 @@ from rotquant.corpora.docstrings import docstring_rows, versions
 from rotquant.corpora.reference import reference_rows
 from rotquant.corpora.spec import SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
 from rotquant.errors import CorpusError
+from rotquant.files import cache_folder
 from rotquant.progress import at_terminal, downloading, task
-
-CACHE = Path("results") / "corpora"
 
 _BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
 _SPLIT_NAMES = {"train": {"train"}, "validation": {"validation", "valid", "val", "dev"}, "test": {"test"}}
@@ -25,11 +24,12 @@ _TENTHS = {"train": (0, 8), "validation": (8, 9), "test": (9, 10)}
 
 
 def load_rows(
-    spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path = CACHE
+    spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path | None = None
 ) -> list[str]:
     """Return the rows (texts) of one split, or as many first rows as reach `max_characters`.
 
     A plain text file has one row per line with its line end kept and blank lines empty, as the hub's WikiText has them.
+    `cache`, the user's by default, keeps documentation strings once they are extracted.
 
     Raises:
         CorpusError: unknown split, hub unreachable, missing folder, file, split or text field, or no text.
@@ -37,7 +37,7 @@ def load_rows(
     if split not in SPLITS:
         raise CorpusError(f"Corpus {spec.name}: no split {split!r}; the splits are {', '.join(SPLITS)}.")
     if spec.source == "docstrings":
-        return docstring_rows(split, cache, max_characters)
+        return docstring_rows(split, cache or cache_folder("corpora"), max_characters)
     if spec.source == "reference":
         return _head(reference_rows(split), max_characters)
     rows = _hub_rows(spec, split, max_characters) if spec.source == "hub" else _local_rows(spec, split)
@@ -50,7 +50,9 @@ def load_rows(
     return selected
 
 
-def load_text(spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path = CACHE) -> str:
+def load_text(
+    spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path | None = None
+) -> str:
     """Return one split as one text: its rows joined by `spec.separator`. Raises as `load_rows` does."""
     return spec.separator.join(load_rows(spec, split, max_characters=max_characters, cache=cache))
 
@@ -60,7 +62,7 @@ def corpus_identity(
     splits: Iterable[Split] = ("test",),
     *,
     max_characters: int | None = None,
-    cache: str | Path = CACHE,
+    cache: str | Path | None = None,
 ) -> dict:
     """What a run's provenance says of its text: the specification and, per split, length and content hash.
 

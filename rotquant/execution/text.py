@@ -1,9 +1,10 @@
-"""Text as token ids for the computing stages, tokenized once per text and tokenizer and kept beside the corpora.
+"""Text as token ids for the computing stages, tokenized once per text and tokenizer and kept in the project.
 
 Tokenizing takes seconds, about as long as evaluating a small model, and all jobs of a table need the same two texts.
 """
 
 import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,13 +21,15 @@ from rotquant.corpora import (
     load_text,
     tokenize,
 )
-from rotquant.corpora.loading import CACHE
 from rotquant.files import atomic_path
 from rotquant.schemes import Calibration
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
+
+#: Where a project keeps its texts as token ids.
+TOKENS = Path("results") / "corpora" / "tokens"
 
 
 def token_ids(
@@ -47,7 +50,7 @@ def token_ids(
     if backend is None:  # a tokenizer in Python has no complete description to tell it from others
         return tokenize(text, tokenizer), identity
     description = f"{content_hash(text)} {backend.to_str()}"
-    path = CACHE / "tokens" / f"{hashlib.sha256(description.encode()).hexdigest()[:32]}.npy"
+    path = TOKENS / f"{hashlib.sha256(description.encode()).hexdigest()[:32]}.npy"
     try:
         return Tokens(torch.from_numpy(np.load(path, allow_pickle=False)), tokenizer.bos_token_id), identity
     except (OSError, ValueError, EOFError):  # not there yet, or damaged: make it

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from rotquant.files import atomic_directory, write_json, write_text
 from rotquant.training.card import model_card
-from rotquant.training.data import DATA, TrainingData, prepare_data
+from rotquant.training.data import TrainingData, prepare_data
 from rotquant.training.recipe import ModelShape, TrainingConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-__all__ = ["DATA", "ModelShape", "TrainingConfig", "TrainingData", "model_card", "prepare_data", "train"]
+__all__ = ["ModelShape", "TrainingConfig", "TrainingData", "model_card", "prepare_data", "train"]
 
 
 def train(
@@ -25,7 +25,7 @@ def train(
     output_dir: str | Path,
     device: str = "cpu",
     *,
-    data_dir: str | Path = DATA,
+    data_dir: str | Path | None = None,
     compile: bool = False,
     stop_after: int | None = None,
 ) -> dict[str, Any] | None:
@@ -38,7 +38,7 @@ def train(
         config: the recipe.
         output_dir: the folder to write, replaced when training is complete and not touched before.
         device: "cpu" or "cuda".
-        data_dir: where the tokenizer and the encoded text are kept, built when absent.
+        data_dir: where the tokenizer and the encoded text are kept, built when absent; by default the user's cache.
         compile: compile the model and, on a GPU, replay each step as one CUDA graph. Faster; sums in another order.
         stop_after: stop at this step, keeping the resume file, and return None (an interruption on purpose).
 

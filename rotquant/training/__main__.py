@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from rotquant.training import DATA, TrainingConfig, train
+from rotquant.training import TrainingConfig, train
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("recipe", type=Path, help="a YAML file such as config/training/rq-7b.yaml")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the folder to write")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--data", type=Path, default=DATA, help="where the encoded corpus is kept")
+    parser.add_argument("--data", type=Path, help="where the encoded corpus is kept; default: the user's cache")
     parser.add_argument("--compile", action="store_true", help="compile the step (on a GPU: one CUDA graph)")
     options = parser.parse_args(arguments)
     config = TrainingConfig.from_yaml(options.recipe)

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rotquant.corpora import content_hash, load_rows, load_text
-from rotquant.files import atomic_directory, canonical_json, short_hash, write_json
+from rotquant.files import atomic_directory, cache_folder, canonical_json, short_hash, write_json
 from rotquant.progress import task
 from rotquant.training.recipe import TrainingConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-DATA = Path("results") / "training-data"
-"""Where the tokenizer and the encoded corpus are kept between trainings."""
 
 
 class TrainingData:
@@ -32,8 +29,9 @@ class TrainingData:
 
 
 @task("preparing the corpus")
-def prepare_data(config: TrainingConfig, data_dir: str | Path = DATA) -> TrainingData:
-    """Train the tokenizer and encode the corpus, or read what an earlier call left under `data_dir`.
+def prepare_data(config: TrainingConfig, data_dir: str | Path | None = None) -> TrainingData:
+    """Train the tokenizer and encode the corpus, or read what an earlier call left under `data_dir`,
+    by default in the user's cache.
 
     All recipes of one corpus and vocabulary share one folder, hence one tokenizer.
     """
@@ -42,7 +40,8 @@ def prepare_data(config: TrainingConfig, data_dir: str | Path = DATA) -> Trainin
     from rotquant.tokenizer_training import encode_rows, train_tokenizer
 
     identity = {"corpus": config.corpus.model_dump(), "vocab_size": config.vocab_size}
-    folder = Path(data_dir) / f"{config.corpus.name}-{short_hash(canonical_json(identity), 8)}"
+    name = f"{config.corpus.name}-{short_hash(canonical_json(identity), 8)}"
+    folder = Path(data_dir or cache_folder("training-data")) / name
     if not (folder / "provenance.json").is_file():
         with atomic_directory(folder) as temporary:
             rows = load_rows(config.corpus, "train")

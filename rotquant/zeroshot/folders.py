@@ -9,7 +9,7 @@ from typing import Any
 
 from rotquant import progress
 from rotquant.corpora import CorpusSpec
-from rotquant.files import canonical_json, short_hash
+from rotquant.files import cache_folder, canonical_json, short_hash
 from rotquant.schemes import ZeroShot
 from rotquant.zeroshot import paper, shipped
 from rotquant.zeroshot.definitions import data_files, read_definition
@@ -18,11 +18,11 @@ from rotquant.zeroshot.suites import task_names
 TASKS_FOLDER = Path("results") / "tasks"
 
 
-def prepare(metric: ZeroShot, root: Path, corpus: CorpusSpec | None = None) -> Path:
-    """Return the folder of the metric's tasks below `root`/results/tasks, made first if it is not there.
+def prepare(metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | None = None) -> Path:
+    """Return the folder of the metric's tasks, made first if it is not there.
 
     Args:
-        root: the project's folder.
+        root: a project's folder, whose results/tasks has it; None stands for the user's cache.
         corpus: what the shipped tasks are made from; None stands for the docstring corpus.
 
     Raises:
@@ -30,7 +30,7 @@ def prepare(metric: ZeroShot, root: Path, corpus: CorpusSpec | None = None) -> P
         TaskError: the tasks cannot be made from the corpus, or a local data file is missing or of another schema.
     """
     names = task_names(metric)
-    folder = Path(root) / TASKS_FOLDER
+    folder = cache_folder("tasks") if root is None else root / TASKS_FOLDER
     if metric.suite == "shipped":
         shipped.check_source(corpus)
         return _made(folder / f"shipped-{shipped.fingerprint()}", lambda new: shipped.build(new, corpus))
