@@ -6,12 +6,15 @@ rest); a new family is one entry of `_LAYOUTS`. Nothing here computes on weights
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
 from rotquant.errors import UnsupportedArchitectureError
 from rotquant.schemes import SiteName
+
+Size = Annotated[int, Field(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,55 @@ class Architecture:
         return tuple(name for site in self.sites for name in site.linears)
 
 
+class _Shape(BaseModel):
+    """What of a config.json sizes a model: whole numbers above zero, which a file can have as anything."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    vocab_size: Size
+    max_position_embeddings: Size | None = None
+    rms_norm_eps: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1e-6
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> "_Shape":
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
+        if heads % kv_heads:
+            raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads evenly")
+        if self.head_dim is None and self.hidden_size % heads:
+            raise ValueError(f"a hidden size of {self.hidden_size} is not shared evenly by {heads} heads")
+        if (self.head_dim or self.hidden_size // heads) % 2:
+            raise ValueError("a head of an odd number of features has no rotary embedding")
+        return self
+
+
+def check_shape(config: Any) -> int:
+    """Check the content of a config.json before anything is made by it; how many weights it asks for at least.
+
+    Raises:
+        UnsupportedArchitectureError: no adapter knows this family.
+        ValidationError, ValueError: a size is missing or none, or this is no configuration.
+    """
+    if not isinstance(config, dict):
+        raise ValueError("it is no JSON object")
+    _check_family(config.get("model_type"))
+    shape = _Shape.model_validate(config)
+    mlp = 3 * shape.hidden_size * shape.intermediate_size
+    return shape.num_hidden_layers * mlp + shape.vocab_size * shape.hidden_size
+
+
+def _check_family(family: object) -> None:
+    if not isinstance(family, str) or family not in _LAYOUTS:
+        raise UnsupportedArchitectureError(
+            f"no adapter describes the model family {family!r}; known families: {', '.join(sorted(_LAYOUTS))}."
+        )
+
+
 def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
     """Describe a transformers causal language model, or its configuration.
 
@@ -82,10 +134,7 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
     """
     config = getattr(model_or_config, "config", model_or_config)
     family = getattr(config, "model_type", type(config).__name__)
-    if family not in _LAYOUTS:
-        raise UnsupportedArchitectureError(
-            f"no adapter describes the model family {family!r}; known families: {', '.join(sorted(_LAYOUTS))}."
-        )
+    _check_family(family)
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

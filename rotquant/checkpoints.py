@@ -11,11 +11,13 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from rotquant.errors import CheckpointError
+from pydantic import ValidationError
+
+from rotquant.errors import CheckpointError, nearest
 from rotquant.progress import downloading, task
+from rotquant.recipes import first_problem
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +25,15 @@ if TYPE_CHECKING:
 
 #: Checkpoints whose weights are smaller than this are identified by their content, larger ones by their headers.
 CONTENT_BYTES = 300_000_000
-#: File that makes a folder one of rotquant's own (rotquant.storage).
+#: File that makes a folder a quantized model (rotquant.storage).
 MANIFEST = "rotquant.json"
+#: File that makes a folder a converted decoder (rotquant.decoder.storage).
+DECODER_MANIFEST = "decoder.json"
 
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+#: No weight is stored in less than 2 bits: a configuration that asks for more than its files can hold is damaged.
+_WEIGHTS_PER_BYTE = 4
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -88,6 +94,41 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
     raise CheckpointError(f"{folder} holds no weights: {single.name} is missing.")
 
 
+Kind = Literal["plain", "quantized", "decoder"]
+
+
+def kind_of(folder: str | Path) -> Kind | None:
+    """What a folder holds: a plain checkpoint, a quantized model, a converted decoder, or none of these."""
+    folder = Path(folder)
+    if (folder / DECODER_MANIFEST).is_file():
+        return "decoder"
+    if (folder / MANIFEST).is_file():
+        return "quantized"
+    plain = (folder / "config.json").is_file() and any(folder.glob("model*.safetensors*"))
+    return "plain" if plain else None
+
+
+def check_kind(folder: str | Path, wanted: Kind) -> None:
+    """Raise `CheckpointError` for a folder of another kind than wanted, or none there; it says what to run first."""
+    found = kind_of(folder)
+    if found is None and not Path(folder).exists():
+        raise CheckpointError(f"model folder {folder} does not exist.")
+    if found is None or found == wanted:
+        return
+    quantize = f"`rotquant quantize {folder} -o quantized`"
+    problem = {
+        ("plain", "quantized"): f"is a plain checkpoint: quantize it first, {quantize}",
+        ("plain", "decoder"): f"is a plain checkpoint: quantize and convert it first, {quantize} and "
+        "`rotquant convert quantized -o decoder`",
+        ("quantized", "plain"): "holds quantized weights already: load it with load_quantized, or give the checkpoint "
+        "that it was made from",
+        ("quantized", "decoder"): f"is a quantized model: convert it first, `rotquant convert {folder} -o decoder`",
+        ("decoder", "plain"): "is a converted decoder: give the checkpoint that it was made from",
+        ("decoder", "quantized"): "is a converted decoder: give the quantized folder that it was made from",
+    }[found, wanted]
+    raise CheckpointError(f"{folder} {problem}.")
+
+
 def read_safetensors_header(path: Path) -> dict[str, Any]:
     """The header of a safetensors file: dtype, shape and data_offsets by tensor name.
 
@@ -131,8 +172,7 @@ def load_checkpoint(
     folder, name, hub_revision = _locate(checkpoint)
     if folder is None:
         folder = _download(name, revision or hub_revision)
-    if (folder / MANIFEST).is_file():
-        raise CheckpointError(f"{folder} holds quantized weights already: load it with load_quantized.")
+    check_kind(folder, "plain")
     return _load(folder, dtype, device)
 
 
@@ -162,8 +202,8 @@ def _load(
                 ignore_mismatched_sizes=True,  # so that they are reported below, all in the same way
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{folder} cannot be loaded: {_first_line(error)}.") from None
+    except Exception as error:  # what a strange config.json makes of transformers' classes has no common type
+        raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}.") from None
     check_loading(folder, info)
     check_loaded(folder, model, files)
     return model.eval().to(device), tokenizer
@@ -184,7 +224,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
-        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}.") from None
+        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}.") from None
 
 
 @contextmanager
@@ -219,18 +259,28 @@ def check_loading(folder: Path, info: dict[str, Any]) -> None:
 def load_config(folder: Path) -> Any:
     """The configuration, refused before anything is loaded when no adapter knows its family."""
     path = folder / "config.json"
-    from rotquant.architectures import architecture_of
+    from rotquant.architectures import check_shape
 
     try:
-        architecture_of(SimpleNamespace(**json.loads(path.read_text(encoding="utf-8"))))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: {_first_line(error)}.") from None
+        weights = check_shape(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is no model folder: it has no config.json.") from None
+    except ValidationError as error:
+        raise CheckpointError(f"{path} is damaged: {first_problem(error)}.") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if size and weights > _WEIGHTS_PER_BYTE * size:
+        raise CheckpointError(
+            f"{folder} does not fit its config.json, which asks for {weights:,} weights or more: its safetensors files "
+            f"have {size:,} bytes."
+        )
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers validates fields by several libraries' exceptions
-        raise CheckpointError(f"{path} is damaged: {_first_line(error)}.") from None
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
 
 
 def _locate(checkpoint: str | Path) -> tuple[Path | None, str, str | None]:
@@ -250,6 +300,13 @@ def _locate(checkpoint: str | Path) -> tuple[Path | None, str, str | None]:
             f"model folder {checkpoint} does not exist (and is no hub id, owner/name); "
             "give a folder with config.json and model.safetensors."
         )
+    owner = Path(match["name"]).parent
+    if match["revision"] is None and owner.is_dir():
+        names = [str(path.parent) for path in sorted(owner.glob("*/config.json"))]
+        raise CheckpointError(
+            f"model folder {checkpoint} does not exist{nearest(str(checkpoint), names) if names else ''}; the hub's "
+            f"model of that name is {checkpoint}@main."
+        )
     return None, match["name"], match["revision"]
 
 
@@ -258,7 +315,7 @@ def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    remedy = f"download {name} by other means and set `checkpoint:` to its folder"
+    remedy = "download it by other means and give its folder"
     try:
         with downloading(name):
             return Path(
@@ -275,14 +332,20 @@ def _download(name: str, revision: str | None) -> Path:
         ) from None
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"{name} is neither a folder here nor a model on the hub that you may read; correct it or {remedy}."
+            f"{name} is neither a folder here nor a model on the hub that you may read: correct it, or {remedy}."
         ) from None
     except RevisionNotFoundError:
         raise CheckpointError(f"the hub's model {name} has no revision {revision!r}.") from None
     except Exception as error:  # no connection shows as one of many libraries' exceptions
-        raise CheckpointError(f"the hub cannot be reached for {name} ({_first_line(error)}): {remedy}.") from None
+        raise CheckpointError(
+            f"{name} is no folder here, and the hub cannot be reached for a model of that name ({first_line(error)}): "
+            f"correct it, or {remedy}."
+        ) from None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an exception of another library says, as the end of a sentence; its kind too where it alone says little."""
     lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    said = lines[0].rstrip(".") if lines else ""
+    telling = said and not isinstance(error, LookupError | TypeError | AttributeError)
+    return said if telling else f"{type(error).__name__} {said}".strip()

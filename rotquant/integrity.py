@@ -1,10 +1,12 @@
-"""What everything that reads or makes tensors checks: that they hold numbers.
+"""What everything that reads or makes tensors checks: that they hold numbers, and are those that were written.
 
-A single inf or nan among billions of weights gives a finished and wrong report, so each door to a model goes through
-here: checkpoints, quantized folders, decoders, rotations, and what a recipe makes of a model before it is stored.
+A single inf or nan among billions of weights gives a finished and wrong report, and so does a flipped bit, so each door
+to a model goes through here: checkpoints, quantized folders, decoders, rotations, and what a recipe makes of a model
+before it is stored.
 """
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -54,6 +56,34 @@ def check_changed(model: nn.Module, what: str) -> None:
     name = first_not_finite(model.state_dict().items())
     if name is not None:
         raise CheckpointError(f"after {what}, {_overflow(name, model.state_dict()[name].dtype)}")
+
+
+def file_digests(files: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of each file by its name: what a manifest keeps of the files beside it."""
+    return {path.name: _sha256(path) for path in files}
+
+
+def check_digests(files: Iterable[Path], digests: Mapping[str, str]) -> None:
+    """Raise `CheckpointError` for a file that is not the one whose digest a manifest keeps; an old one keeps none."""
+    for path in files if digests else ():
+        if _sha256(path) != digests.get(path.name):
+            raise CheckpointError(
+                f"{path} is damaged or was changed: it is not the file that was written; copy or make it again."
+            )
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and content of tensors, whatever their order."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _overflow(name: str, dtype: torch.dtype) -> str:

@@ -18,14 +18,14 @@ from rotquant import hadamard
 from rotquant.architectures import Architecture
 from rotquant.errors import RecipeError, ResultError
 from rotquant.files import atomic_path
-from rotquant.integrity import check_finite
+from rotquant.integrity import check_finite, tensors_digest
 from rotquant.schemes import RotationScheme
 from rotquant.stiefel import orthonormality_error
 
 #: How far from orthonormal a stored or learned rotation may be; beyond it a rotated model is another function.
 _TOLERANCE = 1e-4
-#: The file's only metadata: the history as JSON. Safetensors writes several in random order, and equal rotations should
-#: give equal files.
+#: The file's only metadata: history and digest of the matrices as JSON; the history alone in files of before digests
+#: were kept. Safetensors writes several in random order, and equal rotations should give equal files.
 _METADATA = "rotquant.rotations"
 
 
@@ -106,7 +106,8 @@ def save_rotations(path: str | Path, rotations: Rotations, history: list[dict[st
     """
     tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in rotations.tensors().items()}
     with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata={_METADATA: json.dumps(history)})
+        metadata = json.dumps({"history": history, "digest": tensors_digest(tensors)})
+        save_file(tensors, temporary, metadata={_METADATA: metadata})
 
 
 def load_rotations(path: str | Path) -> Rotations:
@@ -146,4 +147,9 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     if _METADATA not in metadata:
         raise ResultError(f"{path} holds no rotations.")
     check_finite(path, tensors.items())
-    return tensors, json.loads(metadata[_METADATA])
+    kept = json.loads(metadata[_METADATA])
+    if isinstance(kept, list):
+        return tensors, kept
+    if tensors_digest(tensors) != kept["digest"]:
+        raise ResultError(f"rotations {path} are damaged: a matrix was changed; delete the file to compute it again.")
+    return tensors, kept["history"]

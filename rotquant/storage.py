@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from rotquant.architectures import Architecture, architecture_of
 from rotquant.checkpoints import (
     MANIFEST,
+    check_kind,
     check_loading,
+    first_line,
     load_config,
     load_tokenizer,
     quiet_transformers,
@@ -26,7 +28,7 @@ from rotquant.checkpoints import (
 )
 from rotquant.errors import CheckpointError, ResultError
 from rotquant.files import atomic_directory, read_json, write_json
-from rotquant.integrity import check_finite, check_loaded
+from rotquant.integrity import check_digests, check_finite, check_loaded, file_digests
 from rotquant.lattice import WIDTH, LatticeWeight
 from rotquant.progress import task
 from rotquant.quantization import ColumnSplit, QParams
@@ -52,6 +54,7 @@ class Manifest(Frozen):
     quantized: shape [out, in] of every quantized weight by its Hugging Face name.
     seconds: wall time of each stage of the making.
     source: what the caller says of the origin: checkpoint, its digest, the digest of the code.
+    digests: SHA-256 of the safetensors files by name; empty in folders of before they were kept.
     """
 
     format_version: Literal[1] = FORMAT_VERSION
@@ -62,6 +65,7 @@ class Manifest(Frozen):
     seconds: dict[str, float] = Field(default_factory=dict)
     source: dict[str, Any] = Field(default_factory=dict)
     versions: dict[str, str | None] = Field(default_factory=dict)
+    digests: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,6 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
-    manifest = stored.manifest.model_copy(update={"source": source or stored.manifest.source})
     tensors = _floating_tensors(stored.model, set(stored.weights))
     for name, weight in stored.weights.items():
         tensors |= _weight_tensors(name, weight)
@@ -171,7 +174,11 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
             stored.model.generation_config.save_pretrained(temporary)
         if stored.tokenizer is not None:
             stored.tokenizer.save_pretrained(temporary)
-        write_json(temporary / MANIFEST, manifest.model_dump(mode="json"))
+        written = {
+            "source": source or stored.manifest.source,
+            "digests": file_digests(temporary / file for file in shards.filename_to_tensors),
+        }
+        write_json(temporary / MANIFEST, stored.manifest.model_copy(update=written).model_dump(mode="json"))
 
 
 @task("loading the model")
@@ -185,7 +192,8 @@ def load_quantized(
 
     Raises:
         ResultError: the manifest is missing, damaged or of another format version.
-        CheckpointError: a tensor is missing, of the wrong shape or not finite, or a file is truncated.
+        CheckpointError: another kind of folder, a tensor that is missing, of the wrong shape or not finite, or a file
+            that is truncated or not the one that was written.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -205,8 +213,8 @@ def load_quantized(
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, AttributeError) as error:
-        raise CheckpointError(f"{folder} cannot be loaded: {error}.") from None
+    except Exception as error:  # what a strange config.json makes of transformers' classes has no common type
+        raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}.") from None
     check_loading(folder, info)
     check_loaded(folder, model)
     return model.eval().to(device), load_tokenizer(folder), stored.state
@@ -217,7 +225,8 @@ def read_quantized(folder: str | Path) -> StoredTensors:
 
     Raises:
         ResultError: the manifest is missing, damaged or of another format version.
-        CheckpointError: a tensor is missing, of the wrong shape or not finite, or a file is truncated.
+        CheckpointError: another kind of folder, a tensor that is missing, of the wrong shape or not finite, or a file
+            that is truncated or not the one that was written.
     """
     from safetensors.torch import load_file
 
@@ -225,8 +234,11 @@ def read_quantized(folder: str | Path) -> StoredTensors:
     manifest = read_manifest(folder)
     config = load_config(folder)
     tensors: dict[str, Tensor] = {}
-    for path in weight_files(folder, _STEM):
+    files = weight_files(folder, _STEM)
+    for path in files:
         read_safetensors_header(path)
+    check_digests(files, manifest.digests)
+    for path in files:
         tensors |= load_file(path)
     check_finite(folder, tensors.items())
     splits, static = _take_sites(folder, manifest.recipe, architecture_of(config), tensors)
@@ -240,6 +252,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     Raises:
         ResultError: it is missing, damaged or of another format version.
     """
+    check_kind(folder, "quantized")
     path = Path(folder) / MANIFEST
     data = read_json(path, "manifest")
     version = data.get("format_version") if isinstance(data, dict) else None

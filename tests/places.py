@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from rotquant import api
 from rotquant.corpora import CorpusSpec
@@ -95,7 +96,27 @@ def _damaged(root: Path, model: Path) -> dict[str, Path]:
     config |= {"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "code.Model"}}
     (remote / "config.json").write_text(json.dumps(config))
     (remote / "code.py").write_text("open('executed', 'w').close()\n")
-    return {"truncated": truncated, "pickled": pickled, "remote": remote}
+    return {"truncated": truncated, "pickled": pickled, "remote": remote, **_wrong_content(root, model)}
+
+
+def _wrong_content(root: Path, model: Path) -> dict[str, Path]:
+    """Copies of the model, and of the quantized one, whose files can be read and say what cannot be."""
+    names = ("infinite", "layerless", "listed", "wordless", "foreign")
+    made = {name: Path(shutil.copytree(model, root / name)) for name in names}
+    tensors = load_file(made["infinite"] / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("inf")
+    save_file(tensors, made["infinite"] / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    (made["layerless"] / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 0}))
+    (made["listed"] / "config.json").write_text("[]")
+    (made["wordless"] / "tokenizer.json").write_text("{}")
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["w3 w4"])  # one token, beyond the embedding
+    tokenizer.save_pretrained(made["foreign"])
+    made["flipped"] = Path(shutil.copytree(root / "quantized", root / "flipped"))
+    weights = made["flipped"] / "quantized.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
+    return made
 
 
 def _outputs(root: Path) -> dict[str, Path]:

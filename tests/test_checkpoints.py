@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rotquant import checkpoints
-from rotquant.checkpoints import checkpoint_digest, load_checkpoint
+from rotquant.checkpoints import check_kind, checkpoint_digest, config_of, load_checkpoint
 from rotquant.errors import CheckpointError, UnsupportedArchitectureError
 from tests.models import VOCABULARY, tiny_model
 
@@ -160,6 +160,11 @@ def no_config(folder: Path) -> None:
     (folder / "config.json").unlink()
 
 
+def drop_field(folder: Path, name: str) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != name}))
+
+
 def damage_config(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": ')
 
@@ -180,12 +185,33 @@ def quantized(folder: Path) -> None:
         (lambda f: edit_config(f, hidden_size=32, head_dim=16), "has shape .* expected"),
         (lambda f: edit_config(f, num_hidden_layers=3), "it lacks model.layers.2"),
         (lambda f: edit_config(f, num_hidden_layers=1), "it has an unknown tensor model.layers.1"),
-        (lambda f: edit_config(f, hidden_size="wide"), r"config\.json is damaged"),
+        (lambda f: edit_config(f, hidden_size="wide"), r"config\.json is damaged: hidden_size: .* \(given 'wide'\)"),
+        (lambda f: edit_config(f, num_hidden_layers=0), "num_hidden_layers: Input should be greater than 0"),
+        (lambda f: edit_config(f, intermediate_size=-96), "intermediate_size: Input should be greater than 0"),
+        (lambda f: edit_config(f, vocab_size=None), "vocab_size: Input should be a valid integer"),
+        (lambda f: edit_config(f, num_key_value_heads=3), "4 heads cannot share 3 key-value heads evenly"),
+        (lambda f: edit_config(f, head_dim=15), "a head of an odd number of features"),
+        (lambda f: edit_config(f, rms_norm_eps=float("nan")), "rms_norm_eps: Input should be a finite number"),
+        (lambda f: edit_config(f, num_hidden_layers=10**9), "asks for 18,432,000,006,144 weights or more"),
+        (lambda f: edit_config(f, hidden_size=2**40), "does not fit its config.json, which asks for"),
+        (lambda f: edit_config(f, hidden_act="shout"), "cannot be loaded: KeyError 'shout'"),
+        (lambda f: edit_config(f, rope_parameters={"rope_type": "helix"}), "cannot be loaded: KeyError 'helix'"),
+        (lambda f: drop_field(f, "num_attention_heads"), "num_attention_heads: Field required"),
+        (lambda f: (f / "config.json").write_text("[]"), r"config\.json is damaged: it is no JSON object"),
+        (lambda f: (f / "config.json").write_text("[" * 10**5), r"config\.json is damaged: maximum recursion depth"),
         (no_tokenizer, "has no tokenizer"),
         (damage_tokenizer, "the tokenizer in .* cannot be loaded"),
+        (lambda f: (f / "tokenizer.json").write_text("[]"), "the tokenizer in .* cannot be loaded: TypeError"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot be loaded: KeyError 'added_tokens'"),
+        (lambda f: (f / "tokenizer_config.json").write_text("null"), "the tokenizer in .* cannot be loaded"),
+        (lambda f: (f / "generation_config.json").write_text("3"), "cannot be loaded: TypeError"),
         (no_config, "it has no config.json"),
         (damage_config, r"config\.json is damaged"),
         (quantized, "holds quantized weights already"),
+        (
+            lambda f: (f / "decoder.json").write_text("{}"),
+            "is a converted decoder: give the checkpoint",
+        ),
     ],
 )
 def test_every_defect_is_one_sentence(folder: Path, damage: object, sentence: str) -> None:
@@ -215,11 +241,51 @@ def test_a_missing_folder_and_a_file_are_told_apart(folder: Path) -> None:
         checkpoint_digest(folder / "model.safetensors")
 
 
+@pytest.mark.parametrize("command", ["the checkpoint itself", "its limits"])
+def test_a_mistyped_path_is_not_taken_for_a_hub_id(
+    original: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def asked(*_: object, **__: object) -> str:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
+    monkeypatch.chdir(original.parent.parent)
+    mistyped = f"{original.parent.name}/{original.name}y"
+    with pytest.raises(
+        CheckpointError, match=f"does not exist; nearest: {original.parent.name}/tiny;.*is {mistyped}@main"
+    ) as caught:
+        config_of(mistyped) if command == "its limits" else load_checkpoint(mistyped, torch.float32)
+    assert "checkpoint:" not in str(caught.value)
+
+
 def test_an_unreachable_hub_says_how_to_give_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def unreachable(*_: object, **__: object) -> str:
         raise ConnectionError("Name or service not known\nmore")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    with pytest.raises(CheckpointError, match="set `checkpoint:` to its folder") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"is no folder here, and the hub cannot be reached.*give its folder"
+    ) as caught:
         load_checkpoint("owner/model", torch.float32)
     assert "\n" not in str(caught.value)
+
+
+def test_each_kind_of_folder_says_what_to_run_first(folder: Path, tmp_path: Path) -> None:
+    for kind, file in (("quantized", "rotquant.json"), ("decoder", "decoder.json")):
+        shutil.copytree(folder, tmp_path / kind)
+        (tmp_path / kind / "model.safetensors").rename(tmp_path / kind / f"{kind}.safetensors")
+        (tmp_path / kind / file).write_text("{}")
+    expected = {
+        ("copy", "quantized"): f"is a plain checkpoint: quantize it first, `rotquant quantize {folder} -o quantized`",
+        ("copy", "decoder"): "is a plain checkpoint: quantize and convert it first",
+        ("quantized", "decoder"): "is a quantized model: convert it first, `rotquant convert ",
+        ("quantized", "plain"): "holds quantized weights already",
+        ("decoder", "plain"): "give the checkpoint that it was made from",
+        ("decoder", "quantized"): "give the quantized folder that it was made from",
+        ("nowhere", "plain"): "does not exist",
+    }
+    for (place, wanted), sentence in expected.items():
+        with pytest.raises(CheckpointError, match=sentence):
+            check_kind(tmp_path / place, wanted)
+    for place, kind in (("copy", "plain"), ("quantized", "quantized"), ("decoder", "decoder")):
+        check_kind(tmp_path / place, kind)

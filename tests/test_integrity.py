@@ -1,5 +1,6 @@
 """Numbers that are none: every door to a model names the tensor that holds inf or nan, and nothing passes it on."""
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -11,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from rotquant.checkpoints import load_checkpoint
 from rotquant.decoder import convert, load_decoder, save_decoder
-from rotquant.errors import CheckpointError
+from rotquant.errors import CheckpointError, ResultError
 from rotquant.evaluation import PerplexityResult
 from rotquant.integrity import check_finite, first_not_finite
 from rotquant.presets import preset
 from rotquant.recipes import Recipe, override
-from rotquant.rotations import Rotations, load_rotations, save_rotations
+from rotquant.rotations import Rotations, load_history, load_rotations, save_rotations
 from rotquant.schemes import RotationScheme
 from rotquant.storage import load_quantized, save_quantized
 from rotquant.weights import build_weights
@@ -31,6 +32,10 @@ def edit(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path, metadata={"format": "pt"})
+    for manifest in path.parent.glob("*.json"):  # else the file itself would be found to be another
+        content = json.loads(manifest.read_text())
+        if "digests" in content:
+            manifest.write_text(json.dumps(content | {"digests": {}}))
 
 
 def spoil(name: str, value: float = math.nan) -> Callable[[dict[str, torch.Tensor]], None]:
@@ -128,6 +133,31 @@ def test_a_model_that_overflows_when_converted_is_refused(made: Path, tmp_path: 
     edit(folder / "quantized.safetensors", spoil("lm_head.weight", 1e5))
     with pytest.raises(CheckpointError, match="after conversion to float16, tensor head holds numbers beyond 65504"):
         convert(folder)
+
+
+@pytest.mark.parametrize(("kind", "load"), [("quantized", load_quantized), ("decoder", load_decoder)])
+def test_a_flipped_bit_is_found(made: Path, tmp_path: Path, kind: str, load: Callable[[Path], object]) -> None:
+    folder = Path(shutil.copytree(made / kind, tmp_path / "copy"))
+    path = folder / f"{kind}.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=rf"{kind}\.safetensors is damaged or was changed"):
+        load(folder)
+
+
+def test_rotations_whose_bits_were_flipped_are_refused_and_those_without_a_digest_are_read(tmp_path: Path) -> None:
+    file, rotations = tmp_path / "rotations.safetensors", Rotations(torch.eye(4, dtype=torch.float64), None)
+    save_rotations(file, rotations, [{"loss": 1.0}])
+    assert load_history(file) == [{"loss": 1.0}]
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ResultError, match="a matrix was changed"):
+        load_rotations(file)
+    save_file(rotations.tensors(), file, metadata={"rotquant.rotations": '[{"loss": 2.0}]'})
+    assert load_history(file) == [{"loss": 2.0}]
+    assert torch.equal(load_rotations(file).residual, rotations.residual)
 
 
 def test_rotations_with_a_number_that_is_none_are_refused(tmp_path: Path) -> None:

@@ -364,11 +364,26 @@ def edit_tensors(folder: Path, change: object) -> None:
     tensors = load_file(folder / "quantized.safetensors")
     change(tensors)
     save_file(tensors, folder / "quantized.safetensors")
+    edit_manifest(folder, digests={})  # else the file itself would be found to be another
 
 
 def truncate(folder: Path) -> None:
     path = folder / "quantized.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(folder: Path) -> None:
+    """One bit in the last tensor."""
+    path = folder / "quantized.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_folder_of_before_digests_were_kept_still_loads(folder: Path) -> None:
+    expected = load_quantized(folder)[0].state_dict()
+    edit_manifest(folder, digests={})
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in load_quantized(folder)[0].state_dict().items())
 
 
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -383,6 +398,11 @@ UP = "model.layers.0.mlp.up_proj.weight"
         (lambda f: edit_manifest(f, seed="red"), ResultError, r"manifest .* is damaged \(seed"),
         (lambda f: edit_manifest(f, quantized={}), CheckpointError, "it lacks"),
         (truncate, CheckpointError, "is truncated or damaged"),
+        (
+            flip,
+            CheckpointError,
+            r"quantized\.safetensors is damaged or was changed: it is not the file that was written",
+        ),
         (lambda f: edit_tensors(f, lambda t: t.pop(f"{UP}.codes")), CheckpointError, "up_proj.weight.codes is missing"),
         (lambda f: edit_tensors(f, lambda t: t.pop(f"{UP}.scale")), CheckpointError, "up_proj.weight.scale is missing"),
         (

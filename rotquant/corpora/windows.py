@@ -44,10 +44,17 @@ class Tokens:
 
 @task("tokenizing")
 def tokenize(text: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """The tokens of a text, without those that the tokenizer has a habit of adding."""
+    """The tokens of a text, without those that the tokenizer has a habit of adding.
+
+    Raises:
+        CorpusError: the tokenizer cannot read it.
+    """
     import torch
 
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    try:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    except Exception as error:  # the tokenizers library raises bare Exception, as for a text that has no token
+        raise CorpusError(f"The tokenizer cannot read the text: {str(error).strip()}.") from None
     return Tokens(torch.tensor(ids, dtype=torch.long), tokenizer.bos_token_id)
 
 

@@ -12,32 +12,35 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from rotquant.checkpoints import load_tokenizer, read_safetensors_header
+from rotquant.checkpoints import DECODER_MANIFEST as MANIFEST
+from rotquant.checkpoints import check_kind, load_tokenizer, read_safetensors_header
 from rotquant.decoder.config import DecoderConfig, Precision
 from rotquant.decoder.model import Decoder
 from rotquant.errors import CheckpointError, ResultError
 from rotquant.files import atomic_directory, read_json, write_json
-from rotquant.integrity import check_finite
+from rotquant.integrity import check_digests, check_finite, file_digests
 from rotquant.recipes import first_problem
 from rotquant.schemes import Frozen
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: File that makes a folder a decoder's.
-MANIFEST = "decoder.json"
 _STEM = "decoder"
 _LARGEST_SHARD = "5GB"
 
 
 class DecoderManifest(Frozen):
-    """The content of decoder.json. source: what the decoder was made of, as the maker says it."""
+    """The content of decoder.json. source: what the decoder was made of, as the maker says it.
+
+    digests: SHA-256 of the files by name; empty in folders of before they were kept.
+    """
 
     format_version: Literal[1] = 1
     config: DecoderConfig
     precision: Precision
     files: tuple[Annotated[str, Field(pattern=r"^[\w-]+\.safetensors$")], ...]
     source: dict[str, Any] = Field(default_factory=dict)
+    digests: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ def save_decoder(
             precision=decoder.precision,
             files=tuple(shards.filename_to_tensors),
             source=source or {},
+            digests=file_digests(temporary / file for file in shards.filename_to_tensors),
         )
         write_json(temporary / MANIFEST, manifest.model_dump(mode="json"))
 
@@ -82,18 +86,22 @@ def load_decoder(folder: str | Path, device: torch.device | str = "cpu") -> Stor
 
     Raises:
         ResultError: the manifest is missing, damaged or of another format version.
-        CheckpointError: a file is missing or truncated, or a tensor does not fit the manifest or is not finite.
+        CheckpointError: another kind of folder, a file that is missing, truncated or not the one that was written, or a
+            tensor that does not fit the manifest or is not finite.
     """
     from safetensors.torch import load_file
 
     folder = Path(folder)
     manifest = read_decoder_manifest(folder)
+    files = [folder / file for file in manifest.files]
+    for path in files:
+        if not path.is_file():
+            raise CheckpointError(f"{folder} is incomplete: {path.name} is missing; convert the model again.")
+        read_safetensors_header(path)
+    check_digests(files, manifest.digests)
     tensors: dict[str, Tensor] = {}
-    for file in manifest.files:
-        if not (folder / file).is_file():
-            raise CheckpointError(f"{folder} is incomplete: {file} is missing; convert the model again.")
-        read_safetensors_header(folder / file)
-        tensors |= load_file(folder / file, device=str(device))
+    for path in files:
+        tensors |= load_file(path, device=str(device))
     decoder = Decoder(manifest.config, manifest.precision, "meta")
     _check(folder, decoder, tensors)
     check_finite(folder, tensors.items())
@@ -108,6 +116,7 @@ def read_decoder_manifest(folder: str | Path) -> DecoderManifest:
     Raises:
         ResultError: it is missing, damaged or of another format version.
     """
+    check_kind(folder, "decoder")
     path = Path(folder) / MANIFEST
     try:
         return DecoderManifest.model_validate(read_json(path, "manifest"))
