@@ -35,7 +35,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "figures": ("rotquant.reporting.figures",),
     "reports": ("rotquant.reporting.markdown", "rotquant.tracking"),
     "speed": ("rotquant.reporting.speed.page", "rotquant.reporting.speed.figures", "rotquant.tracking"),
-    "index": ("rotquant.reporting.scoreboard", "rotquant.reporting.html"),
+    "index": ("rotquant.reporting.scoreboard", "rotquant.reporting.html", "rotquant.reporting.html.pages"),
 }
 
 #: Modules whose edits cannot change a result: how a sentence is worded, a file put in place, progress shown.

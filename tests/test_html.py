@@ -19,6 +19,7 @@ from rotquant.provenance import environment
 from rotquant.quantities import quantities
 from rotquant.reporting import figures, html, tables
 from rotquant.reporting.html.inline_svg import inline_svg
+from rotquant.reporting.html.pages import render_pages
 from rotquant.results import RunResult, run_path, write_result
 from tests.project import Copy
 
@@ -151,6 +152,11 @@ def render(project: Project, name: str, table: Any) -> None:
     write_text(project.root / f"reports/{name}.md", f"# {name}\n")
 
 
+def write_pages(project: Project) -> None:
+    for name, text in render_pages(project).items():
+        write_text(project.root / "reports" / name, text)
+
+
 def article(text: str, name: str) -> str:
     """One target's part of the page, with ordinary spaces."""
     return text[text.index(f'<article id="{name}"') :].partition("</article>")[0].replace("\u00a0", " ")
@@ -180,9 +186,46 @@ def test_ids_of_different_figures_never_clash_and_all_references_resolve(project
 
 
 def test_links_to_files_are_relative_and_lead_somewhere(project: Project) -> None:
+    write_pages(project)
     links = [value for value in Page(html.index(project)).all("href") if not value.startswith("#")]
-    assert {"quarot_table1.md", "../results/tables/quarot_table1.csv"} < set(links)
+    assert {"quarot_table1.html", "../results/tables/quarot_table1.csv"} < set(links)
+    assert not [link for link in links if link.endswith(".md")]
     assert all((project.root / "reports" / link).resolve().is_file() for link in links)
+
+
+def test_a_report_is_a_page_with_its_figures_inline_and_links_to_other_pages(own_project: Project) -> None:
+    text = (
+        "# Title\n\nA caption with *italic*.\n\n![Increase.](figures/quarot_table1.svg)\n\n"
+        "| a | b |\n| :-- | --: |\n| 1 | 2 |\n\n[other](quarot_table2.md), [file](../config/config.yaml), "
+        "[run](missing.md)\n\n<details><summary>more</summary>\n\nholds ✅\n\n</details>\n"
+    )
+    write_text(own_project.root / "reports/quarot_table1.md", text)
+    found = render_pages(own_project)
+    assert set(found) == {"quarot_table1.html", "quarot_table2.html", "quarot_own.html"}
+    shown = found["quarot_table1.html"]
+    page = Page(shown)
+    assert page.open == []
+    assert {tag for tag, _ in page.elements} & {"script", "link", "img", "iframe", "object", "base"} == set()
+    policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    assert page.all("href")[:2] == ["index.html#quarot_table1", "quarot_table1.md"]
+    assert page.all("href")[-3:] == ["quarot_table2.html", "../config/config.yaml", "missing.md"]
+    assert sum(tag == "svg" for tag, _ in page.elements) == 1
+    assert "<title>Title</title>" in shown
+    assert '<td style="text-align:right">2</td>' in shown
+    assert "<p>holds ✓</p>" in shown
+
+
+def test_numbers_stand_before_the_figure(project: Project) -> None:
+    text = article(html.index(project), "quarot_table1")
+    assert text.index("43.050") < text.index("<svg")
+
+
+def test_a_paper_says_how_far_it_is(project: Project) -> None:
+    text = html.index(project)
+    assert "2 of 107 tables and figures are built; 2 claims about them: 1 hold here, 1 fail, 0 not checkable." in text
+    assert "2 of 20 tables and figures are built; 2 claims about them" in text
+    assert "0 of 28 tables and figures are built." in text
 
 
 def test_text_of_the_tables_is_escaped(project: Project) -> None:
@@ -286,6 +329,7 @@ def test_the_command_writes_both_indexes_and_the_gallery_takes_the_markdown(
         outcome = CliRunner().invoke(report_app, [command])
         assert outcome.exit_code == 0, outcome.output
     assert (own_project.root / "reports/index.html").read_text() == html.index(own_project)
+    assert (own_project.root / "reports/quarot_table1.html").exists()
     gallery = own_project.root / "docs/gallery"
     assert not list(gallery.glob("*.html"))
     assert "](index.html)" in (own_project.root / "reports/index.md").read_text()

@@ -102,10 +102,16 @@ def speed_figure(name: TableName, config: Configs = None) -> None:
 
 @report_app.command()
 def index(config: Configs = None) -> None:
-    """Render the scoreboard over all targets of the papers into reports/index.md, and as a page into index.html."""
+    """Render the scoreboard over all targets of the papers into reports/index.md, and as a page into index.html.
+
+    Beside it, every report that index.html links to as a page: reports/<name>.html.
+    """
     from rotquant.reporting import html, scoreboard
+    from rotquant.reporting.html.pages import render_pages
 
     project = open_project(config)
+    for name, text in render_pages(project).items():
+        write_text(project.root / REPORTS / name, text)
     for name, text in (("index.md", scoreboard.index(project)), ("index.html", html.index(project))):
         write_text(project.root / REPORTS / name, text)
         typer.echo(str(REPORTS / name))

@@ -5,16 +5,13 @@ nothing. Without JavaScript everything is shown.
 """
 
 import re
-from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from rotquant.project import Project
+from rotquant.reporting.html.templates import FOLDER, environment
 from rotquant.reporting.html.views import papers
 from rotquant.reporting.scoreboard import standings, summary
-
-_FOLDER = Path(__file__).parent
 
 
 def index(project: Project) -> str:
@@ -23,19 +20,13 @@ def index(project: Project) -> str:
     Raises:
         ResultError: a figure is damaged.
     """
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["code"] = _code
+    templates = environment()
+    templates.filters["code"] = _code
     found = standings(project)
     everything = [standing for group in found.values() for standing in group]
-    return environment.get_template("index.html.jinja").render(
-        style=(_FOLDER / "style.css").read_text(encoding="utf-8"),
-        script=(_FOLDER / "script.js").read_text(encoding="utf-8"),
+    return templates.get_template("index.html.jinja").render(
+        style=(FOLDER / "style.css").read_text(encoding="utf-8"),
+        script=(FOLDER / "script.js").read_text(encoding="utf-8"),
         papers=papers(project, found),
         summary=summary(everything),
     )

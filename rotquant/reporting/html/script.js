@@ -1,7 +1,8 @@
 "use strict";
 
 // Filters: an entry is shown when it satisfies all of them; without this script everything is.
-const form = document.getElementById("filters");
+const filters = document.getElementById("filters");
+const form = filters.querySelector("form");
 const entries = [...document.querySelectorAll("[data-target]")].map((element) => ({
   element,
   contents: document.querySelector(`[data-for="${element.id}"]`),
@@ -41,6 +42,7 @@ function apply() {
 form.addEventListener("input", apply);
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("reset", () => setTimeout(apply));
-form.hidden = false;
+filters.hidden = false;
 if (window.matchMedia("(max-width: 60rem)").matches) document.querySelector("nav details").open = false;
+if (window.matchMedia("(max-width: 40rem)").matches) filters.open = false;
 apply();

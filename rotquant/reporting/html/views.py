@@ -20,7 +20,7 @@ from rotquant.reporting.html.speed import speed_facts, speed_grids
 from rotquant.reporting.numbers import not_finite, show, words
 from rotquant.reporting.pages.values import printed_decimals
 from rotquant.reporting.pages.verdicts import findings
-from rotquant.reporting.scoreboard import Standing, subjects
+from rotquant.reporting.scoreboard import Standing, subjects, summary
 from rotquant.reporting.speed.claims import Outcome as SpeedOutcome
 from rotquant.reporting.tables import Value, Values, known_quantities, main_quantities, table_path
 from rotquant.results import REPORTS, RunResult, read_result, rotations_of, run_path
@@ -81,10 +81,11 @@ class Card:
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper's section of the page: cards of what is done, and standings of what is not."""
+    """One paper's section of the page: cards of what is done, and standings of what is not; counts in a sentence."""
 
     id: str
     title: str
+    summary: str
     cards: tuple[Card, ...]
     pending: tuple[Standing, ...]
 
@@ -100,6 +101,7 @@ def papers(project: Project, found: Mapping[str, Sequence[Standing]]) -> list[Pa
         Paper(
             paper,
             titles[paper],
+            summary(group) if any(standing.listed for standing in group) else "",
             tuple(_card(project, standing) for standing in group if standing.status != "not yet"),
             tuple(standing for standing in group if standing.status == "not yet"),
         )
@@ -153,9 +155,13 @@ def _figure(project: Project, name: str, figure: Figure | Drawing | None) -> Mar
 
 
 def _links(project: Project, standing: Standing) -> tuple[tuple[str, str], ...]:
-    """Files beside the page that exist: (words, path)."""
-    files = [("full report", REPORTS / f"{standing.id}.md"), ("table as CSV", table_path(standing.id))]
-    return tuple((text, os.path.relpath(path, REPORTS)) for text, path in files if (project.root / path).exists())
+    """Files beside the page that exist: (words, path). The page of a report is written with the index."""
+    files = [("full report", REPORTS / f"{standing.id}.md", ".html"), ("table as CSV", table_path(standing.id), ".csv")]
+    return tuple(
+        (text, os.path.relpath(path.with_suffix(shown), REPORTS))
+        for text, path, shown in files
+        if (project.root / path).exists()
+    )
 
 
 def _main_grids(project: Project, table: Table, values: Values) -> tuple[Grid, ...]:

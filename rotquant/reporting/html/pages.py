@@ -1,0 +1,67 @@
+"""The page of a target for a browser: its Markdown in the style of the index, with its figures inline.
+
+Like the index it is a file on its own, and its content security policy lets it load and run nothing.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from rotquant.errors import ResultError
+from rotquant.project import Project
+from rotquant.reporting.html.inline_svg import inline_svg
+from rotquant.reporting.html.templates import FOLDER, environment
+from rotquant.results import REPORTS
+
+#: Marks that every font has, in place of pictures.
+_MARKS = str.maketrans({"✅": "✓", "❌": "✗"})
+
+
+def render_pages(project: Project) -> dict[str, str]:
+    """Every rendered report of the reports folder by its name there, such as "quarot_table1.html".
+
+    Raises:
+        ResultError: a report or a figure of one is damaged.
+    """
+    folder = project.root / REPORTS
+    names = sorted(path.stem for path in folder.glob("*.md") if path.stem != "index")
+    return {f"{name}.html": _page(folder, name, names) for name in names}
+
+
+def _page(folder: Path, name: str, others: Iterable[str]) -> str:
+    try:
+        text = (folder / f"{name}.md").read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ResultError(f"report {folder / name}.md is damaged ({error}); delete it and run again.") from None
+    markdown = MarkdownIt("commonmark").enable("table")
+    tokens = markdown.parse(text.translate(_MARKS))
+    pages = {f"{other}.md": f"{other}.html" for other in others}
+    for part in [part for token in tokens for part in (token, *(token.children or ()))]:
+        _adapt(part, folder, name, pages)
+    title = next((token.content for token in tokens if token.type == "inline"), name)
+    return (
+        environment()
+        .get_template("page.html.jinja")
+        .render(
+            style=(FOLDER / "style.css").read_text(encoding="utf-8"),
+            name=name,
+            title=title,
+            body=markdown.renderer.render(tokens, markdown.options, {}),
+        )
+    )
+
+
+def _adapt(token: Token, folder: Path, name: str, pages: dict[str, str]) -> None:
+    """Figures inline, links between reports to their pages, tables in a box that scrolls."""
+    source = str(token.attrs.get("src", ""))
+    if token.type == "image" and source.endswith(".svg"):
+        drawing = inline_svg(folder / source, f"{name}-{Path(source).stem}", token.content)
+        token.type, token.content = "html_inline", f'<span class="paper scroll">{drawing}</span>'
+    elif token.type == "link_open":
+        target = str(token.attrs["href"])
+        token.attrs["href"] = pages.get(target, target)
+    elif token.type in ("table_open", "table_close"):
+        opening = token.type == "table_open"
+        token.type, token.content = "html_block", '<div class="scroll"><table>\n' if opening else "</table></div>\n"
