@@ -40,28 +40,38 @@ _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
 
 class Recipe(Frozen):
-    """Everything that is done to a model. A field left at None is not done; the empty recipe is the baseline.
+    """Everything that is done to a model. A section left at null is not done; the empty recipe is the baseline.
 
-    Order of application: `rotation`, learned where it says so, is applied, and norms are fused if it has an R1;
-    `smoothing`, `omniquant` or `awq` transform equivalently, `llm_qat` trains; `outliers` choose and reorder features;
-    `weights` quantizes, seeing the effect of all these, to integers or, with `quip`, to points of a lattice.
-    `activations` quantizes the input of every linear layer but lm_head, `attention_output`, where it is given, that of
-    o_proj in its place, `keys` (after RoPE and R3) and `values` (at v_proj's output) the KV cache.
+    Sections act in this order, those of weights seeing the effect of all before them; a recipe has at most one of
+    `smoothing`, `omniquant`, `awq`, `llm_qat` and `quip`.
     """
 
     rotation: RotationScheme | None = None
+    """Norms are fused into the linear layers and the residual stream, values, keys and the MLP are rotated."""
     smoothing: Smoothing | None = None
+    """Transform equivalently as SmoothQuant does."""
     omniquant: OmniQuant | None = None
+    """Transform equivalently and clip weights as OmniQuant learns to."""
     awq: AWQ | None = None
+    """Transform equivalently as AWQ does."""
     llm_qat: LLMQAT | None = None
+    """Train the weights for being rounded."""
     quip: QuIP | None = None
+    """Round weights to points of a lattice instead of integers."""
     outliers: OutlierFeatures | None = None
+    """Input features that are kept in higher precision, chosen and reordered."""
     weights: WeightQuantization | None = None
+    """Quantize the weights of all linear layers but lm_head."""
     activations: QuantizationScheme | None = None
+    """Quantize the input of every linear layer but lm_head."""
     attention_output: QuantizationScheme | None = None
+    """Quantize the input of o_proj so, in place of `activations`."""
     keys: QuantizationScheme | None = None
+    """Quantize the keys of the KV cache, after RoPE and R3."""
     values: QuantizationScheme | None = None
+    """Quantize the values of the KV cache, at v_proj's output."""
     calibration: Calibration | None = None
+    """The text that methods which calibrate read."""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Recipe":

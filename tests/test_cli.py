@@ -8,10 +8,12 @@ import sys
 
 import pytest
 import torch
+from typer.main import get_command
 
 from rotquant import api
 from rotquant.cli import app
 from rotquant.commands.options import changed
+from rotquant.commands.root import cli
 from rotquant.files import file_digest
 from rotquant.methods.spinquant import learn_rotations
 from rotquant.presets import preset
@@ -149,3 +151,21 @@ def test_help_says_which_kind_of_model_a_command_takes(monkeypatch, capsys):
     assert "or a folder of rotquant quantize or convert" in said["evaluate"]
     for command in ("quantize", "diagnose"):
         assert "A plain checkpoint: Hugging Face folder or hub id." in said[command]
+
+
+def commands(group, path=()):
+    """Every command of the tree with its path."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+@pytest.mark.parametrize(("path", "command"), list(commands(get_command(cli))))
+def test_help_prints_every_placeholder_of_its_text(path, command, monkeypatch, capsys):
+    assert rotquant(monkeypatch, *path, "--help") == 0
+    printed = capsys.readouterr().out
+    texts = [command.help, *(parameter.help or "" for parameter in command.params if hasattr(parameter, "help"))]
+    for placeholder in re.findall(r"<[^<>\n]+>", " ".join(texts)):
+        assert placeholder in printed

@@ -25,7 +25,7 @@ from rotquant.corpora import NO_BOS
 from rotquant.devices import torch_device, torch_dtype
 from rotquant.errors import RecipeError, ResultError
 from rotquant.files import check_output_file, check_output_folder, folder_size, write_json, write_text
-from rotquant.presets import preset
+from rotquant.presets import PRESETS, preset
 from rotquant.progress import task
 from rotquant.recipes import Recipe, override
 from rotquant.schemes import Perplexity, ZeroShot
@@ -38,11 +38,7 @@ def quantize(
     model: Checkpoint,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
     method: Annotated[
-        str,
-        typer.Option(
-            help="baseline, rtn, gptq, smoothquant, omniquant, awq, awq-128g, llm-qat, quip-sharp, quik, quarot, "
-            "quarot-rtn, quarot-128g, atom-128g, spinquant-easy or spinquant-hard."
-        ),
+        str, typer.Option(help=f"{', '.join(PRESETS)}: `rotquant methods` and `rotquant recipe` say what they are.")
     ] = "quarot",
     changes: Changes = None,
     corpus: Corpus = "docstrings",

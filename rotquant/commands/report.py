@@ -19,7 +19,7 @@ TableName = Annotated[str, typer.Argument(help="A table's id, e.g. quarot_table1
 
 @report_app.command()
 def table(name: TableName, config: Configs = None) -> None:
-    """Collect a table's numbers from the run files into results/tables/<name>.csv."""
+    """Collect a table's numbers from the run files into `results/tables/<name>.csv`."""
     from rotquant.reporting import tables
 
     project = open_project(config)
@@ -31,7 +31,7 @@ def table(name: TableName, config: Configs = None) -> None:
 
 @report_app.command()
 def figure(name: TableName, config: Configs = None) -> None:
-    """Draw a table's figure into reports/figures/<name>.svg."""
+    """Draw a table's figure into `reports/figures/<name>.svg`."""
     from rotquant.reporting import figures, tables
 
     project = open_project(config)
@@ -44,7 +44,7 @@ def figure(name: TableName, config: Configs = None) -> None:
 
 @report_app.command()
 def page(name: TableName, config: Configs = None) -> None:
-    """Render a table's page into reports/<name>.md, and show its runs in MLflow (unless `tracking: false`)."""
+    """Render a table's page into `reports/<name>.md`, and show its runs in MLflow (unless `tracking: false`)."""
     from rotquant import tracking
     from rotquant.reporting import figures, markdown, tables
 
@@ -88,7 +88,7 @@ def speed(name: TableName, config: Configs = None) -> None:
 
 @report_app.command()
 def speed_figure(name: TableName, config: Configs = None) -> None:
-    """Draw the figure of a speed table into reports/figures/<name>.svg."""
+    """Draw the figure of a speed table into `reports/figures/<name>.svg`."""
     from rotquant.reporting.figures import figure_path
     from rotquant.reporting.speed import figures
 

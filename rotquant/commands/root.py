@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from rotquant import __version__
-from rotquant.commands import bench, convert, data, models, tasks
+from rotquant.commands import bench, convert, data, methods, models, tasks
 from rotquant.commands.report import report_app
 from rotquant.commands.runs import runs_app
 
@@ -21,6 +21,8 @@ cli.command()(models.export)
 cli.command()(convert.convert)
 cli.command()(convert.generate)
 cli.command()(models.diagnose)
+cli.command()(methods.methods)
+cli.command()(methods.recipe)
 cli.command()(tasks.tasks)
 cli.command()(data.corpus)
 cli.command()(data.train)

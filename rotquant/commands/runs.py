@@ -99,7 +99,7 @@ def rotations(
     config: Configs = None,
     again: Annotated[bool, typer.Option(help="Learn them again where they are there already.")] = False,
 ) -> None:
-    """Learn rotations R1 and R2 (SpinQuant) into results/rotations/<key>/, for all weights that are made with them.
+    """Learn rotations R1 and R2 (SpinQuant) into `results/rotations/<key>/`, for all weights that are made with them.
 
     An interrupted call continues at its last checkpoint.
     """
@@ -169,7 +169,7 @@ def measure(
     config: Configs = None,
     again: Annotated[bool, typer.Option(help="Measure again what is there already.")] = False,
 ) -> None:
-    """Measure a group of runs, each into results/runs/<key>.json; needs their weights (`rotquant runs weights`).
+    """Measure a group of runs, each into `results/runs/<key>.json`; needs their weights (`rotquant runs weights`).
 
     A group is what one job measures: runs on equal weights, all seeds, that the same tables ask for. Runs that the
     current code has measured on these weights are kept, so an interrupted call continues.
@@ -183,7 +183,7 @@ def measure(
 
 @runs_app.command()
 def compute(key: Key, config: Configs = None) -> None:
-    """Measure one run into results/runs/<key>.json; its weights must be there (`rotquant runs weights`)."""
+    """Measure one run into `results/runs/<key>.json`; its weights must be there (`rotquant runs weights`)."""
     project = open_project(config)
     _measure(project, (project.run(key),), again=True)
 

@@ -1,0 +1,112 @@
+"""`rotquant methods` and `rotquant recipe`: the presets, and every field of one with what it means.
+
+All that is shown is read from `rotquant.presets` and from the documentation of the fields where they are declared.
+"""
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_args
+
+import typer
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+from rich.console import Console
+from rich.table import Table
+
+from rotquant.commands.options import Changes, changed
+from rotquant.presets import PRESETS, preset
+from rotquant.recipes import Recipe
+
+
+def methods() -> None:
+    """List the methods that `rotquant quantize --method` takes: weights, inputs and KV cache in bits, what it is.
+
+    Example: `rotquant methods`, then `rotquant recipe quarot` for one of them
+    """
+    table = Table("method", "W-A-KV", "what it is")
+    for name, make in PRESETS.items():
+        table.add_row(name, _widths(make()), _first_paragraph(make))
+    Console(markup=False).print(table)
+
+
+def recipe(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method of `rotquant methods`.")],
+    changes: Changes = None,
+    format: Annotated[
+        Literal["table", "yaml", "json"],
+        typer.Option(help="table: each field with value, default and meaning; yaml or json: the values, to be copied."),
+    ] = "table",
+) -> None:
+    """Show what a METHOD does: every field of its recipe with value, default and meaning, as `--set` changes them.
+
+    A section that the method leaves at null shows its fields with `--set SECTION={}`.
+
+    Examples: `rotquant recipe spinquant-hard`, `rotquant recipe quarot --set weights.scheme.bits=3 --format yaml`
+    """
+    chosen = changed(preset(method), changes)
+    data = chosen.model_dump(mode="json")
+    if format == "json":
+        typer.echo(json.dumps(data, indent=2))
+    elif format == "yaml":
+        typer.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
+    else:
+        typer.echo(f"{method}: {_first_paragraph(PRESETS[method])}\n")
+        table = Table("field", "value", "default", "meaning")
+        for path, value, default, meaning in _rows(Recipe, data):
+            table.add_row(path, value, default, meaning)
+        Console(markup=False).print(table)
+
+
+def _widths(recipe: Recipe) -> str:
+    """Bits of weights, inputs and KV cache, 16 where they stay floating point."""
+    schemes = (recipe.weights and recipe.weights.scheme, recipe.activations, recipe.keys)
+    return "-".join(str(scheme.bits if scheme else 16) for scheme in schemes)
+
+
+def _first_paragraph(documented: Any) -> str:
+    return " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
+
+
+def _rows(
+    section: type[BaseModel], values: dict[str, Any], default: BaseModel | None = None, path: str = ""
+) -> Iterator[tuple[str, str, str, str]]:
+    """Path, value, default and meaning of each field of a section, in order and with the sections inside of it."""
+    meanings = field_meanings(section)
+    for name, field in section.model_fields.items():
+        value, inner = values[name], _section(field.annotation)
+        usual = field.default if default is None else getattr(default, name)
+        if inner:
+            yield path + name, "" if value else "null", "", f"{meanings[name]} {_first_paragraph(inner)}"
+            if value:
+                usual = usual if isinstance(usual, BaseModel) else None
+                yield from _rows(inner, value, usual, f"{path}{name}.")
+        else:
+            yield path + name, _shown(value), "" if usual is PydanticUndefined else _shown(usual), meanings[name]
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds, which may be optional; None where it holds a value."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _shown(value: Any) -> str:
+    """A value as `--set` takes it."""
+    return json.dumps(value).strip('"')
+
+
+def field_meanings(section: type[BaseModel]) -> dict[str, str]:
+    """The documentation strings that stand below a model's fields, by field.
+
+    pydantic can attach them when a class is made, which would cost every process time for what one command shows.
+    """
+    (declared,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    meanings = {}
+    for field, below in zip(declared.body, declared.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            meanings[field.target.id] = " ".join(below.value.value.split())
+    return meanings
