@@ -5,6 +5,7 @@ to its model. Sources: QuaRot Sec. 5 (setup) and Table 1, SpinQuant Sec. 4.1 and
 these are silent.
 """
 
+import functools
 from collections.abc import Callable
 
 from rotquant.errors import RecipeError, nearest
@@ -216,6 +217,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
 }
 
 
+@functools.cache
 def preset(name: str) -> Recipe:
     """The recipe of a published method.
 

@@ -20,7 +20,7 @@ from rotquant.errors import CheckpointError, ConfigError, RecipeError, lookup
 from rotquant.files import canonical_json, short_hash
 from rotquant.presets import preset
 from rotquant.quantities import Quantity, quantities
-from rotquant.recipes import Run, check_widths, first_problem, override
+from rotquant.recipes import Run, check_widths, first_problem, override_all
 from rotquant.resolution import check_names, resolve, resolve_metric, site_widths
 from rotquant.schemes import Metric
 from rotquant.speed.definitions import SpeedTable
@@ -281,7 +281,7 @@ class Project:
         where = f"table {table.id}, row {row.name}, column {column.name}"
         slot = self.config.slot(column.slot)
         changes = row.columns.get(column.name, {})
-        recipe = override(override(preset(row.method), row.recipe, where), changes, where)
+        recipe = override_all(preset(row.method), [row.recipe, changes], where)
         recipe = resolve(recipe, slot, where, merge(row.recipe, changes))
         try:
             check_widths(recipe, self.widths(slot.name))
