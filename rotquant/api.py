@@ -1,7 +1,7 @@
 """The library in four verbs: `quantize` a checkpoint, `load` what was quantized, measure `perplexity`, `zero_shot`.
 
 The command line and the workflow call the same functions. A `Model` is ready to run: its forward contains the online
-transforms and quantizers of its recipe.
+transforms and quantizers of its recipe. Long work says on standard error how far it is (`rotquant.progress`).
 """
 
 import time

@@ -194,6 +194,25 @@ def test_a_hub_dataset_that_cannot_be_reached_says_how_to_give_a_local_folder(mo
         load_text(spec, "test")
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_datasets_library_draws_its_bars_at_terminals_only(terminal, monkeypatch, capsys):
+    import datasets
+
+    disabled = []
+
+    def loaded(*args, **kwargs):
+        disabled.append(datasets.are_progress_bars_disabled())
+        return [{"text": "a text"}]
+
+    monkeypatch.setattr(datasets, "load_dataset", loaded)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    before = datasets.are_progress_bars_disabled()
+    assert load_text(CorpusSpec(name="mine", source="hub", path="owner/name"), "test") == "a text"
+    assert disabled == [not terminal]
+    assert datasets.are_progress_bars_disabled() is before is False
+
+
 def test_bad_local_corpora_are_named_in_one_sentence(tmp_path):
     def text_of(split="test", **fields):
         return load_text(CorpusSpec(name="mine", source="local", **fields), split)

@@ -14,12 +14,15 @@ import pytest
 import torch
 
 from rotquant import progress
+from rotquant.corpora import Tokens
 from rotquant.evaluation import perplexity
 from rotquant.fidelity import end_to_end_snr
 from rotquant.methods.spinquant import learn_rotations
 from rotquant.presets import preset
-from rotquant.progress import Display, duration, silenced, task, track
+from rotquant.progress import Display, downloading, duration, silenced, task, track
+from rotquant.provenance import STAGES, stage_modules
 from rotquant.recipes import override
+from rotquant.schemes import SNR, Perplexity
 from rotquant.weights import build_weights
 from tests.models import VOCABULARY, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
@@ -336,6 +339,23 @@ def test_durations_are_words(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
+def test_what_progress_says_makes_no_result_anew() -> None:
+    assert all("rotquant.progress" not in stage_modules(stage) for stage in STAGES)
+
+
+def test_a_download_is_a_task_in_a_log_and_left_to_its_librarys_bars_at_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with long_work(monkeypatch), downloading("owner/name"):
+        pass
+    assert "downloading owner/name, " in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with long_work(monkeypatch), downloading("owner/name"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
 def test_no_other_module_shows_progress() -> None:
     def imported(path: Path) -> set[str]:
         nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -393,8 +413,8 @@ def test_learning_and_measuring_say_how_far_they_are(
     model, samples = tiny_model(), tiny_tokens(batch=4)
     with long_work(monkeypatch):
         learn_rotations(model, recipe, 0, samples)
-        perplexity(model, samples.flatten(), 24, batch_size=1)
-        end_to_end_snr(model, model, samples.flatten(), 24)
+        perplexity(model, Tokens(samples.flatten()), Perplexity(sequence_length=24), batch_size=1)
+        end_to_end_snr(model, model, Tokens(samples.flatten()), SNR(sequence_length=24))
     said = capsys.readouterr().err
     expected = {"learning rotations: step 2 of 3, loss", "perplexity: window 2 of 4", "SNR: window 2 of 4"}
     assert {words for words in expected if words not in said} == set()
