@@ -90,7 +90,8 @@ class _Shape(BaseModel):
     head_dim: Size | None = None
     vocab_size: Size
     max_position_embeddings: Size | None = None
-    rms_norm_eps: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1e-6
+    rms_norm_eps: Annotated[float, Field(ge=0.0)] = 1e-6
+    sliding_window: Size | None = None
 
     @model_validator(mode="after")
     def _heads_fit(self) -> "_Shape":

@@ -262,7 +262,7 @@ def load_config(folder: Path) -> Any:
     from rotquant.architectures import check_shape
 
     try:
-        weights = check_shape(json.loads(path.read_text(encoding="utf-8")))
+        weights = check_shape(json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant))
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no model folder: it has no config.json.") from None
     except ValidationError as error:
@@ -341,6 +341,11 @@ def _download(name: str, revision: str | None) -> Path:
             f"{name} is no folder here, and the hub cannot be reached for a model of that name ({first_line(error)}): "
             f"correct it, or {remedy}."
         ) from None
+
+
+def _refuse_constant(name: str) -> None:
+    """Python reads NaN and Infinity in JSON, which has neither."""
+    raise ValueError(f"it has the number {name}")
 
 
 def first_line(error: Exception) -> str:

@@ -211,6 +211,7 @@ def test_a_recipe_file_with_an_unknown_or_impossible_key_names_it(tmp_path):
     for match, change in {
         "multiple of num_key_value_heads": {"num_key_value_heads": 3},
         "must be the hidden_size of a phi3 model": {"model_type": "phi3", "head_dim": 16},
+        "exceeds model.max_position_embeddings 4": {"max_position_embeddings": 4},
     }.items():
         with pytest.raises(ValidationError, match=match):
             TrainingConfig.model_validate({**RECIPE, "model": {**RECIPE["model"], **change}})

@@ -91,6 +91,15 @@ class TrainingConfig(Frozen):
     validation_windows: int = Field(default=256, gt=0)
     checkpoint_minutes: float = Field(default=2.0, gt=0)
 
+    @model_validator(mode="after")
+    def _samples_fit_the_context(self) -> TrainingConfig:
+        if self.sequence_length > self.model.max_position_embeddings:
+            raise ValueError(
+                f"sequence_length {self.sequence_length} exceeds model.max_position_embeddings "
+                f"{self.model.max_position_embeddings}"
+            )
+        return self
+
     @classmethod
     def from_yaml(cls, path: str | Path) -> TrainingConfig:
         """Read a recipe; `ConfigError` names the file and the key that does not fit."""
