@@ -114,8 +114,10 @@ class RotationScheme(Frozen):
     """Which rotations a model carries (SpinQuant's names R1..R4; QuaRot Sec. 4 stages 1a-1d)."""
 
     residual: Literal["none", "hadamard", "orthogonal"] = "hadamard"
-    """R1 on the residual stream, fused into the weights. `hadamard` is a randomized Hadamard matrix (QuaRot),
-    `orthogonal` a Haar-random one from a QR decomposition (QuaRot Table 8, SpinQuant's floating-point rotation)."""
+    """R1 on the residual stream, fused into the weights, and with it each norm's gain, which does not commute with R1.
+    `hadamard` is a randomized Hadamard matrix (QuaRot), `orthogonal` a Haar-random one from a QR decomposition (QuaRot
+    Table 8, SpinQuant's floating-point rotation). `none` leaves norms and tied embeddings as they are: a scheme with
+    everything off is a recipe without rotation."""
     values: Literal["none", "hadamard", "random_hadamard", "orthogonal"] = "hadamard"
     """R2 for each head's values, fused into v_proj and o_proj. `hadamard` is the exact Hadamard matrix (QuaRot);
     `random_hadamard` and `orthogonal` are drawn for each layer (SpinQuant)."""
@@ -138,7 +140,14 @@ class RotationScheme(Frozen):
     def _something_to_learn(self) -> "RotationScheme":
         if self.learning is not None and self.residual == "none" and self.values == "none":
             raise ValueError("learning needs residual or values: there is no rotation to learn")
+        if self.center_embeddings and self.residual == "none":
+            raise ValueError("center_embeddings is a part of R1: it needs residual")
         return self
+
+    @property
+    def fuses_norms(self) -> bool:
+        """Whether norms give their gains to the weights that read them."""
+        return self.residual != "none"
 
     @property
     def is_random(self) -> bool:
