@@ -95,7 +95,10 @@ def _number(count: int, unit: str) -> str:
 
 @dataclass
 class Lines:
-    """Plain lines, for logs: the first after `first` seconds, then one every `interval` seconds."""
+    """Plain lines, for logs.
+
+    first: seconds of work before the first line. interval: seconds between lines. pause: between looks at the clock.
+    """
 
     stream: IO[str]
     first: float = 5.0
@@ -122,7 +125,10 @@ class Lines:
 
 
 class Bars:
-    """Bars at a terminal, one below the other for tasks within tasks; they vanish when the work is done."""
+    """Bars at a terminal, one below the other for tasks within tasks; they vanish when the work is done.
+
+    first, interval, pause: as of `Lines`.
+    """
 
     first, interval, pause = 1.0, 0.25, 0.25
 
@@ -235,12 +241,12 @@ def _screen(stream: IO[str] | None) -> Lines | Bars | None:
     """What shows tasks on a stream; nothing where a process has none."""
     if stream is None or stream.closed:
         return None
-    return Bars(stream) if _takes_bars(stream) else Lines(stream)
+    return Bars(stream) if _moves_cursor(stream) else Lines(stream)
 
 
-def _takes_bars(stream: IO[str] | None) -> bool:
-    """Whether a stream is a terminal whose cursor can be moved."""
-    return stream is not None and stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+def _moves_cursor(stream: IO[str]) -> bool:
+    """Whether a stream is a terminal that can draw bars."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 _display = Display()
@@ -255,17 +261,18 @@ def task(description: str, unit: str = "", total: int | None = None, done: int =
         total: how many there are.
         done: steps that an earlier process has done.
     """
-    under_way = Task(_display, description, unit, total, done)
+    display = _display
+    under_way = Task(display, description, unit, total, done)
     if _silent.get() or os.environ.get("ROTQUANT_QUIET", "0") not in ("", "0"):
         yield under_way
         return
-    _display.open(under_way)
+    display.open(under_way)
     finished = False
     try:
         yield under_way
         finished = True
     finally:
-        _display.close(under_way, finished)
+        display.close(under_way, finished)
 
 
 def track(items: Iterable[Item], description: str, unit: str, total: int | None = None) -> Iterator[Item]:
@@ -280,7 +287,7 @@ def track(items: Iterable[Item], description: str, unit: str, total: int | None 
 
 def at_terminal() -> bool:
     """Whether standard error shows bars."""
-    return _takes_bars(sys.stderr)
+    return sys.stderr is not None and not sys.stderr.closed and _moves_cursor(sys.stderr)
 
 
 def downloading(what: str) -> AbstractContextManager[object]:
