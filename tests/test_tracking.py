@@ -1,8 +1,7 @@
 """MLflow shows exactly what the result files say: one per run, replaced and never doubled, also when many start."""
 
+import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,83 +9,21 @@ from typing import Any
 import pytest
 import yaml
 
-from rotquant import project as projects
 from rotquant import tracking
 from rotquant.errors import ResultError
-from rotquant.files import short_hash, write_json
+from rotquant.files import write_json
 from rotquant.project import Project, load_project
 from rotquant.provenance import environment
+from rotquant.reporting.tables import collect
 from rotquant.results import HISTORY_FILE, RunResult, read_result, rotation_path, run_path, write_result
-from rotquant.tracking import store
-from tests.project import Copy
+from rotquant.tracking import tables
 from tests.speed import SPEED, record
-
-ROWS = [
-    {"name": "Baseline", "method": "baseline"},
-    {"name": "QuaRot", "method": "quarot-rtn"},
-    {"name": "INT8", "method": "quarot-rtn", "recipe": {"weights": {"scheme": {"bits": 8}}}},
-]
-COMMON = {
-    "section": "5.1",
-    "caption": "A small table.",
-    "columns": ["Llama-2-7B", "Llama-2-13B"],
-    "baseline": "Baseline",
-    "claims": [],
-}
-PERPLEXITY = {"kind": "perplexity", "corpus": "wikitext2"}
-TABLES = {
-    "paper": "quarot",
-    "title": "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs",
-    "tables": [
-        {"id": "quarot_table1", "title": "first", "metrics": [PERPLEXITY], "rows": ROWS[:2], **COMMON},
-        {
-            "id": "quarot_table9",
-            "title": "second, which shares two rows with the first",
-            "metrics": [PERPLEXITY, {"kind": "zero_shot", "suite": "shipped", "corpus": "wikitext2"}],
-            "rows": [ROWS[0], {**ROWS[1], "name": "INT4"}, ROWS[2]],
-            **COMMON,
-        },
-    ],
-}
-SHARED = 6
-"""Runs of Table 1, all of which Table 9 has too: baseline and QuaRot with two seeds, on two models."""
-
-
-def metrics(run: Any, value: float) -> dict[str, float]:
-    if run.metric.kind == "perplexity":
-        return {"perplexity": value, "nll": math.log(value)}
-    accuracies = dict.fromkeys(run.metric.tasks, value)
-    return {"average": value, **accuracies, **{f"{task}.acc_norm,none": value for task in accuracies}}
-
-
-def compute(project: Project, value: float = 11.0, row: str | None = None) -> None:
-    """Write the run files of all tables, or of the runs that Table 1 prints in a row."""
-    for cell in (cell for name in project.tables for cell in project.cells(name)):
-        if row in (None, cell.row):
-            for run in cell.runs:
-                numbers = metrics(run, value + run.seed / 10)
-                record = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.5}
-                write_result(project.root / run_path(run.key), RunResult(run, numbers, record, None))
+from tests.tracked import ROWS, SHARED, TABLES, compute, log, make_project, search
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
-    Copy(tmp_path).set_tables(TABLES)
-    loaded = load_project(root=tmp_path)
-    compute(loaded)
-    return loaded
-
-
-def search(project: Project, query: str = "tags.`rotquant.kind` = 'run'") -> list[Any]:
-    client = store.open_client(project.root)
-    experiment = client.get_experiment_by_name("quarot")
-    return list(client.search_runs([experiment.experiment_id], filter_string=query))
-
-
-def log(project: Project, *names: str) -> list[tracking.Logged]:
-    return tracking.log_tables(project, [project.table(name) for name in names or project.tables])
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_database: Path) -> Project:
+    return make_project(tmp_path, monkeypatch, fresh_database)
 
 
 def test_one_mlflow_run_per_run_with_parameters_metrics_and_tags(project: Project) -> None:
@@ -97,6 +34,8 @@ def test_one_mlflow_run_per_run_with_parameters_metrics_and_tags(project: Projec
     run = runs[logged.runs[cell.runs[1].key]]
     assert run.data.metrics["perplexity"] == pytest.approx(11.1)
     assert run.data.params["recipe.weights.scheme.bits"] == "4"
+    short = {"method": "quarot-rtn", "model": "Llama-2-7B", "bits": "4-4-4", "seed": "1"}
+    assert short.items() <= run.data.params.items()
     assert run.data.params["recipe.rotation.residual"] == "hadamard"
     expected = {
         "paper": "quarot",
@@ -109,6 +48,62 @@ def test_one_mlflow_run_per_run_with_parameters_metrics_and_tags(project: Projec
     }
     assert {name: run.data.tags.get(name) for name in expected} == expected
     assert run.info.run_name == "QuaRot / Llama-2-7B / perplexity / seed 1"
+
+
+def test_an_experiment_has_a_description_and_a_view_with_numbers(project: Project) -> None:
+    log(project, "quarot_table1")
+
+    def tags() -> dict[str, str]:
+        with tracking.opened(project.root) as store:
+            return store.client.get_experiment_by_name("quarot").tags
+
+    first = tags()
+    assert TABLES["title"] in first["mlflow.note.content"]
+    assert first["mlflow.experimentKind"] == "custom_model_development"
+    runs = json.loads(json.loads(first["mlflow.sharedViewState.runs"])["state"])
+    short = ["params.`method`", "params.`model`", "params.`bits`", "params.`seed`"]
+    assert runs["selectedColumns"] == ["metrics.`perplexity`", "metrics.`average`", *short]
+    assert (runs["orderByKey"], runs["orderByAsc"]) == ("metrics.`perplexity`", True)
+    assert len(search(project, runs["searchFilter"])) == SHARED
+    tables = json.loads(json.loads(first["mlflow.sharedViewState.tables"])["state"])
+    assert [run.info.run_name for run in search(project, tables["searchFilter"])] == ["quarot_table1"]
+    with tracking.opened(project.root) as store:
+        experiment = store.client.get_experiment_by_name("quarot").experiment_id
+        store.client.set_experiment_tag(experiment, "mlflow.note.content", "Mine.")
+    log(project, "quarot_table1")
+    assert tags() == {**first, "mlflow.note.content": "Mine."}
+
+
+def test_of_runs_that_two_processes_make_at_once_one_is_kept(project: Project) -> None:
+    chosen = [project.table(name) for name in project.tables]
+    results = {table.id: collect(project, table)[1] for table in chosen}
+    with tracking.opened(project.root) as store:
+        processes = [tables._Experiment(store, project, "quarot") for _ in range(2)]
+        for process, order in zip(processes, (chosen, chosen[::-1]), strict=True):
+            for table in order:
+                process.show(table, results[table.id])
+        for process in processes:
+            process.drop_doubles()
+        first, second = ([process.logged(table, results[table.id]) for table in chosen] for process in processes)
+    assert first == second == log(project)
+    assert len(search(project)) == len(project.runs)
+    parents = {run.info.run_id for run in search(project, "tags.`rotquant.kind` = 'table'")}
+    assert parents == {each.parent for each in first}
+    assert {run.data.tags["mlflow.parentRunId"] for run in search(project)} == parents
+
+
+def test_a_run_that_was_not_finished_gives_way_to_a_whole_one(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mlflow.MlflowClient.set_terminated", killed)
+        with pytest.raises(KeyboardInterrupt):
+            log(project, "quarot_table1")
+    (logged,) = log(project, "quarot_table1")
+    assert {run.info.run_id for run in search(project)} == set(logged.runs.values())
 
 
 def test_a_run_of_several_tables_appears_once_and_is_found_by_each(project: Project) -> None:
@@ -163,21 +158,8 @@ def test_a_missing_run_file_is_named_before_anything_is_logged(project: Project)
     (project.root / run_path(key)).unlink()
     with pytest.raises(ResultError, match=key):
         log(project)
-    assert not (project.root / "mlflow.db").exists()
-
-
-def test_a_deleted_database_is_rebuilt_from_the_files(project: Project) -> None:
-    log(project)
-    (project.root / "mlflow.db").unlink()
-    code = (
-        "from pathlib import Path; from rotquant import project as projects, tracking\n"
-        "from rotquant.files import short_hash\n"
-        "projects.checkpoint_digest = lambda path: short_hash(Path(path).name)\n"
-        "project = projects.load_project()\n"
-        "print(len({key for each in tracking.log_tables(project, list(project.tables.values())) for key in each.runs}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=project.root, capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-1] == str(len(project.runs))
+    with tracking.opened(project.root) as store:
+        assert store.client.get_experiment_by_name("quarot") is None
 
 
 def test_an_infinite_perplexity_is_kept(project: Project) -> None:
@@ -193,35 +175,9 @@ def test_artifacts_lie_on_the_tables_run(project: Project) -> None:
     report = project.root / "report.md"
     report.write_text("# Report")
     for _ in range(2):
-        tracking.log_artifacts(project, logged, [report])
-    client = store.open_client(project.root)
-    assert [item.path for item in client.list_artifacts(logged.parent)] == ["report.md"]
-
-
-def test_many_processes_on_a_fresh_database_all_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    code = (
-        "from pathlib import Path; from rotquant.tracking import store\n"
-        "store.initialise(Path())\n"
-        "client = store.open_client(Path())\n"
-        "store.open_experiment(client, Path(), 'quarot')"
-    )
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        for _ in range(5)
-    ]
-    failures = [error for process in started for error in [process.communicate()[1]] if process.returncode]
-    assert failures == []
-
-
-def test_passwords_are_not_printed_and_an_unusable_store_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert tracking.printable("http://me:secret@host:5000") == "http://me:***@host:5000"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/no/such/folder/mlflow.db")
-    (tmp_path / "no").write_text("a file where a folder should be")
-    with pytest.raises(tracking.TrackingError, match=r"cannot be used .*tracking: false"):
-        tracking.initialise(tmp_path)
+        tracking.log_artifacts(project.root, logged.parent, [report])
+    with tracking.opened(project.root) as found:
+        assert [item.path for item in found.client.list_artifacts(logged.parent)] == ["report.md"]
 
 
 def test_a_speed_table_is_one_run_with_its_cells_as_metrics_and_a_new_record_takes_its_place(project: Project) -> None:
@@ -232,8 +188,7 @@ def test_a_speed_table_is_one_run_with_its_cells_as_metrics_and_a_new_record_tak
     assert tracking.log_speed(project, record(path, table), table).parent == first.parent
     second = tracking.log_speed(project, record(path, table, gpu="Another GPU"), table)
     assert second.parent != first.parent
-    client = store.open_client(project.root)
-    (run,) = [run for run in client.search_runs([first.experiment_id]) if run.data.tags.get(store.KIND) == "speed"]
+    (run,) = search(project, "tags.`rotquant.kind` = 'speed'")
     assert run.data.tags["gpu"] == "Another GPU"
     assert run.data.metrics["Linear layer/4096x4096 batch 1/INT4/seconds"] == pytest.approx(8.192e-5)
     assert len(run.data.metrics) == 6
@@ -299,7 +254,8 @@ def test_a_learned_rotation_is_a_run_with_the_history_of_its_learning(project: P
     assert {name: shown.data.tags.get(name) for name in expected} == expected
     assert shown.data.tags["mlflow.parentRunId"] == logged.parent
     assert shown.data.params["learning.steps"] == str(first.recipe.learning.steps)
-    client = store.open_client(project.root)
+    with tracking.opened(project.root) as found:
+        client = found.client
     for name, steps in {"loss": [0, 1, 2], "orthonormality": [0, 1, 2], "end_to_end_snr": [0, 2]}.items():
         found = client.get_metric_history(shown.info.run_id, name)
         assert [(metric.step, metric.value) for metric in found] == [(step, HISTORY[step][name]) for step in steps]

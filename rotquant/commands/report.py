@@ -16,6 +16,8 @@ report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from c
 
 TableName = Annotated[str, typer.Argument(help="A table's id, e.g. quarot_table1.")]
 
+_LATER = "{0} is written without MLflow, and `rotquant runs sync-tracking {0}` shows it there later"
+
 
 @report_app.command()
 def table(name: TableName, config: Configs = None) -> None:
@@ -44,31 +46,32 @@ def figure(name: TableName, config: Configs = None) -> None:
 
 @report_app.command()
 def page(name: TableName, config: Configs = None) -> None:
-    """Render a table's page into `reports/<name>.md`, and show its runs in MLflow (unless `tracking: false`)."""
+    """Render a table's page into `reports/<name>.md`, and show its runs in MLflow (unless `tracking: false`).
+
+    Where MLflow cannot be used, the page is written all the same, with a warning.
+    """
     from rotquant import tracking
-    from rotquant.reporting import figures, markdown, tables
+    from rotquant.commands.tracking import attach, render_page, warning
 
     project = open_project(config)
     chosen = project.table(name)
-    values, results = tables.collect(project, chosen)
-    logged = tracking.log_table(project, chosen) if project.config.tracking else None
-    path = markdown.page_path(name)
-    write_text(project.root / path, markdown.page(project, chosen, values, results, logged))
+    logged = None
+    if project.config.tracking:
+        with warning(_LATER.format(name)):
+            logged = tracking.log_table(project, chosen)
+    typer.echo(str(render_page(project, chosen, logged)))
     if logged:
-        shown = [path, tables.table_path(name), *([figures.figure_path(name)] if chosen.figure else [])]
-        tracking.log_artifacts(
-            project, logged, [project.root / file for file in shown if (project.root / file).exists()]
-        )
-    typer.echo(str(path))
+        with warning(_LATER.format(name)):
+            attach(project, name, logged)
 
 
 @report_app.command()
 def speed(name: TableName, config: Configs = None) -> None:
     """Render the page of a speed table, and its numbers as CSV, from the record of this machine or a committed one.
 
-    MLflow shows the record (unless `tracking: false`).
+    MLflow shows the record (unless `tracking: false`); where it cannot be used, there is a warning.
     """
-    from rotquant import tracking
+    from rotquant.commands.tracking import log_speed, warning
     from rotquant.reporting.markdown import page_path
     from rotquant.reporting.speed import numbers, page
     from rotquant.reporting.tables import table_path
@@ -80,10 +83,11 @@ def speed(name: TableName, config: Configs = None) -> None:
         values = numbers.collect(project, table, source)
         gpu = None if source is None else source.record.gpu
         numbers.write_csv(project.root / table_path(name), table, values, gpu)
-        if source is not None and project.config.tracking:
-            tracking.log_speed(project, source.record, table)
     write_text(project.root / page_path(name), page.page(project, table))
     typer.echo(str(page_path(name)))
+    if project.config.tracking:
+        with warning(_LATER.format(name)):
+            log_speed(project, name)
 
 
 @report_app.command()

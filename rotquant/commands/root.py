@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from rotquant import __version__
-from rotquant.commands import bench, convert, data, methods, models, tasks
+from rotquant.commands import bench, convert, data, methods, models, tasks, tracking
 from rotquant.commands.report import report_app
 from rotquant.commands.runs import runs_app
 
@@ -26,6 +26,9 @@ cli.command()(methods.recipe)
 cli.command()(tasks.tasks)
 cli.command()(data.corpus)
 cli.command()(data.train)
+runs_app.command("init-tracking")(tracking.init_tracking)
+runs_app.command("sync-tracking")(tracking.sync_tracking)
+runs_app.command("ui")(tracking.ui)
 cli.add_typer(bench.bench_app, name="bench")
 cli.add_typer(runs_app, name="runs")
 cli.add_typer(report_app, name="report")

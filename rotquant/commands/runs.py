@@ -1,4 +1,4 @@
-"""`rotquant runs`: the cells of the tables as runs; list them, show one, compute one, and keep MLflow in step.
+"""`rotquant runs`: the cells of the tables as runs; list them, show one, compute one.
 
 These are the commands of the Snakemake rules. Run by hand inside the project folder they do the same, with
 config/config.yaml as the configuration or with the files given by --config on top of it.
@@ -6,7 +6,6 @@ config/config.yaml as the configuration or with the files given by --config on t
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -186,38 +185,6 @@ def compute(key: Key, config: Configs = None) -> None:
     """Measure one run into `results/runs/<key>.json`; its weights must be there (`rotquant runs weights`)."""
     project = open_project(config)
     _measure(project, (project.run(key),), again=True)
-
-
-@runs_app.command("init-tracking")
-def init_tracking(
-    output: Annotated[Path | None, typer.Option(help="Write which store is used to this file.")] = None,
-) -> None:
-    """Create MLflow's database where it is missing, so that parallel processes find it complete."""
-    from rotquant import tracking
-
-    root = find_root()
-    if output is not None:
-        check_output_file(output)
-    uri = tracking.initialise(root)
-    if output:
-        write_json(
-            output, {"tracking_uri": tracking.printable(uri), "initialised": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        )
-    typer.echo(tracking.printable(uri))
-
-
-@runs_app.command("sync-tracking")
-def sync_tracking(
-    table: Annotated[list[str] | None, typer.Argument(help="Only these tables. Default: all.")] = None,
-    config: Configs = None,
-) -> None:
-    """Make MLflow show exactly the result files: one run per computed run, older ones of the same key deleted."""
-    from rotquant import tracking
-
-    project = open_project(config)
-    names = table or list(project.tables)
-    for name, logged in zip(names, tracking.log_tables(project, [project.table(name) for name in names]), strict=True):
-        typer.echo(f"{name}: {len(logged.runs)} runs in experiment {logged.experiment}")
 
 
 def _make_weights(project: Project, run: Run, again: bool) -> dict[str, Any]:

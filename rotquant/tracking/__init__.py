@@ -8,18 +8,22 @@ package that imports MLflow, and it never holds a number of its own. A learned r
 speed table one run made from its record.
 """
 
+from rotquant.tracking.experiments import links
+from rotquant.tracking.location import TrackingError, find_location, printable
 from rotquant.tracking.speed import log_speed
-from rotquant.tracking.store import Logged, TrackingError, initialise, log_artifacts, printable, tracking_uri
+from rotquant.tracking.store import Logged, initialise, log_artifacts, opened
 from rotquant.tracking.tables import log_table, log_tables
 
 __all__ = [
     "Logged",
     "TrackingError",
+    "find_location",
     "initialise",
+    "links",
     "log_artifacts",
     "log_speed",
     "log_table",
     "log_tables",
+    "opened",
     "printable",
-    "tracking_uri",
 ]

@@ -5,15 +5,11 @@ Made after the fact from the history that the learning left, as all of MLflow is
 
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rotquant.files import read_json
 from rotquant.results import HISTORY_FILE, rotation_path
-from rotquant.tracking.store import log_values
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import Run as MlflowRun
+from rotquant.tracking.store import Store, create_run
 
 
 def read_history(root: Path, key: str) -> list[dict[str, Any]] | None:
@@ -27,15 +23,17 @@ def read_history(root: Path, key: str) -> list[dict[str, Any]] | None:
 
 
 def create_rotation(
-    client: "MlflowClient",
+    store: Store,
     experiment: str,
     tags: dict[str, str],
+    short: dict[str, str],
     record: dict[str, Any],
     history: list[dict[str, Any]],
-) -> "MlflowRun":
-    """A new MLflow run of one learned rotation.
+) -> str:
+    """The id of a new MLflow run of one learned rotation.
 
     Args:
+        short: parameters that tell it from others.
         record: its provenance; the learning's settings become parameters.
         history: what is a number in a step's record becomes a metric of that name at that step.
     """
@@ -43,7 +41,6 @@ def create_rotation(
 
     end = int(datetime.fromisoformat(record["date"]).timestamp() * 1000)
     start = end - int(1000 * float(record["seconds"]))
-    run = client.create_run(experiment, start, tags, tags["mlflow.runName"])
     metrics = [
         Metric(name, float(value), start + (end - start) * (place + 1) // len(history), step["step"])
         for place, step in enumerate(history)
@@ -51,7 +48,6 @@ def create_rotation(
         if name != "step" and isinstance(value, int | float)
     ]
     metrics.append(Metric("seconds", float(record["seconds"]), end, 0))
-    fields = {name: record[name] for name in ("checkpoint", "checkpoint_digest", "seed", "learning", "digest")}
-    log_values(client, run.info.run_id, metrics, fields)
-    client.set_terminated(run.info.run_id, end_time=end)
-    return run
+    fields = {name: record[name] for name in ("seed", "learning", "digest")}
+    fields["source"] = {"checkpoint": record["checkpoint"], "digest": record["checkpoint_digest"]}
+    return create_run(store, experiment, tags, (start, end), metrics, {**short, **fields})

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rotquant.files import canonical_json, read_json, short_hash
 from rotquant.project import Project
+from rotquant.recipes import Recipe
 from rotquant.reporting.tables import collect
 from rotquant.results import RunResult, rotations_of, run_path
 from rotquant.tables import Table, load_targets
+from rotquant.tracking.experiments import open_experiment
 from rotquant.tracking.rotations import create_rotation, read_history
 from rotquant.tracking.store import (
     KEY,
@@ -17,19 +19,18 @@ from rotquant.tracking.store import (
     RESULT,
     TABLE,
     Logged,
+    Store,
     acceptable,
+    create_run,
+    delete_run,
     live_runs,
-    locked,
-    log_values,
-    open_client,
-    open_experiment,
-    printable,
-    tracking_uri,
+    opened,
 )
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run as MlflowRun
+
+_PARENT = "mlflow.parentRunId"
 
 
 def log_table(project: Project, table: Table) -> Logged:
@@ -45,38 +46,63 @@ def log_tables(project: Project, tables: Sequence[Table]) -> list[Logged]:
         TrackingError: the store cannot be reached or written.
     """
     results = {table.id: collect(project, table)[1] for table in tables}
-    with locked(project.root):
-        client = open_client(project.root)
-        papers = {name: _Experiment(client, project, name) for name in dict.fromkeys(table.paper for table in tables)}
-        return [papers[table.paper].log(table, results[table.id]) for table in tables]
+    with opened(project.root) as store:
+        papers = {name: _Experiment(store, project, name) for name in dict.fromkeys(table.paper for table in tables)}
+        for table in tables:
+            papers[table.paper].show(table, results[table.id])
+        if store.location.path is None:
+            for experiment in papers.values():
+                experiment.drop_doubles()
+        return [papers[table.paper].logged(table, results[table.id]) for table in tables]
 
 
 class _Experiment:
     """The experiment of one paper: its live MLflow runs, searched once, and what has been brought up to date so far.
 
     live: MLflow runs found at the start, by key. shown: the MLflow run id of each key (of each table's id) seen to.
+    contents: the hash of what each of these shows, None for tables.
     """
 
-    def __init__(self, client: "MlflowClient", project: Project, paper: str) -> None:
-        self.client, self.project, self.paper = client, project, paper
-        self.id = open_experiment(client, project.root, paper)
-        self.live = live_runs(client, self.id)
+    def __init__(self, store: Store, project: Project, paper: str) -> None:
+        self.store, self.client, self.project, self.paper = store, store.client, project, paper
+        self.id = open_experiment(store, project, paper)
+        self.live = live_runs(store, self.id)
         self.cells = _cells(project, paper)
         self.shown: dict[str, str] = {}
+        self.contents: dict[str, str | None] = {}
 
-    def log(self, table: Table, results: dict[str, RunResult]) -> Logged:
+    def show(self, table: Table, results: dict[str, RunResult]) -> None:
         """Show a table: its parent run, and the runs and learned rotations behind it."""
+        self._parent(table)
         for key, result in results.items():
             if key not in self.shown:
                 self.shown[key] = self._show_run(key, result)
-        learned = rotations_of(results.values())
-        for key, record in learned.items():
+        for key, record in rotations_of(results.values()).items():
             history = None if key in self.shown else read_history(self.project.root, key)
             if history is not None:
                 self.shown[key] = self._show_rotation(key, record, history)
-        uri = printable(tracking_uri(self.project.root))
+
+    def logged(self, table: Table, results: dict[str, RunResult]) -> Logged:
+        """Where a table is that has been shown."""
+        learned = rotations_of(results.values())
         runs, rotations = ({key: self.shown[key] for key in keys if key in self.shown} for keys in (results, learned))
-        return Logged(uri, self.paper, self.id, self._parent(table), runs, rotations)
+        return Logged(self.store.uri, self.paper, self.id, self.shown[table.id], runs, rotations)
+
+    def drop_doubles(self) -> None:
+        """Of equal runs that several processes made at the same time keep one, in each of them the same one."""
+        live = live_runs(self.store, self.id)
+        moved: dict[str, str] = {}
+        for key, content in self.contents.items():
+            equal = [run.info.run_id for run in live.get(key, []) if _shows(run, content)]
+            kept = min(equal, default=self.shown[key])
+            moved |= dict.fromkeys({*equal, self.shown[key]} - {kept}, kept)
+            self.shown[key] = kept
+        for run in moved:
+            delete_run(self.store, run)
+        for run in (run for runs in live.values() for run in runs if run.info.run_id not in moved):
+            parent = run.data.tags.get(_PARENT)
+            if parent in moved:
+                self.client.set_tag(run.info.run_id, _PARENT, moved[parent])
 
     def _parent(self, table: Table) -> str:
         """The table's own MLflow run, kept over re-renderings."""
@@ -91,8 +117,9 @@ class _Experiment:
         )
         title = {"paper": self.paper, "title": table.title, "mlflow.note.content": note}
         tags = {KEY: table.id, KIND: "table", **title}
+        self.contents[table.id] = None
         if table.id in self.live:
-            run = self.live[table.id][0]
+            run = min(self.live[table.id], key=lambda run: run.info.run_id)
             self._update_tags(run, tags)
         else:
             run = self.client.create_run(self.id, run_name=table.id, tags=tags)
@@ -101,78 +128,82 @@ class _Experiment:
 
     def _show_run(self, key: str, result: RunResult) -> str:
         """The MLflow run of a result."""
-        content = short_hash(canonical_json(read_json(self.project.root / run_path(key), "run file")))
         row, column = self._first_cell(key)
         name = f"{row} / {column} / {result.run.metric.kind} / seed {result.run.seed}"
+        short = {**self._short(key), "bits": _bits(result.run.recipe)}
+        content = [read_json(self.project.root / run_path(key), "run file"), short]
         tags = {
             **self._tags(key, "run", content, name, result.run.seed, result.provenance),
+            **short,
             "metric": result.run.metric.kind,
             "weights_key": result.run.weights_key,
             "rotation_key": result.run.rotation_key,
             **{f"metric.{name}": str(value) for name, value in _metrics(result).items() if not math.isfinite(value)},
         }
-        return self._show(key, tags, lambda tags: self._create(result, tags))
+        return self._show(key, tags, lambda tags: self._create(result, tags, short))
 
     def _show_rotation(self, key: str, record: dict[str, Any], history: list[dict[str, Any]]) -> str:
         """The MLflow run of a learned rotation."""
-        content = short_hash(canonical_json([record, history]))
         row, column = self._first_cell(key)
         name = f"learned rotations / {row} / {column} / seed {record['seed']}"
-        tags = self._tags(key, "rotation", content, name, record["seed"], record)
-        return self._show(key, tags, lambda tags: create_rotation(self.client, self.id, tags, record, history))
+        short = self._short(key)
+        tags = {**self._tags(key, "rotation", [record, history, short], name, record["seed"], record), **short}
+        return self._show(key, tags, lambda tags: create_rotation(self.store, self.id, tags, short, record, history))
 
-    def _show(self, key: str, tags: dict[str, str | None], create: "Callable[[dict[str, str]], MlflowRun]") -> str:
+    def _show(self, key: str, tags: dict[str, str | None], create: Callable[[dict[str, str]], str]) -> str:
         """The existing MLflow run of a key where nothing changed, else a new one in its place."""
         given = {name: value for name, value in tags.items() if value}
-        older = self.live.get(key, [])
-        same = [run for run in older if run.data.tags.get(RESULT) == given[RESULT] and run.info.status == "FINISHED"]
+        self.contents[key] = given[RESULT]
+        older = {run.info.run_id: run for run in self.live.get(key, [])}
+        same = [name for name, run in older.items() if _shows(run, given[RESULT])]
         if same:
-            kept = same[0]
-            self._update_tags(kept, given)
+            kept = min(same)
+            self._update_tags(older[kept], given)
         else:
             kept = create(given)
-        for run in older:
-            if run.info.run_id != kept.info.run_id:
-                self.client.delete_run(run.info.run_id)
-        return kept.info.run_id
+        for run in older.keys() - {kept}:
+            delete_run(self.store, run)
+        return kept
 
     def _first_cell(self, key: str) -> tuple[str, str]:
         """Row and column of the first cell, in the first table, of a run or a learned rotation."""
         return next(iter(self.cells[key].values()))[0]
 
     def _tags(
-        self, key: str, kind: str, content: str, name: str, seed: int, provenance: dict[str, Any]
+        self, key: str, kind: str, content: list[Any], name: str, seed: int, provenance: dict[str, Any]
     ) -> dict[str, str | None]:
         """The tags of a run or a learned rotation; None for those that it has not."""
         first = self.project.table(next(iter(self.cells[key])))
-        row, column = self._first_cell(key)
         return {
             KEY: key,
-            RESULT: content,
+            RESULT: short_hash(canonical_json(content)),
             KIND: kind,
             **{f"{TABLE}.{table}": "; ".join(map(" / ".join, cells)) for table, cells in self.cells[key].items()},
-            "mlflow.parentRunId": self._parent(first),
+            _PARENT: self._parent(first),
             "mlflow.runName": name,
             "paper": self.paper,
-            "method": first.row(row).method,
-            "model": first.column(column).slot,
             "seed": str(seed),
             "git_commit": provenance.get("git_commit"),
             "mlflow.source.git.commit": provenance.get("git_commit"),
             "code_digest": provenance.get("code_digest"),
         }
 
-    def _create(self, result: RunResult, tags: dict[str, str]) -> "MlflowRun":
+    def _short(self, key: str) -> dict[str, str]:
+        """What tells runs apart in a table's column or on an axis, where paths and recipes are too long."""
+        first = self.project.table(next(iter(self.cells[key])))
+        row, column = self._first_cell(key)
+        return {"method": first.row(row).method, "model": first.column(column).slot}
+
+    def _create(self, result: RunResult, tags: dict[str, str], short: dict[str, str]) -> str:
         from mlflow.entities import Metric
 
         end = int(datetime.fromisoformat(result.provenance["date"]).timestamp() * 1000)
         start = end - int(1000 * float(result.provenance["seconds"]))
-        run = self.client.create_run(self.id, start, tags, tags["mlflow.runName"])
         # Some stores refuse what is not finite; the tag metric.<name> says it instead.
         finite = [Metric(name, value, end, 0) for name, value in _metrics(result).items() if math.isfinite(value)]
-        log_values(self.client, run.info.run_id, finite, result.run.model_dump(mode="json"))
-        self.client.set_terminated(run.info.run_id, end_time=end)
-        return run
+        fields = {**short, **result.run.model_dump(mode="json")}
+        fields["source"] = {"checkpoint": fields.pop("checkpoint"), "digest": fields.pop("checkpoint_digest")}
+        return create_run(self.store, self.id, tags, (start, end), finite, fields)
 
     def _update_tags(self, run: "MlflowRun", tags: dict[str, str]) -> None:
         """Give a kept run the tags it should have: tables come and go, and rows are renamed."""
@@ -201,6 +232,19 @@ def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, 
                 if (cell.row, cell.column) not in places:
                     places.append((cell.row, cell.column))
     return found
+
+
+def _shows(run: "MlflowRun", content: str | None) -> bool:
+    """Whether a run is whole and shows that content."""
+    return run.info.status == "FINISHED" and run.data.tags.get(RESULT) == content
+
+
+def _bits(recipe: Recipe) -> str:
+    """Bits of weights, inputs of linear layers and KV cache, e.g. 4-4-4; 16 is not quantized."""
+    weights = None if recipe.weights is None else recipe.weights.scheme
+    keys, values = (16 if scheme is None else scheme.bits for scheme in (recipe.keys, recipe.values))
+    cache = f"{keys}" if keys == values else f"{keys}/{values}"
+    return "-".join([*(str(16 if scheme is None else scheme.bits) for scheme in (weights, recipe.activations)), cache])
 
 
 def _metrics(result: RunResult) -> dict[str, float]:

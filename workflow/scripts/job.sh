@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run a job's command: job.sh OUTPUT LOG COMMAND...   All messages go to LOG; the last one of a failure also to the screen.
+# Run a job's command: job.sh OUTPUT LOG COMMAND...   All messages go to LOG; the last one of a failure
+# and warnings also to the screen.
 #
 # Snakemake deletes a job's old outputs before it starts, and a failing re-run would cost an earlier good result; outputs
 # marked `update` are kept. Then, however, Snakemake takes the kept file of a failed job for that job's own. So each output
@@ -20,5 +21,6 @@ date +%s%N > "$attempt"
     tail -n 1 "$log" >&2
     exit $status
 }
+grep '^warning: ' "$log" >&2 || true
 
 mv "$attempt.before" "$attempt"

@@ -1,0 +1,160 @@
+"""`rotquant runs init-tracking`, `sync-tracking` and `ui`: MLflow's view of the results, made, mended and looked at.
+
+MLflow never decides whether results and reports are written: where it cannot be used, rendering goes on with a warning.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rotquant.commands.runs import Configs, open_project
+from rotquant.configuration import find_root
+from rotquant.errors import ResultError
+from rotquant.files import check_output_file, write_json, write_text
+from rotquant.project import Project
+from rotquant.results import FIGURES, REPORTS, TABLES, run_path
+from rotquant.tables import Table
+
+if TYPE_CHECKING:
+    from rotquant.tracking import Logged
+
+#: The only interface that a server started here listens on.
+HOST = "127.0.0.1"
+
+
+def init_tracking(
+    output: Annotated[
+        Path | None, typer.Option(help="Write which store is used to this file, and only warn where it cannot be used.")
+    ] = None,
+) -> None:
+    """Create MLflow's database where it is missing, so that parallel processes find it complete."""
+    from rotquant import tracking
+
+    root = find_root()
+    if output is None:
+        typer.echo(tracking.initialise(root))
+        return
+    check_output_file(output)
+    state = {"initialised": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "tracking_uri": None}
+    with warning("reports are written without MLflow, and `rotquant runs sync-tracking` shows them in it later"):
+        state["tracking_uri"] = tracking.initialise(root)
+    write_json(output, state)
+
+
+def sync_tracking(
+    table: Annotated[
+        list[str] | None, typer.Argument(help="Only these tables. Default: all that are computed.")
+    ] = None,
+    config: Configs = None,
+) -> None:
+    """Make MLflow show exactly the result files: one run per computed run, older ones of the same key deleted.
+
+    A table's own run gets its rendered report, its numbers and its figure.
+    """
+    from rotquant import tracking
+
+    project = open_project(config)
+    names = table or [*filter(lambda name: _is_computed(project, name), project.tables)]
+    speed = [name for name in names if name in project.speed]
+    accuracy = [project.table(name) for name in names if name not in project.speed]
+    if table is None:
+        speed = [name for name in project.speed if (project.root / REPORTS / f"{name}.md").exists()]
+    if not accuracy and not speed:
+        raise ResultError("no table is computed yet; `snakemake --cores all reports/quarot_table1.md` computes one.")
+    for chosen, logged in zip(accuracy, tracking.log_tables(project, accuracy) if accuracy else [], strict=True):
+        if (project.root / REPORTS / f"{chosen.id}.md").exists():
+            render_page(project, chosen, logged)
+        attach(project, chosen.id, logged)
+        typer.echo(f"{chosen.id}: {len(logged.runs)} runs in experiment {logged.experiment}")
+    for name in speed:
+        logged = log_speed(project, name)
+        typer.echo(f"{name}: {f'experiment {logged.experiment}' if logged else 'not measured'}")
+
+
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server on this machine.")] = 5000,
+) -> None:
+    """Look at the runs in MLflow: print where each paper's are, and start its server, on this machine alone.
+
+    Where MLFLOW_TRACKING_URI names a server, only print. Ctrl-C ends it.
+    """
+    from rotquant import tracking
+
+    location = tracking.find_location(find_root())
+    server = tracking.printable(location.uri).rstrip("/") if location.is_server else f"http://{HOST}:{port}"
+    with tracking.opened(find_root()) as store:
+        links = tracking.links(store, server)
+    for name, link in links.items():
+        typer.echo(f"{name}: {link}")
+    if not links:
+        typer.echo("no runs yet: rendering a report shows its runs, `rotquant runs sync-tracking` those of all reports")
+    if location.is_server:
+        return
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            free.bind((HOST, port))
+        except OSError as error:
+            raise tracking.TrackingError(
+                f"port {port} of {HOST} cannot be used ({error.strerror}): choose another with --port."
+            ) from None
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", location.uri, "--host", HOST]
+    os.execv(sys.executable, [*command, "--port", str(port), "--workers", "1"])
+
+
+@contextmanager
+def warning(consequence: str) -> Iterator[None]:
+    """Go on where MLflow cannot be used, after a sentence on standard error."""
+    from rotquant.tracking import TrackingError
+
+    try:
+        yield
+    except TrackingError as error:
+        typer.echo(f"warning: {error} {consequence[0].upper()}{consequence[1:]}.", err=True)
+
+
+def render_page(project: Project, table: Table, logged: "Logged | None") -> Path:
+    """Render a table's page; the file stays as it is where it says the same already. Its path in the project."""
+    from rotquant.reporting import markdown, tables
+
+    values, results = tables.collect(project, table)
+    path = markdown.page_path(table.id)
+    text = markdown.page(project, table, values, results, logged)
+    file = project.root / path
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        write_text(file, text)
+    return path
+
+
+def attach(project: Project, name: str, logged: "Logged") -> None:
+    """Attach the report, the numbers and the figure of a table, those that there are, to its run."""
+    from rotquant import tracking
+
+    files = [project.root / path for path in (REPORTS / f"{name}.md", TABLES / f"{name}.csv", FIGURES / f"{name}.svg")]
+    tracking.log_artifacts(project.root, logged.parent, [file for file in files if file.exists()])
+
+
+def log_speed(project: Project, name: str) -> "Logged | None":
+    """Show the record of a speed table in MLflow, with its report, numbers and figure; None: never measured."""
+    from rotquant import tracking
+    from rotquant.reporting.speed.numbers import find_source
+
+    table = project.speed_table(name)
+    source = find_source(project, table) if table.grids else None
+    if source is None:
+        return None
+    logged = tracking.log_speed(project, source.record, table)
+    attach(project, name, logged)
+    return logged
+
+
+def _is_computed(project: Project, name: str) -> bool:
+    return all((project.root / run_path(run.key)).exists() for cell in project.cells(name) for run in cell.runs)
