@@ -5,15 +5,44 @@ all of them: bad input ends in one sentence and exit status 2, Ctrl-C in status 
 imports the others only where it can answer for them.
 """
 
+import os
+import signal
 import sys
+import threading
+from types import FrameType
+
+#: The exit status of a command that Ctrl-C ended, as shells have it.
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def app() -> None:
     """Run the command line; an expected error is one sentence on standard error and exit status 2."""
+    earlier = signal.getsignal(signal.SIGINT)
+    listens = earlier is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if listens:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
-        sys.exit(_run())
+        status = _run()
     except KeyboardInterrupt:
-        sys.exit(130)
+        status = _INTERRUPTED
+    finally:
+        if listens:
+            signal.signal(signal.SIGINT, earlier)
+    sys.exit(status)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C: an exception, for which work under way cleans up; while modules are imported the end at once.
+
+    An import has nothing to clean up, and libraries make other errors of an exception there, or pass over it.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            if os.isatty(2):
+                os.write(2, b"\x1b[?25h")  # the cursor, which bars of progress hide
+            os._exit(_INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _run() -> int:

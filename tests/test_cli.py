@@ -1,15 +1,19 @@
 """The command line as its user meets it: the same number in another process, and errors that are sentences."""
 
 import json
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from typer.main import get_command
 
+import rotquant as rotquant_package
 from rotquant import api
 from rotquant.cli import app
 from rotquant.commands.options import changed
@@ -169,3 +173,27 @@ def test_help_prints_every_placeholder_of_its_text(path, command, monkeypatch, c
     texts = [command.help, *(parameter.help or "" for parameter in command.params if hasattr(parameter, "help"))]
     for placeholder in re.findall(r"<[^<>\n]+>", " ".join(texts)):
         assert placeholder in printed
+
+
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_an_interrupt_of_any_import_is_status_130_without_a_traceback(model, tmp_path, module):
+    """The stand-in makes another error of an interrupt, as numpy does."""
+    stand_in = (
+        "import time\nprint('importing', flush=True)\ntry:\n    time.sleep(60)\nfinally:\n    raise ImportError\n"
+    )
+    (tmp_path / f"{module}.py").write_text(stand_in)
+    path = f"{tmp_path}:{Path(rotquant_package.__file__).parents[1]}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rotquant.cli", "quantize", model, "-o", "out"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name != "__pycache__"] == [f"{module}.py"]
