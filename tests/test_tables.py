@@ -172,6 +172,20 @@ def test_amounts_of_learning_are_the_slots_where_the_row_does_not_say_its_own(tm
     assert (found["Ten", "Llama-2-7B"].steps, found["Ten", "Llama-2-7B"].batch_size) == (10, 2)
 
 
+def test_amounts_of_calibration_are_the_slots_where_the_row_does_not_say_its_own(tmp_path: Path) -> None:
+    rows = [
+        {"name": "Baseline", "method": "baseline"},
+        {"name": "Five", "method": "quarot", "recipe": {"calibration": {"samples": 5}}},
+    ]
+    project = load(tmp_path, learning_tables(rows=rows))
+    texts = {
+        (text.samples, text.sequence_length)
+        for text in (run.recipe.calibration for run in project.runs.values())
+        if text
+    }
+    assert texts == {(5, CONFIG["calibration"]["sequence_length"])}
+
+
 def test_learned_rotations_are_found_by_their_key(tmp_path: Path) -> None:
     project = load(tmp_path, learning_tables())
     assert len(project.rotations) == 2 * 2 * 2  # two rows, models and seeds
