@@ -271,11 +271,13 @@ class Project:
     def checkpoint_path(self, checkpoint: str) -> str:
         """A local checkpoint folder as a path that is valid from anywhere; a hub id as it is.
 
-        What is not there is taken for a hub id only where it has the form of one and no folder its owner's name.
+        What is not there is taken for a hub id only where it has the form of one, and where a folder has its owner's
+        name, only with its revision: it may be a mistyped path.
         """
         local = self.root / checkpoint
-        looks_local = checkpoint.count("/") != 1 or checkpoint.startswith((".", "/", "~")) or local.parent.is_dir()
-        return str(local) if local.exists() or looks_local else checkpoint
+        looks_local = checkpoint.count("/") != 1 or checkpoint.startswith((".", "/", "~"))
+        mistyped = local.parent.is_dir() and "@" not in checkpoint
+        return str(local) if local.exists() or looks_local or mistyped else checkpoint
 
     def _runs(self, table: Table, metric: dict[str, Any], row: Row, column: Column) -> tuple[Run, ...]:
         where = f"table {table.id}, row {row.name}, column {column.name}"

@@ -99,6 +99,15 @@ def test_a_slot_without_group_sizes_takes_the_papers(copy: Copy) -> None:
         config.slot("Llama-2-7B").scaled("group_sizes", 64)
 
 
+def test_a_hub_id_is_told_from_a_mistyped_path(copy: Copy) -> None:
+    project = projects.load_project(root=copy.root)
+    copy.write("models/small/config.json", "{}")
+    local = {name: str(copy.root / name) for name in ("models/small", "models/smal", "a/b/c", "./a")}
+    hub = {name: name for name in ("meta-llama/Llama-2-7b-hf", "models/smal@main")}
+    for name, path in {**local, **hub}.items():
+        assert project.checkpoint_path(name) == path
+
+
 def test_the_workflow_and_the_commands_see_one_configuration(tmp_path: Path) -> None:
     """Through Snakemake's --configfile and --config, though it merges files before a workflow sees them."""
     copy = Copy(tmp_path)
