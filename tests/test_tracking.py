@@ -19,6 +19,7 @@ from rotquant.results import HISTORY_FILE, RunResult, read_result, rotation_path
 from rotquant.tracking import tables
 from tests.speed import SPEED, record
 from tests.tracked import ROWS, SHARED, TABLES, compute, log, make_project, search
+from tests.watching import long_work
 
 
 @pytest.fixture
@@ -48,6 +49,14 @@ def test_one_mlflow_run_per_run_with_parameters_metrics_and_tags(project: Projec
     }
     assert {name: run.data.tags.get(name) for name in expected} == expected
     assert run.info.run_name == "QuaRot / Llama-2-7B / perplexity / seed 1"
+
+
+def test_showing_a_table_says_how_far_it_is(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with long_work(monkeypatch):
+        log(project, "quarot_table1")
+    assert f"MLflow, quarot_table1: run 2 of {SHARED}, " in capsys.readouterr().err
 
 
 def test_an_experiment_has_a_description_and_a_view_with_numbers(project: Project) -> None:

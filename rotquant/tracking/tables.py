@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rotquant.files import canonical_json, read_json, short_hash
+from rotquant.progress import task, track
 from rotquant.project import Project
 from rotquant.recipes import Recipe
 from rotquant.reporting.tables import collect
@@ -46,7 +47,7 @@ def log_tables(project: Project, tables: Sequence[Table]) -> list[Logged]:
         TrackingError: the store cannot be reached or written.
     """
     results = {table.id: collect(project, table)[1] for table in tables}
-    with opened(project.root) as store:
+    with task("MLflow"), opened(project.root) as store:
         papers = {name: _Experiment(store, project, name) for name in dict.fromkeys(table.paper for table in tables)}
         for table in tables:
             papers[table.paper].show(table, results[table.id])
@@ -74,7 +75,7 @@ class _Experiment:
     def show(self, table: Table, results: dict[str, RunResult]) -> None:
         """Show a table: its parent run, and the runs and learned rotations behind it."""
         self._parent(table)
-        for key, result in results.items():
+        for key, result in track(results.items(), table.id, "run"):
             if key not in self.shown:
                 self.shown[key] = self._show_run(key, result)
         for key, record in rotations_of(results.values()).items():
