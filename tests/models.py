@@ -42,13 +42,14 @@ _CLASSES = {
 AWKWARD: dict[str, dict[str, object]] = {
     # Llama-2-13B: 20 heads, hidden size 20 * 2^k, FFN width 108 * 2^k.
     "llama-2": {"family": "llama", "hidden_size": 160, "num_heads": 20, "num_kv_heads": 20, "intermediate_size": 108},
-    # Llama-3.2: tied embeddings, 24 heads of 64 features, 3 to a key-value head; Llama-3's FFN width 28 * 2^k and RoPE.
+    # Llama-3.2: tied embeddings, 24 heads, wider together than the hidden size, 3 to a key-value head; Llama-3's FFN
+    # width 28 * 2^k and RoPE.
     "llama-3": {
         "family": "llama",
         "hidden_size": 192,
         "num_heads": 24,
         "num_kv_heads": 8,
-        "head_dim": 64,
+        "head_dim": 16,
         "intermediate_size": 112,
         "tied": True,
         "rope_parameters": {
