@@ -87,17 +87,17 @@ def diagnose_activations(
     static = QuantizationScheme(bits=bits, clip_ratio=clip_ratio, granularity="tensor", dynamic=False)
     some = Calibration(samples=len(calibration), sequence_length=calibration.shape[1])
 
-    def measure(recipe: Recipe, state: QuantizedState | None = None) -> float:
+    def measure(activations: str, recipe: Recipe, state: QuantizedState | None = None) -> float:
         with quantized_forward(model, recipe, state):
-            return perplexity(model, tokens, metric).perplexity
+            return perplexity(model, tokens, metric, description=f"perplexity, {activations}").perplexity
 
-    unquantized = measure(Recipe())
-    per_token = measure(Recipe(activations=dynamic))
+    unquantized = measure("unquantized", Recipe())
+    per_token = measure("per token", Recipe(activations=dynamic))
     recipe = Recipe(rotation=RotationScheme(), activations=static, calibration=some)
     state = build_weights(model, None, recipe, seed, calibration).state
-    rotated_static = measure(recipe, state)
+    rotated_static = measure("rotated, static", recipe, state)
     recipe = Recipe(rotation=RotationScheme(), activations=dynamic)
-    rotated = measure(recipe, QuantizedState(state.manifest.model_copy(update={"recipe": recipe}), {}, {}))
+    rotated = measure("rotated", recipe, QuantizedState(state.manifest.model_copy(update={"recipe": recipe}), {}, {}))
     return ActivationDiagnosis(unquantized, per_token, rotated, rotated_static)
 
 
