@@ -46,11 +46,14 @@ class ConfigError(RotquantError):
 
 
 def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
-    """Return "; nearest: a, b" for the known names that resemble `name`, or the whole list when none does."""
+    """Return "; nearest: a, b" for the known names that resemble `name`; when none does, the first twenty of them."""
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"; nearest: {', '.join(close)}" if close else f"; known: {', '.join(sorted(known))}"
+    if close := difflib.get_close_matches(name, known, n=3, cutoff=0.5):
+        return f"; nearest: {', '.join(close)}"
+    shown = sorted(known)[:20]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return f"; known: {', '.join(shown)}{more}"
 
 
 def lookup(known: Mapping[str, T], name: str, unknown: str) -> T:

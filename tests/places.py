@@ -30,6 +30,7 @@ def make_places(root: Path) -> dict[str, str]:
         "model": model,
         "quoted": Path(shutil.copytree(model, root / "it's a [bold]model['x']")),
         "linked": _link(root / "linked", model),
+        "project": _project(root / "project"),
         **_texts(root),
         **_quantized(root, model),
         **_damaged(root, model),
@@ -42,6 +43,14 @@ def snapshot(*roots: Path) -> dict[str, tuple[int, int]]:
     """Size and time of change of everything below some folders: equal where nothing was written."""
     found = (path for root in roots for path in (root, *root.rglob("*")))
     return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in found}
+
+
+def _project(root: Path) -> Path:
+    """A project without results: links to this one's configuration and workflow."""
+    root.mkdir()
+    for name in ("config", "workflow"):
+        _link(root / name, Path(name).resolve())
+    return root
 
 
 def _link(link: Path, target: Path) -> Path:
@@ -64,6 +73,7 @@ def _texts(root: Path) -> dict[str, Path]:
         "nojson.jsonl": '{"text": "w3"}\n{{{',
         "nofield.jsonl": '{"content": "w3"}\n',
         "noparquet.parquet": "w3",
+        "config.yaml": "device: toaster\n",
         "recipe.yaml": "name: mine\nstepz: 3\n",
         "training.yaml": Path("config/training/rq-7b.yaml").read_text(encoding="utf-8"),
     }

@@ -16,7 +16,8 @@ from tests.places import make_places, snapshot
 def cases(name: str) -> pytest.MarkDecorator:
     """The lines of a table beside this file, as parameters named by what they run."""
     lines = yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
-    return pytest.mark.parametrize(("run", "says"), [(line["run"], line["says"]) for line in lines])
+    values = [pytest.param(line["run"], line["says"], line.get("in"), id=line["run"]) for line in lines]
+    return pytest.mark.parametrize(("run", "says", "place"), values)
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +27,13 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def run_line(places, tmp_path, monkeypatch):
-    """Runs a line of a table in an empty folder; returns the exit status."""
+    """Runs a line of a table, in an empty folder if not in a place; returns the exit status."""
 
-    def run(line: str) -> int:
+    def run(line: str, place: str | None) -> int:
         arguments = [Template(word).substitute(places) for word in shlex.split(line)]
         monkeypatch.setattr(sys, "argv", ["rotquant", *arguments])
         monkeypatch.setenv("COLUMNS", "200")  # so that no table is cut
-        monkeypatch.chdir(tmp_path)
+        monkeypatch.chdir(places[place] if place else tmp_path)
         with pytest.raises(SystemExit) as stop:
             app()
         return stop.value.code
@@ -41,10 +42,10 @@ def run_line(places, tmp_path, monkeypatch):
 
 
 @cases("bad_inputs.yaml")
-def test_bad_input_is_one_sentence_and_writes_nothing(run, says, run_line, places, tmp_path, capsys):
+def test_bad_input_is_one_sentence_and_writes_nothing(run, says, place, run_line, places, tmp_path, capsys):
     inputs = Path(places["model"]).parent
     before = snapshot(tmp_path, inputs)
-    status = run_line(run)
+    status = run_line(run, place)
     said = capsys.readouterr().err
     assert status == 2, said
     *progress, sentence = said.splitlines()
@@ -57,10 +58,10 @@ def test_bad_input_is_one_sentence_and_writes_nothing(run, says, run_line, place
 
 
 @cases("good_inputs.yaml")
-def test_odd_input_is_no_bad_input(run, says, run_line, places, tmp_path, capsys):
+def test_odd_input_is_no_bad_input(run, says, place, run_line, places, tmp_path, capsys):
     inputs = Path(places["model"]).parent
     before = snapshot(inputs)
-    assert run_line(run) == 0, capsys.readouterr().err
+    assert run_line(run, place) == 0, capsys.readouterr().err
     assert Template(says).substitute(places) in capsys.readouterr().out
     assert snapshot(inputs) == before
     assert not (tmp_path / "results").exists()  # which is the workflow's
