@@ -16,6 +16,7 @@ from rotquant.project import Project, load_project
 from rotquant.provenance import environment
 from rotquant.reporting.tables import collect
 from rotquant.results import HISTORY_FILE, RunResult, read_result, rotation_path, run_path, write_result
+from rotquant.tables import Claim
 from rotquant.tracking import tables
 from tests.speed import SPEED, record
 from tests.tracked import ROWS, SHARED, TABLES, compute, log, make_project, search
@@ -85,15 +86,15 @@ def test_an_experiment_has_a_description_and_a_view_with_numbers(project: Projec
 
 def test_of_runs_that_two_processes_make_at_once_one_is_kept(project: Project) -> None:
     chosen = [project.table(name) for name in project.tables]
-    results = {table.id: collect(project, table)[1] for table in chosen}
+    found = {table.id: collect(project, table) for table in chosen}
     with tracking.opened(project.root) as store:
         processes = [tables._Experiment(store, project, "quarot") for _ in range(2)]
         for process, order in zip(processes, (chosen, chosen[::-1]), strict=True):
             for table in order:
-                process.show(table, results[table.id])
+                process.show(table, *found[table.id])
         for process in processes:
             process.drop_doubles()
-        first, second = ([process.logged(table, results[table.id]) for table in chosen] for process in processes)
+        first, second = ([process.logged(table, found[table.id][1]) for table in chosen] for process in processes)
     assert first == second == log(project)
     assert len(search(project)) == len(project.runs)
     parents = {run.info.run_id for run in search(project, "tags.`rotquant.kind` = 'table'")}
@@ -177,6 +178,18 @@ def test_an_infinite_perplexity_is_kept(project: Project) -> None:
     shown = search(project, "tags.`metric.perplexity` = 'inf'")
     assert len(shown) == 4
     assert all("perplexity" not in run.data.metrics for run in shown)
+
+
+def test_a_tables_run_counts_its_claims(project: Project) -> None:
+    check = {"better": {"row": "Baseline", "than": ["QuaRot"]}}
+    claim = Claim.model_validate({"text": "-", "section": "-", "check": check})
+    chosen = project.table("quarot_table1").model_copy(update={"claims": (claim,)})
+    for value, counts in ((10.0, ("0", "1", "0")), (math.nan, ("0", "0", "1")), (12.0, ("1", "0", "0"))):
+        compute(project, value=value, row="QuaRot")
+        tracking.log_table(project, chosen)
+        (parent,) = search(project, "tags.`rotquant.kind` = 'table'")
+        tags = parent.data.tags
+        assert tuple(tags[f"claims.{name}"] for name in ("hold", "fail", "not_checkable")) == counts
 
 
 def test_artifacts_lie_on_the_tables_run(project: Project) -> None:

@@ -9,7 +9,8 @@ from rotquant.files import canonical_json, read_json, short_hash
 from rotquant.progress import task, track
 from rotquant.project import Project
 from rotquant.recipes import Recipe
-from rotquant.reporting.tables import collect
+from rotquant.reporting.claims import outcomes, score
+from rotquant.reporting.tables import Values, collect
 from rotquant.results import RunResult, rotations_of, run_path
 from rotquant.tables import Table, load_targets
 from rotquant.tracking.experiments import open_experiment
@@ -46,15 +47,15 @@ def log_tables(project: Project, tables: Sequence[Table]) -> list[Logged]:
         ResultError: a run is not computed yet, or its file is damaged.
         TrackingError: the store cannot be reached or written.
     """
-    results = {table.id: collect(project, table)[1] for table in tables}
+    found = {table.id: collect(project, table) for table in tables}
     with task("MLflow"), opened(project.root) as store:
         papers = {name: _Experiment(store, project, name) for name in dict.fromkeys(table.paper for table in tables)}
         for table in tables:
-            papers[table.paper].show(table, results[table.id])
+            papers[table.paper].show(table, *found[table.id])
         if store.location.path is None:
             for experiment in papers.values():
                 experiment.drop_doubles()
-        return [papers[table.paper].logged(table, results[table.id]) for table in tables]
+        return [papers[table.paper].logged(table, found[table.id][1]) for table in tables]
 
 
 class _Experiment:
@@ -72,9 +73,14 @@ class _Experiment:
         self.shown: dict[str, str] = {}
         self.contents: dict[str, str | None] = {}
 
-    def show(self, table: Table, results: dict[str, RunResult]) -> None:
-        """Show a table: its parent run, and the runs and learned rotations behind it."""
-        self._parent(table)
+    def show(self, table: Table, values: Values, results: dict[str, RunResult]) -> None:
+        """Show a table: its parent run with the outcomes of its claims, the runs and learned rotations behind it."""
+        from mlflow.entities import RunTag
+
+        counted = score(outcomes(self.project, table, values))
+        claims = {"hold": counted.holds, "fail": counted.fails, "not_checkable": counted.unchecked}
+        tags = [RunTag(f"claims.{name}", str(count)) for name, count in claims.items()]
+        self.client.log_batch(self._parent(table), tags=tags)
         for key, result in track(results.items(), table.id, "run"):
             if key not in self.shown:
                 self.shown[key] = self._show_run(key, result)
