@@ -50,7 +50,7 @@ class Limits:
         """Raise `RecipeError` where `what` is of more tokens than the context."""
         if self.context is not None and length > self.context:
             raise RecipeError(
-                f"{what} of {length} tokens exceed the model's context of {self.context} tokens: use at most these."
+                f"{what} of {length} tokens exceed the model's context of {self.context} tokens: use no more."
             )
 
     def check(self, ids: "Tensor", what: str) -> None:

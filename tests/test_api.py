@@ -1,5 +1,6 @@
 """The library's verbs: every field of a metric decides what is measured, and the text is the one that it names."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rotquant.recipes import override
 from rotquant.schemes import Perplexity, ZeroShot
 from tests.models import VOCABULARY, tiny_model
 from tests.test_checkpoints import tiny_tokenizer
+from tests.test_cli import rotquant
 
 CONTEXT = 512
 SMALL = {"calibration": {"samples": 2, "sequence_length": 32}}
@@ -143,6 +145,38 @@ def test_a_model_without_bos_is_quantized_and_measured_and_the_result_says_so(
     assert result.note == NO_BOS
     without = api.perplexity(loaded, corpora["words"], metric.model_copy(update={"bos": "none"}))
     assert (without.nll, without.note) == (result.nll, "")
+
+
+@pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+def test_every_command_takes_a_model_without_bos(
+    qwen2: Path, corpora: dict[str, CorpusSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    text, folder, decoder = (
+        ["--corpus", corpora["words"].path, "--sequence-length", "32"],
+        tmp_path / "q",
+        tmp_path / "d",
+    )
+    monkeypatch.chdir(tmp_path)
+    assert rotquant(monkeypatch, "evaluate", str(qwen2), *text, "-o", "result.json") == 0
+    assert NO_BOS in capsys.readouterr().out
+    assert json.loads((tmp_path / "result.json").read_text())["note"] == NO_BOS
+    assert rotquant(monkeypatch, "diagnose", str(qwen2), *text, "--max-windows", "2") == 0
+    assert "first token max/median" in capsys.readouterr().out
+    assert rotquant(monkeypatch, "quantize", str(qwen2), "-o", str(folder), "--method", "quarot-rtn", *text) == 0
+    assert rotquant(monkeypatch, "convert", str(folder), "-o", str(decoder)) == 0
+    assert rotquant(monkeypatch, "generate", str(decoder), "--prompt", "w3 w4", "--tokens", "2") == 0
+    capsys.readouterr()
+    assert rotquant(monkeypatch, "generate", str(decoder), "--prompt", "") == 2
+    assert "the prompt is empty, and the tokenizer has no BOS" in capsys.readouterr().err
+    assert rotquant(monkeypatch, "generate", str(decoder), "--prompt", "w3", "--tokens", "511") == 2
+    assert "the prompt and its continuation of 513 tokens exceed" in capsys.readouterr().err
+
+
+def test_learning_reads_a_text_without_bos(qwen2: Path, corpora: dict[str, CorpusSpec]) -> None:
+    learning = {"steps": 1, "batch_size": 2, "text": {"samples": 2, "sequence_length": 32}}
+    recipe = override(preset("spinquant-easy"), {**SMALL, "rotation": {"learning": learning}}, "test")
+    quantized = api.quantize(qwen2, recipe, corpus=corpora["words"])
+    assert quantized.stored.manifest.source["rotation"]["last"]["step"] == 0
 
 
 def test_tokens_beyond_the_embedding_blame_the_tokenizer(tmp_path: Path, corpora: dict[str, CorpusSpec]) -> None:

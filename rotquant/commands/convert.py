@@ -66,7 +66,7 @@ def generate(
     limits = Limits(config.max_positions, config.vocabulary)
     limits.check(ids, "a prompt")
     capacity = len(config.prefix) + len(ids) + tokens
-    limits.check_length(capacity, f"a prompt and {tokens} more")
+    limits.check_length(capacity, "the prompt and its continuation")
     with task(f"writing {tokens} tokens"):
         new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens)
     typer.echo(prompt + stored.tokenizer.decode(new[0].tolist()))
