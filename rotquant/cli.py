@@ -82,7 +82,7 @@ def _stop(sentence: Exception | str) -> int:
 
     if str(sentence):
         shown = f"[red]rotquant:[/red] {escape(str(sentence))}"
-        Console(stderr=True, soft_wrap=True).print(shown, highlight=False)
+        Console(stderr=True, soft_wrap=True, emoji=False).print(shown, highlight=False)
     return 2
 
 

@@ -82,10 +82,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     Raises:
         ResultError: the block or the replacing failed because the disk is full or cannot be written.
     """
-    target = _target(path)
-    temporary = _sibling(target)
-    with _failures_told(path):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with _sibling(path) as (target, temporary):
         try:
             handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # less what the umask takes
             mode = stat.S_IMODE(os.fstat(handle).st_mode)
@@ -107,10 +104,7 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     Raises:
         ResultError: the block or the replacing failed because the disk is full or cannot be written.
     """
-    target = _target(path)
-    temporary = _sibling(target)
-    with _failures_told(path):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with _sibling(path) as (target, temporary):
         try:
             temporary.mkdir()
             mode = stat.S_IMODE(temporary.stat().st_mode)
@@ -131,11 +125,6 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
 def _target(path: str | Path) -> Path:
     """Where a path leads, through symbolic links."""
     return Path(os.path.realpath(path))
-
-
-def _sibling(target: Path) -> Path:
-    """A name beside `target` that is not taken."""
-    return target.with_name(f".tmp-{target.name[:100]}-{uuid.uuid4().hex[:12]}")
 
 
 def _is_special(path: str | Path) -> bool:
@@ -160,10 +149,12 @@ def _check_writable(folder: Path, path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def _failures_told(path: str | Path) -> Iterator[None]:
-    """Turn what a full or failing disk makes of writing `path` into a sentence."""
+def _sibling(path: str | Path) -> Iterator[tuple[Path, Path]]:
+    """What is to be written, links followed, and a name beside it that is not taken; a full disk becomes a sentence."""
+    target = _target(path)
     try:
-        yield
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield target, target.with_name(f".tmp-{target.name[:100]}-{uuid.uuid4().hex[:12]}")
     except Exception as error:
         number = _error_number(error) or (error.__cause__ and _error_number(error.__cause__))
         if number not in _FAILURES:

@@ -28,7 +28,7 @@ def make_places(root: Path) -> dict[str, str]:
     tiny_tokenizer().save_pretrained(model)
     places = {
         "model": model,
-        "quoted": Path(shutil.copytree(model, root / "it's a [bold]model['x']")),
+        "quoted": Path(shutil.copytree(model, root / "it's a [bold]model['x'] :key:")),
         "linked": _link(root / "linked", model),
         "project": _project(root / "project"),
         **_texts(root),

@@ -197,3 +197,11 @@ def test_an_interrupt_of_any_import_is_status_130_without_a_traceback(model, tmp
     assert process.returncode == 130
     assert "Traceback" not in said
     assert [entry.name for entry in tmp_path.iterdir() if entry.name != "__pycache__"] == [f"{module}.py"]
+
+
+def test_a_result_says_which_part_of_a_single_file_it_was_measured_on(model, text, tmp_path, monkeypatch):
+    file = tmp_path / "result.json"
+    arguments = ["--corpus", text, "--sequence-length", "32", "--device", "cpu", "-o", str(file)]
+    assert rotquant(monkeypatch, "evaluate", model, *arguments) == 0
+    (part,) = json.loads(file.read_text())["text"]["splits"].values()
+    assert part["share"] == "rows from 90 to 100 % of the file"

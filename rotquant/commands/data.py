@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from rotquant.commands.options import Device, corpus_spec
+from rotquant.commands.options import Device, corpus_spec, print_table
 from rotquant.devices import torch_device
 
 
@@ -39,7 +38,7 @@ def corpus(
         table.add_row(name, f"{len(rows):,}", f"{len(text):,}", digest[:12], verdict)
         if output:
             write_text(output / f"{name}.txt", text)
-    Console(markup=False).print(table)
+    print_table(table)
 
 
 def train(

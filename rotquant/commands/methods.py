@@ -14,10 +14,9 @@ import typer
 import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
-from rich.console import Console
 from rich.table import Table
 
-from rotquant.commands.options import Changes, changed
+from rotquant.commands.options import Changes, changed, print_table
 from rotquant.presets import PRESETS, preset
 from rotquant.recipes import Recipe
 
@@ -30,7 +29,7 @@ def methods() -> None:
     table = Table("method", "W-A-KV", "what it is")
     for name, make in PRESETS.items():
         table.add_row(name, _widths(make()), _first_paragraph(make))
-    Console(markup=False).print(table)
+    print_table(table)
 
 
 def recipe(
@@ -58,7 +57,7 @@ def recipe(
         table = Table("field", "value", "default", "meaning")
         for path, value, default, meaning in _rows(Recipe, data):
             table.add_row(path, value, default, meaning)
-        Console(markup=False).print(table)
+        print_table(table)
 
 
 def _widths(recipe: Recipe) -> str:

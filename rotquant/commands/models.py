@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rotquant.checkpoints import MANIFEST
@@ -19,6 +18,7 @@ from rotquant.commands.options import (
     Seed,
     changed,
     corpus_spec,
+    print_table,
 )
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
 from rotquant.corpora import NO_BOS
@@ -186,7 +186,7 @@ def evaluate(
         metrics = api.zero_shot(loaded, settings, spec, batch_size=8 * batch_size)
         print_accuracies(model, settings, metrics)
         if settings.bos and loaded.tokenizer.bos_token_id is None:
-            Console().print(NO_BOS)
+            typer.echo(NO_BOS)
     else:
         result = api.perplexity(loaded, spec, settings, batch_size=batch_size)
         text = corpus_identity(spec, [split])
@@ -273,7 +273,7 @@ def _print(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> No
     table = Table(*head, title=title)
     for row in rows:
         table.add_row(*row)
-    Console(markup=False).print(table)
+    print_table(table)
 
 
 def _write_card(card: Path, model: str, tables: list[tuple[tuple[str, ...], list[tuple[str, ...]]]]) -> None:

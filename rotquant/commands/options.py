@@ -1,4 +1,4 @@
-"""Command-line options that several commands share, and their translation into recipes and corpora."""
+"""What several commands share: options, their translation into recipes and corpora, and how tables are printed."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from rich.console import Console
+from rich.table import Table
 
 from rotquant.corpora import DOCSTRINGS, CorpusSpec
 from rotquant.errors import RecipeError
@@ -99,3 +101,8 @@ def _change(text: str) -> dict[str, Any]:
     for part in reversed(parts):
         nested = {part: nested}
     return nested
+
+
+def print_table(table: Table) -> None:
+    """Print a table whose cells mean themselves: "[red]" in a path or a token is no colour, ":key:" no picture."""
+    Console(markup=False, emoji=False).print(table)

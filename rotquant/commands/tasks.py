@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 
+from rotquant.commands.options import print_table
 from rotquant.corpora import CorpusSpec
 from rotquant.errors import RecipeError
 from rotquant.files import atomic_directory, check_output_folder
@@ -52,7 +52,7 @@ def tasks(
             if suite in (None, name) and key in (metric.tasks or known):
                 chance = "-" if task.chance is None else f"{task.chance:.0f} %"
                 table.add_row(name, key, task.measure, chance, task.description)
-    Console(markup=False).print(table)
+    print_table(table)
 
 
 def zero_shot_metric(
@@ -91,7 +91,7 @@ def print_accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) ->
     if "average" in metrics:
         table.add_section()
         table.add_row("average", "", f"{metrics['average']:.2f}", "", "", "")
-    Console(markup=False).print(table)
+    print_table(table)
 
 
 def _write(metric: ZeroShot, output: Path) -> None:
