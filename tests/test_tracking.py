@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from mlflow import MlflowClient
 
 from rotquant import tracking
 from rotquant.errors import ResultError
@@ -60,6 +61,15 @@ def test_showing_a_table_says_how_far_it_is(
     assert f"MLflow, quarot_table1: run 2 of {SHARED}, " in capsys.readouterr().err
 
 
+def test_the_parameters_that_a_comparison_begins_with_are_short(project: Project) -> None:
+    log(project)
+    shown = [run.data.params for run in search(project)]
+    names = sorted({name for params in shown for name in params})
+    varied = [name for name in names if len({params.get(name) for params in shown}) > 1]
+    first = [name for name in varied if not name.startswith("metric.")][:3]  # as MLflow chooses them
+    assert first == ["bits", "method", "model"]
+
+
 def test_an_experiment_has_a_description_and_a_view_with_numbers(project: Project) -> None:
     log(project, "quarot_table1")
 
@@ -82,6 +92,16 @@ def test_an_experiment_has_a_description_and_a_view_with_numbers(project: Projec
         store.client.set_experiment_tag(experiment, "mlflow.note.content", "Mine.")
     log(project, "quarot_table1")
     assert tags() == {**first, "mlflow.note.content": "Mine."}
+
+
+def test_an_experiment_that_another_process_makes_at_the_same_time_is_taken(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = log(project, "quarot_table1")
+    found = MlflowClient.get_experiment_by_name
+    answers = iter([lambda *_: None])  # not yet there when it is looked for first
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *given: next(answers, found)(*given))
+    assert log(project, "quarot_table1") == [first]
 
 
 def test_of_runs_that_two_processes_make_at_once_one_is_kept(project: Project) -> None:
@@ -109,7 +129,7 @@ def test_a_run_that_was_not_finished_gives_way_to_a_whole_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("mlflow.MlflowClient.set_terminated", killed)
+        patch.setattr(MlflowClient, "set_terminated", killed)
         with pytest.raises(KeyboardInterrupt):
             log(project, "quarot_table1")
     (logged,) = log(project, "quarot_table1")

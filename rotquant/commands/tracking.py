@@ -106,6 +106,7 @@ def ui(
                 f"port {port} of {HOST} cannot be used ({error.strerror}): choose another with --port."
             ) from None
     sys.stdout.flush()
+    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # ten processes that nothing here needs
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", location.uri, "--host", HOST]
     os.execv(sys.executable, [*command, "--port", str(port), "--workers", "1"])
 

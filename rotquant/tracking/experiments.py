@@ -26,16 +26,25 @@ _DESCRIPTION = "mlflow.note.content"
 
 def open_experiment(store: Store, project: Project, paper: str) -> str:
     """The id of a paper's experiment, made or restored where needed, with its description and views."""
-    experiment = store.client.get_experiment_by_name(paper)
-    if experiment is None:
-        identifier = store.client.create_experiment(paper, artifact_location=store.location.artifacts(paper))
-        experiment = store.client.get_experiment(identifier)
+    experiment = store.client.get_experiment_by_name(paper) or _create(store, paper)
     if experiment.lifecycle_stage == "deleted":
         store.client.restore_experiment(experiment.experiment_id)
     for name, value in _tags(project, experiment).items():
         if experiment.tags.get(name) != value:
             store.client.set_experiment_tag(experiment.experiment_id, name, value)
     return experiment.experiment_id
+
+
+def _create(store: Store, paper: str) -> "Experiment":
+    """A new experiment, or the one that another process has made in the meantime."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        store.client.create_experiment(paper, artifact_location=store.location.artifacts(paper))
+    except MlflowException:
+        if store.client.get_experiment_by_name(paper) is None:
+            raise
+    return store.client.get_experiment_by_name(paper)
 
 
 def links(store: Store, server: str) -> dict[str, str]:

@@ -27,8 +27,11 @@ KEY, RESULT, KIND, TABLE = "rotquant.key", "rotquant.result", "rotquant.kind", "
 _PARAMETERS_AT_ONCE = 100
 _METRICS_AT_ONCE = 900
 
-#: How long a server may take, where the user has not said it: MLflow itself waits for minutes, and every page would.
-_PATIENCE = {
+#: Settings of MLflow, where the user has not said otherwise. It would wait for a server for minutes, at every page, and
+#: print two lines for each run.
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -95,8 +98,7 @@ def opened(root: Path) -> Iterator[Store]:
         TrackingError: the store cannot be reached, read or written.
     """
     location = find_location(root)
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    for name, value in _PATIENCE.items():
+    for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     import logging
 

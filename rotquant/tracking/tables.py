@@ -138,7 +138,9 @@ class _Experiment:
         row, column = self._first_cell(key)
         name = f"{row} / {column} / {result.run.metric.kind} / seed {result.run.seed}"
         short = {**self._short(key), "bits": _bits(result.run.recipe)}
-        content = [read_json(self.project.root / run_path(key), "run file"), short]
+        fields = {**short, **result.run.model_dump(mode="json")}
+        fields["source"] = {"checkpoint": fields.pop("checkpoint"), "digest": fields.pop("checkpoint_digest")}
+        content = [read_json(self.project.root / run_path(key), "run file"), fields]
         tags = {
             **self._tags(key, "run", content, name, result.run.seed, result.provenance),
             **short,
@@ -147,7 +149,7 @@ class _Experiment:
             "rotation_key": result.run.rotation_key,
             **{f"metric.{name}": str(value) for name, value in _metrics(result).items() if not math.isfinite(value)},
         }
-        return self._show(key, tags, lambda tags: self._create(result, tags, short))
+        return self._show(key, tags, lambda tags: self._create(result, tags, fields))
 
     def _show_rotation(self, key: str, record: dict[str, Any], history: list[dict[str, Any]]) -> str:
         """The MLflow run of a learned rotation."""
@@ -201,15 +203,13 @@ class _Experiment:
         row, column = self._first_cell(key)
         return {"method": first.row(row).method, "model": first.column(column).slot}
 
-    def _create(self, result: RunResult, tags: dict[str, str], short: dict[str, str]) -> str:
+    def _create(self, result: RunResult, tags: dict[str, str], fields: dict[str, Any]) -> str:
         from mlflow.entities import Metric
 
         end = int(datetime.fromisoformat(result.provenance["date"]).timestamp() * 1000)
         start = end - int(1000 * float(result.provenance["seconds"]))
         # Some stores refuse what is not finite; the tag metric.<name> says it instead.
         finite = [Metric(name, value, end, 0) for name, value in _metrics(result).items() if math.isfinite(value)]
-        fields = {**short, **result.run.model_dump(mode="json")}
-        fields["source"] = {"checkpoint": fields.pop("checkpoint"), "digest": fields.pop("checkpoint_digest")}
         return create_run(self.store, self.id, tags, (start, end), finite, fields)
 
     def _update_tags(self, run: "MlflowRun", tags: dict[str, str]) -> None:
