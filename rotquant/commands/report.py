@@ -108,7 +108,7 @@ def speed_figure(name: TableName, config: Configs = None) -> None:
 def index(config: Configs = None) -> None:
     """Render the scoreboard over all targets of the papers into reports/index.md, and as a page into index.html.
 
-    Beside it, every report that index.html links to as a page: reports/<name>.html.
+    Beside it, every report that index.html links to as a page: `reports/<name>.html`.
     """
     from rotquant.reporting import html, scoreboard
     from rotquant.reporting.html.pages import render_pages
