@@ -164,7 +164,9 @@ def test_a_page_is_written_without_mlflow_and_shown_in_it_later(
     report.page("quarot_table1")
     page = project.root / "reports/quarot_table1.md"
     assert "MLflow" not in page.read_text()
-    assert "warning: the MLflow store" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "warning: the MLflow store" in said
+    assert "The page of quarot_table1 is written without MLflow" in said
     monkeypatch.delenv(URI)
     commands.sync_tracking(["quarot_table1"])
     (logged,) = log(project, "quarot_table1")

@@ -16,7 +16,7 @@ report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from c
 
 TableName = Annotated[str, typer.Argument(help="A table's id, e.g. quarot_table1.")]
 
-_LATER = "{0} is written without MLflow, and `rotquant runs sync-tracking {0}` shows it there later"
+_LATER = "the page of {0} is written without MLflow, and `rotquant runs sync-tracking {0}` shows it there later"
 
 
 @report_app.command()
