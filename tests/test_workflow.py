@@ -105,7 +105,7 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
 
 def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed: Copy) -> None:
     kept = {**computed.read("results/runs/*.json"), **computed.read("reports/**/*.*")}
-    assert len(kept) == 3 + 4  # runs; report, figure, and the index twice
+    assert len(kept) == 3 + 5  # runs; report and index as Markdown and as HTML, figure
     computed.edit("rotquant/execution/weights.py", "sleep(0.05)", "sleep(0.04)")
     (computed.root / "fail").touch()
     status, output = computed.snakemake(REPORT)
