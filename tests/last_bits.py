@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -42,7 +43,8 @@ class FlippedLastBits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Called by torch for each of its operators; those of this project consist of others, which it then sees."""
-        if func.namespace == "rotquant":
+        tensors = [argument for argument in args if isinstance(argument, Tensor)]
+        if func.namespace == "rotquant" and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             with self:
                 return func._op_dk(torch._C.DispatchKey.CPU, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))

@@ -43,6 +43,7 @@ def test_a_block_runs_in_both_phases(implementation: str, phase: str) -> None:
     assert set(measured) == {"seconds", "peak_bytes"}
 
 
+@pytest.mark.unflipped  # torch makes no CausalBias under a dispatch mode
 @pytest.mark.parametrize("implementation", ["fp16", "quarot", "prefixquant"])
 def test_the_first_token_of_a_whole_decoder(implementation: str) -> None:
     measured = models.first_token(FirstTokenArguments(shape="tiny", batch=2, tokens=5, implementation=implementation))

@@ -168,6 +168,7 @@ def test_every_family_is_quantized_stored_and_loaded_in_half_precision(family: s
             assert len(row.unique()) <= 16, (index, name)
 
 
+@pytest.mark.unflipped
 def test_another_process_gives_the_same_logits(tmp_path: Path) -> None:
     stored = build(ROTATED_GPTQ)
     save_quantized(tmp_path / "model", stored)

@@ -43,6 +43,7 @@ def test_a_quantized_linear_layer_multiplies_what_it_says(grouped: bool, static:
     torch.testing.assert_close(layer(x), expected.float(), rtol=1e-5, atol=1e-4)  # float32 scaling
 
 
+@pytest.mark.unflipped  # torch makes no CausalBias under a dispatch mode
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoding_continues_a_prefill(kind: str) -> None:
     precision = KINDS[kind].model_copy(update=WIDE)
@@ -56,6 +57,7 @@ def test_decoding_continues_a_prefill(kind: str) -> None:
         torch.testing.assert_close(decoder.decode(tokens[:, index], cache), expected[:, index])
 
 
+@pytest.mark.unflipped  # torch makes no CausalBias under a dispatch mode
 @pytest.mark.parametrize("length", [7, 20])  # the prefix is long, or short, beside the text
 def test_a_prefix_is_before_every_text(length: int) -> None:
     precision = KINDS["prefixquant"].model_copy(update=WIDE)

@@ -74,6 +74,7 @@ def test_the_norm_is_that_of_transformers() -> None:
     assert torch.equal(scale, expected[1])
 
 
+@pytest.mark.unflipped  # torch.library.opcheck has dispatch modes of its own
 def test_the_operators_have_shape_rules() -> None:
     ops, x, static = torch.ops.rotquant, torch.randn(3, 160), torch.tensor([0.1])
     for packed, scale in ((True, None), (False, static)):

@@ -61,6 +61,7 @@ def test_a_product_is_that_of_the_dequantized_rows() -> None:
     torch.testing.assert_close(y, dequantized(*x) @ dequantized(*weight).T)
 
 
+@pytest.mark.unflipped  # torch.library.opcheck has dispatch modes of its own
 def test_the_operators_have_shape_rules() -> None:
     x = torch.randn(2, 64)
     codes, scale = quantize_fp8(x, False)
