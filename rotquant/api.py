@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rotquant import evaluation, zeroshot
-from rotquant.checkpoints import checkpoint_digest, config_of, load_checkpoint
+from rotquant.checkpoints import checkpoint_digest, config_of, load_checkpoint, model_max_length
 from rotquant.corpora import (
     DOCSTRINGS,
     WIKITEXT2,
@@ -28,7 +28,7 @@ from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decod
 from rotquant.devices import learning_dtype
 from rotquant.errors import RecipeError, ResultError
 from rotquant.files import file_digest
-from rotquant.limits import Limits
+from rotquant.limits import Limits, advised_length
 from rotquant.methods.spinquant import learn_rotations
 from rotquant.presets import preset
 from rotquant.progress import task
@@ -178,10 +178,11 @@ def limits_of(path: str | Path) -> Limits:
     Raises:
         RotquantError: bad input, in one sentence.
     """
+    advised = advised_length(model_max_length(path))
     if is_decoder_folder(path):
         config = read_decoder_manifest(path).config
-        return Limits(config.max_positions, config.vocabulary)
-    return Limits.of(config_of(path))
+        return Limits(config.max_positions, config.vocabulary, advised)
+    return Limits.of(config_of(path), advised)
 
 
 def perplexity(
@@ -191,15 +192,15 @@ def perplexity(
 
     Args:
         corpus: the text that the metric names; None where that is `docstrings` or `wikitext2`.
-        metric: default, windows of 2048 tokens, or of the model's context where that is shorter, of the corpus's test
-            split; the corpus is then `docstrings` by default.
+        metric: default, windows of 2048 tokens, or fewer where the model's context or its tokenizer's
+            `model_max_length` says so, of the corpus's test split; the corpus is then `docstrings` by default.
 
     Raises:
         RecipeError: the metric is of another corpus, or of longer windows than the model's context.
         CorpusError: the text cannot be read or is shorter than one window.
     """
     if metric is None:
-        length = Limits.of(model.network.config).length()
+        length = Limits.of(model.network.config, advised_length(model.tokenizer.model_max_length)).length()
         metric = Perplexity(corpus=(corpus or DOCSTRINGS).name, sequence_length=length)
     text = load_text(_corpus(metric.corpus, corpus), metric.split)
     return evaluation.perplexity(model.network, tokenize(text, model.tokenizer), metric, batch_size=batch_size)

@@ -215,6 +215,17 @@ def config_of(checkpoint: str | Path, revision: str | None = None) -> Any:
     return load_config(folder or _download(name, revision or hub_revision))
 
 
+def model_max_length(checkpoint: str | Path, revision: str | None = None) -> Any:
+    """What a tokenizer says of the length of texts, unchecked; None where it says nothing. Raises as `config_of`."""
+    folder, name, hub_revision = _locate(checkpoint)
+    path = (folder or _download(name, revision or hub_revision)) / "tokenizer_config.json"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+    return told.get("model_max_length") if isinstance(told, dict) else None
+
+
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """The tokenizer of a checkpoint folder, or CheckpointError when it has none or it is damaged."""
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):

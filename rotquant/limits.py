@@ -19,24 +19,33 @@ if TYPE_CHECKING:
 PAPER_LENGTH = 2048
 #: Rotary embeddings whose configuration states the context before they stretch it by `factor`; that of others is after.
 _STRETCHED = ("linear", "dynamic", "yarn")
+#: What transformers writes as a tokenizer's `model_max_length` where nothing limits it is larger.
+_UNLIMITED = 10**9
 
 
 @dataclass(frozen=True)
 class Limits:
     """context: largest number of tokens that a model attends over; None where its configuration does not say.
     vocabulary: number of token ids that its embedding has.
+    advised: how long a text should be at most, by its tokenizer: what it was trained on, where the context is a wish.
     """
 
     context: int | None
     vocabulary: int
+    advised: int | None = None
 
     @classmethod
-    def of(cls, config: Any) -> "Limits":
+    def of(cls, config: Any, advised: int | None = None) -> "Limits":
         """The limits in a transformers configuration. A sliding window is none: layers hand on what lies before it."""
-        return cls(_context(config), config.vocab_size)
+        return cls(_context(config), config.vocab_size, advised)
+
+    @property
+    def _usable(self) -> int | None:
+        """The shorter of context and advised length; None where neither is known."""
+        return min((length for length in (self.context, self.advised) if length is not None), default=None)
 
     def length(self, asked: int | None = None, usual: int = PAPER_LENGTH) -> int:
-        """Tokens per window: as asked for, or else as usual, the papers' 2048, or the context where that is shorter.
+        """Tokens per window: as asked for; else as usual, the papers' 2048, or as context and tokenizer allow.
 
         Raises:
             RecipeError: more are asked for than the context has.
@@ -44,7 +53,7 @@ class Limits:
         if asked is not None:
             self.check_length(asked, "windows")
             return asked
-        return usual if self.context is None else min(usual, self.context)
+        return usual if self._usable is None else min(usual, self._usable)
 
     def check_length(self, length: int, what: str) -> None:
         """Raise `RecipeError` where `what` is of more tokens than the context."""
@@ -72,8 +81,14 @@ class Limits:
             )
 
     def shorten(self, recipe: Recipe) -> Recipe:
-        """A recipe whose texts are no longer than the context: what a method's defaults, the papers', become here."""
-        return Recipe.model_validate(_capped(recipe.model_dump(), self.context)) if self.context else recipe
+        """A recipe whose texts are as long as `length` allows: what a method's defaults, the papers', become here."""
+        return Recipe.model_validate(_capped(recipe.model_dump(), self._usable)) if self._usable else recipe
+
+
+def advised_length(model_max_length: Any) -> int | None:
+    """What a tokenizer's field of this name says of the length of texts; None for what stands there in its absence."""
+    told = isinstance(model_max_length, int) and 2 <= model_max_length < _UNLIMITED
+    return model_max_length if told else None
 
 
 def model_windows(model: "nn.Module", tokens: Tokens, sequence_length: int, bos: BOS = "text") -> "Tensor":
@@ -104,11 +119,11 @@ def _context(config: Any) -> int | None:
     return max(positions, int(original * (rope.get("factor") or 1.0)))
 
 
-def _capped(data: Any, context: int) -> Any:
-    """A recipe's data in which no `sequence_length`, however deep, exceeds the context."""
+def _capped(data: Any, longest: int) -> Any:
+    """A recipe's data in which no `sequence_length`, however deep, exceeds the longest."""
     if not isinstance(data, dict):
         return data
     return {
-        name: min(value, context) if name == "sequence_length" else _capped(value, context)
+        name: min(value, longest) if name == "sequence_length" else _capped(value, longest)
         for name, value in data.items()
     }

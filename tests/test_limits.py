@@ -1,5 +1,6 @@
 """A model reads no longer texts and no other tokens than its configuration says, whatever stretches its embedding."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,19 +8,21 @@ import pytest
 import torch
 
 from rotquant.activations import magnitudes
+from rotquant.api import limits_of
 from rotquant.calibration import capture_layer_inputs
 from rotquant.corpora import Tokens
 from rotquant.diagnostics import diagnose_activations, first_token_windows
 from rotquant.errors import CheckpointError, RecipeError
 from rotquant.evaluation import perplexity
 from rotquant.fidelity import end_to_end_snr
-from rotquant.limits import Limits
+from rotquant.limits import Limits, advised_length
 from rotquant.methods.llm_qat import generate
 from rotquant.methods.spinquant import learn_rotations
 from rotquant.outlier_statistics import outlier_statistics
 from rotquant.presets import preset
 from rotquant.recipes import Recipe
 from rotquant.schemes import SNR, Magnitudes, Outliers, Perplexity
+from rotquant.training import TrainingConfig
 from tests.models import VOCABULARY, tiny_model, tiny_tokens
 
 TEXT = Tokens(tiny_tokens(1, 1200)[0])
@@ -53,6 +56,20 @@ def test_the_usual_length_is_the_papers_or_the_context() -> None:
     assert Limits(4096, 10).length(3000) == 3000
     with pytest.raises(RecipeError, match="exceed the model's context of 512"):
         Limits(512, 10).length(513)
+
+
+def test_texts_are_no_longer_than_the_tokenizer_advises_unless_asked_for() -> None:
+    advised = Limits(2048, 10, advised_length(512))
+    assert advised.length() == advised.shorten(preset("quarot")).calibration.sequence_length == 512
+    assert advised.length(2048) == 2048
+    assert {advised_length(told) for told in (10**30, 1e30, None, "512", -1)} == {None}
+
+
+@pytest.mark.parametrize("name", ["rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3"])
+def test_a_shipped_model_is_measured_on_texts_as_long_as_it_was_trained_on(name: str) -> None:
+    folder = Path("workflow/resources/models") / name
+    trained = TrainingConfig.model_validate_json((folder / "recipe.json").read_text()).sequence_length
+    assert limits_of(folder).length() == trained == 512
 
 
 def test_a_methods_texts_are_shortened_and_nothing_else_is() -> None:

@@ -48,7 +48,7 @@ def quantize(
         typer.Option(
             min=2,
             help="Tokens per calibration sample, and per sequence that rotations are learned on. "
-            "Default: the model's context, at most 2048.",
+            "Default: what model and tokenizer allow, at most 2048.",
         ),
     ] = None,
     rotations: Annotated[
@@ -144,7 +144,8 @@ def evaluate(
     corpus: Corpus = "docstrings",
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     sequence_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens per window. Default: the model's context, at most 2048.")
+        int | None,
+        typer.Option(min=2, help="Tokens per window. Default: what model and tokenizer allow, at most 2048."),
     ] = None,
     max_windows: Annotated[int | None, typer.Option(min=1, help="Only the first windows. Default: all.")] = None,
     tasks: Tasks = None,
@@ -201,7 +202,7 @@ def diagnose(
     model: Checkpoint,
     corpus: Corpus = "docstrings",
     sequence_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens per window. Default: the model's context, at most 512.")
+        int | None, typer.Option(min=2, help="Tokens per window. Default: as for evaluate, at most 512.")
     ] = None,
     max_windows: Annotated[int | None, typer.Option(min=1, help="Only the first windows of the test split.")] = 64,
     card: Annotated[

@@ -58,7 +58,7 @@ def train(
         return None
     curve = trainer.curve()
     with atomic_directory(output_dir) as folder:
-        _save(trainer.model, data.tokenizer, folder)
+        _save(trainer.model, data.tokenizer, config.sequence_length, folder)
         write_json(folder / "recipe.json", config.model_dump(mode="json"))
         write_json(folder / "curve.json", curve)
         write_text(folder / "MODEL_CARD.md", model_card(config, curve))
@@ -66,9 +66,10 @@ def train(
     return curve
 
 
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write a bf16 copy of the model and its tokenizer as a Hugging Face folder."""
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, trained_length: int, folder: Path) -> None:
+    """Write a bf16 copy of the model and its tokenizer, which tells how long texts were, as a Hugging Face folder."""
     import torch
 
+    tokenizer.model_max_length = trained_length
     model.eval().to(torch.bfloat16).save_pretrained(folder, max_shard_size="1GB")
     tokenizer.save_pretrained(folder)
