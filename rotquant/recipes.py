@@ -47,7 +47,7 @@ class Recipe(Frozen):
     """
 
     rotation: RotationScheme | None = None
-    """Norms are fused into the linear layers and the residual stream, values, keys and the MLP are rotated."""
+    """Rotate the residual stream, with norms fused into the linear layers, and values, keys and the MLP's products."""
     smoothing: Smoothing | None = None
     """Transform equivalently as SmoothQuant does."""
     omniquant: OmniQuant | None = None
