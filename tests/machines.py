@@ -7,6 +7,7 @@ break soonest: comparisons of quantized networks, learning and calibrated weight
 """
 
 import argparse
+import itertools
 import os
 import platform
 import subprocess
@@ -128,8 +129,18 @@ def main() -> int:
     tests = tuple(arguments.tests) or (QUICK_TESTS if arguments.quick else ("tests",))
     settings = [setting for setting in SETTINGS if setting.quick or not arguments.quick]
     print(f"{'passed':>6} {'failed':>6} {'seconds':>7}  setting", flush=True)
+    # Threads that share a core wait for each other, so settings of as many threads run side by side as there are cores.
+    by_threads = itertools.groupby(
+        sorted(settings, key=lambda setting: setting.threads), lambda setting: setting.threads
+    )
+    failed = [run_together(list(alike), tests, max(1, arguments.jobs // threads)) for threads, alike in by_threads]
+    return int(any(failed))
+
+
+def run_together(settings: list[Setting], tests: tuple[str, ...], jobs: int) -> bool:
+    """Run tests under settings, some at a time; print a line for each; whether any test failed."""
     failed = False
-    with ThreadPoolExecutor(arguments.jobs) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         outcomes = [None if setting.lacking else pool.submit(run, setting, tests) for setting in settings]
         for setting, future in zip(settings, outcomes, strict=True):
             if future is None:
@@ -140,7 +151,7 @@ def main() -> int:
             if outcome.failed:
                 print(*outcome.failed, outcome.output, sep="\n", flush=True)
                 failed = True
-    return int(failed)
+    return failed
 
 
 if __name__ == "__main__":
