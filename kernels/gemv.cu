@@ -1,8 +1,8 @@
 // Products of a 4-bit weight with 1 to 64 rows of 4- or 8-bit activations (QuaRot Sec. 4, stage 2). The weight's bytes
 // bound them, so each is read once, many are always under way, and everything else is arranged around that. Sums are
-// exact integers; scales are applied once, in the order that rotquant/kernels/linear.py defines.
+// exact integers; scales are applied once, in the order that rotquant/kernels/products/linear.py defines.
 //
-// A strip is 16 output features, a stage 128 input features of it: 1 KB in the order of rotquant/kernels/layouts.py.
+// A strip is 16 output features, a stage 128 input features of it: 1 KB in the order of rotquant/kernels/layouts/weights.py.
 // A group of warps that share activations takes every so-many-th stage of its strips through a ring of asynchronous
 // copies; the groups of a block, and on Hopper the blocks of a cluster, split the stages and add up at the end.
 // Architectures: sm_80 and newer; clusters on sm_90 and newer.

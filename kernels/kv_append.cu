@@ -1,6 +1,6 @@
 // Tokens into and out of the 4-bit KV cache: RoPE, Hadamard transform, asymmetric quantization and write (QuaRot
 // Sec. 4, stages 1d and 2c); and the dequantization that prefill attention reads. One warp works on one head of a token.
-// Quantization is that of rotquant/quantization.py, operation for operation in float32. sm_80 and newer.
+// Quantization is that of rotquant/tensors/quantization.py, operation for operation in float32. sm_80 and newer.
 
 #include "kv.cuh"
 #include "ptx.cuh"

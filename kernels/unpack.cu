@@ -1,4 +1,4 @@
-// Packed 4-bit activations (the order of rotquant.kernels.layouts.pack_rows) to one int8 per value, for tensor cores
+// Packed 4-bit activations (the order of rotquant.kernels.layouts.weights.pack_rows) to one int8 per value, for tensor cores
 // without 4-bit integers. Any architecture.
 
 extern "C" __global__ void unpack_codes(const uint4* packed, uint4* codes, long long blocks) {

@@ -1,7 +1,7 @@
 """The library in four verbs: `quantize` a checkpoint, `load` what was quantized, measure `perplexity`, `zero_shot`.
 
 The command line and the workflow call the same functions. A `Model` is ready to run: its forward contains the online
-transforms and quantizers of its recipe. Long work says on standard error how far it is (`rotquant.progress`).
+transforms and quantizers of its recipe. Long work says on standard error how far it is.
 """
 
 import time
@@ -12,9 +12,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rotquant import evaluation, zeroshot
-from rotquant.checkpoints import checkpoint_digest, config_of, load_checkpoint, model_max_length
-from rotquant.corpora import (
+from rotquant.decoder.network import Network
+from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decoder_manifest
+from rotquant.foundation.errors import RecipeError, ResultError
+from rotquant.foundation.files import file_digest
+from rotquant.foundation.progress import task
+from rotquant.methods.spinquant import learn_rotations
+from rotquant.metrics import perplexity as evaluation
+from rotquant.metrics import zeroshot
+from rotquant.models.checkpoints import checkpoint_digest, config_of, load_checkpoint, model_max_length
+from rotquant.models.limits import Limits, advised_length
+from rotquant.models.rotation.matrices import Rotations, ends_of, load_history, load_rotations, save_rotations
+from rotquant.models.simulation.wrapping import Handle
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
+from rotquant.tensors.devices import learning_dtype
+from rotquant.text import (
     DOCSTRINGS,
     WIKITEXT2,
     CorpusSpec,
@@ -23,26 +37,13 @@ from rotquant.corpora import (
     load_text,
     tokenize,
 )
-from rotquant.decoder.network import Network
-from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decoder_manifest
-from rotquant.devices import learning_dtype
-from rotquant.errors import RecipeError, ResultError
-from rotquant.files import file_digest
-from rotquant.limits import Limits, advised_length
-from rotquant.methods.spinquant import learn_rotations
-from rotquant.presets import preset
-from rotquant.progress import task
-from rotquant.recipes import Recipe
-from rotquant.rotations import Rotations, ends_of, load_history, load_rotations, save_rotations
-from rotquant.schemes import Calibration, Perplexity, ZeroShot
-from rotquant.storage import QuantizedState, is_quantized_folder, load_quantized, save_quantized
-from rotquant.weights import build_weights, check_recipe, quantized_forward
-from rotquant.wrapping import Handle
+from rotquant.weights.build import build_weights, check_recipe, quantized_forward
+from rotquant.weights.storage import QuantizedState, is_quantized_folder, load_quantized, save_quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rotquant.storage import StoredModel
+    from rotquant.weights.storage import StoredModel
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def quantize(
 
     Args:
         checkpoint: a local folder or hub id.
-        recipe: a recipe, or a method's name (`rotquant.presets`): then with texts no longer than the model's context.
+        recipe: a recipe, or a preset's name: then with texts no longer than the model's context.
         corpus: text whose train split calibrates and rotations are learned on, where the recipe needs it.
         seed: of the random rotation.
         rotations: file of learned rotations, read where it exists and else written, so that several recipes share
@@ -188,7 +189,7 @@ def limits_of(path: str | Path) -> Limits:
 def perplexity(
     model: Model, corpus: CorpusSpec | None = None, metric: Perplexity | None = None, *, batch_size: int = 8
 ) -> evaluation.PerplexityResult:
-    """Perplexity of a model by the papers' protocol (see `rotquant.evaluation`).
+    """Perplexity of a model by the papers' protocol (see `rotquant.metrics.perplexity`).
 
     Args:
         corpus: the text that the metric names; None where that is `docstrings` or `wikitext2`.
@@ -230,7 +231,7 @@ def zero_shot(
     root: str | Path | None = None,
     batch_size: int = 64,
 ) -> dict[str, float]:
-    """Zero-shot accuracies of a model in percent, through lm-eval (see `rotquant.zeroshot.evaluate` for the names).
+    """Zero-shot accuracies of a model in percent, through lm-eval (names: `rotquant.metrics.zeroshot`).
 
     Args:
         metric: the tasks; None takes the shipped ones.

@@ -50,7 +50,7 @@ def _run() -> int:
     import typer
 
     from rotquant.commands.root import cli
-    from rotquant.errors import RotquantError
+    from rotquant.foundation.errors import RotquantError
 
     try:
         return cli(prog_name="rotquant", standalone_mode=False) or 0

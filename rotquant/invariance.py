@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rotquant.architectures import architecture_of, decoder_layers, final_norm
-from rotquant.rotation import check_rotation, rotate
-from rotquant.rotations import Rotations
-from rotquant.schemes import RotationScheme
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.models.architectures import architecture_of, decoder_layers, final_norm
+from rotquant.models.rotation.fusing import check_rotation, rotate
+from rotquant.models.rotation.matrices import Rotations
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.recipes.schemes import RotationScheme
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from rotquant.architectures import decoder_layers
+from rotquant.models.architectures import decoder_layers
 
 FAMILIES = ("llama", "mistral", "qwen2", "phi3")
 VOCABULARY = 96

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rotquant import api
-from rotquant.corpora import CorpusSpec
-from rotquant.presets import preset
-from rotquant.recipes import override
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
+from rotquant.text import CorpusSpec
 from tests.models import VOCABULARY, tiny_model
 from tests.test_checkpoints import tiny_tokenizer
 

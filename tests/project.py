@@ -22,8 +22,8 @@ import json
 import time
 from pathlib import Path
 
-from rotquant.files import file_digest, write_json, write_text
-from rotquant.provenance import code_digest, environment
+from rotquant.foundation.files import file_digest, write_json, write_text
+from rotquant.study.digests import code_digest, environment
 
 
 def compute_rotations(run, checkpoint, folder, device):
@@ -59,9 +59,9 @@ FAKE_WEIGHTS = '''"""Weights stage of the tests: waits while the file `slow` exi
 import time
 from pathlib import Path
 
-from rotquant.errors import CheckpointError
-from rotquant.files import read_json
-from rotquant.provenance import code_digest, environment
+from rotquant.foundation.errors import CheckpointError
+from rotquant.foundation.files import read_json
+from rotquant.study.digests import code_digest, environment
 
 
 def compute_weights(run, checkpoint, folder, device, rotation=None):
@@ -80,8 +80,8 @@ FAKE_RUNS = '''"""Runs stage of the tests: numbers that depend on the recipe, th
 
 from dataclasses import dataclass, field
 
-from rotquant.provenance import code_digest, environment
-from rotquant.quantities import quantities
+from rotquant.study.digests import code_digest, environment
+from rotquant.study.quantities import quantities
 
 FACTOR = 1.0
 
@@ -106,7 +106,7 @@ def measure_runs(runs, checkpoint, folder, device, batch_size):
 
 FAKE_CHECKPOINTS = '''"""Checkpoint digests of the tests: of the name alone."""
 
-from rotquant.files import short_hash
+from rotquant.foundation.files import short_hash
 
 MANIFEST = "rotquant.json"
 
@@ -175,10 +175,10 @@ class Copy:
         shutil.copy(REPOSITORY / "Snakefile", root / "Snakefile")
         shutil.copytree(REPOSITORY / "rotquant", root / "rotquant", ignore=ignore)
         if fake:
-            self.write("rotquant/execution/rotations.py", FAKE_ROTATIONS)
-            self.write("rotquant/execution/weights.py", FAKE_WEIGHTS)
-            self.write("rotquant/execution/runs.py", FAKE_RUNS)
-            self.write("rotquant/checkpoints.py", FAKE_CHECKPOINTS)
+            self.write("rotquant/study/stages/rotations.py", FAKE_ROTATIONS)
+            self.write("rotquant/study/stages/weights.py", FAKE_WEIGHTS)
+            self.write("rotquant/study/stages/runs.py", FAKE_RUNS)
+            self.write("rotquant/models/checkpoints.py", FAKE_CHECKPOINTS)
         if small:
             self.set_tables(TABLES)
             self.set_config(CONFIG)

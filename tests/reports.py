@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-import rotquant.project
-from rotquant.files import short_hash
-from rotquant.project import Project, load_project
-from rotquant.provenance import environment
-from rotquant.quantities import quantities
-from rotquant.reporting import markdown
-from rotquant.reporting import tables as collected
-from rotquant.results import RunResult, run_path, write_result
-from rotquant.tracking import Logged
+import rotquant.study.project
+from rotquant.foundation.files import short_hash
+from rotquant.reporting.pages import page as markdown
+from rotquant.reporting.tracking import Logged
+from rotquant.study import values as collected
+from rotquant.study.digests import environment
+from rotquant.study.project import Project, load_project
+from rotquant.study.quantities import quantities
+from rotquant.study.results import RunResult, run_path, write_result
 from tests.project import CONFIG, PUBLISHED, TABLES, Copy
 
 VALUES = {"Baseline": 10.0, "QuaRot": 11.0}
@@ -129,7 +129,7 @@ def compute(project: Project, name: str = "quarot_table1", **special: float) -> 
 
 
 def load(root: Path, monkeypatch: pytest.MonkeyPatch, *tables: dict[str, Any]) -> Project:
-    monkeypatch.setattr(rotquant.project, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    monkeypatch.setattr(rotquant.study.project, "checkpoint_digest", lambda path: short_hash(Path(path).name))
     copy = Copy(root)
     copy.set_tables({**TABLES, "tables": list(tables)})
     slots = {**CONFIG["slots"], "Llama-3-8B": {"checkpoint": "models/small"}}

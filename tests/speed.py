@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.bench.records import CellRecord, Measurement, Record, Sitting, write_record
-from rotquant.speed.definitions import Cell, SpeedTable
+from rotquant.study.speed.definitions import Cell, SpeedTable
 
 SPEED: dict[str, Any] = {
     "paper": "quarot",

@@ -8,18 +8,19 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rotquant import project as projects
-from rotquant.activations import magnitudes
-from rotquant.corpora import Tokens
-from rotquant.errors import CorpusError, ResultError
-from rotquant.files import short_hash
-from rotquant.project import Project, load_project
-from rotquant.provenance import environment
-from rotquant.reporting import heatmaps, tables
-from rotquant.results import RunResult, run_path, write_result
-from rotquant.rotation import fuse_norms, rotate
-from rotquant.schemes import Magnitudes, QuantizationScheme, RotationScheme
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.foundation.errors import CorpusError, ResultError
+from rotquant.foundation.files import short_hash
+from rotquant.metrics.magnitudes import magnitudes
+from rotquant.models.rotation.fusing import fuse_norms, rotate
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.recipes.schemes import Magnitudes, QuantizationScheme, RotationScheme
+from rotquant.reporting.figures import heatmaps
+from rotquant.study import project as projects
+from rotquant.study import values as tables
+from rotquant.study.digests import environment
+from rotquant.study.project import Project, load_project
+from rotquant.study.results import RunResult, run_path, write_result
+from rotquant.text import Tokens
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 from tests.project import Copy
 

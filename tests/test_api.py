@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from transformers import Qwen2Tokenizer
 
-from rotquant import api, zeroshot
-from rotquant.corpora import NO_BOS, CorpusSpec
-from rotquant.errors import CheckpointError, RecipeError
-from rotquant.presets import preset
-from rotquant.recipes import override
-from rotquant.schemes import Perplexity, ZeroShot
+from rotquant import api
+from rotquant.foundation.errors import CheckpointError, RecipeError
+from rotquant.metrics import zeroshot
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
+from rotquant.recipes.schemes import Perplexity, ZeroShot
+from rotquant.text import NO_BOS, CorpusSpec
 from tests.models import VOCABULARY, tiny_model
 from tests.test_checkpoints import tiny_tokenizer
 from tests.test_cli import rotquant
@@ -147,7 +148,7 @@ def test_a_model_without_bos_is_quantized_and_measured_and_the_result_says_so(
     assert (without.nll, without.note) == (result.nll, "")
 
 
-@pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+@pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 def test_every_command_takes_a_model_without_bos(
     qwen2: Path, corpora: dict[str, CorpusSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from transformers import GPT2Config, LlamaConfig
 
-from rotquant.architectures import (
+from rotquant.foundation.errors import UnsupportedArchitectureError
+from rotquant.models.architectures import (
     architecture_of,
     base_model,
     decoder_layers,
@@ -14,7 +15,6 @@ from rotquant.architectures import (
     lm_head,
     rotary,
 )
-from rotquant.errors import UnsupportedArchitectureError
 from tests.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
 
 

@@ -7,19 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rotquant.architectures import architecture_of, decoder_layers
-from rotquant.calibration import capture_layer_inputs
-from rotquant.errors import RecipeError
+from rotquant.foundation.errors import RecipeError
 from rotquant.methods import awq
 from rotquant.methods.awq import Inputs, producer, scale_site, search_clip, search_scale
-from rotquant.presets import preset
-from rotquant.quantization import choose_qparams, fake_quantize
-from rotquant.recipes import Recipe, override
-from rotquant.rotation import rotate
-from rotquant.schemes import QuantizationScheme, RotationScheme
-from rotquant.storage import load_quantized, save_quantized
-from rotquant.weights import build_weights
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.rotation.fusing import rotate
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.stream import capture_layer_inputs
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors.quantization import choose_qparams, fake_quantize
+from rotquant.weights.build import build_weights
+from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from rotquant.methods.batches import shuffled_batches
+from rotquant.models.batches import shuffled_batches
 
 
 def test_every_sample_is_used_before_any_comes_again() -> None:

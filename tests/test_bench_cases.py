@@ -6,18 +6,19 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rotquant.bench import arguments, measurement
-from rotquant.bench.attention import float_case, int4_case
-from rotquant.bench.baselines import decode_attentions
-from rotquant.bench.layers import linear, linear_case
-from rotquant.bench.measurement import Case, fastest, measure
+from rotquant.bench.arguments import gpu as arguments
+from rotquant.bench.gpu.attention import float_case, int4_case
+from rotquant.bench.gpu.baselines import decode_attentions
+from rotquant.bench.gpu.layers import linear, linear_case
+from rotquant.bench.gpu.transforms import quantize_case, transform_call
 from rotquant.bench.records import Measurement
-from rotquant.bench.timing import Timing
-from rotquant.bench.transforms import quantize_case, transform_call
-from rotquant.errors import KernelError
-from rotquant.kernels import overlap
+from rotquant.bench.timing import case as measurement
+from rotquant.bench.timing.case import Case, fastest, measure
+from rotquant.bench.timing.gpu import Timing
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.launch import overlap
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 CPU = torch.device("cpu")
 
@@ -135,7 +136,7 @@ def test_the_quantized_step_appends_its_token_and_attends_to_it(hadamard: str) -
 
 def test_the_16_bit_step_appends_its_token_and_attends_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "rotquant.bench.attention.fastest_attention",
+        "rotquant.bench.gpu.attention.fastest_attention",
         lambda q, k, v: torch.nn.functional.scaled_dot_product_attention,
     )
     case = float_case(step("fp16", kv_heads=4), CPU)

@@ -20,18 +20,20 @@ from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from rotquant import api
-from rotquant.architectures import architecture_of
-from rotquant.bench import cpu, cpu_timing, measuring
-from rotquant.bench.cpu_arguments import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
-from rotquant.bench.cpu_decoder import CpuCache, CpuDecoder, CpuLayer, CpuShape, random_cpu_decoder
+from rotquant.bench.arguments.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
+from rotquant.bench.cpu import benchmarks as cpu
+from rotquant.bench.cpu.decoder import CpuCache, CpuDecoder, CpuLayer, CpuShape, random_cpu_decoder
 from rotquant.bench.shapes import SHAPES
-from rotquant.bench.timing import Timing
-from rotquant.errors import ConfigError
+from rotquant.bench.timing import cpu as cpu_timing
+from rotquant.bench.timing.gpu import Timing
+from rotquant.foundation.errors import ConfigError
 from rotquant.kernels.cpu import operators
 from rotquant.kernels.cpu.layout import DotWeight
-from rotquant.presets import preset
-from rotquant.recipes import Recipe, override
-from rotquant.speed.loading import load_speed
+from rotquant.models.architectures import architecture_of
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.study.speed.loading import load_speed
+from rotquant.study.stages import speed as measuring
 from tests.models import TINY_SHAPE
 from tests.project import Copy
 from tests.speed import SPEED

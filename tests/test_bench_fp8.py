@@ -5,15 +5,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rotquant.bench import fp8
-from rotquant.bench.fp8_arguments import Fp8NetworkArguments
-from rotquant.bench.models import decoder_config
+from rotquant.bench.arguments.fp8 import Fp8NetworkArguments
+from rotquant.bench.gpu import fp8
+from rotquant.bench.gpu.models import decoder_config
 from rotquant.bench.shapes import SHAPES
-from rotquant.bench.timing import Timing
+from rotquant.bench.timing.gpu import Timing
 from rotquant.decoder.fp8 import random_fp8_decoder
 from tests.models import TINY_SHAPE
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 
 @pytest.fixture(autouse=True)

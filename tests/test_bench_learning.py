@@ -6,15 +6,16 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rotquant.architectures import decoder_layers
-from rotquant.bench import learning, learning_models
-from rotquant.bench.learning import gptq, learn, learning_seconds
-from rotquant.bench.learning_arguments import CalibrateArguments, LearnRotationsArguments
-from rotquant.bench.learning_models import MODELS, random_model_on, shape_config
-from rotquant.errors import ConfigError, KernelError
+from rotquant.bench.arguments.learning import CalibrateArguments, LearnRotationsArguments
+from rotquant.bench.learning import benchmarks as learning
+from rotquant.bench.learning import models as learning_models
+from rotquant.bench.learning.benchmarks import gptq, learn, learning_seconds
+from rotquant.bench.learning.models import MODELS, random_model_on, shape_config
+from rotquant.foundation.errors import ConfigError, KernelError
 from rotquant.methods import spinquant
-from rotquant.provenance import timed_modules
-from rotquant.sharding import size_in_bytes
+from rotquant.models.architectures import decoder_layers
+from rotquant.models.placement import size_in_bytes
+from rotquant.study.digests import timed_modules
 
 CPU = torch.device("cpu")
 TINY = {
@@ -155,11 +156,13 @@ def test_two_gpus_share_the_layers_evenly_and_in_order() -> None:
 
 
 def test_the_digest_of_a_time_covers_the_library_that_was_timed() -> None:
-    timed = timed_modules("rotquant.bench.learning")
-    assert {"rotquant.methods.spinquant", "rotquant.methods.spinquant_network", "rotquant.stiefel"} <= set(timed)
-    assert {"rotquant.gptq", "rotquant.calibration", "rotquant.hadamard.backends"} <= set(timed)
+    timed = timed_modules("rotquant.bench.learning.benchmarks")
+    assert {"rotquant.methods.spinquant", "rotquant.methods.spinquant_network", "rotquant.tensors.stiefel"} <= set(
+        timed
+    )
+    assert {"rotquant.weights.gptq", "rotquant.models.stream", "rotquant.kernels.hadamard.choice"} <= set(timed)
     # Methods that are not timed, and what says in words what is: edits of these leave the record as it is.
-    assert not {"rotquant.methods.awq", "rotquant.lattice", "rotquant.recipes"} & set(timed)
+    assert not {"rotquant.methods.awq", "rotquant.tensors.lattice", "rotquant.recipes.recipe"} & set(timed)
 
 
 def test_mistrals_shape_is_known_beside_the_others() -> None:

@@ -12,15 +12,15 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from rotquant.bench import measuring
 from rotquant.bench.records import Measurement, read_record
 from rotquant.bench.registry import Benchmark
 from rotquant.commands.root import cli
-from rotquant.errors import KernelError, ResultError
-from rotquant.provenance import timed_modules
-from rotquant.schemes import Frozen
-from rotquant.speed.definitions import SpeedTable
-from rotquant.speed.loading import load_speed
+from rotquant.foundation.errors import KernelError, ResultError
+from rotquant.recipes.schemes import Frozen
+from rotquant.study.digests import timed_modules
+from rotquant.study.speed.definitions import SpeedTable
+from rotquant.study.speed.loading import load_speed
+from rotquant.study.stages import speed as measuring
 from tests.project import Copy
 from tests.speed import SPEED, STATE
 
@@ -171,9 +171,9 @@ def test_other_code_or_another_gpu_measures_everything_anew(
 
 
 def test_a_time_depends_on_kernels_benchmarks_and_decoder_and_not_on_what_simulates_them() -> None:
-    modules = timed_modules("rotquant.bench.models")
-    assert {"rotquant.bench.timing", "rotquant.kernels.gemm", "rotquant.decoder.model"} <= set(modules)
-    assert not {"rotquant.schemes", "rotquant.recipes", "rotquant.rotation"} & set(modules)
+    modules = timed_modules("rotquant.bench.gpu.models")
+    assert {"rotquant.bench.timing.gpu", "rotquant.kernels.products.gemm", "rotquant.decoder.model"} <= set(modules)
+    assert not {"rotquant.recipes.schemes", "rotquant.recipes.recipe", "rotquant.models.rotation.fusing"} & set(modules)
 
 
 def test_rows_can_be_chosen_and_quick_takes_the_first_of_each_grid(

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rotquant.bench import models
-from rotquant.bench.arguments import BlockArguments, FirstTokenArguments, GenerateArguments
+from rotquant.bench.arguments.gpu import BlockArguments, FirstTokenArguments, GenerateArguments
+from rotquant.bench.gpu import models
 from rotquant.bench.shapes import SHAPES
-from rotquant.bench.timing import Timing
-from rotquant.errors import ConfigError
+from rotquant.bench.timing.gpu import Timing
+from rotquant.foundation.errors import ConfigError
 from tests.models import TINY_SHAPE
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from rotquant.bench import attention, layers, transforms
-from rotquant.bench.arguments import DecodeAttentionArguments, LinearArguments, QuantizeArguments
-from rotquant.bench.learning_arguments import CalibrateArguments, LearnRotationsArguments
-from rotquant.bench.learning_models import shape_config
-from rotquant.bench.models import decoder_config
-from rotquant.errors import KernelError
-from rotquant.speed.loading import load_speed
+from rotquant.bench.arguments.gpu import DecodeAttentionArguments, LinearArguments, QuantizeArguments
+from rotquant.bench.arguments.learning import CalibrateArguments, LearnRotationsArguments
+from rotquant.bench.gpu import attention, layers, transforms
+from rotquant.bench.gpu.models import decoder_config
+from rotquant.bench.learning.models import shape_config
+from rotquant.foundation.errors import KernelError
+from rotquant.study.speed.loading import load_speed
 
 ROOT = Path(__file__).parents[1]
 TABLES = load_speed(ROOT)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from rotquant.bench.baselines import copy_case, fp8_linear, int8_linear
-from rotquant.bench.measurement import gpu, measure
-from rotquant.bench.timing import rotations, time_gpu
-from rotquant.errors import KernelError
+from rotquant.bench.gpu.baselines import copy_case, fp8_linear, int8_linear
+from rotquant.bench.timing.case import gpu, measure
+from rotquant.bench.timing.gpu import rotations, time_gpu
+from rotquant.foundation.errors import KernelError
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rotquant.quantization import fake_quantize
-from rotquant.schemes import QuantizationScheme
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.quantization import fake_quantize
 from tests.borders import Borders, tokens_off_borders
 from tests.models import tiny_tokens
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from rotquant.architectures import architecture_of, base_model, decoder_layers
-from rotquant.calibration import capture_layer_inputs
-from rotquant.rotation import rotate
-from rotquant.schemes import RotationScheme
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.models.architectures import architecture_of, base_model, decoder_layers
+from rotquant.models.rotation.fusing import rotate
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.stream import capture_layer_inputs
+from rotquant.recipes.schemes import RotationScheme
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 
 #: float32 sums in another order (micro-batches); activations of the tiny models are of order 1 to 10.
@@ -65,7 +65,7 @@ def test_later_sites_see_weights_that_were_changed_at_earlier_ones(
     remember: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not remember:
-        monkeypatch.setattr("rotquant.calibration._RECORD_BYTES", {"cpu": 0, "cuda": 0})
+        monkeypatch.setattr("rotquant.models.stream._RECORD_BYTES", {"cpu": 0, "cuda": 0})
     model, samples = tiny_model(), tiny_tokens(batch=3, tokens=10)
     stream = capture_layer_inputs(model, samples, batch_size=2)
     fed: dict[tuple[int, str], torch.Tensor] = {}

@@ -12,9 +12,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rotquant import checkpoints
-from rotquant.checkpoints import check_kind, checkpoint_digest, config_of, load_checkpoint
-from rotquant.errors import CheckpointError, UnsupportedArchitectureError
+from rotquant.foundation.errors import CheckpointError, UnsupportedArchitectureError
+from rotquant.models import checkpoints
+from rotquant.models.checkpoints import check_kind, checkpoint_digest, config_of, load_checkpoint
 from tests.models import VOCABULARY, tiny_model
 
 
@@ -116,7 +116,7 @@ def test_a_hub_id_is_its_own_digest_with_its_revision() -> None:
 
 def test_digests_need_neither_torch_nor_transformers(folder: Path) -> None:
     code = (
-        "import sys; from rotquant.checkpoints import checkpoint_digest; checkpoint_digest(sys.argv[1]); "
+        "import sys; from rotquant.models.checkpoints import checkpoint_digest; checkpoint_digest(sys.argv[1]); "
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)

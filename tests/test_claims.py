@@ -10,12 +10,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rotquant.errors import ConfigError
-from rotquant.project import Project
-from rotquant.quantities import AVERAGE, PERPLEXITY, SNR_DB, Quantity
+from rotquant.foundation.errors import ConfigError
 from rotquant.reporting.claims import CHECKS, Finding, Number, Numbers, Score, Verdict, judge, outcomes, score
-from rotquant.reporting.tables import Value
-from rotquant.tables import Table
+from rotquant.study.project import Project
+from rotquant.study.quantities import AVERAGE, PERPLEXITY, SNR_DB, Quantity
+from rotquant.study.tables import Table
+from rotquant.study.values import Value
 from tests.project import REPOSITORY
 
 PAPER = {

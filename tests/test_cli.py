@@ -18,10 +18,10 @@ from rotquant import api
 from rotquant.cli import app
 from rotquant.commands.options import changed
 from rotquant.commands.root import cli
-from rotquant.files import file_digest
+from rotquant.foundation.files import file_digest
 from rotquant.methods.spinquant import learn_rotations
-from rotquant.presets import preset
-from rotquant.schemes import RotationScheme
+from rotquant.recipes.presets import preset
+from rotquant.recipes.schemes import RotationScheme
 from tests.models import VOCABULARY, tiny_model
 from tests.test_checkpoints import tiny_tokenizer
 

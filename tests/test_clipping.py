@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rotquant.clipping import search_clip
-from rotquant.errors import RecipeError
-from rotquant.quantization import ColumnSplit, choose_qparams, fake_quantize
-from rotquant.rtn import quantize_rtn
-from rotquant.schemes import QuantizationScheme, WeightQuantization
+from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
+from rotquant.tensors.quantization import ColumnSplit, choose_qparams, fake_quantize
+from rotquant.weights.clipping import search_clip
+from rotquant.weights.rtn import quantize_rtn
 
 SCHEMES = [
     QuantizationScheme(bits=4, granularity="channel"),
@@ -60,7 +60,7 @@ def test_searching_never_loses_to_not_clipping(seed: int, scheme: QuantizationSc
 def test_the_result_does_not_depend_on_how_rows_are_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = gaussian(50, 40, dtype=torch.float64)
     whole = search_clip(weight, SCHEMES[0], 2.4)
-    monkeypatch.setattr("rotquant.clipping._ELEMENTS_ON_CPU", 100)
+    monkeypatch.setattr("rotquant.weights.clipping._ELEMENTS_ON_CPU", 100)
     torch.testing.assert_close(search_clip(weight, SCHEMES[0], 2.4), whole, rtol=0, atol=0)
 
 

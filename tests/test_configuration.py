@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rotquant import project as projects
-from rotquant.configuration import DEFAULT, Config, load_config, merge, plain, read_yaml
-from rotquant.errors import ConfigError, RotquantError
-from rotquant.files import short_hash
+from rotquant.foundation.errors import ConfigError, RotquantError
+from rotquant.foundation.files import short_hash
+from rotquant.study import project as projects
+from rotquant.study.configuration import DEFAULT, Config, load_config, merge, plain, read_yaml
 from tests.project import CONFIG, REPOSITORY, Copy
 
 PAPER = REPOSITORY / "config/paper.yaml"

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rotquant.corpora import (
+from rotquant.foundation.errors import CorpusError
+from rotquant.text import (
     CALIBRATION_CHARACTERS,
     DOCSTRINGS,
     CorpusSpec,
@@ -27,9 +28,8 @@ from rotquant.corpora import (
     load_text,
     tokenize,
 )
-from rotquant.corpora import docstrings as module
-from rotquant.errors import CorpusError
-from rotquant.tokenizer_training import train_tokenizer
+from rotquant.text import docstrings as module
+from rotquant.training.tokenizer import train_tokenizer
 
 LONG = "A sentence that is long enough to count as documentation, number {}."
 
@@ -129,7 +129,7 @@ def test_an_environment_without_the_packages_is_told_so(tmp_path, monkeypatch):
 
 
 def test_importing_the_corpora_loads_neither_torch_nor_datasets():
-    code = "import sys, rotquant.corpora; print([m for m in ('torch', 'datasets', 'transformers') if m in sys.modules])"
+    code = "import sys, rotquant.text; print([m for m in ('torch', 'datasets', 'transformers') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 

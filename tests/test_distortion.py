@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rotquant.architectures import architecture_of
-from rotquant.corpora import Tokens
-from rotquant.distortion import decibel, kurtosis, relative_error, square_sum
-from rotquant.errors import CorpusError
-from rotquant.fidelity import end_to_end_snr, window_snr
-from rotquant.outlier_statistics import READERS, outlier_statistics
-from rotquant.quantization import fake_quantize
-from rotquant.rotation import fuse_norms, rotate
-from rotquant.schemes import SNR, Outliers, QuantizationScheme, RotationScheme
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.foundation.errors import CorpusError
+from rotquant.metrics.outliers import READERS, outlier_statistics
+from rotquant.metrics.snr import end_to_end_snr, window_snr
+from rotquant.models.architectures import architecture_of
+from rotquant.models.rotation.fusing import fuse_norms, rotate
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.recipes.schemes import SNR, Outliers, QuantizationScheme, RotationScheme
+from rotquant.tensors.distortion import decibel, kurtosis, relative_error, square_sum
+from rotquant.tensors.quantization import fake_quantize
+from rotquant.text import Tokens
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 
 TOKENS = tiny_tokens(1, 40)[0]

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rotquant.corpora import Tokens
-from rotquant.errors import CorpusError
-from rotquant.evaluation import perplexity
-from rotquant.schemes import Perplexity
+from rotquant.foundation.errors import CorpusError
+from rotquant.metrics.perplexity import perplexity
+from rotquant.recipes.schemes import Perplexity
+from rotquant.text import Tokens
 
 TEN = Perplexity(sequence_length=10)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rotquant.corpora import CorpusSpec, load_text, tokenize
-from rotquant.execution import text
+from rotquant.study.stages import text
+from rotquant.text import CorpusSpec, load_text, tokenize
 from tests.test_checkpoints import tiny_tokenizer
 
 

@@ -8,18 +8,18 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rotquant.architectures import architecture_of
-from rotquant.checkpoints import load_checkpoint
-from rotquant.corpora import Tokens
-from rotquant.errors import RecipeError, ResultError
-from rotquant.evaluation import perplexity
-from rotquant.export import export_plain
-from rotquant.presets import preset
-from rotquant.recipes import Recipe, override
-from rotquant.rotations import initial_rotations
-from rotquant.schemes import Perplexity
-from rotquant.storage import load_quantized, save_quantized
-from rotquant.weights import build_weights, quantized_forward
+from rotquant.foundation.errors import RecipeError, ResultError
+from rotquant.metrics.perplexity import perplexity
+from rotquant.models.architectures import architecture_of
+from rotquant.models.checkpoints import load_checkpoint
+from rotquant.models.rotation.matrices import initial_rotations
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.recipes.schemes import Perplexity
+from rotquant.text import Tokens
+from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.export import export_plain
+from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rotquant.architectures import architecture_of, base_model, final_norm
-from rotquant.calibration import capture_layer_inputs
-from rotquant.errors import RotquantError
+from rotquant.foundation.errors import RotquantError
 from rotquant.invariance import invariance_error
-from rotquant.kv_cache import QuantizedCache
 from rotquant.methods.spinquant import learn_rotations
-from rotquant.presets import PRESETS, preset
-from rotquant.recipes import Recipe
-from rotquant.schemes import RotationScheme
-from rotquant.storage import StoredModel, load_quantized, save_quantized
-from rotquant.weights import build_weights, quantized_forward
+from rotquant.models.architectures import architecture_of, base_model, final_norm
+from rotquant.models.simulation.kv_cache import QuantizedCache
+from rotquant.models.stream import capture_layer_inputs
+from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import RotationScheme
+from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
 from tests.models import AWKWARD, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 

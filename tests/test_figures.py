@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rotquant.project import Project
-from rotquant.reporting import figures
-from rotquant.reporting import tables as collected
-from rotquant.reporting.axes import PercentAxis, change_label, fit_labels
-from rotquant.reporting.changes import Change
-from rotquant.reporting.style import styled
+from rotquant.reporting.figures import draw as figures
+from rotquant.reporting.figures.axes import PercentAxis, change_label, fit_labels
+from rotquant.reporting.figures.changes import Change
+from rotquant.reporting.figures.style import styled
+from rotquant.study import values as collected
+from rotquant.study.project import Project
 from tests.reports import every_kind
 
 

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from rotquant.errors import ResultError
-from rotquant.files import (
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import (
     atomic_directory,
     atomic_path,
     cache_folder,
@@ -167,7 +167,7 @@ def test_a_place_that_is_read_only_or_too_small_is_refused(tmp_path, monkeypatch
     def refused(**_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("rotquant.files.tempfile.TemporaryFile", refused)
+    monkeypatch.setattr("rotquant.foundation.files.tempfile.TemporaryFile", refused)
     for check in (check_output_file, check_output_folder):
         with pytest.raises(ResultError, match=r"new/x cannot be written \(.*: Read-only file system\)"):
             check(tmp_path / "new" / "x")

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from rotquant.clipping import search_clip
-from rotquant.errors import RecipeError, RotquantError
-from rotquant.gptq import Hessian, gptq_reference, inverse_factor, quantize_gptq, quantize_gptq_site
-from rotquant.quantization import ColumnSplit
-from rotquant.rtn import quantize_rtn
-from rotquant.schemes import GPTQ, QuantizationScheme, WeightQuantization
+from rotquant.foundation.errors import RecipeError, RotquantError
+from rotquant.recipes.schemes import GPTQ, QuantizationScheme, WeightQuantization
+from rotquant.tensors.quantization import ColumnSplit
+from rotquant.weights.clipping import search_clip
+from rotquant.weights.gptq import Hessian, gptq_reference, inverse_factor, quantize_gptq, quantize_gptq_site
+from rotquant.weights.rtn import quantize_rtn
 
 CHANNEL = QuantizationScheme(bits=4, granularity="channel")
 ASYMMETRIC = QuantizationScheme(bits=3, granularity="channel", symmetric=False)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from rotquant.gptq import Hessian, quantize_gptq
-from rotquant.hadamard import hadamard_transform, head_hadamard_transform
 from rotquant.invariance import invariance_error
-from rotquant.quantization import fake_quantize
-from rotquant.schemes import GPTQ, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.recipes.schemes import GPTQ, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.tensors.hadamard import hadamard_transform, head_hadamard_transform
+from rotquant.tensors.quantization import fake_quantize
+from rotquant.weights.gptq import Hessian, quantize_gptq
 from tests.models import tiny_model
 
 pytestmark = pytest.mark.gpu

@@ -7,10 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rotquant import hadamard
-from rotquant.errors import RotquantError
-from rotquant.hadamard import decompose, hadamard_matrix, hadamard_transform, head_hadamard_transform, is_supported
-from rotquant.hadamard.constructions import core_matrix
+from rotquant.foundation.errors import RotquantError
+from rotquant.tensors import hadamard
+from rotquant.tensors.hadamard import (
+    decompose,
+    hadamard_matrix,
+    hadamard_transform,
+    head_hadamard_transform,
+    is_supported,
+)
+from rotquant.tensors.hadamard.constructions import core_matrix
 
 # The blocks H_K that real models need, and the widths of those models with the K each must get.
 CORES = [1, 4, 12, 20, 28, 36, 52, 60, 68, 76, 84, 100, 108, 140, 148, 156, 172, 244, 924]

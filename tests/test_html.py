@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rotquant import project as projects
 from rotquant.commands.report import report_app
-from rotquant.errors import ResultError
-from rotquant.files import short_hash, write_text
-from rotquant.project import Project, load_project
-from rotquant.provenance import environment
-from rotquant.quantities import quantities
-from rotquant.reporting import figures, html, tables
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import short_hash, write_text
+from rotquant.reporting import html
+from rotquant.reporting.figures import draw as figures
 from rotquant.reporting.html.inline_svg import inline_svg
 from rotquant.reporting.html.pages import render_pages
-from rotquant.results import RunResult, run_path, write_result
+from rotquant.study import project as projects
+from rotquant.study import values as tables
+from rotquant.study.digests import environment
+from rotquant.study.project import Project, load_project
+from rotquant.study.quantities import quantities
+from rotquant.study.results import RunResult, run_path, write_result
 from tests.project import Copy
 
 HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" of `code`'

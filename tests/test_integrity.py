@@ -10,17 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rotquant.checkpoints import load_checkpoint
 from rotquant.decoder import convert, load_decoder, save_decoder
-from rotquant.errors import CheckpointError, ResultError
-from rotquant.evaluation import PerplexityResult
-from rotquant.integrity import check_finite, first_not_finite
-from rotquant.presets import preset
-from rotquant.recipes import Recipe, override
-from rotquant.rotations import Rotations, load_history, load_rotations, save_rotations
-from rotquant.schemes import RotationScheme
-from rotquant.storage import load_quantized, save_quantized
-from rotquant.weights import build_weights
+from rotquant.foundation.errors import CheckpointError, ResultError
+from rotquant.metrics.perplexity import PerplexityResult
+from rotquant.models.checkpoints import load_checkpoint
+from rotquant.models.integrity import check_finite, first_not_finite
+from rotquant.models.rotation.matrices import Rotations, load_history, load_rotations, save_rotations
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.recipes.schemes import RotationScheme
+from rotquant.weights.build import build_weights
+from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import TINY_SHAPE, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 
@@ -155,7 +155,7 @@ def test_rotations_whose_bits_were_flipped_are_refused_and_those_without_a_diges
     file.write_bytes(data)
     with pytest.raises(ResultError, match="a matrix was changed"):
         load_rotations(file)
-    save_file(rotations.tensors(), file, metadata={"rotquant.rotations": '[{"loss": 2.0}]'})
+    save_file(rotations.tensors(), file, metadata={"rotquant.models.rotation.matrices": '[{"loss": 2.0}]'})
     assert load_history(file) == [{"loss": 2.0}]
     assert torch.equal(load_rotations(file).residual, rotations.residual)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rotquant import provenance
 from rotquant.bench.registry import BENCHMARKS
-from rotquant.provenance import kernel_sources
+from rotquant.study import digests as provenance
+from rotquant.study.digests import kernel_sources
 
-MODULE = "rotquant.bench.transforms"
+MODULE = "rotquant.bench.gpu.transforms"
 
 
 @pytest.fixture

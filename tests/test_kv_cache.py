@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from rotquant import hadamard
-from rotquant.architectures import decoder_layers, rotary
-from rotquant.errors import RecipeError, RotquantError
-from rotquant.kv_cache import KVQuantizer, QuantizedCache
-from rotquant.quantization import fake_quantize
-from rotquant.schemes import QuantizationScheme, RotationScheme
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.foundation.errors import RecipeError, RotquantError
+from rotquant.models.architectures import decoder_layers, rotary
+from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors import hadamard
+from rotquant.tensors.quantization import fake_quantize
 from tests.models import tiny_model, tiny_tokens
 
 PER_HEAD = QuantizationScheme(bits=4, symmetric=False, granularity="head", clip_ratio=0.95)

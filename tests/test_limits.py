@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from rotquant.activations import magnitudes
 from rotquant.api import limits_of
-from rotquant.calibration import capture_layer_inputs
-from rotquant.corpora import Tokens
-from rotquant.diagnostics import diagnose_activations, first_token_windows
-from rotquant.errors import CheckpointError, RecipeError
-from rotquant.evaluation import perplexity
-from rotquant.fidelity import end_to_end_snr
-from rotquant.limits import Limits, advised_length
+from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.methods.llm_qat import generate
 from rotquant.methods.spinquant import learn_rotations
-from rotquant.outlier_statistics import outlier_statistics
-from rotquant.presets import preset
-from rotquant.recipes import Recipe
-from rotquant.schemes import SNR, Magnitudes, Outliers, Perplexity
+from rotquant.metrics.diagnostics import diagnose_activations, first_token_windows
+from rotquant.metrics.magnitudes import magnitudes
+from rotquant.metrics.outliers import outlier_statistics
+from rotquant.metrics.perplexity import perplexity
+from rotquant.metrics.snr import end_to_end_snr
+from rotquant.models.limits import Limits, advised_length
+from rotquant.models.stream import capture_layer_inputs
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import SNR, Magnitudes, Outliers, Perplexity
+from rotquant.text import Tokens
 from rotquant.training import TrainingConfig
 from tests.models import VOCABULARY, tiny_model, tiny_tokens
 

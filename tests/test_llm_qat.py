@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch.nn.utils import parametrize
 
-from rotquant.architectures import architecture_of, decoder_layers
-from rotquant.errors import RecipeError, RotquantError
+from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods import llm_qat
 from rotquant.methods.llm_qat import distillation_loss, generate, train, train_model
-from rotquant.presets import preset
-from rotquant.quantization import fake_quantize
-from rotquant.recipes import override
-from rotquant.rotation import rotate
-from rotquant.schemes import RotationScheme
-from rotquant.storage import load_quantized, save_quantized
-from rotquant.weights import build_weights, quantized_forward
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.rotation.fusing import rotate
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
+from rotquant.recipes.schemes import RotationScheme
+from rotquant.tensors.quantization import fake_quantize
+from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 

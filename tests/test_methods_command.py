@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from rotquant.commands.methods import field_meanings
 from rotquant.commands.root import cli
-from rotquant.presets import PRESETS, preset
-from rotquant.recipes import Recipe
-from rotquant.schemes import Frozen
+from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import Frozen
 
 
 def shown(*arguments: str) -> str:

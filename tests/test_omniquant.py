@@ -5,18 +5,18 @@ from functools import cache
 import pytest
 import torch
 
-from rotquant.architectures import architecture_of, decoder_layers
-from rotquant.calibration import capture_layer_inputs
-from rotquant.errors import RecipeError
+from rotquant.foundation.errors import RecipeError
 from rotquant.methods import omniquant
 from rotquant.methods.omniquant import Block, clipped_qparams, rotary_pairs, transformed
-from rotquant.presets import preset
-from rotquant.quantization import choose_qparams, fake_quantize
-from rotquant.recipes import Recipe
-from rotquant.rotation import rotate
-from rotquant.rtn import quantize_rtn
-from rotquant.schemes import OmniQuant, QuantizationScheme, RotationScheme
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.rotation.fusing import rotate
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.stream import capture_layer_inputs
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import OmniQuant, QuantizationScheme, RotationScheme
+from rotquant.tensors.quantization import choose_qparams, fake_quantize
+from rotquant.weights.rtn import quantize_rtn
 from tests.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
 
 SYMMETRIC = QuantizationScheme(bits=4, granularity="channel")

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rotquant import onednn
-from rotquant.onednn import OneDNNLinear, linear
+from rotquant.tensors import onednn
+from rotquant.tensors.onednn import OneDNNLinear, linear
 
 needs_onednn = pytest.mark.skipif(not onednn._AVAILABLE, reason="torch was built without oneDNN")
 

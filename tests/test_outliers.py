@@ -5,15 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rotquant.architectures import architecture_of, decoder_layers
-from rotquant.calibration import capture_layer_inputs
-from rotquant.errors import RecipeError
+from rotquant.foundation.errors import RecipeError
 from rotquant.methods.outliers import check_outliers, select_outliers
-from rotquant.methods.statistics import collect_statistics, measure, observe
-from rotquant.presets import preset
-from rotquant.quantization import fake_quantize, fake_quantize_split
-from rotquant.recipes import Recipe
-from rotquant.schemes import OutlierFeatures, QuantizationScheme
+from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.statistics import collect_statistics, measure, observe
+from rotquant.models.stream import capture_layer_inputs
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import OutlierFeatures, QuantizationScheme
+from rotquant.tensors.quantization import fake_quantize, fake_quantize_split
 from tests.models import tiny_model, tiny_tokens
 
 PLANTED = [5, 40, 41]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rotquant import project as projects
-from rotquant.files import short_hash
-from rotquant.recipes import Run
+from rotquant.foundation.files import short_hash
+from rotquant.recipes.recipe import Run
+from rotquant.study import project as projects
 from tests.project import REPOSITORY, TABLES, Copy
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from rotquant import progress
-from rotquant.corpora import Tokens
-from rotquant.evaluation import perplexity
-from rotquant.fidelity import end_to_end_snr
+from rotquant.foundation import progress
+from rotquant.foundation.progress import Display, downloading, duration, silenced, task, track
 from rotquant.methods.spinquant import learn_rotations
-from rotquant.presets import preset
-from rotquant.progress import Display, downloading, duration, silenced, task, track
-from rotquant.provenance import STAGES, stage_modules
-from rotquant.recipes import override
-from rotquant.schemes import SNR, Perplexity
-from rotquant.weights import build_weights
+from rotquant.metrics.perplexity import perplexity
+from rotquant.metrics.snr import end_to_end_snr
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
+from rotquant.recipes.schemes import SNR, Perplexity
+from rotquant.study.digests import STAGES, stage_modules
+from rotquant.text import Tokens
+from rotquant.weights.build import build_weights
 from tests.models import VOCABULARY, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 from tests.test_cli import rotquant
@@ -284,7 +284,7 @@ def test_a_narrow_terminal_shortens_bars_before_words(
 def test_the_log_of_a_workflow_job_fills_while_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = """
 import sys
-from rotquant.progress import Lines, track
+from rotquant.foundation.progress import Lines, track
 Lines.first = 0.0
 for _ in track([1, 2], "learning", "step"):
     sys.stdin.read(1)
@@ -340,7 +340,7 @@ def test_durations_are_words(seconds: float, words: str) -> None:
 
 
 def test_what_progress_says_makes_no_result_anew() -> None:
-    assert all("rotquant.progress" not in stage_modules(stage) for stage in STAGES)
+    assert all("rotquant.foundation.progress" not in stage_modules(stage) for stage in STAGES)
 
 
 def test_a_download_is_a_task_in_a_log_and_left_to_its_librarys_bars_at_a_terminal(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rotquant.project import Project, load_project
 from rotquant.reporting.claims import outcomes
+from rotquant.study.project import Project, load_project
 
 PUBLISHED = Path(__file__).parents[1] / "workflow" / "papers" / "spinquant" / "published"
 COMMON = ["row", "column", "metric", "value", "unit"]

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rotquant.errors import RecipeError
-from rotquant.quantization import (
+from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.quantization import (
     ColumnSplit,
     QParams,
     check_groups,
@@ -18,7 +19,6 @@ from rotquant.quantization import (
     fake_quantize_split,
     quantize,
 )
-from rotquant.schemes import QuantizationScheme
 
 #: Ways to quantize the normal columns of a split.
 SPLIT_SCHEMES = [

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from rotquant import lattice
-from rotquant.errors import CheckpointError, RecipeError
-from rotquant.gptq import inverse_factor
-from rotquant.lattice import LatticeWeight, absolute_values, decode, encode, incoherent, refine
+from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.methods.quip import block_ldlq, quantize_quip_site
-from rotquant.presets import preset
-from rotquant.recipes import override
-from rotquant.schemes import RotationScheme
-from rotquant.storage import load_quantized, save_quantized
-from rotquant.weights import build_weights, quantized_forward
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
+from rotquant.recipes.schemes import RotationScheme
+from rotquant.tensors import lattice
+from rotquant.tensors.lattice import LatticeWeight, absolute_values, decode, encode, incoherent, refine
+from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.gptq import inverse_factor
+from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from rotquant.range_use import POINTS, range_use, rotation_of
-from rotquant.schemes import RangeUse
+from rotquant.metrics.range_use import POINTS, range_use, rotation_of
+from rotquant.recipes.schemes import RangeUse
 
 SOLID = (2.0, 0.5, 0.5)
 

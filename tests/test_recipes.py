@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from rotquant.corpora import CorpusSpec
-from rotquant.errors import RecipeError
-from rotquant.presets import PRESETS, preset
-from rotquant.recipes import Recipe, Run, override
+from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.recipe import Recipe, Run, override
+from rotquant.text import CorpusSpec
 
 CORPORA = {"wikitext2": CorpusSpec(), "c4": CorpusSpec(name="c4", source="hub", path="allenai/c4", subset="en")}
 

@@ -11,17 +11,20 @@ import pytest
 from typer.testing import CliRunner
 
 from rotquant.commands.report import report_app
-from rotquant.errors import ResultError
-from rotquant.files import write_text
-from rotquant.presets import PRESETS, preset
-from rotquant.project import Project, load_project
-from rotquant.provenance import environment
-from rotquant.quantities import AVERAGE, PERPLEXITY
-from rotquant.reporting import claims, describe, figures, html, markdown, scoreboard
-from rotquant.reporting import tables as collected
-from rotquant.reporting.numbers import loss_words, show, show_change
-from rotquant.results import read_result, run_path, write_result
-from rotquant.tracking import Logged
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import write_text
+from rotquant.recipes.presets import PRESETS, preset
+from rotquant.reporting import claims, html, scoreboard
+from rotquant.reporting.figures import draw as figures
+from rotquant.reporting.pages import page as markdown
+from rotquant.reporting.tracking import Logged
+from rotquant.reporting.words import describe
+from rotquant.reporting.words.numbers import loss_words, show, show_change
+from rotquant.study import values as collected
+from rotquant.study.digests import environment
+from rotquant.study.project import Project, load_project
+from rotquant.study.quantities import AVERAGE, PERPLEXITY
+from rotquant.study.results import read_result, run_path, write_result
 from tests.project import CONFIG, PUBLISHED, TABLES
 from tests.reports import compute, every_kind, load, page, rows, table
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rotquant import hadamard
-from rotquant.architectures import architecture_of, decoder_layers, embedding, final_norm, lm_head
-from rotquant.errors import RecipeError
+from rotquant.foundation.errors import RecipeError
 from rotquant.invariance import invariance_error
-from rotquant.rotation import check_rotation, fuse_norms, rotate
-from rotquant.rotations import Rotations, initial_rotations
-from rotquant.schemes import RotationLearning, RotationScheme
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.models.architectures import architecture_of, decoder_layers, embedding, final_norm, lm_head
+from rotquant.models.rotation.fusing import check_rotation, fuse_norms, rotate
+from rotquant.models.rotation.matrices import Rotations, initial_rotations
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.recipes.schemes import RotationLearning, RotationScheme
+from rotquant.tensors import hadamard
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 
 NO_ROTATION = RotationScheme(residual="none", values="none", heads=False, keys=False, mlp=False)

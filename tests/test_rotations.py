@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rotquant import hadamard
-from rotquant.architectures import architecture_of
-from rotquant.errors import ResultError
-from rotquant.rotations import Rotations, initial_rotations, load_history, load_rotations, save_rotations
-from rotquant.schemes import RotationScheme
-from rotquant.stiefel import orthonormality_error
+from rotquant.foundation.errors import ResultError
+from rotquant.models.architectures import architecture_of
+from rotquant.models.rotation.matrices import Rotations, initial_rotations, load_history, load_rotations, save_rotations
+from rotquant.recipes.schemes import RotationScheme
+from rotquant.tensors import hadamard
+from rotquant.tensors.stiefel import orthonormality_error
 from tests.models import tiny_model
 
 ARCHITECTURE = architecture_of(tiny_model(num_layers=3))

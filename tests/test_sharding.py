@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rotquant import sharding
-from rotquant.errors import RecipeError
-from rotquant.sharding import device_map, placed, size_in_bytes
+from rotquant.foundation.errors import RecipeError
+from rotquant.models import placement as sharding
+from rotquant.models.placement import device_map, placed, size_in_bytes
 from tests.models import tiny_model, tiny_tokens
 
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from rotquant.architectures import architecture_of, decoder_layers
-from rotquant.calibration import capture_layer_inputs
 from rotquant.methods.smoothquant import SMALLEST, smooth, smooth_site, smoothing_scale, weight_maxima
-from rotquant.methods.statistics import collect_statistics
-from rotquant.quantization import fake_quantize
-from rotquant.rotation import rotate
-from rotquant.schemes import QuantizationScheme, RotationScheme, Smoothing
+from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.rotation.fusing import rotate
+from rotquant.models.statistics import collect_statistics
+from rotquant.models.stream import capture_layer_inputs
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, Smoothing
+from rotquant.tensors.quantization import fake_quantize
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 
 

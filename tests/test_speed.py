@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from rotquant.bench.registry import BENCHMARKS
-from rotquant.errors import ConfigError
-from rotquant.project import load_project
-from rotquant.speed.definitions import SpeedTable, matches, rows
-from rotquant.speed.loading import load_speed
-from rotquant.speed.published import place, read_printed, references
+from rotquant.foundation.errors import ConfigError
+from rotquant.study.project import load_project
+from rotquant.study.speed.definitions import SpeedTable, matches, rows
+from rotquant.study.speed.loading import load_speed
+from rotquant.study.speed.published import place, read_printed, references
 from tests.speed import SPEED
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ def test_every_benchmark_is_used_by_some_table() -> None:
 
 
 def test_definitions_are_read_without_torch() -> None:
-    code = "import sys; from rotquant.project import load_project; load_project().speed; print('torch' in sys.modules)"
+    code = "import sys; from rotquant.study import project; project.load_project().speed; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

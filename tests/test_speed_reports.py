@@ -8,16 +8,16 @@ from typer.testing import CliRunner
 
 from rotquant.bench.records import CellRecord, Measurement, read_record, write_record
 from rotquant.commands.report import report_app
-from rotquant.errors import ResultError
-from rotquant.project import Project, load_project
-from rotquant.provenance import kernels_digest
+from rotquant.foundation.errors import ResultError
 from rotquant.reporting import html
 from rotquant.reporting.speed import figures, limits
 from rotquant.reporting.speed.claims import Outcome, outcomes
 from rotquant.reporting.speed.grids import digits
 from rotquant.reporting.speed.numbers import Numbers, collect, find_source, record_path
 from rotquant.reporting.speed.page import page
-from rotquant.speed.definitions import Cell, SpeedTable
+from rotquant.study.digests import kernels_digest
+from rotquant.study.project import Project, load_project
+from rotquant.study.speed.definitions import Cell, SpeedTable
 from tests.project import Copy
 from tests.speed import SPEED, kernel, record, seconds
 
@@ -99,7 +99,7 @@ def test_the_page_names_gpu_date_commit_and_whether_it_was_recorded_elsewhere(pr
 def test_the_page_says_whether_the_code_is_still_the_measured_one(project: Project) -> None:
     made = record(project.root / OWN, table_of(project))
     assert "6 of 6 cells were measured by **other code than the present**" in page(project, table_of(project))
-    present = kernels_digest("rotquant.bench.layers")
+    present = kernels_digest("rotquant.bench.gpu.layers")
     cells = tuple(cell.model_copy(update={"code": present}) for cell in made.cells)
     write_record(project.root / OWN, made.model_copy(update={"cells": cells}))
     assert f"`{present}`, the present code" in page(project, table_of(project))

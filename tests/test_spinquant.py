@@ -14,24 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rotquant.architectures import architecture_of, decoder_layers, embedding, lm_head
-from rotquant.errors import RecipeError, ResultError, RotquantError
+from rotquant.foundation.errors import RecipeError, ResultError, RotquantError
 from rotquant.invariance import invariance_error, norms_in_model_dtype
 from rotquant.methods import spinquant, spinquant_network
 from rotquant.methods.spinquant import Learned, learn_rotations, learning_rate
 from rotquant.methods.spinquant_network import quantized_network
-from rotquant.quantization import fake_quantize
-from rotquant.recipes import Recipe
-from rotquant.rotation import rotate
-from rotquant.rotations import Rotations, initial_rotations
-from rotquant.schemes import (
-    QuantizationScheme,
-    RotationLearning,
-    RotationScheme,
-    WeightQuantization,
-)
-from rotquant.stiefel import orthonormality_error, tangent
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.models.architectures import architecture_of, decoder_layers, embedding, lm_head
+from rotquant.models.rotation.fusing import rotate
+from rotquant.models.rotation.matrices import Rotations, initial_rotations
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import QuantizationScheme, RotationLearning, RotationScheme, WeightQuantization
+from rotquant.tensors.quantization import fake_quantize
+from rotquant.tensors.stiefel import orthonormality_error, tangent
 from tests.borders import tokens_off_borders
 from tests.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
 

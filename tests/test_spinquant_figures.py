@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 
-from rotquant import project as projects
-from rotquant.errors import ResultError
-from rotquant.files import short_hash, write_json
-from rotquant.project import Project, load_project
-from rotquant.provenance import environment
-from rotquant.quantities import SNR_DB, quantities
-from rotquant.reporting import claims, figures, markdown, tables
-from rotquant.reporting.learning import gains, layers_of, smoothed
-from rotquant.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import short_hash, write_json
+from rotquant.reporting import claims
+from rotquant.reporting.figures import draw as figures
+from rotquant.reporting.figures.learning import gains, layers_of, smoothed
+from rotquant.reporting.pages import page as markdown
+from rotquant.study import project as projects
+from rotquant.study import values as tables
+from rotquant.study.digests import environment
+from rotquant.study.project import Project, load_project
+from rotquant.study.quantities import SNR_DB, quantities
+from rotquant.study.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
 from tests.project import CONFIG, Copy
 
 ROTATED = {"rotation": {"learning": None}, "keys": None, "values": None, "weights": {"gptq": None}}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rotquant.hadamard import random_orthogonal_matrix
-from rotquant.stiefel import CayleySGD, cayley, newton_schulz, orthonormality_error, tangent
+from rotquant.tensors.hadamard import random_orthogonal_matrix
+from rotquant.tensors.stiefel import CayleySGD, cayley, newton_schulz, orthonormality_error, tangent
 
 
 def rotation(n: int, p: int | None = None, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.nn.Parameter:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from rotquant.errors import RecipeError
-from rotquant.gptq import Hessian
-from rotquant.recipes import Recipe, Run, override
-from rotquant.rotation import rotate
-from rotquant.schemes import (
+from rotquant.foundation.errors import RecipeError
+from rotquant.models.rotation.fusing import rotate
+from rotquant.models.simulation.wrapping import Wrapping
+from rotquant.recipes.recipe import Recipe, Run, override
+from rotquant.recipes.schemes import (
     GPTQ,
     Calibration,
     OutlierFeatures,
@@ -15,8 +15,8 @@ from rotquant.schemes import (
     RotationScheme,
     WeightQuantization,
 )
-from rotquant.weights import build_weights, quantized_forward
-from rotquant.wrapping import Wrapping
+from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.gptq import Hessian
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 from tests.test_weights import assert_gptq_by_hand
 

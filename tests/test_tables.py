@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from rotquant import project as projects
-from rotquant.configuration import merge, plain
-from rotquant.errors import ConfigError, RecipeError, RotquantError
-from rotquant.files import short_hash
-from rotquant.presets import preset
-from rotquant.provenance import STAGES, code_digest, stage_modules
-from rotquant.recipes import override
-from rotquant.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
-from rotquant.zeroshot.suites import DEFAULT_TASKS
+from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
+from rotquant.foundation.files import short_hash
+from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
+from rotquant.recipes.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
+from rotquant.study import project as projects
+from rotquant.study.configuration import merge, plain
+from rotquant.study.digests import STAGES, code_digest, stage_modules
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
 
 
@@ -300,25 +300,28 @@ def test_outside_of_a_project_the_sentence_says_so(tmp_path: Path, monkeypatch: 
 
 
 def test_expanding_tables_imports_no_torch() -> None:
-    code = "import rotquant.project, rotquant.provenance, rotquant.commands.runs, sys; sys.exit('torch' in sys.modules)"
+    modules = "rotquant.study.project, rotquant.study.digests, rotquant.commands.runs"
+    code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
 
 
 def test_stages_hold_the_modules_that_they_import_and_not_those_that_import_them() -> None:
-    assert {"rotquant.gptq", "rotquant.rotation", "rotquant.quantization"} <= set(stage_modules("weights"))
-    assert "rotquant.evaluation" in stage_modules("runs")
+    assert {"rotquant.weights.gptq", "rotquant.models.rotation.fusing", "rotquant.tensors.quantization"} <= set(
+        stage_modules("weights")
+    )
+    assert "rotquant.metrics.perplexity" in stage_modules("runs")
     for stage in ("weights", "runs"):
         assert not {name for name in stage_modules(stage) if "reporting" in name or "commands" in name}
-        assert "rotquant.tables" not in stage_modules(stage)
-    assert not {"rotquant.gptq", "rotquant.execution.runs"} & set(stage_modules("reports"))
+        assert "rotquant.study.tables" not in stage_modules(stage)
+    assert not {"rotquant.weights.gptq", "rotquant.study.stages.runs"} & set(stage_modules("reports"))
     plain, full = preset("quarot-rtn"), preset("quarot")
-    assert code_digest("weights", full) != code_digest("weights", plain)  # only the one needs rotquant.gptq
+    assert code_digest("weights", full) != code_digest("weights", plain)  # only the one needs rotquant.weights.gptq
     assert code_digest("weights", plain) == code_digest("weights", preset("rtn"))
     learned = preset("spinquant-hard")
     drawn = override(learned, {"rotation": {"learning": None}}, "test")
     assert code_digest("weights", drawn) == code_digest("weights", full)  # an edit of Cayley SGD leaves them alone
     assert code_digest("weights", learned) != code_digest("weights", drawn)
-    assert {"rotquant.stiefel", "rotquant.methods.spinquant"} <= set(stage_modules("rotations"))
+    assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= set(stage_modules("rotations"))
     metrics = (Perplexity(), ZeroShot(corpus="wikitext2"), SNR(), Magnitudes(), Outliers(), RangeUse())
     assert len({code_digest("runs", plain, metric) for metric in metrics}) == len(metrics)
     assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)

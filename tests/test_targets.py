@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rotquant import project as projects
-from rotquant.files import short_hash, write_text
-from rotquant.project import Project, load_project
+from rotquant.foundation.files import short_hash, write_text
 from rotquant.reporting import scoreboard
 from rotquant.reporting.claims import Score
-from rotquant.reporting.tables import Value, table_path, write_csv
-from rotquant.speed.loading import load_speed
+from rotquant.study import project as projects
+from rotquant.study.project import Project, load_project
+from rotquant.study.speed.loading import load_speed
+from rotquant.study.values import Value, table_path, write_csv
 from tests.project import Copy
 from tests.speed import SPEED, record
 

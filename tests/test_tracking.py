@@ -10,15 +10,15 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from rotquant import tracking
-from rotquant.errors import ResultError
-from rotquant.files import write_json
-from rotquant.project import Project, load_project
-from rotquant.provenance import environment
-from rotquant.reporting.tables import collect
-from rotquant.results import HISTORY_FILE, RunResult, read_result, rotation_path, run_path, write_result
-from rotquant.tables import Claim
-from rotquant.tracking import tables
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import write_json
+from rotquant.reporting import tracking
+from rotquant.reporting.tracking import tables
+from rotquant.study.digests import environment
+from rotquant.study.project import Project, load_project
+from rotquant.study.results import HISTORY_FILE, RunResult, read_result, rotation_path, run_path, write_result
+from rotquant.study.tables import Claim
+from rotquant.study.values import collect
 from tests.speed import SPEED, record
 from tests.tracked import ROWS, SHARED, TABLES, compute, log, make_project, search
 from tests.watching import long_work

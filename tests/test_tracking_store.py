@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from rotquant import tracking
 from rotquant.commands import report
 from rotquant.commands import tracking as commands
-from rotquant.errors import ResultError
-from rotquant.project import Project, load_project
-from rotquant.results import run_path
-from rotquant.tracking import TrackingError, find_location
+from rotquant.foundation.errors import ResultError
+from rotquant.reporting import tracking
+from rotquant.reporting.tracking import TrackingError, find_location
+from rotquant.study.project import Project, load_project
+from rotquant.study.results import run_path
 from tests.project import CONFIG, REPOSITORY
 from tests.tracked import log, make_project, search
 
@@ -108,7 +108,7 @@ def test_a_folder_is_a_store_where_the_user_allows_it(project: Project, monkeypa
 def test_many_processes_on_a_fresh_database_all_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(URI, raising=False)
     code = (
-        "import os; from pathlib import Path; from rotquant.tracking import store\n"
+        "import os; from pathlib import Path; from rotquant.reporting.tracking import store\n"
         "store.initialise(Path())\n"
         "with store.opened(Path()) as found: found.client.create_experiment(str(os.getpid()))"
     )
@@ -215,7 +215,7 @@ def test_a_deleted_database_is_made_anew_with_its_artifacts(project: Project) ->
     (project.root / "mlflow.db").unlink()
     code = (
         "from pathlib import Path; from rotquant import project as projects, tracking\n"
-        "from rotquant.commands.tracking import sync_tracking; from rotquant.files import short_hash\n"
+        "from rotquant.commands.tracking import sync_tracking; from rotquant.foundation.files import short_hash\n"
         "projects.checkpoint_digest = lambda path: short_hash(Path(path).name)\n"
         "sync_tracking()\n"
         "project = projects.load_project()\n"

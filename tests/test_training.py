@@ -6,9 +6,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rotquant.architectures import architecture_of
-from rotquant.corpora import CorpusSpec
-from rotquant.errors import ConfigError
+from rotquant.foundation.errors import ConfigError
+from rotquant.models.architectures import architecture_of
+from rotquant.text import CorpusSpec
 from rotquant.training import TrainingConfig, model_card, prepare_data, train
 from rotquant.training.trainer import Trainer, build_model
 from tests.watching import long_work

@@ -15,17 +15,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from rotquant.architectures import architecture_of, decoder_layers
-from rotquant.checkpoints import load_checkpoint
-from rotquant.errors import CheckpointError, RecipeError, ResultError, RotquantError
-from rotquant.gptq import Hessian, quantize_gptq
-from rotquant.presets import preset
-from rotquant.quantization import choose_qparams
-from rotquant.recipes import Recipe, override
-from rotquant.rotation import rotate
-from rotquant.rotations import initial_rotations
-from rotquant.rtn import quantize_rtn
-from rotquant.schemes import (
+from rotquant.foundation.errors import CheckpointError, RecipeError, ResultError, RotquantError
+from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.checkpoints import load_checkpoint
+from rotquant.models.rotation.fusing import rotate
+from rotquant.models.rotation.matrices import initial_rotations
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.recipes.schemes import (
     GPTQ,
     Calibration,
     OmniQuant,
@@ -35,7 +33,11 @@ from rotquant.schemes import (
     Smoothing,
     WeightQuantization,
 )
-from rotquant.storage import (
+from rotquant.tensors.quantization import choose_qparams
+from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.gptq import Hessian, quantize_gptq
+from rotquant.weights.rtn import quantize_rtn
+from rotquant.weights.storage import (
     QuantizedState,
     StoredModel,
     is_quantized_folder,
@@ -45,8 +47,6 @@ from rotquant.storage import (
     save_quantized,
     unpack_codes,
 )
-from rotquant.weights import build_weights, quantized_forward
-from rotquant.wrapping import Wrapping, wrap
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 
@@ -174,8 +174,8 @@ def test_another_process_gives_the_same_logits(tmp_path: Path) -> None:
     save_quantized(tmp_path / "model", stored)
     code = (
         "import sys, torch\n"
-        "from rotquant.storage import load_quantized\n"
-        "from rotquant.weights import quantized_forward\n"
+        "from rotquant.weights.storage import load_quantized\n"
+        "from rotquant.weights.build import quantized_forward\n"
         "model, _, state = load_quantized(sys.argv[1])\n"
         "with torch.no_grad(), quantized_forward(model, state.recipe, state):\n"
         "    torch.save(model(torch.tensor([[1, 9, 30, 7]]), use_cache=False).logits, sys.argv[2])\n"
@@ -466,7 +466,7 @@ def test_transformers_refuses_the_folder_instead_of_inventing_weights(good_folde
 
 
 def test_large_models_are_stored_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rotquant.storage._LARGEST_SHARD", "30KB")
+    monkeypatch.setattr("rotquant.weights.storage._LARGEST_SHARD", "30KB")
     stored = build(ROTATED_GPTQ)
     save_quantized(tmp_path / "model", stored)
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1

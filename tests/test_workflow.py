@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from rotquant import project as projects
-from rotquant.configuration import merge
-from rotquant.files import short_hash
-from rotquant.project import load_project
-from rotquant.results import read_result
+from rotquant.foundation.files import short_hash
+from rotquant.study import project as projects
+from rotquant.study.configuration import merge
+from rotquant.study.project import load_project
+from rotquant.study.results import read_result
 from tests.models import VOCABULARY, tiny_model
 from tests.project import CONFIG, TABLES, Copy
 from tests.test_checkpoints import tiny_tokenizer
@@ -93,12 +93,15 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
             computed.edit(path, new, old)
 
     rendering = {"report"}
-    assert planned_after("rotquant/reporting/markdown.py", "Upright numbers", "Numbers") == rendering
-    assert planned_after("rotquant/reporting/style.py", 'OURS = "#0072B2"', 'OURS = "#0072B1"') >= {"figure", "report"}
-    assert planned_after("rotquant/reporting/style.py", "Matplotlib names", "It names") == set()  # a comment
+    assert planned_after("rotquant/reporting/pages/page.py", "Upright numbers", "Numbers") == rendering
+    assert planned_after("rotquant/reporting/figures/style.py", 'OURS = "#0072B2"', 'OURS = "#0072B1"') >= {
+        "figure",
+        "report",
+    }
+    assert planned_after("rotquant/reporting/figures/style.py", "Matplotlib names", "It names") == set()  # a comment
     measuring = {"measure", "table", "figure", "report"}
-    assert planned_after("rotquant/execution/runs.py", "FACTOR = 1.0", "FACTOR = 2.0") == measuring
-    assert planned_after("rotquant/execution/weights.py", "sleep(0.05)", "sleep(0.04)") == {"weights", *measuring}
+    assert planned_after("rotquant/study/stages/runs.py", "FACTOR = 1.0", "FACTOR = 2.0") == measuring
+    assert planned_after("rotquant/study/stages/weights.py", "sleep(0.05)", "sleep(0.04)") == {"weights", *measuring}
     assert planned_after("workflow/papers/quarot/published/small.csv", "8.37", "8.38") == {"table", "figure", "report"}
     assert planned_after("config/config.yaml", "max_windows: 2", "max_windows: 1") >= {"measure"}
 
@@ -106,7 +109,7 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
 def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed: Copy) -> None:
     kept = {**computed.read("results/runs/*.json"), **computed.read("reports/**/*.*")}
     assert len(kept) == 3 + 5  # runs; report and index as Markdown and as HTML, figure
-    computed.edit("rotquant/execution/weights.py", "sleep(0.05)", "sleep(0.04)")
+    computed.edit("rotquant/study/stages/weights.py", "sleep(0.05)", "sleep(0.04)")
     (computed.root / "fail").touch()
     status, output = computed.snakemake(REPORT)
     assert status != 0
@@ -119,21 +122,21 @@ def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed:
     status, output = computed.snakemake(REPORT, "reports/index.md")
     assert status == 0, output
     assert "Nothing to be done" in computed.snakemake(REPORT)[1]
-    computed.edit("rotquant/execution/weights.py", "sleep(0.04)", "sleep(0.05)")
+    computed.edit("rotquant/study/stages/weights.py", "sleep(0.04)", "sleep(0.05)")
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
 
 def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(computed: Copy) -> None:
     earlier = computed.read(REPORT)
-    computed.edit("rotquant/reporting/markdown.py", "def page(", "broken syntax\ndef page(")
+    computed.edit("rotquant/reporting/pages/page.py", "def page(", "broken syntax\ndef page(")
     status, output = computed.snakemake(REPORT)
     assert status != 0
     assert "markdown.py is not valid Python" in output  # found before anything is run
-    computed.edit("rotquant/reporting/markdown.py", "broken syntax\ndef page(", "def page(")
-    computed.edit("rotquant/reporting/markdown.py", "# {title(table)", "# {table.no_such_field}{title(table)")
+    computed.edit("rotquant/reporting/pages/page.py", "broken syntax\ndef page(", "def page(")
+    computed.edit("rotquant/reporting/pages/page.py", "# {title(table)", "# {table.no_such_field}{title(table)")
     assert computed.snakemake(REPORT)[0] != 0
     assert computed.read(REPORT) == earlier
-    computed.edit("rotquant/reporting/markdown.py", "# {table.no_such_field}{title(table)", "# {title(table)")
+    computed.edit("rotquant/reporting/pages/page.py", "# {table.no_such_field}{title(table)", "# {title(table)")
     assert set(computed.planned(REPORT)) == {"report"}
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
@@ -195,7 +198,7 @@ def test_deleted_rotations_are_learned_again_and_what_they_served_is_kept(learne
 def test_an_edit_of_the_learning_makes_weights_anew_where_the_rotations_differ(learned: Copy) -> None:
     assert learned.snakemake(REPORT)[0] == 0
     earlier = learned.read("results/weights/*/weights.json")
-    learned.edit("rotquant/execution/rotations.py", "learned with seed", "learned otherwise with seed")
+    learned.edit("rotquant/study/stages/rotations.py", "learned with seed", "learned otherwise with seed")
     assert set(learned.planned(REPORT)) >= {"rotations", "weights", "measure", "report"}
     status, output = learned.snakemake(REPORT)
     assert status == 0, output
@@ -216,7 +219,7 @@ def test_an_interrupted_run_completes_and_an_interrupted_rerun_keeps_the_earlier
     assert not list(tmp_path.glob("results/**/.tmp-*"))
 
     earlier = project.read("results/runs/*.json")
-    project.edit("rotquant/execution/weights.py", "sleep(0.05)", "sleep(0.04)")
+    project.edit("rotquant/study/stages/weights.py", "sleep(0.05)", "sleep(0.04)")
     interrupt(project, how)
     assert project.read("results/runs/*.json") == earlier
     assert project.planned(REPORT)["weights"] == 1

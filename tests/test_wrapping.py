@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rotquant import hadamard
-from rotquant.architectures import architecture_of, decoder_layers
-from rotquant.errors import RecipeError
-from rotquant.quantization import ColumnSplit, QParams, fake_quantize
-from rotquant.rotation import rotate
-from rotquant.schemes import QuantizationScheme, RotationScheme
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.foundation.errors import RecipeError
+from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.rotation.fusing import rotate
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors import hadamard
+from rotquant.tensors.quantization import ColumnSplit, QParams, fake_quantize
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 
 INPUTS = QuantizationScheme(bits=4, clip_ratio=0.9)

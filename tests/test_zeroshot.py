@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from rotquant import api
-from rotquant.corpora import CorpusSpec
-from rotquant.corpora.docstrings import PACKAGES, package_files
-from rotquant.errors import RecipeError, TaskError
-from rotquant.schemes import ZeroShot
-from rotquant.zeroshot import TASKS, check, evaluate, folders, identity, prepare, suite_of, task_names
-from rotquant.zeroshot.items import file_strings
+from rotquant.foundation.errors import RecipeError, TaskError
+from rotquant.metrics.zeroshot import TASKS, check, evaluate, folders, identity, prepare, suite_of, task_names
+from rotquant.metrics.zeroshot.items import file_strings
+from rotquant.recipes.schemes import ZeroShot
+from rotquant.text import CorpusSpec
+from rotquant.text.docstrings import PACKAGES, package_files
 from tests.test_cli import rotquant
 from tests.watching import long_work
 
@@ -63,7 +63,7 @@ def examples(folder: Path, task: str) -> list[dict]:
 
 
 def test_names_and_chance_levels_cost_no_torch_and_no_lm_eval():
-    code = "import sys, rotquant.zeroshot; print({'torch', 'lm_eval', 'datasets'} & set(sys.modules))"
+    code = "import sys, rotquant.metrics.zeroshot; print({'torch', 'lm_eval', 'datasets'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
 
@@ -92,7 +92,9 @@ SUFFIXES = ("jsonl", "examples.jsonl", "yaml")
 
 def test_equal_packages_give_equal_bytes(folder: Path, tmp_path: Path):
     # Another process with another hash seed: no order of a set may reach an item.
-    code = "import sys, pathlib; from rotquant.zeroshot import shipped; shipped.build(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import sys, pathlib; from rotquant.metrics.zeroshot import shipped; shipped.build(pathlib.Path(sys.argv[1]))"
+    )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "again")], check=True, env=environment, timeout=120)
     files = sorted(file.name for file in folder.iterdir())
@@ -179,7 +181,7 @@ def test_provenance_names_every_data_file(folder: Path):
 
 @pytest.mark.parametrize("bos", [True, False])
 def test_every_item_begins_with_exactly_one_bos_or_none(shipped: api.Model, bos: bool):
-    from rotquant.zeroshot.harness import Harness
+    from rotquant.metrics.zeroshot.harness import Harness
 
     tokenizer = shipped.tokenizer
     harness = Harness(shipped.network, tokenizer, bos, batch_size=4)
@@ -266,7 +268,7 @@ def test_an_evaluation_says_how_many_questions_are_answered_and_texts_written(
 
 
 def test_a_prompt_is_the_first_examples_with_their_answers_and_then_the_item(folder: Path):
-    from rotquant.zeroshot.harness import load_tasks, set_shots
+    from rotquant.metrics.zeroshot.harness import load_tasks, set_shots
 
     for task, answer in {
         "grammar": lambda row: " " + row["choices"][row["answer"]],

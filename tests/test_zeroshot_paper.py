@@ -9,10 +9,10 @@ import pyarrow.parquet
 import pytest
 
 from rotquant import api
-from rotquant.errors import TaskError
-from rotquant.schemes import ZeroShot
-from rotquant.zeroshot import TASKS, evaluate, identity, prepare
-from rotquant.zeroshot.paper import PAPER_TASKS, parts
+from rotquant.foundation.errors import TaskError
+from rotquant.metrics.zeroshot import TASKS, evaluate, identity, prepare
+from rotquant.metrics.zeroshot.paper import PAPER_TASKS, parts
+from rotquant.recipes.schemes import ZeroShot
 
 MODEL = Path(__file__).parents[1] / "workflow" / "resources" / "models" / "rq-7b"
 
@@ -201,7 +201,7 @@ def test_every_task_runs_offline_from_local_files(metric: ZeroShot, folder: Path
     ],
 )
 def test_prompts_are_lm_evals_own(folder: Path, task: str, expected: list[tuple[str | None, str]]):
-    from rotquant.zeroshot.harness import load_tasks
+    from rotquant.metrics.zeroshot.harness import load_tasks
 
     built = load_tasks(folder.resolve(), (task,))[task]
     built.build_all_requests(limit=1)
@@ -223,7 +223,7 @@ def test_mmlu_is_all_questions_of_57_subjects(data: Path, tmp_path: Path):
 
 def prompt(folder: Path, task: str, shots: int) -> str:
     """The prompt of a task's first item."""
-    from rotquant.zeroshot.harness import load_tasks, set_shots
+    from rotquant.metrics.zeroshot.harness import load_tasks, set_shots
 
     tasks = load_tasks(folder.resolve(), (task,))
     set_shots(tasks, shots)

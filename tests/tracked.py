@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rotquant import project as projects
-from rotquant import tracking
-from rotquant.files import short_hash
-from rotquant.project import Project, load_project
-from rotquant.provenance import environment
-from rotquant.results import RunResult, run_path, write_result
+from rotquant.foundation.files import short_hash
+from rotquant.reporting import tracking
+from rotquant.study import project as projects
+from rotquant.study.digests import environment
+from rotquant.study.project import Project, load_project
+from rotquant.study.results import RunResult, run_path, write_result
 from tests.project import Copy
 
 ROWS = [

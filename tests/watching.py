@@ -1,11 +1,11 @@
-"""Time as tests want it, for what `rotquant.progress` says of long work."""
+"""Time as tests want it, for what `rotquant.foundation.progress` says of long work."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from rotquant import progress
+from rotquant.foundation import progress
 
 
 class Clock:

@@ -16,7 +16,7 @@
 namespace rotquant {
 
 // A row as 8-bit codes q with x = scale * (q - zero_point): asymmetric, from the least value to the greatest, which
-// zero lies between; the arithmetic of rotquant.quantization.
+// zero lies between; the arithmetic of rotquant.tensors.quantization.
 template <typename T>
 void quantize_row(const T* x, int64_t features, uint8_t* codes, float* scale, int32_t* zero_point) {
   float low = 0.0f, high = 0.0f;

@@ -1,4 +1,4 @@
-// The 4-bit KV cache on the device: where a token lies (rotquant/kernels/kv_layout.py), and one head's vector in a
+// The 4-bit KV cache on the device: where a token lies (rotquant/kernels/layouts/cache.py), and one head's vector in a
 // warp, with RoPE and the Hadamard transform on it (QuaRot Sec. 4, stage 1d). Nothing here quantizes. sm_80 and newer.
 #pragma once
 

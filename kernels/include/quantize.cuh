@@ -12,7 +12,7 @@ struct Codes {
     int largest;  // 2^(bits - 1) - 1
 };
 
-constexpr float kSmallestScale = 1.17549435e-38f;  // the smallest normal float32, as in rotquant.quantization
+constexpr float kSmallestScale = 1.17549435e-38f;  // the smallest normal float32, as in rotquant.tensors.quantization
 
 __device__ __forceinline__ float dynamic_scale(float row_maximum, const Codes& q) {
     return fmaxf(__fdiv_rn(q.clip_ratio * row_maximum, static_cast<float>(q.largest)), kSmallestScale);

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from rotquant.errors import ResultError
-from rotquant.files import canonical_json, read_json, short_hash, write_json
-from rotquant.recipes import first_problem
-from rotquant.schemes import Frozen
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import canonical_json, read_json, short_hash, write_json
+from rotquant.recipes.recipe import first_problem
+from rotquant.recipes.schemes import Frozen
 
 if TYPE_CHECKING:
-    from rotquant.bench.timing import Timing
+    from rotquant.bench.timing.gpu import Timing
 
 BENCH = Path("results/bench")
 SPEED = Path("results/speed")

@@ -12,11 +12,14 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from rotquant.bench import arguments, cpu_arguments, fp8_arguments, learning_arguments
+from rotquant.bench.arguments import cpu as cpu_arguments
+from rotquant.bench.arguments import fp8 as fp8_arguments
+from rotquant.bench.arguments import gpu as arguments
+from rotquant.bench.arguments import learning as learning_arguments
 from rotquant.bench.records import Measurement
-from rotquant.errors import ConfigError, lookup
-from rotquant.recipes import first_problem
-from rotquant.schemes import Frozen
+from rotquant.foundation.errors import ConfigError, lookup
+from rotquant.recipes.recipe import first_problem
+from rotquant.recipes.schemes import Frozen
 
 Device = Literal["gpu", "cpu"]
 """What a benchmark measures."""
@@ -48,20 +51,20 @@ class Benchmark:
 
 
 _ALL = (
-    Benchmark("linear", arguments.LinearArguments, "rotquant.bench.layers"),
-    Benchmark("transform", arguments.TransformArguments, "rotquant.bench.transforms"),
-    Benchmark("quantize", arguments.QuantizeArguments, "rotquant.bench.transforms"),
-    Benchmark("decode_attention", arguments.DecodeAttentionArguments, "rotquant.bench.attention"),
-    Benchmark("block", arguments.BlockArguments, "rotquant.bench.models"),
-    Benchmark("first_token", arguments.FirstTokenArguments, "rotquant.bench.models"),
-    Benchmark("generate", arguments.GenerateArguments, "rotquant.bench.models"),
-    Benchmark("ceiling", arguments.CeilingArguments, "rotquant.bench.ceilings"),
-    Benchmark("learn", learning_arguments.LearnRotationsArguments, "rotquant.bench.learning"),
-    Benchmark("gptq", learning_arguments.CalibrateArguments, "rotquant.bench.learning"),
-    Benchmark("fp8_network", fp8_arguments.Fp8NetworkArguments, "rotquant.bench.fp8"),
-    Benchmark("cpu_decode", cpu_arguments.CpuDecodeArguments, "rotquant.bench.cpu", "cpu"),
-    Benchmark("cpu_linear", cpu_arguments.CpuLinearArguments, "rotquant.bench.cpu", "cpu"),
-    Benchmark("cpu_transform", cpu_arguments.CpuTransformArguments, "rotquant.bench.cpu", "cpu"),
+    Benchmark("linear", arguments.LinearArguments, "rotquant.bench.gpu.layers"),
+    Benchmark("transform", arguments.TransformArguments, "rotquant.bench.gpu.transforms"),
+    Benchmark("quantize", arguments.QuantizeArguments, "rotquant.bench.gpu.transforms"),
+    Benchmark("decode_attention", arguments.DecodeAttentionArguments, "rotquant.bench.gpu.attention"),
+    Benchmark("block", arguments.BlockArguments, "rotquant.bench.gpu.models"),
+    Benchmark("first_token", arguments.FirstTokenArguments, "rotquant.bench.gpu.models"),
+    Benchmark("generate", arguments.GenerateArguments, "rotquant.bench.gpu.models"),
+    Benchmark("ceiling", arguments.CeilingArguments, "rotquant.bench.gpu.ceilings"),
+    Benchmark("learn", learning_arguments.LearnRotationsArguments, "rotquant.bench.learning.benchmarks"),
+    Benchmark("gptq", learning_arguments.CalibrateArguments, "rotquant.bench.learning.benchmarks"),
+    Benchmark("fp8_network", fp8_arguments.Fp8NetworkArguments, "rotquant.bench.gpu.fp8"),
+    Benchmark("cpu_decode", cpu_arguments.CpuDecodeArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
+    Benchmark("cpu_linear", cpu_arguments.CpuLinearArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
+    Benchmark("cpu_transform", cpu_arguments.CpuTransformArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
 )
 
 BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}

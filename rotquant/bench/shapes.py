@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rotquant.errors import RecipeError, nearest
+from rotquant.foundation.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from rotquant.commands.options import Changes, Device, Dtype, changed
-from rotquant.devices import torch_device, torch_dtype
-from rotquant.progress import task
-from rotquant.speed.definitions import Cell
+from rotquant.foundation.progress import task
+from rotquant.study.speed.definitions import Cell
+from rotquant.tensors.devices import torch_device, torch_dtype
 
 bench_app = typer.Typer(help="Measure time and memory at the papers' shapes.", no_args_is_help=True)
 
@@ -28,9 +28,9 @@ def quantize(
 
     Example: `rotquant bench quantize --shape llama-2-7b -o results/bench/nvidia-h200/quantize-llama-2-7b.json`
     """
-    from rotquant.bench.quantization import benchmark_quantization
-    from rotquant.files import check_output_file, write_json
-    from rotquant.presets import preset
+    from rotquant.bench.learning.quantization import benchmark_quantization
+    from rotquant.foundation.files import check_output_file, write_json
+    from rotquant.recipes.presets import preset
 
     if output is not None:
         check_output_file(output)
@@ -56,11 +56,11 @@ def measure(
 
     Example: `rotquant bench measure quarot_table14 -o results/bench/nvidia-h200/quarot_table14.json`
     """
-    from rotquant.bench.measuring import measure as measure_table
-    from rotquant.configuration import find_root
-    from rotquant.errors import lookup
-    from rotquant.files import check_output_file
-    from rotquant.speed.loading import load_speed
+    from rotquant.foundation.errors import lookup
+    from rotquant.foundation.files import check_output_file
+    from rotquant.study.configuration import find_root
+    from rotquant.study.speed.loading import load_speed
+    from rotquant.study.stages.speed import measure as measure_table
 
     check_output_file(output)
     root = find_root()

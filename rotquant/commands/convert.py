@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from rotquant.commands.options import Converted, Device, Quantized
-from rotquant.devices import torch_device
-from rotquant.errors import CheckpointError, RecipeError
-from rotquant.files import check_output_folder, folder_size
-from rotquant.progress import task
+from rotquant.foundation.errors import CheckpointError, RecipeError
+from rotquant.foundation.files import check_output_folder, folder_size
+from rotquant.foundation.progress import task
+from rotquant.tensors.devices import torch_device
 
 
 def convert(
@@ -27,9 +27,9 @@ def convert(
         raise RecipeError(f"a decoder cannot be of type {dtype!r}; use float16, bfloat16 or float32.")
     check_output_folder(output, "decoder.json", "a decoder", needed=folder_size(model, "*.safetensors") // 2)
     with task("starting"):
-        from rotquant.checkpoints import load_tokenizer
         from rotquant.decoder import conversion, save_decoder
-        from rotquant.storage import read_manifest
+        from rotquant.models.checkpoints import load_tokenizer
+        from rotquant.weights.storage import read_manifest
 
     manifest = read_manifest(model)
     with task("converting"):
@@ -51,9 +51,9 @@ def generate(
     Example: `rotquant generate decoder/ --prompt "Returns the sum of" --tokens 32`
     """
     with task("starting"):
-        from rotquant.corpora import tokenize
         from rotquant.decoder import Generation, load_decoder
-        from rotquant.limits import Limits
+        from rotquant.models.limits import Limits
+        from rotquant.text import tokenize
 
     with task("loading the model"):
         stored = load_decoder(model, torch_device(device))

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from rotquant.commands.options import Device, corpus_spec, print_table
-from rotquant.devices import torch_device
+from rotquant.tensors.devices import torch_device
 
 
 def corpus(
@@ -19,9 +19,9 @@ def corpus(
 
     Example: `rotquant corpus docstrings --split test -o corpus/`
     """
-    from rotquant.corpora import content_hash, expected_hashes, load_rows
-    from rotquant.corpora.spec import SPLITS
-    from rotquant.files import check_output_file, write_text
+    from rotquant.foundation.files import check_output_file, write_text
+    from rotquant.recipes.corpus import SPLITS
+    from rotquant.text import content_hash, expected_hashes, load_rows
 
     names = split or SPLITS
     if output is not None:
@@ -53,7 +53,7 @@ def train(
 
     Example: `rotquant train config/training/rq-7b.yaml -o models/rq-7b`
     """
-    from rotquant.files import check_output_folder
+    from rotquant.foundation.files import check_output_folder
     from rotquant.training import TrainingConfig
     from rotquant.training import train as train_model
 

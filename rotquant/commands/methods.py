@@ -1,6 +1,6 @@
 """`rotquant methods` and `rotquant recipe`: the presets, and every field of one with what it means.
 
-All that is shown is read from `rotquant.presets` and from the documentation of the fields where they are declared.
+All that is shown is read from `rotquant.recipes` and from the documentation of the fields where they are declared.
 """
 
 import ast
@@ -17,8 +17,8 @@ from pydantic_core import PydanticUndefined
 from rich.table import Table
 
 from rotquant.commands.options import Changes, changed, print_table
-from rotquant.presets import PRESETS, preset
-from rotquant.recipes import Recipe
+from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.recipe import Recipe
 
 
 def methods() -> None:

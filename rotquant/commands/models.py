@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from rotquant.checkpoints import MANIFEST
 from rotquant.commands.options import (
     AnyModel,
     Changes,
@@ -21,15 +20,16 @@ from rotquant.commands.options import (
     print_table,
 )
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
-from rotquant.corpora import NO_BOS
-from rotquant.devices import torch_device, torch_dtype
-from rotquant.errors import RecipeError, ResultError
-from rotquant.files import check_output_file, check_output_folder, folder_size, write_json, write_text
-from rotquant.presets import PRESETS, preset
-from rotquant.progress import task
-from rotquant.recipes import Recipe, override
-from rotquant.schemes import Perplexity, ZeroShot
-from rotquant.zeroshot import prepare
+from rotquant.foundation.errors import RecipeError, ResultError
+from rotquant.foundation.files import check_output_file, check_output_folder, folder_size, write_json, write_text
+from rotquant.foundation.progress import task
+from rotquant.metrics.zeroshot import prepare
+from rotquant.models.checkpoints import MANIFEST
+from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.recipes.schemes import Perplexity, ZeroShot
+from rotquant.tensors.devices import torch_device, torch_dtype
+from rotquant.text import NO_BOS
 
 CARD_START, CARD_END = "<!-- diagnose:start -->", "<!-- diagnose:end -->"
 
@@ -129,7 +129,7 @@ def export(
     Example: `rotquant export quantized/ -o plain/`
     """
     with task("starting"):
-        from rotquant.export import export_plain
+        from rotquant.weights.export import export_plain
 
     export_plain(model, output, None if dtype is None else torch_dtype(dtype))
     size = folder_size(output) / 2**20
@@ -177,7 +177,7 @@ def evaluate(
         settings = None
     with task("starting"):
         from rotquant import api
-        from rotquant.corpora import corpus_identity
+        from rotquant.text import corpus_identity
 
     if settings is None:
         length = api.limits_of(model).length(sequence_length)
@@ -225,9 +225,9 @@ def diagnose(
         import torch
 
         from rotquant import api
-        from rotquant.corpora import load_text, tokenize
-        from rotquant.diagnostics import diagnose_activations, first_token_windows, outlier_tokens
-        from rotquant.schemes import Calibration
+        from rotquant.metrics.diagnostics import diagnose_activations, first_token_windows, outlier_tokens
+        from rotquant.recipes.schemes import Calibration
+        from rotquant.text import load_text, tokenize
 
     length = api.limits_of(model).length(sequence_length, usual=512)
     network, tokenizer = api.load_checkpoint(model, torch.float32)

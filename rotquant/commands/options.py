@@ -9,9 +9,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from rotquant.corpora import DOCSTRINGS, CorpusSpec
-from rotquant.errors import RecipeError
-from rotquant.recipes import Recipe, override_all
+from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.recipe import Recipe, override_all
+from rotquant.text import DOCSTRINGS, CorpusSpec
 
 
 def not_empty(value: str) -> str:

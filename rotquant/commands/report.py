@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from rotquant.commands.runs import Configs, open_project
-from rotquant.errors import ResultError
-from rotquant.files import atomic_path, write_text
-from rotquant.results import FIGURES, REPORTS
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import atomic_path, write_text
+from rotquant.study.results import FIGURES, REPORTS
 
 report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
 
@@ -22,7 +22,7 @@ _LATER = "the page of {0} is written without MLflow, and `rotquant runs sync-tra
 @report_app.command()
 def table(name: TableName, config: Configs = None) -> None:
     """Collect a table's numbers from the run files into `results/tables/<name>.csv`."""
-    from rotquant.reporting import tables
+    from rotquant.study import values as tables
 
     project = open_project(config)
     values, _ = tables.collect(project, project.table(name))
@@ -34,7 +34,8 @@ def table(name: TableName, config: Configs = None) -> None:
 @report_app.command()
 def figure(name: TableName, config: Configs = None) -> None:
     """Draw a table's figure into `reports/figures/<name>.svg`."""
-    from rotquant.reporting import figures, tables
+    from rotquant.reporting.figures import draw as figures
+    from rotquant.study import values as tables
 
     project = open_project(config)
     if project.table(name).figure is None:
@@ -50,8 +51,8 @@ def page(name: TableName, config: Configs = None) -> None:
 
     Where MLflow cannot be used, the page is written all the same, with a warning.
     """
-    from rotquant import tracking
     from rotquant.commands.tracking import attach, render_page, warning
+    from rotquant.reporting import tracking
 
     project = open_project(config)
     chosen = project.table(name)
@@ -72,9 +73,9 @@ def speed(name: TableName, config: Configs = None) -> None:
     MLflow shows the record (unless `tracking: false`); where it cannot be used, there is a warning.
     """
     from rotquant.commands.tracking import log_speed, warning
-    from rotquant.reporting.markdown import page_path
+    from rotquant.reporting.pages.page import page_path
     from rotquant.reporting.speed import numbers, page
-    from rotquant.reporting.tables import table_path
+    from rotquant.study.values import table_path
 
     project = open_project(config)
     table = project.speed_table(name)
@@ -93,7 +94,7 @@ def speed(name: TableName, config: Configs = None) -> None:
 @report_app.command()
 def speed_figure(name: TableName, config: Configs = None) -> None:
     """Draw the figure of a speed table into `reports/figures/<name>.svg`."""
-    from rotquant.reporting.figures import figure_path
+    from rotquant.reporting.figures.draw import figure_path
     from rotquant.reporting.speed import figures
 
     project = open_project(config)

@@ -14,14 +14,14 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from rotquant.configuration import find_root
-from rotquant.errors import ConfigError, ResultError, RotquantError
-from rotquant.files import check_output_file, file_digest, read_json, write_json
-from rotquant.project import Project, load_project
-from rotquant.provenance import code_digest
-from rotquant.quantities import quantities
-from rotquant.recipes import Run
-from rotquant.results import (
+from rotquant.foundation.errors import ConfigError, ResultError, RotquantError
+from rotquant.foundation.files import check_output_file, file_digest, read_json, write_json
+from rotquant.recipes.recipe import Run
+from rotquant.study.configuration import find_root
+from rotquant.study.digests import code_digest
+from rotquant.study.project import Project, load_project
+from rotquant.study.quantities import quantities
+from rotquant.study.results import (
     HISTORY_FILE,
     ROTATION_RECORD,
     ROTATIONS_FILE,
@@ -113,7 +113,7 @@ def rotations(
             typer.echo(f"rotations {key}: there already")
             return
     check_output_file(folder / ROTATION_RECORD)
-    from rotquant.execution.rotations import compute_rotations
+    from rotquant.study.stages.rotations import compute_rotations
 
     record = compute_rotations(run, project.checkpoint_path(run.checkpoint), folder, project.config.device)
     write_json(folder / ROTATION_RECORD, record)
@@ -151,7 +151,7 @@ def tasks(
     config: Configs = None,
 ) -> None:
     """Make or check the data of the zero-shot tasks before any job needs them, and record what they are."""
-    from rotquant import zeroshot
+    from rotquant.metrics import zeroshot
 
     project = open_project(config)
     if key not in project.task_sets:
@@ -200,7 +200,7 @@ def _make_weights(project: Project, run: Run, again: bool) -> dict[str, Any]:
             typer.echo(f"weights {run.weights_key}: there already")
             return provenance
     check_output_file(record)
-    from rotquant.execution.weights import compute_weights
+    from rotquant.study.stages.weights import compute_weights
 
     provenance = compute_weights(run, project.checkpoint_path(run.checkpoint), folder, project.config.device, rotation)
     write_json(record, provenance)
@@ -219,7 +219,7 @@ def _measure(project: Project, runs: Sequence[Run], again: bool = False) -> None
     if not waiting:
         return
     check_output_file(project.root / run_path(runs[0].key))
-    from rotquant.execution.runs import measure_runs
+    from rotquant.study.stages.runs import measure_runs
 
     for (checkpoint, weights_key), members in waiting.items():
         record = None if weights_key is None else _weights_record(project, members[0])

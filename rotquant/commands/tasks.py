@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from rotquant.commands.options import print_table
-from rotquant.corpora import CorpusSpec
-from rotquant.errors import RecipeError
-from rotquant.files import atomic_directory, check_output_folder
-from rotquant.schemes import ZeroShot
-from rotquant.zeroshot import TASKS, identity, prepare, suite_of, task_names
+from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.files import atomic_directory, check_output_folder
+from rotquant.metrics.zeroshot import TASKS, identity, prepare, suite_of, task_names
+from rotquant.recipes.schemes import ZeroShot
+from rotquant.text import CorpusSpec
 
 Tasks = Annotated[
     str | None,

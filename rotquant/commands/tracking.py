@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rotquant.commands.runs import Configs, open_project
-from rotquant.configuration import find_root
-from rotquant.errors import ResultError
-from rotquant.files import check_output_file, write_json, write_text
-from rotquant.project import Project
-from rotquant.results import FIGURES, REPORTS, TABLES, run_path
-from rotquant.tables import Table
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import check_output_file, write_json, write_text
+from rotquant.study.configuration import find_root
+from rotquant.study.project import Project
+from rotquant.study.results import FIGURES, REPORTS, TABLES, run_path
+from rotquant.study.tables import Table
 
 if TYPE_CHECKING:
-    from rotquant.tracking import Logged
+    from rotquant.reporting.tracking import Logged
 
 #: The only interface that a server started here listens on.
 HOST = "127.0.0.1"
@@ -35,7 +35,7 @@ def init_tracking(
     ] = None,
 ) -> None:
     """Create MLflow's database where it is missing, so that parallel processes find it complete."""
-    from rotquant import tracking
+    from rotquant.reporting import tracking
 
     root = find_root()
     if output is None:
@@ -58,7 +58,7 @@ def sync_tracking(
 
     A table's own run gets its rendered report, its numbers and its figure.
     """
-    from rotquant import tracking
+    from rotquant.reporting import tracking
 
     project = open_project(config)
     names = table or [*filter(lambda name: _is_computed(project, name), project.tables)]
@@ -85,7 +85,7 @@ def ui(
 
     Where MLFLOW_TRACKING_URI names a server, only print. Ctrl-C ends it.
     """
-    from rotquant import tracking
+    from rotquant.reporting import tracking
 
     location = tracking.find_location(find_root())
     server = tracking.printable(location.uri).rstrip("/") if location.is_server else f"http://{HOST}:{port}"
@@ -114,7 +114,7 @@ def ui(
 @contextmanager
 def warning(consequence: str) -> Iterator[None]:
     """Go on where MLflow cannot be used, after a sentence on standard error."""
-    from rotquant.tracking import TrackingError
+    from rotquant.reporting.tracking import TrackingError
 
     try:
         yield
@@ -124,7 +124,8 @@ def warning(consequence: str) -> Iterator[None]:
 
 def render_page(project: Project, table: Table, logged: "Logged | None") -> Path:
     """Render a table's page; the file stays as it is where it says the same already. Its path in the project."""
-    from rotquant.reporting import markdown, tables
+    from rotquant.reporting.pages import page as markdown
+    from rotquant.study import values as tables
 
     values, results = tables.collect(project, table)
     path = markdown.page_path(table.id)
@@ -137,7 +138,7 @@ def render_page(project: Project, table: Table, logged: "Logged | None") -> Path
 
 def attach(project: Project, name: str, logged: "Logged") -> None:
     """Attach the report, the numbers and the figure of a table, those that there are, to its run."""
-    from rotquant import tracking
+    from rotquant.reporting import tracking
 
     files = [project.root / path for path in (REPORTS / f"{name}.md", TABLES / f"{name}.csv", FIGURES / f"{name}.svg")]
     tracking.log_artifacts(project.root, logged.parent, [file for file in files if file.exists()])
@@ -145,7 +146,7 @@ def attach(project: Project, name: str, logged: "Logged") -> None:
 
 def log_speed(project: Project, name: str) -> "Logged | None":
     """Show the record of a speed table in MLflow, with its report, numbers and figure; None: never measured."""
-    from rotquant import tracking
+    from rotquant.reporting import tracking
     from rotquant.reporting.speed.numbers import find_source
 
     table = project.speed_table(name)

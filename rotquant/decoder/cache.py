@@ -1,7 +1,8 @@
-"""Keys and values of a decoder's past: 16-bit as they are, or 4-bit by `rotquant.kernels.kv` (QuaRot Sec. 4, stage 2c).
+"""Keys and values of a decoder's past: 16-bit as they are, or 4-bit (QuaRot Sec. 4, stage 2c).
 
 Each kind appends the new tokens of a pass and attends over all; prefill and decode see the same stored numbers, as in
-`rotquant.kv_cache`. Texts of a batch have equal lengths, which the GPU counts by itself: decoding is one CUDA graph.
+`rotquant.models.simulation.kv_cache`. Texts of a batch have equal lengths, which the GPU counts by itself: decoding is
+one CUDA graph.
 """
 
 from dataclasses import dataclass
@@ -12,12 +13,12 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rotquant.decoder.config import DecoderConfig, Precision
-from rotquant.errors import KernelError
-from rotquant.kernels.attention import HEAD_DIMS
-from rotquant.kernels.elementwise import rope_append, rotate
-from rotquant.kernels.kv import Int4KVCache
-from rotquant.kv_cache import KVQuantizer
-from rotquant.schemes import QuantizationScheme, RotationScheme
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.attention.cache import Int4KVCache
+from rotquant.kernels.attention.operator import HEAD_DIMS
+from rotquant.kernels.rows.elementwise import rope_append, rotate
+from rotquant.models.simulation.kv_cache import KVQuantizer
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 
 #: A past this many times shorter than the tokens that follow it is a prefix, not a conversation.
 _SHORT_PAST = 8

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rotquant.architectures import Architecture, Site, architecture_of, rotary
 from rotquant.decoder.config import LINEARS, CacheScheme, DecoderConfig, InputScheme, Precision
 from rotquant.decoder.linear import QuantizedLinear
 from rotquant.decoder.model import Decoder
-from rotquant.errors import RecipeError
-from rotquant.integrity import check_changed
-from rotquant.kernels.linear import GROUP_SIZE, PackedWeight
-from rotquant.quantization import QParams
-from rotquant.recipes import Recipe
-from rotquant.rtn import QuantizedWeight
-from rotquant.schemes import QuantizationScheme
-from rotquant.storage import StoredModel, StoredTensors, read_quantized
+from rotquant.foundation.errors import RecipeError
+from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
+from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
+from rotquant.models.integrity import check_changed
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.quantization import QParams
+from rotquant.weights.rtn import QuantizedWeight
+from rotquant.weights.storage import StoredModel, StoredTensors, read_quantized
 
 #: Rotary embeddings whose frequencies do not depend on the length of the text.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")

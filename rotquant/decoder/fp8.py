@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from rotquant.decoder.config import LINEARS, DecoderConfig, Precision
 from rotquant.decoder.model import Decoder
-from rotquant.kernels.elementwise import swiglu
-from rotquant.kernels.fp8 import fp8_linear, quantize_fp8, rms_norm_quantize_fp8
-from rotquant.kernels.hadamard import hadamard
+from rotquant.kernels.hadamard.operator import hadamard
+from rotquant.kernels.rows.elementwise import swiglu
+from rotquant.kernels.rows.fp8 import fp8_linear, quantize_fp8, rms_norm_quantize_fp8
 
 #: Standard deviation of the weights, as models are initialised.
 _SPREAD = 0.02

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rotquant.decoder.model import Decoder
-from rotquant.kernels.overlap import overlapping_launches
+from rotquant.kernels.launch.overlap import overlapping_launches
 
 #: Runs before a capture, in which kernels are compiled and libraries make their workspaces.
 _WARM_UP = 2

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from rotquant.decoder.config import DecoderConfig, InputScheme, Precision
-from rotquant.errors import KernelError
-from rotquant.kernels.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
-from rotquant.kernels.elementwise import add_rms_norm, swiglu
-from rotquant.kernels.hadamard import hadamard
-from rotquant.kernels.layouts import K_BLOCK, STRIP, padded
-from rotquant.kernels.linear import GROUP_SIZE, PackedWeight, quantized_linear
-from rotquant.kernels.lut import GROUP_SIZE as LUT_GROUP
-from rotquant.kernels.lut import LutWeight, lut_linear, packed_shapes
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.hadamard.operator import hadamard
+from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, padded
+from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, quantized_linear
+from rotquant.kernels.products.lut import GROUP_SIZE as LUT_GROUP
+from rotquant.kernels.products.lut import LutWeight, lut_linear, packed_shapes
+from rotquant.kernels.rows.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
+from rotquant.kernels.rows.elementwise import add_rms_norm, swiglu
 
 #: Value of `transform` beside NO_TRANSFORM and a number of heads.
 WHOLE_AXIS = 0

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding, linear, rms_norm
 from rotquant.decoder.cache import Cache, Step
 from rotquant.decoder.config import LINEARS, DecoderConfig, Precision
 from rotquant.decoder.linear import make_linear
-from rotquant.errors import KernelError
+from rotquant.foundation.errors import KernelError
 
 
 class DecoderLayer(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from rotquant.decoder.config import KINDS, DecoderConfig, Precision
 from rotquant.decoder.linear import FloatLinear, LutLinear, QuantizedInputs, QuantizedLinear
 from rotquant.decoder.model import Decoder
-from rotquant.errors import RecipeError, nearest
+from rotquant.foundation.errors import RecipeError, nearest
 
 #: Standard deviation of the weights, as models are initialised.
 _SPREAD = 0.02

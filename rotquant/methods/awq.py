@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rotquant.architectures import Architecture, Projection, Site, architecture_of
-from rotquant.calibration import LayerStream
-from rotquant.gptq import Hessian
 from rotquant.methods.smoothquant import smooth_site
-from rotquant.quantization import choose_qparams, fake_quantize, quantize
-from rotquant.recipes import Recipe
-from rotquant.rtn import QuantizedWeight
-from rotquant.schemes import QuantizationScheme, RotationScheme
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.models.architectures import Architecture, Projection, Site, architecture_of
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.stream import LayerStream
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
+from rotquant.weights.gptq import Hessian
+from rotquant.weights.rtn import QuantizedWeight
 
 #: Smallest scale of a feature, so that a dead one divides nothing by zero (authors' code).
 SMALLEST_SCALE = 1e-4

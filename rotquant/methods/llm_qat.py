@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from rotquant.architectures import architecture_of, base_model, embedding
-from rotquant.calibration import on_device
-from rotquant.errors import RotquantError
-from rotquant.limits import Limits
-from rotquant.methods.batches import shuffled_batches
-from rotquant.onednn import OneDNNLinear
-from rotquant.progress import Task, task
-from rotquant.quantization import fake_quantize
-from rotquant.recipes import Recipe
-from rotquant.schemes import QuantizationScheme
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.foundation.errors import RotquantError
+from rotquant.foundation.progress import Task, task
+from rotquant.models.architectures import architecture_of, base_model, embedding
+from rotquant.models.batches import shuffled_batches
+from rotquant.models.limits import Limits
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.stream import on_device
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.quantization import fake_quantize
 
 #: Up to the third, fourth or fifth token of a sequence the likeliest is taken, then they are drawn (Sec. 2.1).
 GREEDY = range(3, 6)

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rotquant.architectures import Architecture, Projection
-from rotquant.calibration import LayerStream
-from rotquant.errors import RecipeError
-from rotquant.methods.batches import shuffled_batches
+from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.progress import track
 from rotquant.methods.smoothquant import smoothing_scale
-from rotquant.methods.statistics import observe
-from rotquant.progress import track
-from rotquant.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
-from rotquant.recipes import Recipe
-from rotquant.rtn import QuantizedWeight
-from rotquant.schemes import QuantizationScheme
-from rotquant.wrapping import Wrapping, wrap
+from rotquant.models.architectures import Architecture, Projection
+from rotquant.models.batches import shuffled_batches
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.statistics import observe
+from rotquant.models.stream import LayerStream
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
+from rotquant.weights.rtn import QuantizedWeight
 
 #: Logit at which clipping starts: sigmoid(4) = 0.982 of the range (authors' code).
 INITIAL_CLIPPING = 4.0

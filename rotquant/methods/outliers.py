@@ -7,11 +7,11 @@ sorts the others, so that a group of neighbours shares a scale that suits all of
 import torch
 from torch import Tensor
 
-from rotquant.architectures import Architecture
-from rotquant.errors import RecipeError
-from rotquant.quantization import ColumnSplit
-from rotquant.recipes import Recipe, check_widths
-from rotquant.schemes import OutlierFeatures
+from rotquant.foundation.errors import RecipeError
+from rotquant.models.architectures import Architecture
+from rotquant.recipes.recipe import Recipe, check_widths
+from rotquant.recipes.schemes import OutlierFeatures
+from rotquant.tensors.quantization import ColumnSplit
 
 
 def check_outliers(architecture: Architecture, recipe: Recipe) -> None:

@@ -1,7 +1,7 @@
 """QuIP# (Tseng et al. 2024) without its fine-tuning: incoherent weights, rounded eight at a time to a lattice codebook.
 
-Randomized Hadamard transforms of both sides make the entries of a weight nearly Gaussian (Sec. 3), which the E8P
-codebook of `rotquant.lattice` suits (Sec. 4.2); 4 bits are two of its codes. Errors of a block of eight columns are
+Randomized Hadamard transforms of both sides make the entries of a weight nearly Gaussian (Sec. 3), which the codebook
+E8P of `rotquant.tensors.lattice` suits (Sec. 4.2); 4 bits are two of its codes. Errors of a block of eight columns are
 spread over the columns to come, as GPTQ does column by column (block LDLQ, Sec. 4.1). Weights alone are quantized.
 """
 
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rotquant import hadamard
-from rotquant.architectures import Architecture
-from rotquant.errors import RecipeError
-from rotquant.gptq import inverse_factor
-from rotquant.lattice import DEVIATION, WIDTH, LatticeWeight, incoherent, refine
-from rotquant.recipes import Recipe
+from rotquant.foundation.errors import RecipeError
+from rotquant.models.architectures import Architecture
+from rotquant.recipes.recipe import Recipe
+from rotquant.tensors import hadamard
+from rotquant.tensors.lattice import DEVIATION, WIDTH, LatticeWeight, incoherent, refine
+from rotquant.weights.gptq import inverse_factor
 
 
 def check_quip(architecture: Architecture, recipe: Recipe) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rotquant.architectures import Site, architecture_of, decoder_layers
-from rotquant.schemes import Smoothing
+from rotquant.models.architectures import Site, architecture_of, decoder_layers
+from rotquant.recipes.schemes import Smoothing
 
 #: Smallest factor and smallest weight maximum, so that a dead channel divides nothing by zero.
 SMALLEST = 1e-5

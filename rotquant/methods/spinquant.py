@@ -2,7 +2,7 @@
 
 R1 and every layer's R2 minimise the next-token cross entropy of the network in which activations and KV cache, and if
 the recipe says so weights, are quantized (Eq. 2). All weights are frozen; the model is left as it was. What the
-quantized network is stands in `spinquant_network`, how a rotation moves in `rotquant.stiefel`.
+quantized network is stands in `spinquant_network`, how a rotation moves in `rotquant.tensors.stiefel`.
 """
 
 import hashlib
@@ -20,23 +20,23 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rotquant.architectures import Architecture, architecture_of, embedding
-from rotquant.distortion import decibel, square_sum
-from rotquant.errors import RecipeError, ResultError, RotquantError
-from rotquant.files import atomic_path, canonical_json, short_hash
-from rotquant.integrity import check_finite
-from rotquant.limits import Limits
-from rotquant.methods.batches import shuffled_batches
+from rotquant.foundation.errors import RecipeError, ResultError, RotquantError
+from rotquant.foundation.files import atomic_path, canonical_json, short_hash
+from rotquant.foundation.progress import silenced, task
 from rotquant.methods.spinquant_network import LearningNetwork, quantized_network, running
-from rotquant.onednn import OneDNNLinear
-from rotquant.progress import silenced, task
-from rotquant.recipes import Recipe
-from rotquant.rotation import check_rotation
-from rotquant.rotations import Rotations, initial_rotations
-from rotquant.schemes import RotationLearning
-from rotquant.sharding import placed
-from rotquant.stiefel import CayleySGD, newton_schulz, orthonormality_error
-from rotquant.wrapping import check_wrapping
+from rotquant.models.architectures import Architecture, architecture_of, embedding
+from rotquant.models.batches import shuffled_batches
+from rotquant.models.integrity import check_finite
+from rotquant.models.limits import Limits
+from rotquant.models.placement import placed
+from rotquant.models.rotation.fusing import check_rotation
+from rotquant.models.rotation.matrices import Rotations, initial_rotations
+from rotquant.models.simulation.wrapping import check_wrapping
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import RotationLearning
+from rotquant.tensors.distortion import decibel, square_sum
+from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.stiefel import CayleySGD, newton_schulz, orthonormality_error
 
 #: Logits held at once, in elements; training holds about three float32 tensors of this size.
 _LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
@@ -84,7 +84,7 @@ def learn_rotations(
         device: where to work, see `placed`; None where the model lies, which may be several devices.
         checkpoint: file that keeps the state every `checkpoint_every` steps, and from which an interrupted learning
             continues with the same result. The caller deletes it.
-        progress: say how far it is (`rotquant.progress`).
+        progress: say how far it is (`rotquant.foundation.progress`).
         batch_size: sequences that pass the network at once; gradients are accumulated over a step's batch. Default:
             as many as keep the logits in bounds.
         snr_every: steps between measurements of the end-to-end signal-to-noise ratio, 10 log10(sum s^2 / sum n^2) over

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rotquant import hadamard
-from rotquant.architectures import Architecture, Site, architecture_of, decoder_layers, embedding
-from rotquant.distortion import decibel, square_sum
-from rotquant.kv_cache import TransientCache
-from rotquant.onednn import OneDNNLinear, linear
-from rotquant.quantization import choose_qparams, fake_quantize, grouped
-from rotquant.recipes import Recipe
-from rotquant.rotation import online_dtype
-from rotquant.schemes import QuantizationScheme, RotationScheme
-from rotquant.wrapping import Handle, Wrapping
+from rotquant.models.architectures import Architecture, Site, architecture_of, decoder_layers, embedding
+from rotquant.models.rotation.fusing import online_dtype
+from rotquant.models.simulation.kv_cache import TransientCache
+from rotquant.models.simulation.wrapping import Handle, Wrapping
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors import hadamard
+from rotquant.tensors.distortion import decibel, square_sum
+from rotquant.tensors.onednn import OneDNNLinear, linear
+from rotquant.tensors.quantization import choose_qparams, fake_quantize, grouped
 
 Function = Callable[[Tensor], Tensor]
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rotquant.errors import lookup
-from rotquant.project import Project
-from rotquant.quantities import Quantity
-from rotquant.reporting.tables import Values, known_quantities, percent_of
-from rotquant.tables import Claim, Table
+from rotquant.foundation.errors import lookup
+from rotquant.study.project import Project
+from rotquant.study.quantities import Quantity
+from rotquant.study.tables import Claim, Table
+from rotquant.study.values import Values, known_quantities, percent_of
 
 
 class Number(NamedTuple):

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rotquant.bench.records import gpu_folder
-from rotquant.errors import ResultError
-from rotquant.project import Project
+from rotquant.foundation.errors import ResultError
 from rotquant.reporting.claims import Outcome, Score, outcomes, score
 from rotquant.reporting.speed.claims import Outcome as SpeedOutcome
 from rotquant.reporting.speed.claims import outcomes as speed_outcomes
 from rotquant.reporting.speed.numbers import collect, find_source
-from rotquant.reporting.tables import Values, markdown_table, read_csv, table_path
-from rotquant.results import REPORTS
-from rotquant.speed.definitions import SpeedTable
-from rotquant.tables import Table, load_targets
+from rotquant.study.project import Project
+from rotquant.study.results import REPORTS
+from rotquant.study.speed.definitions import SpeedTable
+from rotquant.study.tables import Table, load_targets
+from rotquant.study.values import Values, markdown_table, read_csv, table_path
 
 Status = Literal["computed", "recorded", "not yet"]
 

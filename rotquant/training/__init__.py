@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rotquant.files import atomic_directory, write_json, write_text
+from rotquant.foundation.files import atomic_directory, write_json, write_text
 from rotquant.training.card import model_card
 from rotquant.training.data import TrainingData, prepare_data
 from rotquant.training.recipe import ModelShape, TrainingConfig

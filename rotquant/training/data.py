@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rotquant.corpora import content_hash, load_rows, load_text
-from rotquant.files import atomic_directory, cache_folder, canonical_json, short_hash, write_json
-from rotquant.progress import task
+from rotquant.foundation.files import atomic_directory, cache_folder, canonical_json, short_hash, write_json
+from rotquant.foundation.progress import task
+from rotquant.text import content_hash, load_rows, load_text
 from rotquant.training.recipe import TrainingConfig
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def prepare_data(config: TrainingConfig, data_dir: str | Path | None = None) -> 
     """
     import numpy as np
 
-    from rotquant.tokenizer_training import encode_rows, train_tokenizer
+    from rotquant.training.tokenizer import encode_rows, train_tokenizer
 
     identity = {"corpus": config.corpus.model_dump(), "vocab_size": config.vocab_size}
     name = f"{config.corpus.name}-{short_hash(canonical_json(identity), 8)}"

@@ -11,11 +11,11 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from rotquant.configuration import read_yaml
-from rotquant.corpora import CorpusSpec
-from rotquant.errors import ConfigError
-from rotquant.recipes import first_problem
-from rotquant.schemes import Frozen
+from rotquant.foundation.errors import ConfigError
+from rotquant.recipes.recipe import first_problem
+from rotquant.recipes.schemes import Frozen
+from rotquant.study.configuration import read_yaml
+from rotquant.text import CorpusSpec
 
 
 class ModelShape(Frozen):

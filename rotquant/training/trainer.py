@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rotquant.errors import ConfigError
-from rotquant.files import atomic_path, canonical_json
-from rotquant.progress import task
+from rotquant.foundation.errors import ConfigError
+from rotquant.foundation.files import atomic_path, canonical_json
+from rotquant.foundation.progress import task
 from rotquant.training.data import TrainingData
 from rotquant.training.recipe import TrainingConfig
 
@@ -93,7 +93,7 @@ class Trainer:
         """Held-out windows by the perplexity protocol: one BOS at the head of the text, then no overlap, no tail."""
         import torch
 
-        from rotquant.corpora import Tokens, evaluation_windows
+        from rotquant.text import Tokens, evaluation_windows
 
         text = Tokens(torch.from_numpy(ids.astype("int64")), self.bos)
         return evaluation_windows(text, self.config.sequence_length)[: self.config.validation_windows].to(self.device)

@@ -13,13 +13,13 @@ from rotquant.cli import app
 from rotquant.commands.root import cli
 from rotquant.decoder import Generation, convert, load_decoder, save_decoder
 from rotquant.decoder.conversion import check_config, precision_of
-from rotquant.errors import CheckpointError, RecipeError, ResultError, RotquantError
-from rotquant.presets import preset
-from rotquant.recipes import Recipe, override
-from rotquant.weights import build_weights, quantized_forward
+from rotquant.foundation.errors import CheckpointError, RecipeError, ResultError, RotquantError
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.weights.build import build_weights, quantized_forward
 from tests.models import AWKWARD, tiny_model
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 QUAROT = preset("quarot-rtn")
 WITHOUT_R1 = override(QUAROT, {"rotation": {"residual": "none"}}, "")

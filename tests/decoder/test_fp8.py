@@ -7,11 +7,11 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from rotquant.decoder import Decoder, DecoderConfig
 from rotquant.decoder.fp8 import Fp8Linear, random_fp8_decoder
-from rotquant.hadamard import hadamard_matrix
-from rotquant.kernels.operators import references
+from rotquant.kernels.launch.operators import references
+from rotquant.tensors.hadamard import hadamard_matrix
 from tests.models import TINY_SHAPE
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 CONFIG = DecoderConfig.from_shape(TINY_SHAPE)
 

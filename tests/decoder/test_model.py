@@ -5,14 +5,14 @@ import torch
 
 from rotquant.decoder import KINDS, DecoderConfig, Generation, InputScheme, Precision, QuantizedLinear, random_decoder
 from rotquant.decoder.linear import NO_TRANSFORM, WHOLE_AXIS, QuantizedInputs
-from rotquant.errors import KernelError, RecipeError
-from rotquant.hadamard import hadamard_transform
-from rotquant.kernels.linear import PackedWeight
-from rotquant.quantization import fake_quantize
-from rotquant.schemes import QuantizationScheme
+from rotquant.foundation.errors import KernelError, RecipeError
+from rotquant.kernels.products.linear import PackedWeight
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.hadamard import hadamard_transform
+from rotquant.tensors.quantization import fake_quantize
 from tests.models import TINY_SHAPE
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 CONFIG = DecoderConfig.from_shape(TINY_SHAPE)
 WIDE = {"dtype": "float64"}  # nothing but codes is rounded, so prefill and decoding agree

@@ -14,18 +14,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from rotquant import api, evaluation
+from rotquant import api
 from rotquant.api import Model
-from rotquant.architectures import architecture_of, decoder_layers
-from rotquant.corpora import Tokens, tokenize
 from rotquant.decoder import Decoder, Generation, convert
 from rotquant.decoder.config import LINEARS
 from rotquant.decoder.network import Network
-from rotquant.presets import preset
-from rotquant.recipes import Recipe, override
-from rotquant.schemes import Perplexity
+from rotquant.metrics import perplexity as evaluation
+from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.recipes.schemes import Perplexity
+from rotquant.text import Tokens, tokenize
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3")
 #: One whose head size the 4-bit cache's kernels have, and one whose keys and values are only rounded.

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rotquant.errors import KernelError
-from rotquant.kernels.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
-from rotquant.kernels.layouts import K_BLOCK, padded, unpack_rows
-from rotquant.kernels.operators import references
-from rotquant.quantization import choose_qparams, quantize
-from rotquant.schemes import QuantizationScheme
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.launch.operators import references
+from rotquant.kernels.layouts.weights import K_BLOCK, padded, unpack_rows
+from rotquant.kernels.rows.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.quantization import choose_qparams, quantize
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 FORMATS = [(4, True), (4, False), (8, False)]

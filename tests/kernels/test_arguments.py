@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from rotquant.errors import KernelError
-from rotquant.kernels import FAMILIES, loading
-from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters, Structure
-from rotquant.kernels.loading import ARCHITECTURES, SOURCES, Source, compile_source
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels import FAMILIES
+from rotquant.kernels.launch import loading
+from rotquant.kernels.launch.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters, Structure
+from rotquant.kernels.launch.loading import ARCHITECTURES, SOURCES, Source, compile_source
 
 CPP = """
 struct Inner { float* values; int count; };
@@ -86,7 +87,7 @@ def test_a_constant_of_another_value_does_not_compile(compiles: functools.partia
 
 def test_a_structure_without_its_padding_does_not_compile(tmp_path: Path) -> None:
     """The case of `gemv`: numpy's structures end with their last field unless they are told to align."""
-    from rotquant.kernels import gemv
+    from rotquant.kernels.products import gemv
 
     packed = Structure("Problem", **gemv._PROBLEM.fields)
     packed.dtype = np.dtype([(name, kind.dtype) for name, kind in packed.fields.items()])

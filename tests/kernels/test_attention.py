@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rotquant.errors import KernelError
-from rotquant.hadamard import hadamard_transform
-from rotquant.kernels.kv import Int4KVCache
-from rotquant.kernels.kv_layout import byte_offsets, unpack_pages
-from rotquant.kernels.operators import references
-from rotquant.kv_cache import KVQuantizer, QuantizedCacheLayer
-from rotquant.schemes import QuantizationScheme, RotationScheme
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.attention.cache import Int4KVCache
+from rotquant.kernels.launch.operators import references
+from rotquant.kernels.layouts.cache import byte_offsets, unpack_pages
+from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCacheLayer
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors.hadamard import hadamard_transform
 
 POOLS = ("k_codes", "v_codes", "k_params", "v_params")
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 
 def filled_cache(

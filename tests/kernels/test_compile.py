@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from rotquant.errors import KernelError
-from rotquant.kernels import FAMILIES, loading
-from rotquant.kernels.arguments import CudaFile
-from rotquant.kernels.loading import ARCHITECTURES, Source, compile_source
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels import FAMILIES
+from rotquant.kernels.launch import loading
+from rotquant.kernels.launch.arguments import CudaFile
+from rotquant.kernels.launch.loading import ARCHITECTURES, Source, compile_source
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

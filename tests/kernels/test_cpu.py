@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rotquant.errors import KernelError
-from rotquant.hadamard import HadamardSizeError, hadamard_transform
-from rotquant.kernels.arguments import PRELUDE
+from rotquant.foundation.errors import KernelError
 from rotquant.kernels.cpu import compiling, layout, operators, reference
 from rotquant.kernels.cpu.layout import DotWeight, unpack
+from rotquant.kernels.launch.arguments import PRELUDE
+from rotquant.tensors.hadamard import HadamardSizeError, hadamard_transform
 
 compiled = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler, and this machine has none"

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rotquant.errors import KernelError
-from rotquant.kernels.elementwise import add_rms_norm, rope_append, swiglu
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.rows.elementwise import add_rms_norm, rope_append, swiglu
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 TYPES = (torch.float16, torch.bfloat16)
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from rotquant.errors import KernelError
-from rotquant.kernels.fp8 import CODES, fp8_linear, quantize_fp8, rms_norm_quantize_fp8
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.rows.fp8 import CODES, fp8_linear, quantize_fp8, rms_norm_quantize_fp8
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 #: Half the distance between neighbouring codes, over the larger: three bits behind the leading one.
 HALF_STEP = 2.0**-4

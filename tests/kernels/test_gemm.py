@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rotquant.errors import KernelError
-from rotquant.kernels import gemm
-from rotquant.kernels.layouts import K_BLOCK, pack_rows, pack_weight, padded
-from rotquant.kernels.linear import PackedWeight, quantized_linear
-from rotquant.kernels.operators import references
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.launch.operators import references
+from rotquant.kernels.layouts.weights import K_BLOCK, pack_rows, pack_weight, padded
+from rotquant.kernels.products import gemm
+from rotquant.kernels.products.linear import PackedWeight, quantized_linear
 
 #: Dynamic shared memory that a block of Hopper can have.
 HOPPER_SHARED = 227 * 1024

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rotquant.errors import KernelError
-from rotquant.kernels.gemv import MAX_ROWS, Plan, choose_plan, is_preferred, launch_gemv, sources
-from rotquant.kernels.layouts import K_BLOCK, pack_rows, padded
-from rotquant.kernels.linear import GROUP_SIZE, PackedWeight, quantized_linear
-from rotquant.kernels.loading import ARCHITECTURES
-from rotquant.kernels.operators import references
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.launch.loading import ARCHITECTURES
+from rotquant.kernels.launch.operators import references
+from rotquant.kernels.layouts.weights import K_BLOCK, pack_rows, padded
+from rotquant.kernels.products.gemv import MAX_ROWS, Plan, choose_plan, is_preferred, launch_gemv, sources
+from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, quantized_linear
 
 #: Shared memory that a block may have, in bytes.
 SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024, "sm_90a": 227 * 1024}

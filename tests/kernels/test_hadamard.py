@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from rotquant.errors import KernelError
-from rotquant.hadamard import HadamardSizeError, hadamard_matrix, hadamard_transform, head_hadamard_transform
-from rotquant.kernels.activations import hadamard_quantize
-from rotquant.kernels.codes import RowCodes
-from rotquant.kernels.hadamard import hadamard
-from rotquant.kernels.hadamard_cuts import TILE, Grid, cut_of, signs
-from rotquant.kernels.hadamard_launch import launch_transform
-from rotquant.kernels.layouts import unpack_rows
-from rotquant.kernels.operators import references
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.hadamard.cuts import TILE, Grid, cut_of, signs
+from rotquant.kernels.hadamard.launch import launch_transform
+from rotquant.kernels.hadamard.operator import hadamard
+from rotquant.kernels.launch.operators import references
+from rotquant.kernels.layouts.codes import RowCodes
+from rotquant.kernels.layouts.weights import unpack_rows
+from rotquant.kernels.rows.activations import hadamard_quantize
+from rotquant.tensors.hadamard import HadamardSizeError, hadamard_matrix, hadamard_transform, head_hadamard_transform
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 #: Every kernel and way through it: tensor-core strips and dense factors, several short rows to a tile, shared memory.
 SIZES = [1, 2, 12, 40, 64, 128, 256, 448, 512, 688, 768, 864, 1024, 2048, 3072, 4096, 5120, 6656, 8192, 11008, 12288]
@@ -64,7 +64,7 @@ def test_half_arithmetic_rounds_to_float16() -> None:
 @pytest.mark.unflipped  # torch.library.opcheck has dispatch modes of its own
 def test_the_operator_has_a_shape_rule() -> None:
     for heads in (0, 4):
-        torch.library.opcheck(torch.ops.rotquant.hadamard.default, (torch.randn(3, 64), heads, False, False))
+        torch.library.opcheck(torch.ops.rotquant.tensors.hadamard.default, (torch.randn(3, 64), heads, False, False))
 
 
 @pytest.mark.parametrize("inverse", [False, True])

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from rotquant.errors import KernelError
-from rotquant.kernels.layouts import K_BLOCK, pack_rows, pack_weight, padded, unpack_rows, unpack_weight
-from rotquant.kernels.linear import PackedWeight, quantized_linear
-from rotquant.kernels.operators import references
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.launch.operators import references
+from rotquant.kernels.layouts.weights import K_BLOCK, pack_rows, pack_weight, padded, unpack_rows, unpack_weight
+from rotquant.kernels.products.linear import PackedWeight, quantized_linear
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (16, 64), (17, 65), (40, 688), (128, 864)])

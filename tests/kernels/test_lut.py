@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rotquant.errors import KernelError
-from rotquant.kernels.lut import LutWeight, choose_plan, launch_dequantize, lut_linear, packed_shapes, sources
-from rotquant.kernels.overlap import overlapping_launches
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.launch.overlap import overlapping_launches
+from rotquant.kernels.products.lut import LutWeight, choose_plan, launch_dequantize, lut_linear, packed_shapes, sources
 
-pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.operators.SlowKernelWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 #: (out, in): fewer rows than a strip, an odd number of groups, Llama projections.
 SHAPES = [(1, 128), (16, 128), (40, 384), (300, 896), (1000, 4096), (4096, 4096), (272, 11008), (5120, 13824)]

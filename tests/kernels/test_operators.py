@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rotquant.errors import KernelError
-from rotquant.kernels import loading, operators
-from rotquant.kernels.arguments import CudaFile
-from rotquant.kernels.linear import PackedWeight, quantized_linear
-from rotquant.kernels.loading import Source, architecture_of_device, compile_source
-from rotquant.kernels.operators import SlowKernelWarning, references
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.launch import loading, operators
+from rotquant.kernels.launch.arguments import CudaFile
+from rotquant.kernels.launch.loading import Source, architecture_of_device, compile_source
+from rotquant.kernels.launch.operators import SlowKernelWarning, references
+from rotquant.kernels.products.linear import PackedWeight, quantized_linear
 
 
 def linear_arguments(device: str = "cpu") -> dict[str, Tensor | PackedWeight]:
@@ -70,7 +70,7 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
 
 def test_a_module_is_never_destroyed() -> None:
     program = """
-from rotquant.kernels.loading import _keep
+from rotquant.kernels.launch.loading import _keep
 class Module:
     def __del__(self):
         print("destroyed")

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from rotquant.kernels.layouts import pack_rows
-from rotquant.kernels.linear import PackedWeight, quantized_linear
-from rotquant.kernels.operators import references
-from rotquant.kernels.overlap import overlapping_launches, overlaps
+from rotquant.kernels.launch.operators import references
+from rotquant.kernels.launch.overlap import overlapping_launches, overlaps
+from rotquant.kernels.layouts.weights import pack_rows
+from rotquant.kernels.products.linear import PackedWeight, quantized_linear
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from rotquant import configuration, project, provenance
-from rotquant.errors import RotquantError
-from rotquant.files import canonical_json, short_hash, write_json
-from rotquant.results import HISTORY_FILE, ROTATION_RECORD, ROTATIONS_FILE
-from rotquant.results import batch_path, group_path, rotation_path, run_path
+from rotquant.foundation.errors import RotquantError
+from rotquant.foundation.files import canonical_json, short_hash, write_json
+from rotquant.study.results import HISTORY_FILE, ROTATION_RECORD, ROTATIONS_FILE
+from rotquant.study.results import batch_path, group_path, rotation_path, run_path
 
 
 def sentence(function, *arguments):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from rotquant.errors import KernelError
-from rotquant.files import atomic_path, canonical_json, short_hash
-from rotquant.kernels.loading import SOURCES, cache_folder
+from rotquant.foundation.errors import KernelError
+from rotquant.foundation.files import atomic_path, canonical_json, short_hash
+from rotquant.kernels.launch.loading import SOURCES, cache_folder
 
 SOURCE = SOURCES / "cpu/decoding.cpp"
 

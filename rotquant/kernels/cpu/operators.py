@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rotquant.errors import KernelError
-from rotquant.hadamard.constructions import decompose, hadamard_matrix
+from rotquant.foundation.errors import KernelError
 from rotquant.kernels.cpu import reference
 from rotquant.kernels.cpu.compiling import functions
 from rotquant.kernels.cpu.layout import BLOCK, STRIP, DotWeight
+from rotquant.tensors.hadamard.constructions import decompose, hadamard_matrix
 
 _LIBRARY = torch.library.Library("rotquant", "FRAGMENT")
 _references: ContextVar[bool] = ContextVar("rotquant_cpu_references", default=False)

@@ -1,17 +1,17 @@
 """What the functions of decoding.cpp compute, in plain torch: slow, obvious, and the definition.
 
-Integers agree bit for bit; the quantizer is the library's own (`rotquant.quantization`). Arithmetic is float32, or
+Integers agree bit for bit; the quantizer is `rotquant.tensors.quantization`. Arithmetic is float32, or
 float64 for float64 tensors, which the compiled functions do not take.
 """
 
 import torch
 from torch import Tensor
 
-from rotquant.hadamard import hadamard_transform
 from rotquant.kernels.cpu.layout import unpack
-from rotquant.quantization import choose_qparams
-from rotquant.quantization import quantize as library_quantize
-from rotquant.schemes import QuantizationScheme
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.hadamard import hadamard_transform
+from rotquant.tensors.quantization import choose_qparams
+from rotquant.tensors.quantization import quantize as library_quantize
 
 #: SpinQuant's activations (A.4) at 8 bits: asymmetric, one scale per token, no clipping.
 ACTIVATIONS = QuantizationScheme(bits=8, symmetric=False, granularity="token")

@@ -8,10 +8,10 @@ import re
 
 from markupsafe import Markup, escape
 
-from rotquant.project import Project
 from rotquant.reporting.html.templates import FOLDER, environment
 from rotquant.reporting.html.views import papers
 from rotquant.reporting.scoreboard import standings, summary
+from rotquant.study.project import Project
 
 
 def index(project: Project) -> str:

@@ -4,7 +4,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from rotquant.errors import ResultError
+from rotquant.foundation.errors import ResultError
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 #: Elements that are dropped: metadata names outside addresses; a style sheet would hold for the whole page.

@@ -9,11 +9,11 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from rotquant.errors import ResultError
-from rotquant.project import Project
+from rotquant.foundation.errors import ResultError
 from rotquant.reporting.html.inline_svg import inline_svg
 from rotquant.reporting.html.templates import FOLDER, environment
-from rotquant.results import REPORTS
+from rotquant.study.project import Project
+from rotquant.study.results import REPORTS
 
 #: Marks that every font has, in place of pictures.
 _MARKS = str.maketrans({"✅": "✓", "❌": "✗"})

@@ -1,11 +1,11 @@
 """Speed tables on the page: their grids as the template prints them, and where they were measured."""
 
-from rotquant.project import Project
 from rotquant.reporting.html.grid import Cell, Grid
 from rotquant.reporting.speed.grids import Layout, layouts, part_layout, short
 from rotquant.reporting.speed.numbers import collect, find_source
 from rotquant.reporting.speed.provenance import facts
-from rotquant.speed.definitions import SpeedTable
+from rotquant.study.project import Project
+from rotquant.study.speed.definitions import SpeedTable
 
 
 def speed_grids(project: Project, table: SpeedTable) -> tuple[Grid, ...]:

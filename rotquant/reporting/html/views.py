@@ -8,24 +8,24 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from rotquant.errors import ResultError
-from rotquant.project import Project
-from rotquant.quantities import Quantity, quantities
+from rotquant.foundation.errors import ResultError
 from rotquant.reporting.claims import Outcome
-from rotquant.reporting.describe import is_stand_in, model_name
-from rotquant.reporting.figures import figure_path
+from rotquant.reporting.figures.draw import figure_path
 from rotquant.reporting.html.grid import Cell, Grid
 from rotquant.reporting.html.inline_svg import inline_svg
 from rotquant.reporting.html.speed import speed_facts, speed_grids
-from rotquant.reporting.numbers import not_finite, show, words
 from rotquant.reporting.pages.values import printed_decimals
 from rotquant.reporting.pages.verdicts import findings
 from rotquant.reporting.scoreboard import Standing, subjects, summary
 from rotquant.reporting.speed.claims import Outcome as SpeedOutcome
-from rotquant.reporting.tables import Value, Values, known_quantities, main_quantities, table_path
-from rotquant.results import REPORTS, RunResult, read_result, rotations_of, run_path
-from rotquant.speed.definitions import Drawing, SpeedTable
-from rotquant.tables import Figure, Table
+from rotquant.reporting.words.describe import is_stand_in, model_name
+from rotquant.reporting.words.numbers import not_finite, show, words
+from rotquant.study.project import Project
+from rotquant.study.quantities import Quantity, quantities
+from rotquant.study.results import REPORTS, RunResult, read_result, rotations_of, run_path
+from rotquant.study.speed.definitions import Drawing, SpeedTable
+from rotquant.study.tables import Figure, Table
+from rotquant.study.values import Value, Values, known_quantities, main_quantities, table_path
 
 #: Quantities share one grid while a line holds no more numbers than this.
 _WIDTH = 8

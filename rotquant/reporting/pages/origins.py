@@ -5,16 +5,16 @@ from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import Any
 
-from rotquant.files import read_json
-from rotquant.project import Cell, Project
-from rotquant.quantities import quantities
-from rotquant.recipes import Recipe
-from rotquant.reporting.describe import measurement, settings
-from rotquant.reporting.numbers import show
-from rotquant.reporting.tables import markdown_table, table_path
-from rotquant.results import HISTORY_FILE, REPORTS, RunResult, rotation_path, rotations_of, run_path
-from rotquant.tables import Table
-from rotquant.tracking import Logged
+from rotquant.foundation.files import read_json
+from rotquant.recipes.recipe import Recipe
+from rotquant.reporting.tracking import Logged
+from rotquant.reporting.words.describe import measurement, settings
+from rotquant.reporting.words.numbers import show
+from rotquant.study.project import Cell, Project
+from rotquant.study.quantities import quantities
+from rotquant.study.results import HISTORY_FILE, REPORTS, RunResult, rotation_path, rotations_of, run_path
+from rotquant.study.tables import Table
+from rotquant.study.values import markdown_table, table_path
 
 #: What a learned rotation's table shows of the first and the last step, and its name in the history.
 _PROGRESS = {"Loss": "loss", "Activation SNR (dB)": "activation_snr", "End-to-end SNR (dB)": "end_to_end_snr"}

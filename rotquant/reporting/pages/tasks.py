@@ -3,16 +3,16 @@
 The shipped suite's tasks are not the paper's, so ours and the paper's stand in tables of their own.
 """
 
-from rotquant.project import Project
-from rotquant.quantities import ROUGE_L, Quantity, quantities
-from rotquant.recipes import Run
-from rotquant.reporting.describe import corpus_words
-from rotquant.reporting.numbers import italic, show
-from rotquant.reporting.tables import Values, markdown_table, printed_accuracies
-from rotquant.results import RunResult
-from rotquant.schemes import ZeroShot
-from rotquant.tables import Table
-from rotquant.zeroshot.suites import TASKS, Task, task_names
+from rotquant.metrics.zeroshot.suites import TASKS, Task, task_names
+from rotquant.recipes.recipe import Run
+from rotquant.recipes.schemes import ZeroShot
+from rotquant.reporting.words.describe import corpus_words
+from rotquant.reporting.words.numbers import italic, show
+from rotquant.study.project import Project
+from rotquant.study.quantities import ROUGE_L, Quantity, quantities
+from rotquant.study.results import RunResult
+from rotquant.study.tables import Table
+from rotquant.study.values import Values, markdown_table, printed_accuracies
 
 
 def tasks_section(project: Project, table: Table, values: Values, results: dict[str, RunResult]) -> str:

@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rotquant.project import Project
-from rotquant.quantities import DESCRIPTIVE, Quantity
-from rotquant.reporting.changes import change_between
-from rotquant.reporting.numbers import italic, not_finite, show, show_change, words
-from rotquant.reporting.tables import Values, main_quantities, markdown_table
-from rotquant.tables import Published, Row, Table, read_published
+from rotquant.reporting.figures.changes import change_between
+from rotquant.reporting.words.numbers import italic, not_finite, show, show_change, words
+from rotquant.study.project import Project
+from rotquant.study.quantities import DESCRIPTIVE, Quantity
+from rotquant.study.tables import Published, Row, Table, read_published
+from rotquant.study.values import Values, main_quantities, markdown_table
 
 #: Numbers that a line of one table can hold; with more, each quantity gets a table of its own.
 WIDTH = 8

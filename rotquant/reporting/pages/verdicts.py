@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from rotquant.project import Project
 from rotquant.reporting.claims import Outcome, Verdict, score
-from rotquant.reporting.describe import is_of_the_paper, is_stand_in
-from rotquant.reporting.numbers import SPACE
-from rotquant.reporting.tables import markdown_table
-from rotquant.tables import Table
+from rotquant.reporting.words.describe import is_of_the_paper, is_stand_in
+from rotquant.reporting.words.numbers import SPACE
+from rotquant.study.project import Project
+from rotquant.study.tables import Table
+from rotquant.study.values import markdown_table
 
 
 def claims_section(project: Project, table: Table, decided: Sequence[Outcome]) -> str:

@@ -11,11 +11,11 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rotquant.project import Project
 from rotquant.reporting.claims import EPSILON, Finding, Verdict
 from rotquant.reporting.speed.numbers import Numbers, row_names
-from rotquant.speed.definitions import FACTORS, Check, Claim, Grid, SpeedTable, matches
-from rotquant.speed.published import Reference, References, references
+from rotquant.study.project import Project
+from rotquant.study.speed.definitions import FACTORS, Check, Claim, Grid, SpeedTable, matches
+from rotquant.study.speed.published import Reference, References, references
 
 #: More rows than these are summed up.
 _ROWS = 6

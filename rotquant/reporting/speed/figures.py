@@ -4,11 +4,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rotquant.project import Project
+from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED, save_svg, styled
 from rotquant.reporting.speed.numbers import Numbers, collect, find_source, shown_ratio
 from rotquant.reporting.speed.roofline import roofline
-from rotquant.reporting.style import NEUTRAL, OURS, PUBLISHED, save_svg, styled
-from rotquant.speed.definitions import Part, SpeedTable, matches, rows
+from rotquant.study.project import Project
+from rotquant.study.speed.definitions import Part, SpeedTable, matches, rows
 
 
 def draw(project: Project, table: SpeedTable, path: Path) -> None:

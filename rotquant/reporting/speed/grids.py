@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rotquant.reporting.numbers import SPACE, italic
 from rotquant.reporting.speed.claims import show
 from rotquant.reporting.speed.limits import CEILING
 from rotquant.reporting.speed.numbers import Number, Numbers, shown_ratio
-from rotquant.reporting.tables import markdown_table
-from rotquant.speed.definitions import FACTORS, Grid, Part, Row, SpeedTable, matches, rows
-from rotquant.speed.published import Reference
+from rotquant.reporting.words.numbers import SPACE, italic
+from rotquant.study.speed.definitions import FACTORS, Grid, Part, Row, SpeedTable, matches, rows
+from rotquant.study.speed.published import Reference
+from rotquant.study.values import markdown_table
 
 RATIOS = {"speedup": "Speedup", "saving": "Saving", "cost": "Time"}
 _UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "GiB": "GiB"}

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rotquant.bench.records import SPEED, CellRecord, Measurement, Record, committed, read_record
-from rotquant.files import write_text
-from rotquant.project import Project
-from rotquant.speed.definitions import Cell, Grid, SpeedTable, rows
-from rotquant.speed.published import Reference, references
+from rotquant.foundation.files import write_text
+from rotquant.study.project import Project
+from rotquant.study.speed.definitions import Cell, Grid, SpeedTable, rows
+from rotquant.study.speed.published import Reference, references
 
 Place = tuple[str, str, str]
 """Grid, row and column."""

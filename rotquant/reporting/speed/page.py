@@ -8,19 +8,19 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rotquant.project import Project
 from rotquant.reporting.claims import score
-from rotquant.reporting.describe import is_of_the_paper, title
-from rotquant.reporting.figures import figure_path
+from rotquant.reporting.figures.draw import figure_path
 from rotquant.reporting.pages.verdicts import findings, verdict_words
 from rotquant.reporting.speed import limits
 from rotquant.reporting.speed.claims import Outcome, outcomes
 from rotquant.reporting.speed.grids import layouts, part_layout
 from rotquant.reporting.speed.numbers import Numbers, Source, collect, find_source
 from rotquant.reporting.speed.provenance import provenance_section, when_and_where
-from rotquant.reporting.tables import markdown_table
-from rotquant.results import REPORTS
-from rotquant.speed.definitions import SpeedTable
+from rotquant.reporting.words.describe import is_of_the_paper, title
+from rotquant.study.project import Project
+from rotquant.study.results import REPORTS
+from rotquant.study.speed.definitions import SpeedTable
+from rotquant.study.values import markdown_table
 
 #: Of cells that lack a number for one reason, so many are named.
 _SHOWN = 8

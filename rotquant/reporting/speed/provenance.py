@@ -6,11 +6,11 @@ from typing import Any
 
 from rotquant.bench.records import CellRecord, Record, Sitting
 from rotquant.bench.registry import find
-from rotquant.provenance import kernels_digest
 from rotquant.reporting.speed.numbers import Source
-from rotquant.reporting.tables import table_path
-from rotquant.results import REPORTS
-from rotquant.speed.definitions import SpeedTable
+from rotquant.study.digests import kernels_digest
+from rotquant.study.results import REPORTS
+from rotquant.study.speed.definitions import SpeedTable
+from rotquant.study.values import table_path
 
 _STATE = {
     "clocks.sm": "SM clock {} MHz",

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rotquant.project import Project
+from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED, SERIES, save_svg, styled
 from rotquant.reporting.speed.limits import Point, ceilings, points
 from rotquant.reporting.speed.numbers import collect, find_source
-from rotquant.reporting.style import NEUTRAL, OURS, PUBLISHED, SERIES, save_svg, styled
-from rotquant.speed.definitions import SpeedTable
+from rotquant.study.project import Project
+from rotquant.study.speed.definitions import SpeedTable
 
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 #: Names of grids in the figure.

@@ -1,0 +1,1 @@
+"""What each benchmark takes: the shapes and options of its cases, validated."""

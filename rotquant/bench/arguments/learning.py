@@ -1,0 +1,49 @@
+"""What the benchmarks of optimization time are asked (SpinQuant Table 15), as validated data without torch.
+
+They stand apart from `arguments`, which the digests of all other records cover.
+"""
+
+from pydantic import model_validator
+
+from rotquant.bench.arguments.gpu import Size
+from rotquant.recipes.schemes import Frozen
+
+
+class LearnRotationsArguments(Frozen):
+    """Learning a model's rotations with random weights, on as many GPUs.
+
+    steps: of the whole learning; batch_size: sequences in each, `tokens` long.
+    taken: steps that are taken and timed, where not all of them are; the first warms up, so three at least.
+    """
+
+    shape: str
+    steps: Size = 100
+    batch_size: Size = 8
+    tokens: Size = 2048
+    taken: Size | None = None
+    gpus: Size = 1
+
+    @model_validator(mode="after")
+    def _a_step_can_be_timed(self) -> "LearnRotationsArguments":
+        if not 3 <= (self.taken or self.steps) <= self.steps:
+            raise ValueError("taken must be at least 3 steps, and no more than there are")
+        return self
+
+
+class CalibrateArguments(Frozen):
+    """GPTQ of a model with random weights on one GPU.
+
+    samples: calibration texts of `tokens` tokens. layers: the fewer and the more layers of two shortened models whose
+    times give those of all layers; None quantizes the whole model.
+    """
+
+    shape: str
+    samples: Size = 128
+    tokens: Size = 2048
+    layers: tuple[Size, Size] | None = None
+
+    @model_validator(mode="after")
+    def _a_layer_can_be_timed(self) -> "CalibrateArguments":
+        if self.layers is not None and self.layers[0] >= self.layers[1]:
+            raise ValueError("layers must be a number and a larger one")
+        return self

@@ -1,0 +1,1 @@
+"""Benchmarks of SpinQuant's Table 6 on a CPU."""

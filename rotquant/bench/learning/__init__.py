@@ -1,0 +1,1 @@
+"""Benchmarks of learning rotations and quantizing weights."""

@@ -1,0 +1,1 @@
+"""How a case is timed, on a GPU and on a CPU."""

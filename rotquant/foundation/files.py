@@ -1,0 +1,241 @@
+"""Files that are either whole or absent: every result is written under a temporary name and renamed.
+
+A process killed at any point leaves at most a stray `.tmp-*` entry beside an intact earlier result.
+"""
+
+import atexit
+import contextlib
+import errno
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rotquant.foundation.errors import ResultError
+
+#: What a file system answers when nothing more can be written, whoever asks.
+_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+def check_output_file(path: str | Path) -> None:
+    """Refuse a path that a file cannot be written to, before the work whose result it is to hold.
+
+    Raises:
+        ResultError: a folder, a device, or a place that is read-only, full or below a file.
+    """
+    target = _target(path)
+    if _is_special(path):
+        raise ResultError(f"{path} is a device or pipe, which a file would replace; name a file.")
+    if target.is_dir():
+        raise ResultError(f"{path} is a folder; name a file.")
+    _check_writable(target.parent, path)
+
+
+def check_output_folder(path: str | Path, marker: str | None = None, what: str = "empty", needed: int = 0) -> None:
+    """Refuse a path that a folder cannot be written to, before the work whose result it is to hold.
+
+    Args:
+        path: a folder that is not there, is empty, or has the file `marker`: one of `what`, which is to be replaced.
+        needed: bytes that will be written at least.
+
+    Raises:
+        ResultError: a file, a folder with other content, or a place that is read-only, full, below a file, or that
+            cannot be replaced.
+    """
+    target = _target(path)
+    if _is_special(path) or (target.exists() and not target.is_dir()):
+        raise ResultError(f"{path} is a file, where a folder is to be written; name a folder.")
+    if target in (Path.cwd(), *Path.cwd().parents):
+        raise ResultError(f"{path} is the working folder or around it, and would be replaced; name a folder in it.")
+    if os.path.ismount(target):
+        raise ResultError(f"{path} is a mount point, which cannot be replaced; name a folder in it.")
+    if target.exists() and any(target.iterdir()) and not (marker and (target / marker).exists()):
+        raise ResultError(f"{path} exists and is not {what}; name another folder.")
+    existing = _check_writable(target.parent, path)
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise ResultError(
+            f"{path} needs at least {needed / 1e6:,.1f} MB, and {existing} has {free / 1e6:,.1f} MB left; "
+            "make room or name another place."
+        )
+
+
+def folder_size(folder: str | Path, pattern: str = "*") -> int:
+    """Bytes of the files in a folder; 0 where it is not there."""
+    return sum(file.stat().st_size for file in Path(folder).glob(pattern) if file.is_file())
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary sibling of the file `path`; it replaces `path` when the block ends without an exception.
+
+    A symbolic link is followed: what it leads to is written. The file's mode is that of any new file.
+
+    Raises:
+        ResultError: the block or the replacing failed because the disk is full or cannot be written.
+    """
+    with _sibling(path) as (target, temporary):
+        try:
+            handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # less what the umask takes
+            mode = stat.S_IMODE(os.fstat(handle).st_mode)
+            os.close(handle)
+            yield temporary
+            temporary.chmod(mode)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary sibling folder; it takes the place of the folder `path` when the block ends well.
+
+    An existing folder is moved aside first and removed last, so an interruption never leaves a half-written one. A
+    symbolic link is followed. The modes of the folder and its files are those of new ones.
+
+    Raises:
+        ResultError: the block or the replacing failed because the disk is full or cannot be written.
+    """
+    with _sibling(path) as (target, temporary):
+        try:
+            temporary.mkdir()
+            mode = stat.S_IMODE(temporary.stat().st_mode)
+            yield temporary
+            for inside in temporary.rglob("*"):
+                inside.chmod(mode if inside.is_dir() else mode & 0o666)
+            if target.exists():
+                old = Path(tempfile.mkdtemp(prefix=".tmp-old-", dir=target.parent))
+                target.replace(old / "was")
+                temporary.replace(target)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                temporary.replace(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _target(path: str | Path) -> Path:
+    """Where a path leads, through symbolic links."""
+    return Path(os.path.realpath(path))
+
+
+def _is_special(path: str | Path) -> bool:
+    """Whether a path names a device, a pipe or a stream of a process, redirected or not, or what is no file at all."""
+    place = Path(path)
+    if place.absolute().parts[:2] in (("/", "dev"), ("/", "proc")) and place.absolute().parts[2:3] != ("shm",):
+        return True
+    return place.exists() and not (place.is_file() or place.is_dir())
+
+
+def _check_writable(folder: Path, path: str | Path) -> Path:
+    """The folder, or the nearest one around it that exists, after a trial that leaves nothing there."""
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not existing.is_dir():
+        raise ResultError(f"{path} cannot be written: {existing} is a file; name another place.")
+    try:
+        with tempfile.TemporaryFile(dir=existing) as trial:
+            trial.write(bytes(4096))
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written ({existing}: {error.strerror}); name another place.") from None
+    return existing
+
+
+@contextlib.contextmanager
+def _sibling(path: str | Path) -> Iterator[tuple[Path, Path]]:
+    """What is to be written, links followed, and a name beside it that is not taken; a full disk becomes a sentence."""
+    target = _target(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield target, target.with_name(f".tmp-{target.name[:100]}-{uuid.uuid4().hex[:12]}")
+    except Exception as error:
+        number = _error_number(error) or (error.__cause__ and _error_number(error.__cause__))
+        if number not in _FAILURES:
+            raise
+        sentence = f"{path} could not be written: {os.strerror(number)}; make room or name another place."
+        raise ResultError(sentence) from error
+
+
+def _error_number(error: BaseException) -> int | None:
+    """The system's number of an error; safetensors has it in its text, and numpy means a full disk by its text."""
+    told = re.search(r"\(os error (\d+)\)|\d+ requested and \d+ written", str(error))
+    if told:
+        return int(told[1]) if told[1] else errno.ENOSPC
+    return getattr(error, "errno", None)
+
+
+def cache_folder(name: str) -> Path:
+    """A folder for what can be made again, in $ROTQUANT_CACHE, $XDG_CACHE_HOME/rotquant or ~/.cache/rotquant.
+
+    Where that cannot be written, as in a container without a home, it is a temporary folder of this process.
+    """
+    try:
+        chosen = os.environ.get("ROTQUANT_CACHE")
+        root = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rotquant"
+        (root / name).mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # the latter where there is no home
+        return _temporary_cache() / name
+    return root / name if os.access(root / name, os.W_OK) else _temporary_cache() / name
+
+
+@functools.cache
+def _temporary_cache() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="rotquant-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` (UTF-8) to `path` atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` as indented JSON to `path` atomically; NaN and infinities become their names as strings."""
+    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path, what: str = "file") -> Any:
+    """Read JSON, or raise `ResultError` naming the file: missing or damaged."""
+    path = Path(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ResultError(f"{what} {path} does not exist.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ResultError(f"{what} {path} is damaged ({error}); delete it and run again to recompute it.") from None
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value: sorted keys, no spaces, no NaN. Equal values have equal texts, hence equal keys."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def short_hash(text: str, length: int = 16) -> str:
+    """The first `length` hexadecimal digits of the SHA-256 of `text`."""
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def file_digest(path: str | Path) -> str | None:
+    """The first 16 hexadecimal digits of a file's SHA-256; None where there is no file."""
+    path = Path(path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
+
+
+def _finite(value: Any) -> Any:
+    """Replace non-finite floats by "inf", "-inf", "nan" so that the file stays standard JSON."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

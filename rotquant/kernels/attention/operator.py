@@ -1,0 +1,413 @@
+"""Operators on a 4-bit KV cache: append, decode attention, dequantize for prefill, and the rotation of queries.
+
+Keys pass RoPE and an online Hadamard transform before they are quantized, and queries the same transform, so scores are
+those of the unrotated model (QuaRot Sec. 4, stages 1d and 2c). Attention multiplies the integers as they are, on tensor
+cores, and applies scales and zero points to sums; it never writes dequantized keys or values. Head sizes 64 and 128 on
+a GPU; `attention_reference` defines every operator on any device and for any head size of the layout.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.attention import reference
+from rotquant.kernels.launch.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
+from rotquant.kernels.launch.loading import Source, architecture_of_device, kernel
+from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
+from rotquant.kernels.layouts.weights import padded
+
+HEAD_DIMS = (64, 128)
+#: Query heads that may share a key and value head.
+MAX_GROUP = 16
+
+_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+#: As in the sources: warps of a block, bytes of codes that a warp takes at a time, blocks that may share a sequence.
+_WARPS, _TILE_BYTES, _MAX_SPLITS = 8, 4096, 64
+
+_POOL_POINTERS = dict.fromkeys(("k_codes", "v_codes", "k_params", "v_params"), POINTER)
+_PAGES = {"table": POINTER, "pages": INT, "per_sequence": INT, "page_size": INT}
+_ROPE = {"cos": POINTER, "sin": POINTER, "cos_batch": INT}
+_APPEND = CudaFile(
+    "kv_append.cu",
+    kernels={
+        "kv_append": Parameters(
+            **dict.fromkeys(("k", "v"), POINTER),
+            **dict.fromkeys(("k_batch", "k_token", "v_batch", "v_token"), LONG),
+            **_ROPE,
+            **_POOL_POINTERS,
+            starts=POINTER,
+            **_PAGES,
+            **dict.fromkeys(("batch", "tokens", "kv_heads", "rotate"), INT),
+            **dict.fromkeys(("clip_k", "clip_v"), FLOAT),
+        ),
+        "kv_rotate": Parameters(
+            x=POINTER,
+            x_batch=LONG,
+            x_token=LONG,
+            **_ROPE,
+            out=POINTER,
+            **dict.fromkeys(("batch", "tokens", "heads", "rotate"), INT),
+        ),
+        "kv_dequantize": Parameters(
+            **_POOL_POINTERS, **_PAGES, **dict.fromkeys(("batch", "tokens", "kv_heads"), INT), k=POINTER, v=POINTER
+        ),
+    },
+    constants={"WARPS": _WARPS},
+)
+_ATTENTION = CudaFile(
+    "kv_attention.cu",
+    kernels={
+        "kv_attention": Parameters(
+            q=POINTER,
+            q_batch=LONG,
+            **_ROPE,
+            **_POOL_POINTERS,
+            lengths=POINTER,
+            new_tokens=INT,
+            **_PAGES,
+            group=INT,
+            rotate=INT,
+            scale=FLOAT,
+            **dict.fromkeys(("workspace", "counters", "out"), POINTER),
+        )
+    },
+    constants={"WARPS": _WARPS, "MAX_SPLITS": _MAX_SPLITS},
+)
+
+
+def sources(architecture: str) -> list[Source]:
+    """Every translation unit that the papers' shapes ask for: a scale per head, up to 8 query heads per key head."""
+    found = []
+    for head_dim in HEAD_DIMS:
+        shape = _Shape(head_dim, 1, torch.float16)
+        names = (shape.append(False), shape.append(True), shape.rotate, shape.dequantize)
+        found += [Source(_APPEND, (name,)) for name in names]
+        found.append(_attention_source(shape, 1, _stages(architecture)))
+    return found
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What decides the instance of a kernel."""
+
+    head_dim: int
+    groups: int
+    dtype: torch.dtype
+
+    def append(self, blocked: bool) -> str:
+        return f"kv_append<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}, {str(blocked).lower()}>"
+
+    @property
+    def rotate(self) -> str:
+        return f"kv_rotate<{_TYPES[self.dtype]}, {self.head_dim}>"
+
+    @property
+    def dequantize(self) -> str:
+        return f"kv_dequantize<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}>"
+
+    def attention(self, column_tiles: int, stages: int) -> str:
+        return f"kv_attention<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}, {column_tiles}, {stages}>"
+
+    def shared_bytes(self, stages: int) -> int:
+        """Dynamic shared memory of the attention kernel: rings of tiles, later the warps' sums for eight heads."""
+        tile = _TILE_BYTES + 8 * self.groups * _TILE_BYTES // self.head_dim
+        ring = padded(stages * (tile + 8), 16)
+        return _WARPS * max(ring, 8 * (self.head_dim + 6) * 4)
+
+
+@functools.cache
+def _attention_source(shape: _Shape, column_tiles: int, stages: int) -> Source:
+    """A unit of one instance, whose rings have as many bytes as the host gives them."""
+    head_dim, groups = shape.head_dim, shape.groups
+    rings = f"WARPS * sizeof(Ring<{head_dim}, {groups}, TILE<{head_dim}>, {stages}>)"
+    merge = f"sizeof(Merge<{head_dim}>)"
+    shared = (f"{rings} > {merge} ? {rings} : {merge}", shape.shared_bytes(stages))
+    tile = (f"TILE<{head_dim}> * {head_dim}", _TILE_BYTES)
+    return Source(_ATTENTION, (shape.attention(column_tiles, stages),), (shared, tile))
+
+
+def _stages(architecture: str) -> int:
+    """Tiles in a warp's ring: three, and two where a block gets no more than 99 KiB of shared memory."""
+    return 2 if architecture in ("sm_86", "sm_89") else 3
+
+
+def _append_cuda(
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_codes: Tensor,
+    v_codes: Tensor,
+    k_params: Tensor,
+    v_params: Tensor,
+    starts: Tensor,
+    block_table: Tensor | None,
+    rotate: bool,
+    clip_k: float,
+    clip_v: float,
+) -> None:
+    batch, tokens, kv_heads, head_dim = _check_heads(k, "keys", 4)
+    if v.shape != k.shape or v.dtype != k.dtype:
+        raise KernelError(f"keys are {k.dtype} {tuple(k.shape)} and values {v.dtype} {tuple(v.shape)}.")
+    _check_heads(v, "values", 4)
+    shape = _check_pools(k_codes, v_codes, k_params, v_params, kv_heads, head_dim, k.dtype)
+    cos_batch = _check_rope(cos, sin, batch, tokens, head_dim, k.dtype)
+    check_tensor(starts, "starts", dtypes=(torch.int32,), shape=(batch,))
+    per_sequence = _check_table(block_table, batch, k_codes)
+    check_same_device(
+        k, v=v, cos=cos, sin=sin, k_codes=k_codes, v_codes=v_codes, k_params=k_params, v_params=v_params, starts=starts
+    )
+    if k.numel() == 0:
+        return
+    blocked = tokens >= 16
+    blocks = batch * (-(-tokens // 16) + 1) * kv_heads if blocked else -(-batch * tokens * kv_heads // _WARPS)
+    name = shape.append(blocked)
+    launch(
+        kernel(Source(_APPEND, (name,)), name, k.device),
+        (blocks, 2),
+        (32 * _WARPS,),
+        *(k, v, k.stride(0), k.stride(1), v.stride(0), v.stride(1), cos, sin, cos_batch),
+        *(k_codes, v_codes, k_params, v_params, starts, block_table, k_codes.shape[0], per_sequence),
+        *(k_codes.shape[2], batch, tokens, kv_heads, rotate, clip_k, clip_v),
+        device=k.device,
+    )
+
+
+def _attend_cuda(
+    q: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_codes: Tensor,
+    v_codes: Tensor,
+    k_params: Tensor,
+    v_params: Tensor,
+    lengths: Tensor,
+    new_tokens: int,
+    block_table: Tensor | None,
+    counters: Tensor | None,
+    rotate: bool,
+) -> Tensor:
+    batch, heads, head_dim = _check_heads(q, "queries", 3)
+    kv_heads, page_size = k_codes.shape[1], k_codes.shape[2]
+    shape = _check_pools(k_codes, v_codes, k_params, v_params, kv_heads, head_dim, q.dtype)
+    if heads % kv_heads or heads // kv_heads > MAX_GROUP:
+        raise KernelError(
+            f"{heads} query heads on {kv_heads} key heads: the kernel takes 1 to {MAX_GROUP} query heads per key head."
+        )
+    cos_batch = _check_rope(cos, sin, batch, 1, head_dim, q.dtype)
+    check_tensor(lengths, "lengths", dtypes=(torch.int32,), shape=(batch,))
+    per_sequence = _check_table(block_table, batch, k_codes)
+    check_same_device(
+        q, cos=cos, sin=sin, k_codes=k_codes, v_codes=v_codes, k_params=k_params, v_params=v_params, lengths=lengths
+    )
+    out = torch.empty(batch, heads, head_dim, dtype=q.dtype, device=q.device)
+    if batch == 0:
+        return out
+    group = heads // kv_heads
+    column_tiles = -(-group // 8)
+    splits = _splits(batch * kv_heads, per_sequence * page_size, head_dim, q.device)
+    if counters is None:
+        counters = torch.zeros(batch * kv_heads, dtype=torch.int32, device=q.device)
+    check_tensor(counters, "counters", dtypes=(torch.int32,), shape=(batch * kv_heads,))
+    check_same_device(q, counters=counters)
+    workspace = torch.empty(batch * heads * splits * (head_dim + 4) * (splits > 1), device=q.device)
+    stages = _stages(architecture_of_device(q.device))
+    source = _attention_source(shape, column_tiles, stages)
+    launch(
+        kernel(source, source.instances[0], q.device),
+        (splits, kv_heads, batch),
+        (32 * _WARPS,),
+        *(q, q.stride(0), cos, sin, cos_batch, k_codes, v_codes, k_params, v_params, lengths, new_tokens),
+        *(block_table, k_codes.shape[0], per_sequence, page_size, group, rotate),
+        *(math.log2(math.e) * head_dim**-0.5, workspace, counters, out),
+        device=q.device,
+        shared=shape.shared_bytes(stages),
+    )
+    return out
+
+
+def _dequantize_cuda(
+    k_codes: Tensor,
+    v_codes: Tensor,
+    k_params: Tensor,
+    v_params: Tensor,
+    block_table: Tensor | None,
+    batch: int,
+    tokens: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    pages, kv_heads, page_size, row = k_codes.shape
+    shape = _check_pools(k_codes, v_codes, k_params, v_params, kv_heads, 2 * row, dtype)
+    per_sequence = _check_table(block_table, batch, k_codes)
+    check_same_device(k_codes, v_codes=v_codes, k_params=k_params, v_params=v_params)
+    if not 0 <= tokens <= per_sequence * page_size:
+        raise KernelError(f"{tokens} tokens are asked for, and a sequence has room for {per_sequence * page_size}.")
+    k, v = (torch.empty(batch, kv_heads, tokens, 2 * row, dtype=dtype, device=k_codes.device) for _ in range(2))
+    if k.numel():
+        launch(
+            kernel(Source(_APPEND, (shape.dequantize,)), shape.dequantize, k.device),
+            (-(-batch * kv_heads * -(-tokens // 16) // _WARPS), 2),
+            (32 * _WARPS,),
+            *(k_codes, v_codes, k_params, v_params, block_table, pages, per_sequence, page_size),
+            *(batch, tokens, kv_heads, k, v),
+            device=k.device,
+        )
+    return k, v
+
+
+def _rotate_cuda(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool) -> Tensor:
+    batch, tokens, heads, head_dim = _check_heads(x, "queries", 4)
+    cos_batch = _check_rope(cos, sin, batch, tokens, head_dim, x.dtype)
+    check_same_device(x, cos=cos, sin=sin)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    name = _Shape(head_dim, 1, x.dtype).rotate
+    if out.numel():
+        launch(
+            kernel(Source(_APPEND, (name,)), name, x.device),
+            (-(-batch * tokens * heads // _WARPS),),
+            (32 * _WARPS,),
+            *(x, x.stride(0), x.stride(1), cos, sin, cos_batch, out),
+            *(batch, tokens, heads, rotate),
+            device=x.device,
+        )
+    return out
+
+
+def _dequantize_fake(
+    k_codes: Tensor,
+    v_codes: Tensor,
+    k_params: Tensor,
+    v_params: Tensor,
+    block_table: Tensor | None,
+    batch: int,
+    tokens: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    shape = (batch, k_codes.shape[1], tokens, 2 * k_codes.shape[3])
+    return k_codes.new_empty(shape, dtype=dtype), k_codes.new_empty(shape, dtype=dtype)
+
+
+@functools.cache
+def _splits(pairs: int, capacity: int, head_dim: int, device: torch.device) -> int:
+    """Blocks that share the tokens of one (sequence, key head): the fewest that give every multiprocessor its share.
+
+    A block costs some microseconds before and after its tokens, and one for each multiprocessor saturates memory.
+    """
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    most = max(1, min(_MAX_SPLITS, capacity * head_dim // (_WARPS * _TILE_BYTES)))
+    return min(range(1, most + 1), key=lambda splits: -(-pairs * splits // processors) / splits * (1 + 0.03 * splits))
+
+
+def _check_heads(x: Tensor, name: str, dims: int) -> torch.Size:
+    """Raise one sentence unless x [batch, (tokens,) heads, D] is dense along heads and D; returns its shape."""
+    if x.device.type != "cuda":
+        raise KernelError(f"{name} are on {x.device}, and the kernel needs them on the GPU.")
+    if x.dtype not in _TYPES:
+        raise KernelError(f"{name} are {x.dtype}, and the kernel takes float16 or bfloat16.")
+    if x.dim() != dims or x.shape[-1] not in HEAD_DIMS:
+        raise KernelError(
+            f"{name} have shape {tuple(x.shape)}, and the kernel needs {dims} axes, the last of 64 or 128 elements."
+        )
+    if x.stride(-1) != 1 or (x.shape[-2] > 1 and x.stride(-2) != x.shape[-1]):
+        raise KernelError(f"{name} are not contiguous along heads and head_dim (strides {x.stride()}).")
+    return x.shape
+
+
+def _check_pools(
+    k_codes: Tensor,
+    v_codes: Tensor,
+    k_params: Tensor,
+    v_params: Tensor,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+) -> _Shape:
+    """Raise one sentence unless the pools are those of `kv.Int4KVCache` and the kernels have an instance for them."""
+    if dtype not in _TYPES or head_dim not in HEAD_DIMS:
+        raise KernelError(
+            f"the 4-bit KV kernels take float16 or bfloat16 and head_dim 64 or 128, not {dtype}, {head_dim}."
+        )
+    pages, _, page_size, _ = k_codes.shape
+    groups = k_params.shape[-2]
+    for codes, name in ((k_codes, "key codes"), (v_codes, "value codes")):
+        check_tensor(codes, name, dtypes=(torch.uint8,), shape=(pages, kv_heads, page_size, head_dim // 2))
+    for params, name in ((k_params, "key scales"), (v_params, "value scales")):
+        check_tensor(params, name, dtypes=(torch.float16,), shape=(pages, kv_heads, page_size, groups, 2))
+    if page_size % 64:
+        raise KernelError(f"a page holds {page_size} tokens, and the kernel needs a multiple of 64.")
+    if head_dim % (32 * groups) or groups & (groups - 1):
+        raise KernelError(f"{groups} scales per head of {head_dim}: groups have 32, 64 or 128 elements.")
+    return _Shape(head_dim, groups, dtype)
+
+
+def _check_rope(
+    cos: Tensor | None, sin: Tensor | None, batch: int, tokens: int, head_dim: int, dtype: torch.dtype
+) -> int:
+    """Raise one sentence unless cos and sin fit; returns rows from one sequence to the next, 0 where they share."""
+    if (cos is None) != (sin is None):
+        raise KernelError("RoPE needs both cos and sin.")
+    if cos is None or sin is None:
+        return 0
+    check_tensor(cos, "cos", dtypes=(dtype,), shape=(None, tokens, head_dim))
+    check_tensor(sin, "sin", dtypes=(dtype,), shape=tuple(cos.shape))
+    if cos.shape[0] not in (1, batch):
+        raise KernelError(f"cos has {cos.shape[0]} rows of angles; {batch} sequences take {batch}, or 1.")
+    return tokens if cos.shape[0] > 1 else 0
+
+
+def _check_table(block_table: Tensor | None, batch: int, pool: Tensor) -> int:
+    """Raise one sentence unless pages are assigned to sequences; returns the pages of a sequence."""
+    if block_table is not None:
+        check_tensor(block_table, "block table", dtypes=(torch.int32,), shape=(batch, None))
+        check_same_device(pool, block_table=block_table)
+        return block_table.shape[1]
+    if batch == 0 or pool.shape[0] % batch:
+        raise KernelError(f"{pool.shape[0]} pages do not divide among {batch} sequences without a block table.")
+    return pool.shape[0] // batch
+
+
+_POOLS = "Tensor k_codes, Tensor v_codes, Tensor k_params, Tensor v_params"
+
+#: Quantize tokens and write them. k, v [batch, tokens, kv_heads, D] float16 or bfloat16, contiguous along heads and D,
+#: any strides of batch and tokens (views of a merged projection); cos, sin [1 or batch, tokens, D] of the same dtype,
+#: or None for no RoPE; pools as in `kv.Int4KVCache`, written in place; token i of sequence b goes to position
+#: starts[b] + i (int32), and is dropped beyond the capacity. rotate: Hadamard transform of the keys.
+kv_append = operator(
+    "kv_append(Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor(a!) k_codes, Tensor(b!) v_codes,"
+    " Tensor(c!) k_params, Tensor(d!) v_params, Tensor starts, Tensor? block_table, bool rotate, float clip_k,"
+    " float clip_v) -> ()",
+    reference=reference.append,
+    cuda=_append_cuda,
+    fake=lambda *arguments: None,
+)
+
+#: Decode attention. q [batch, heads, D], contiguous along heads and D; cos, sin [1 or batch, 1, D]; the query of
+#: sequence b sees its first lengths[b] + new_tokens tokens; counters int32 [batch * kv_heads], zero before and after.
+#: Returns [batch, heads, D] of q's dtype. Page numbers outside the pool are taken for the nearest inside.
+kv_attention = operator(
+    f"kv_attention(Tensor q, Tensor? cos, Tensor? sin, {_POOLS}, Tensor lengths, int new_tokens,"
+    " Tensor? block_table, Tensor? counters, bool rotate) -> Tensor",
+    reference=reference.attend,
+    cuda=_attend_cuda,
+    fake=lambda q, *arguments: q.new_empty(q.shape),
+)
+
+#: The first `tokens` keys (rotated) and values of every sequence, [batch, kv_heads, tokens, D] of dtype.
+kv_dequantize = operator(
+    f"kv_dequantize({_POOLS}, Tensor? block_table, int batch, int tokens, ScalarType dtype) -> (Tensor, Tensor)",
+    reference=reference.dequantize,
+    cuda=_dequantize_cuda,
+    fake=_dequantize_fake,
+)
+
+#: RoPE and the Hadamard transform of x [batch, tokens, heads, D] (strides as in `kv_append`); contiguous, of x's dtype.
+kv_rotate = operator(
+    "kv_rotate(Tensor x, Tensor? cos, Tensor? sin, bool rotate) -> Tensor",
+    reference=lambda x, cos, sin, rotate: reference.rotate(x, cos, sin, rotate).clone(),
+    cuda=_rotate_cuda,
+    fake=lambda x, *arguments: x.new_empty(x.shape),
+)

@@ -1,0 +1,135 @@
+"""What the operators of the 4-bit KV cache compute, in plain torch on any device: slow, obvious, the definition.
+
+Quantization is `rotquant.tensors.quantization` (QuaRot Sec. 4, stage 2c: asymmetric, per head or group, clipped), RoPE
+that of transformers (each product and the sum rounded to the tensor's dtype). Attention is float64.
+"""
+
+import torch
+from torch import Tensor
+
+from rotquant.kernels.layouts.cache import byte_offsets, pair_columns, unpack_pages
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.hadamard import hadamard_transform
+from rotquant.tensors.quantization import choose_qparams, quantize
+
+
+def rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None, hadamard: bool) -> Tensor:
+    """RoPE (half rotation) and the online Hadamard transform, each rounded to the dtype of x [batch, tokens, h, D]."""
+    if cos is not None and sin is not None:
+        first, second = x.chunk(2, dim=-1)
+        x = x * cos[:, :, None] + torch.cat([-second, first], dim=-1) * sin[:, :, None]
+    if hadamard:
+        x = hadamard_transform(x, compute_dtype=torch.promote_types(x.dtype, torch.float32), backend="torch")
+    return x.contiguous()
+
+
+def append(
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_codes: Tensor,
+    v_codes: Tensor,
+    k_params: Tensor,
+    v_params: Tensor,
+    starts: Tensor,
+    block_table: Tensor | None,
+    hadamard: bool,
+    clip_k: float,
+    clip_v: float,
+) -> None:
+    """Quantize and write tokens; those beyond the capacity are dropped."""
+    k = rotate(k, cos, sin, hadamard)
+    batch, tokens = k.shape[:2]
+    table = page_table(block_table, batch, k_codes)
+    page_size = k_codes.shape[2]
+    position = starts.long()[:, None] + torch.arange(tokens, device=k.device)
+    inside = position < table.shape[1] * page_size
+    sequence, token = inside.nonzero(as_tuple=True)
+    position = position[sequence, token]
+    page, slot = table[sequence, position // page_size], position % page_size
+    for x, codes, params, clip, values in ((k, k_codes, k_params, clip_k, False), (v, v_codes, v_params, clip_v, True)):
+        _write(x[sequence, token], codes, params, page, slot, clip, values)
+
+
+def _write(x: Tensor, codes: Tensor, params: Tensor, page: Tensor, slot: Tensor, clip: float, values: bool) -> None:
+    """Quantize x [tokens, kv_heads, D] into (page, slot) of the pools."""
+    head_dim = x.shape[-1]
+    group = head_dim // params.shape[3]
+    scheme = QuantizationScheme(bits=4, symmetric=False, granularity="head", group_size=group, clip_ratio=clip)
+    qparams = choose_qparams(x, scheme)
+    new = quantize(x, qparams, scheme)
+    low, high = pair_columns(head_dim, values, x.device)
+    heads = torch.arange(x.shape[1], device=x.device)[:, None]
+    planes = codes.view(*codes.shape[:2], -1)
+    planes[page[:, None, None], heads, byte_offsets(slot, head_dim, values)[:, None]] = (
+        new[..., low] | new[..., high] << 4
+    )
+    scale_and_zero = torch.cat([qparams.scale, qparams.zero_point], dim=-1)
+    params[page[:, None], heads.T, slot[:, None]] = scale_and_zero.to(params.dtype)
+
+
+def page_table(block_table: Tensor | None, batch: int, pool: Tensor) -> Tensor:
+    """int64 [batch, pages of a sequence]; without a table, sequence b owns the b-th run of pages."""
+    if block_table is not None:
+        return block_table.long()
+    return torch.arange(pool.shape[0], device=pool.device).view(batch, -1)
+
+
+def values_of(codes: Tensor, params: Tensor, table: Tensor, tokens: int, values: bool, dtype: torch.dtype) -> Tensor:
+    """(code - zero) * scale of the first tokens: [batch, kv_heads, tokens, D]."""
+    integers = unpack_pages(codes[table], values).movedim(1, 2).flatten(2, 3)[:, :, :tokens]
+    scale, zero = params[table].movedim(1, 2).flatten(2, 3)[:, :, :tokens].to(dtype).unbind(-1)
+    grouped = integers.to(dtype).unflatten(-1, (scale.shape[-1], -1))
+    return ((grouped - zero[..., None]) * scale[..., None]).flatten(-2)
+
+
+def attend(
+    q: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_codes: Tensor,
+    v_codes: Tensor,
+    k_params: Tensor,
+    v_params: Tensor,
+    lengths: Tensor,
+    new_tokens: int,
+    block_table: Tensor | None,
+    counters: Tensor | None,
+    hadamard: bool,
+) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v in float64; a sequence without tokens gives zeros."""
+    batch, _, head_dim = q.shape
+    x = rotate(q[:, None], cos, sin, False).double()
+    x = (hadamard_transform(x, backend="torch") if hadamard else x).squeeze(1)
+    table = page_table(block_table, batch, k_codes)
+    capacity = table.shape[1] * k_codes.shape[2]
+    longest = min(capacity, int(lengths.max()) + new_tokens)
+    k, v = (
+        values_of(codes, params, table, longest, values, torch.float64)
+        for codes, params, values in ((k_codes, k_params, False), (v_codes, v_params, True))
+    )
+    grouped = x.unflatten(1, (k.shape[1], -1))
+    present = torch.arange(longest, device=q.device) < (lengths.long() + new_tokens)[:, None]
+    scores = (grouped @ k.mT * head_dim**-0.5).masked_fill(~present[:, None, None], -torch.inf)
+    out = scores.softmax(-1).nan_to_num(0.0) @ v.masked_fill(~present[:, None, :, None], 0.0)
+    return out.flatten(1, 2).to(q.dtype)
+
+
+def dequantize(
+    k_codes: Tensor,
+    v_codes: Tensor,
+    k_params: Tensor,
+    v_params: Tensor,
+    block_table: Tensor | None,
+    batch: int,
+    tokens: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """(code - zero) * scale in float32 (float64 where that is asked for), rounded to dtype."""
+    arithmetic = torch.promote_types(dtype, torch.float32)
+    table = page_table(block_table, batch, k_codes)
+    return (
+        values_of(k_codes, k_params, table, tokens, False, arithmetic).to(dtype),
+        values_of(v_codes, v_params, table, tokens, True, arithmetic).to(dtype),
+    )

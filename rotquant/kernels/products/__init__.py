@@ -1,0 +1,1 @@
+"""Matrix products: many rows (GEMM), few rows (GEMV), look-up tables, and the layer that chooses."""

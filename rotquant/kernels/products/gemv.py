@@ -1,0 +1,209 @@
+"""W4A4 and W4A8 products of few rows (QuaRot Sec. 4, stage 2, decode): weights stream from memory once.
+
+The kernel is kernels/gemv.cu; here are its launch and the choice of how a product is cut up. Results do not depend on
+the cut where scales are per output feature: sums are integers. With group scales they are floats, added in an order
+that is fixed by shape and GPU, so equal inputs always give equal outputs.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.launch.arguments import INT, POINTER, CudaFile, Parameters, Structure
+from rotquant.kernels.launch.loading import Source, architecture_of_device, kernel
+from rotquant.kernels.launch.overlap import launch_structure, overlaps
+from rotquant.kernels.layouts.weights import K_BLOCK, STRIP
+
+#: Rows that this kernel has room for.
+MAX_ROWS = 64
+#: On Hopper, rows up to which it is the faster one whatever the weight; and strips that are too few to fill the GPU
+#: with tiles of `gemm`, so that it stays the faster one up to `MAX_ROWS`.
+_HOPPER_ROWS, _HOPPER_FEW_STRIPS = 32, 264
+#: Largest contraction length whose sums surely fit 32 bits, products counted in units of 1/16 and 1/256.
+MAX_INNER = 2**17 - K_BLOCK
+
+_STAGE_K = 128
+_OTHER_OPERANDS = ((False, False), (True, True), (False, True))
+_DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+#: `Problem` of kernels/include/gemv_ring.cuh.
+_PROBLEM = Structure(
+    "Problem",
+    **dict.fromkeys(("activations", "row_scale", "weight", "column_scale", "bias", "out"), POINTER),
+    **dict.fromkeys(("rows", "features", "inner", "row_scale_step", "groups", "dtype", "early"), INT),
+)
+_FILE = CudaFile(
+    "gemv.cu",
+    kernels=dict.fromkeys(("gemv", "gemv_cluster"), Parameters(problem=_PROBLEM)),
+    constants={
+        "kStrip": STRIP,
+        "kBlockK": K_BLOCK,
+        "kStageK": _STAGE_K,
+        "kHalf": _DTYPES[torch.float16],
+        "kBfloat16": _DTYPES[torch.bfloat16],
+        "kFloat": _DTYPES[torch.float32],
+    },
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product is cut up; the template arguments of `gemv` in kernels/gemv.cu.
+
+    rows: capacity; the smallest of 1, 8, 16, 32 and 64 that holds them is best.
+    strips: strips of 16 output features per warp.
+    across: warps of a group; they share activations.
+    along: groups of a block; they share strips and split the contraction.
+    depth: stages of 128 input features that a group keeps under way, plus one.
+    cluster: blocks that split the contraction further (1, 2, 4 or 8; above 1 on Hopper and newer).
+    """
+
+    rows: int
+    strips: int
+    across: int
+    along: int
+    depth: int
+    cluster: int = 1
+
+    @property
+    def block_strips(self) -> int:
+        return self.strips * self.across
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.across * self.along
+
+    def shared_bytes(self, packed: bool, grouped: bool) -> int:
+        """Dynamic shared memory of a block: the rings, or the partial sums that replace them."""
+        features = self.block_strips * STRIP
+        slot = features * _STAGE_K // 2 + self.rows * _STAGE_K // (2 if packed else 1) + 4 * features * grouped
+        return self.along * max(self.depth * slot, 4 * self.rows * (features + 4)) + 4 * (self.rows + features)
+
+    def instance(self, packed: bool, grouped: bool) -> str:
+        """The C++ name of the kernel."""
+        numbers = [self.rows, self.strips, self.across, self.along, self.depth]
+        flags = [str(flag).lower() for flag in (packed, grouped)]
+        if self.cluster == 1:
+            return f"gemv<{', '.join([*map(str, numbers), *flags])}>"
+        return f"gemv_cluster<{', '.join([*map(str, numbers), str(self.cluster), *flags])}>"
+
+
+#: By rows: (strips up to which it is taken, plan), measured on an H200, 132 multiprocessors: kernels/notes/gemv.md.
+_HOPPER: dict[int, tuple[tuple[float, Plan], ...]] = {
+    1: (
+        (132, Plan(1, 1, 1, 16, 5)),
+        (528, Plan(1, 2, 1, 16, 4)),
+        (1056, Plan(1, 2, 2, 4, 5)),
+        (math.inf, Plan(1, 1, 1, 8, 4)),
+    ),
+    8: ((528, Plan(8, 2, 1, 8, 5)), (math.inf, Plan(8, 2, 2, 4, 5))),
+    16: ((264, Plan(16, 2, 1, 8, 4)), (math.inf, Plan(16, 2, 2, 4, 5))),
+    32: ((264, Plan(32, 2, 2, 4, 4, 2)), (1056, Plan(32, 2, 2, 4, 4)), (math.inf, Plan(32, 2, 7, 2, 4))),
+    64: ((264, Plan(64, 2, 2, 4, 4, 2)), (math.inf, Plan(64, 2, 4, 2, 4))),
+}
+#: Before Hopper: within the 99 KB of shared memory of sm_86 and sm_89; not measured.
+_AMPERE: dict[int, tuple[tuple[float, Plan], ...]] = {
+    1: ((math.inf, Plan(1, 1, 1, 8, 5)),),
+    8: ((math.inf, Plan(8, 2, 1, 8, 3)),),
+    16: ((math.inf, Plan(16, 2, 2, 4, 3)),),
+    32: ((math.inf, Plan(32, 2, 4, 2, 3)),),
+    64: ((math.inf, Plan(64, 2, 4, 1, 4)),),
+}
+
+
+def is_preferred(rows: int, strips: int, architecture: str) -> bool:
+    """Whether this kernel rather than `gemm` should multiply so many rows with so many strips of 16 output features.
+
+    Measured on an H200 (kernels/notes/gemv.md); elsewhere it does wherever it has room.
+    """
+    everywhere = _HOPPER_ROWS if architecture == "sm_90a" else MAX_ROWS
+    return rows <= everywhere or (rows <= MAX_ROWS and strips <= _HOPPER_FEW_STRIPS)
+
+
+def choose_plan(rows: int, strips: int, architecture: str) -> Plan:
+    """The plan for 1 to `MAX_ROWS` rows and so many strips of 16 output features."""
+    table = _plans(architecture)
+    capacity = min(capacity for capacity in table if capacity >= rows)
+    return next(plan for most, plan in table[capacity] if strips <= most)
+
+
+def _plans(architecture: str) -> dict[int, tuple[tuple[float, Plan], ...]]:
+    return _HOPPER if int(architecture.removeprefix("sm_").rstrip("a")) >= 90 else _AMPERE
+
+
+def launch_gemv(
+    codes: Tensor,
+    row_scale: Tensor,
+    weight: Tensor,
+    column_scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    plan: Plan | None = None,
+) -> None:
+    """Fill `out` [rows, out_features]; arguments as in `linear.w4_linear`, already checked.
+
+    Args:
+        plan: how to cut the product up; chosen by shape if None.
+
+    Raises:
+        KernelError: more than `MAX_ROWS` rows or `MAX_INNER` input features, or what `loading.kernel` raises.
+    """
+    rows, features = out.shape
+    packed, grouped = codes.dtype == torch.uint8, column_scale.dim() == 2
+    inner = codes.shape[1] * (2 if packed else 1)
+    if rows > MAX_ROWS:
+        raise KernelError(f"the kernel for few rows takes up to {MAX_ROWS}, not {rows}.")
+    if inner > MAX_INNER:
+        raise KernelError(f"{inner} input features could overflow 32-bit sums; the kernel takes up to {MAX_INNER}.")
+    plan = plan or choose_plan(rows, weight.shape[0], architecture_of_device(out.device))
+    problem = _PROBLEM.of(
+        activations=codes,
+        row_scale=row_scale,
+        weight=weight,
+        column_scale=column_scale,
+        bias=bias,
+        out=out,
+        rows=rows,
+        features=features,
+        inner=inner,
+        row_scale_step=row_scale.shape[0] > 1,
+        groups=column_scale.shape[1] if grouped else 0,
+        dtype=_DTYPES[out.dtype],
+        early=overlaps(out.device),
+    )
+    blocks = -(-weight.shape[0] // plan.block_strips) * plan.cluster
+    shared = plan.shared_bytes(packed, grouped)
+    if overlaps(out.device):
+        shared = max(shared, _spreading_bytes(blocks, out.device))
+    source = _source(plan, packed, grouped)
+    function = kernel(source, source.instances[0], out.device)
+    launch_structure(function, blocks, plan.threads, problem, device=out.device, shared=shared)
+
+
+@functools.cache
+def _source(plan: Plan, packed: bool, grouped: bool) -> Source:
+    """A unit of one instance, whose rings have as many bytes as the host gives them."""
+    sizes = (plan.rows, plan.strips, plan.across, plan.along, plan.depth, plan.cluster)
+    shape = ", ".join([*map(str, sizes), *(str(flag).lower() for flag in (packed, grouped))])
+    shared = (f"Shape<{shape}>::kSharedBytes", plan.shared_bytes(packed, grouped))
+    return Source(_FILE, (plan.instance(packed, grouped),), (shared,))
+
+
+def _spreading_bytes(blocks: int, device: torch.device) -> int:
+    """Shared memory per block with which no multiprocessor takes more than its share of the blocks.
+
+    Blocks that move in while an earlier launch runs would otherwise crowd where it left first.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    share = -(-blocks // properties.multi_processor_count)
+    return properties.shared_memory_per_multiprocessor // (share + 1)
+
+
+def sources(architecture: str) -> list[Source]:
+    """A unit for every plan with packed activations, and one for each of the other kinds of operands."""
+    plans = [plan for choices in _plans(architecture).values() for _, plan in choices]
+    units = [_source(plan, packed=True, grouped=False) for plan in plans]
+    return units + [_source(plans[-1], packed=packed, grouped=grouped) for packed, grouped in _OTHER_OPERANDS]

@@ -1,0 +1,394 @@
+"""Linear layers on 2-bit look-up-table weights: RCP's non-uniform W2A4, and W2A16 (RCP Sec. 4.4, Eqs. 10, 11, 14).
+
+A weight is one of four levels of its output row and group of 128 inputs; y = x W^T with W made of levels. Up to
+`MAX_ROWS` rows read the packed weight directly, a few at a time; for more, the weight is written out in 16 bits and
+multiplied by the library's product. Nothing here chooses levels or codes: that is the quantizer's business.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.launch.arguments import INT, POINTER, CudaFile, Parameters, Structure
+from rotquant.kernels.launch.loading import Source, kernel
+from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
+from rotquant.kernels.launch.overlap import launch_structure
+from rotquant.kernels.layouts.weights import STRIP, padded
+
+#: Input features that share a table.
+GROUP_SIZE = 128
+#: Up to so many rows the packed weight is multiplied directly, by type of the activations.
+MAX_ROWS = {torch.int8: 32, torch.float16: 8, torch.bfloat16: 8}
+
+_OUTPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+
+
+def packed_shapes(out_features: int, in_features: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the codes and of the table of a `LutWeight`."""
+    strips, groups = padded(out_features, STRIP) // STRIP, padded(in_features, 2 * GROUP_SIZE) // GROUP_SIZE
+    return (strips, groups, 32, 16), (strips, groups, 8, 2, 4)
+
+
+@dataclass(frozen=True)
+class LutWeight:
+    """A 2-bit weight with tables, as the kernel reads it: 2.5 bits per weight.
+
+    codes: uint8 [strips, groups, 32, 16], strips = ceil(out / 16), groups = in / 128 and one of zeros where that is
+        odd. Lane 4g + t of a warp owns 16 bytes: four words, the codes' low bits of row g, their high bits, and the
+        same of row g + 8, for inputs 32t..32t+31 of the group; bit 8b + r of a word belongs to input 4r + b of these.
+    table: float16 [strips, groups, 8, 2, 4], the levels of rows g and g + 8.
+    shape: (out, in).
+    """
+
+    codes: Tensor
+    table: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def pack(cls, codes: Tensor, table: Tensor) -> "LutWeight":
+        """From uint8 codes 0..3 [out, in] and levels [out, in / 128, 4], which are rounded to float16.
+
+        Raises:
+            KernelError: codes that are not uint8, inputs that are no multiple of 128, or levels of another shape.
+        """
+        rows, columns = codes.shape
+        if codes.dtype != torch.uint8:
+            raise KernelError(f"look-up-table codes are {codes.dtype}, and packing takes uint8.")
+        if columns % GROUP_SIZE:
+            raise KernelError(f"look-up tables serve groups of {GROUP_SIZE} inputs; {columns} is no multiple of that.")
+        groups = columns // GROUP_SIZE
+        if table.shape != (rows, groups, 4):
+            raise KernelError(
+                f"the table has shape {tuple(table.shape)}; codes of shape {(rows, columns)} take {(rows, groups, 4)}."
+            )
+        fill = padded(rows, STRIP) - rows
+        codes = pad(codes, (0, groups % 2 * GROUP_SIZE, 0, fill))
+        levels = pad(table.to(torch.float16), (0, 0, 0, groups % 2, 0, fill)).unflatten(0, (-1, 2, 8))
+        return cls(_pack_codes(codes), levels.permute(0, 3, 2, 1, 4).contiguous(), (rows, columns))
+
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        """The inverse of `pack`: codes uint8 [out, in] and levels float16 [out, in / 128, 4]."""
+        rows, columns = self.shape
+        groups = columns // GROUP_SIZE
+        return _unpack_codes(self.codes)[:rows, :columns], _unpack_table(self.table)[:rows, :groups]
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight [out, in] as floating-point numbers."""
+        codes, table = self.unpack()
+        return _look_up(codes, table).to(dtype)
+
+
+def _pack_codes(codes: Tensor) -> Tensor:
+    """uint8 0..3 [16 strips, 128 groups] -> uint8 [strips, groups, 32, 16]; see `LutWeight`."""
+    strips, groups = codes.shape[0] // STRIP, codes.shape[1] // GROUP_SIZE
+    bits = torch.stack([codes & 1, codes >> 1], -1).view(strips, 2, 8, groups, 4, 8, 4, 2)
+    r = torch.arange(8, dtype=torch.uint8, device=codes.device).view(8, 1, 1)
+    words = (bits << r).sum(5, dtype=torch.uint8)  # [strip, half, g, group, t, byte, plane]
+    return words.permute(0, 3, 2, 4, 1, 6, 5).reshape(strips, groups, 32, 16).contiguous()
+
+
+def _unpack_codes(packed: Tensor) -> Tensor:
+    strips, groups = packed.shape[:2]
+    words = packed.view(strips, groups, 8, 4, 2, 2, 4).permute(0, 4, 2, 1, 3, 6, 5)
+    r = torch.arange(8, dtype=torch.uint8, device=packed.device).view(8, 1, 1)
+    bits = words.unsqueeze(5) >> r & 1  # [strip, half, g, group, t, r, byte, plane]
+    return (bits[..., 0] | bits[..., 1] << 1).reshape(strips * STRIP, groups * GROUP_SIZE)
+
+
+def _unpack_table(table: Tensor) -> Tensor:
+    """[strips, groups, 8, 2, 4] -> [16 strips, groups, 4]."""
+    return table.permute(0, 3, 2, 1, 4).reshape(table.shape[0] * STRIP, table.shape[1], 4)
+
+
+def _look_up(codes: Tensor, table: Tensor) -> Tensor:
+    """float16 [out, in]: the level that each code stands for."""
+    return table.gather(2, codes.unflatten(1, (-1, GROUP_SIZE)).long()).flatten(1)
+
+
+def lut_linear(
+    x: Tensor,
+    weight: LutWeight,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> Tensor:
+    """Multiply activations with a look-up-table weight.
+
+    Args:
+        x: [rows, in], float16 or bfloat16; or int8 holding 4-bit codes -8..7, which `row_scale` multiplies.
+        row_scale: float32 [rows], or [1] for a static scale; with int8 codes only.
+        bias: [out] of `dtype`.
+
+    Returns:
+        [rows, out] of `dtype` (float16, bfloat16 or float32). On a GPU a row with an infinity gives NaN, and a code
+        beyond four bits makes the result NaN rather than wrong.
+
+    Raises:
+        KernelError: a tensor of another dtype, shape or device, or not contiguous.
+    """
+    return w2_linear(x, row_scale, weight.codes, weight.table, bias, weight.shape[0], dtype)
+
+
+def _reference(
+    x: Tensor,
+    row_scale: Tensor | None,
+    codes: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The definition, in float64, rounded once."""
+    weight = _look_up(_unpack_codes(codes), _unpack_table(table))[:out_features, : x.shape[1]].double()
+    y = x.double() @ weight.T
+    if row_scale is not None:
+        y = y * row_scale.double()[:, None]
+    return (y if bias is None else y + bias.double()).to(dtype)
+
+
+def _cuda(
+    x: Tensor,
+    row_scale: Tensor | None,
+    codes: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    _check(x, row_scale, codes, table, bias, out_features, dtype)
+    rows = x.shape[0]
+    y = torch.empty(rows, out_features, dtype=dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    if rows > MAX_ROWS[x.dtype]:
+        return _multiply_dequantized(x, row_scale, codes, table, bias, y)
+    plan = choose_plan(x.dtype, rows, *codes.shape[:2], _multiprocessors(x.device))
+    for start in range(0, rows, plan.rows):
+        part = slice(start, start + plan.rows)
+        scale = row_scale if row_scale is None or row_scale.shape[0] == 1 else row_scale[part]
+        launch_lut_gemv(plan, x[part], scale, codes, table, bias, y[part])
+    return y
+
+
+def _check(
+    x: Tensor,
+    row_scale: Tensor | None,
+    codes: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    dtype: torch.dtype,
+) -> None:
+    check_tensor(x, "activations", dtypes=(torch.int8, torch.float16, torch.bfloat16), shape=(None, None))
+    rows, columns = x.shape
+    if columns % GROUP_SIZE or columns == 0:
+        raise KernelError(f"activations have {columns} columns, and look-up tables serve groups of {GROUP_SIZE}.")
+    codes_shape, table_shape = packed_shapes(out_features, columns)
+    check_tensor(codes, "packed codes", dtypes=(torch.uint8,), shape=codes_shape)
+    check_tensor(table, "packed table", dtypes=(torch.float16,), shape=table_shape)
+    if (row_scale is None) != (x.dtype != torch.int8):
+        raise KernelError("int8 activations take a row scale, and floating-point activations take none.")
+    if row_scale is not None:
+        check_tensor(row_scale, "row scale", dtypes=(torch.float32,), shape=(None,))
+        if row_scale.shape[0] not in (1, rows):
+            raise KernelError(f"row scale has {row_scale.shape[0]} elements; {rows} rows take {rows}, or 1.")
+    if dtype not in _OUTPUTS:
+        raise KernelError(f"the output can be float16, bfloat16 or float32, not {dtype}.")
+    if bias is not None:
+        check_tensor(bias, "bias", dtypes=(dtype,), shape=(out_features,))
+    check_same_device(x, row_scale=row_scale, codes=codes, table=table, bias=bias)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product is cut up; template arguments of `lut_gemv` in kernels/lut_gemv.cu.
+
+    kind: C++ type that says what the activations are.
+    rows: capacity, 1, 2, 4 or 8.
+    across: strips of 16 output features that a block has under way.
+    along: warps that share a strip; they split the inputs.
+    depth: pairs of groups that a warp keeps on their way from memory.
+    blocks: of the grid; they split the strips.
+    """
+
+    kind: str
+    rows: int
+    across: int
+    along: int
+    depth: int
+    blocks: int
+
+    @property
+    def instance(self) -> str:
+        """The C++ name of the kernel."""
+        return f"lut_gemv<{self.kind}, {self.rows}, {self.across}, {self.along}, {self.depth}>"
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.across * self.along
+
+    @property
+    def group_bytes(self) -> int:
+        """Digits of a row's group of activations in shared memory, and their unit."""
+        return 3 * 128 + 4 if self.kind.startswith("Digits24") else 64
+
+    def shared_bytes(self, strips: int, groups: int) -> int:
+        """Dynamic shared memory of a block: digits of the activations, their units, partial sums."""
+        partial = -(-strips // self.blocks) * self.along * STRIP * 4
+        return self.rows * (groups * self.group_bytes + partial)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """A unit of this instance."""
+        return Source(_FILE, (self.instance,), ((f"kGroupBytes<{self.kind}>", self.group_bytes),))
+
+
+_KINDS = {
+    torch.int8: "Codes4<signed char>",
+    torch.float16: "Digits24<__half>",
+    torch.bfloat16: "Digits24<__nv_bfloat16>",
+}
+_DEQUANTIZE = {
+    torch.float16: "lut_dequantize<__half>",
+    torch.bfloat16: "lut_dequantize<__nv_bfloat16>",
+}
+#: Shared memory that a block may have on every supported architecture.
+_SHARED = 99 * 1024
+#: Warps of a block of `lut_dequantize`: each writes a strip's group.
+_DEQUANTIZE_WARPS = 8
+#: `Problem` of kernels/lut_gemv.cu.
+_PROBLEM = Structure(
+    "Problem",
+    **dict.fromkeys(("x", "row_scale", "codes", "table", "bias", "out"), POINTER),
+    **dict.fromkeys(("rows", "features", "strips", "groups", "pairs", "row_scale_step", "dtype"), INT),
+)
+_FILE = CudaFile(
+    "lut_gemv.cu",
+    kernels={
+        "lut_gemv": Parameters(problem=_PROBLEM),
+        "lut_dequantize": Parameters(codes=POINTER, table=POINTER, out=POINTER, strips=INT, groups=INT, pairs=INT),
+    },
+    constants={
+        "kStrip": STRIP,
+        "kGroup": GROUP_SIZE,
+        "kDequantizeWarps": _DEQUANTIZE_WARPS,
+        "kFloat16": _OUTPUTS[torch.float16],
+        "kBfloat16": _OUTPUTS[torch.bfloat16],
+        "kFloat32": _OUTPUTS[torch.float32],
+    },
+)
+
+
+def choose_plan(dtype: torch.dtype, rows: int, strips: int, groups: int, multiprocessors: int) -> Plan:
+    """The plan for so many rows; fewer rows at a time where their digits do not fit in shared memory.
+
+    The shapes are the fastest of those tried on an H200 (kernels/notes/lut.md).
+
+    Raises:
+        KernelError: not even one row fits.
+    """
+    codes = dtype == torch.int8
+    capacity = next(c for c in (8, 4, 2, 1) if c <= (8 if codes else 4) and c < 2 * rows)
+    while capacity:
+        if codes:
+            across, along, depth, blocks = (1, 8, 4, 2) if capacity == 1 else (2, 8, 2, 1)
+        else:
+            across, along, depth, blocks = (1, 16, min(capacity, 2), 1)
+        plan = Plan(_KINDS[dtype], capacity, across, along, depth, min(strips, blocks * multiprocessors))
+        if plan.shared_bytes(strips, groups) <= _SHARED:
+            return plan
+        capacity //= 2
+    raise KernelError(f"{groups * GROUP_SIZE} input features do not fit in the shared memory of the look-up kernel.")
+
+
+def launch_lut_gemv(
+    plan: Plan, x: Tensor, row_scale: Tensor | None, codes: Tensor, table: Tensor, bias: Tensor | None, out: Tensor
+) -> None:
+    """Fill `out` [rows, out_features], at most `plan.rows` rows; arguments as in `w2_linear`, already checked."""
+    strips, groups = codes.shape[:2]
+    problem = _PROBLEM.of(
+        x=x,
+        row_scale=row_scale,
+        codes=codes,
+        table=table,
+        bias=bias,
+        out=out,
+        rows=out.shape[0],
+        features=out.shape[1],
+        strips=strips,
+        groups=x.shape[1] // GROUP_SIZE,
+        pairs=groups // 2,
+        row_scale_step=row_scale is not None and row_scale.shape[0] > 1,
+        dtype=_OUTPUTS[out.dtype],
+    )
+    function = kernel(plan.source, plan.instance, x.device)
+    shared = plan.shared_bytes(strips, groups)
+    launch_structure(function, plan.blocks, plan.threads, problem, device=x.device, shared=shared)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _multiply_dequantized(
+    x: Tensor, row_scale: Tensor | None, codes: Tensor, table: Tensor, bias: Tensor | None, out: Tensor
+) -> Tensor:
+    """Write the weight out and multiply: integers and levels are exact in float16, sums are float32.
+
+    With bfloat16 activations the levels are rounded to bfloat16, as a bfloat16 model's weights are.
+    """
+    dtype = torch.float16 if x.dtype == torch.int8 else x.dtype
+    weight = launch_dequantize(codes, table, out.shape[1], x.shape[1], dtype)
+    if out.dtype == x.dtype:
+        return linear(x, weight, bias)
+    y = torch.mm(x.to(dtype), weight.T, out_dtype=torch.float32)
+    if row_scale is not None:
+        y *= row_scale[:, None]
+    if bias is not None:
+        y += bias
+    return y.to(out.dtype)
+
+
+def launch_dequantize(codes: Tensor, table: Tensor, out_features: int, in_features: int, dtype: torch.dtype) -> Tensor:
+    """The weight [out_features, in_features] of `dtype` (float16 or bfloat16), on a GPU."""
+    strips, groups = codes.shape[0], in_features // GROUP_SIZE
+    weight = torch.empty(strips * STRIP, in_features, dtype=dtype, device=codes.device)
+    name = _DEQUANTIZE[dtype]
+    function = kernel(Source(_FILE, (name,)), name, codes.device)
+    arguments = (codes, table, weight, strips, groups, codes.shape[1] // 2)
+    blocks = -(-strips * groups // _DEQUANTIZE_WARPS)
+    launch(function, (blocks,), (32 * _DEQUANTIZE_WARPS,), *arguments, device=codes.device)
+    return weight[:out_features]
+
+
+def sources(architecture: str) -> list[Source]:
+    """Everything that the operator may compile for this architecture."""
+    del architecture
+    plans = [choose_plan(torch.int8, rows, 1, 1, 1) for rows in (1, 2, 4, 8)]
+    plans += [choose_plan(dtype, rows, 1, 1, 1) for dtype in _DEQUANTIZE for rows in (1, 2, 4)]
+    return [plan.source for plan in plans] + [Source(_FILE, (name,)) for name in _DEQUANTIZE.values()]
+
+
+def _fake(
+    x: Tensor,
+    row_scale: Tensor | None,
+    codes: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty(x.shape[0], out_features, dtype=dtype)
+
+
+w2_linear = operator(
+    "w2_linear(Tensor x, Tensor? row_scale, Tensor codes, Tensor table, Tensor? bias, int out_features,"
+    " ScalarType dtype) -> Tensor",
+    reference=_reference,
+    cuda=_cuda,
+    fake=_fake,
+)

@@ -1,0 +1,10 @@
+"""Zero-shot accuracy through lm-eval: the papers' tasks, and tasks for the shipped models made from held-out text.
+
+Importing this package imports neither torch nor lm-eval.
+"""
+
+from rotquant.metrics.zeroshot.evaluation import evaluate
+from rotquant.metrics.zeroshot.folders import identity, prepare
+from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS, TASKS, Task, check, suite_of, task_names
+
+__all__ = ["DEFAULT_TASKS", "TASKS", "Task", "check", "evaluate", "identity", "prepare", "suite_of", "task_names"]

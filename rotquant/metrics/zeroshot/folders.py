@@ -1,0 +1,101 @@
+"""The folder of task definitions that an evaluation reads: made once, named by its content, never changed."""
+
+import hashlib
+import importlib.metadata
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rotquant.foundation import progress
+from rotquant.foundation.files import cache_folder, canonical_json, short_hash
+from rotquant.metrics.zeroshot import paper, shipped
+from rotquant.metrics.zeroshot.definitions import data_files, read_definition
+from rotquant.metrics.zeroshot.suites import task_names
+from rotquant.recipes.schemes import ZeroShot
+from rotquant.text import CorpusSpec
+
+TASKS_FOLDER = Path("results") / "tasks"
+
+
+def prepare(metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | None = None) -> Path:
+    """Return the folder of the metric's tasks, made first if it is not there.
+
+    Args:
+        root: a project's folder, whose results/tasks has it; None stands for the user's cache.
+        corpus: what the shipped tasks are made from; None stands for the docstring corpus.
+
+    Raises:
+        RecipeError: unknown task.
+        TaskError: the tasks cannot be made from the corpus, or a local data file is missing or of another schema.
+    """
+    names = task_names(metric)
+    folder = cache_folder("tasks") if root is None else root / TASKS_FOLDER
+    if metric.suite == "shipped":
+        shipped.check_source(corpus)
+        return _made(folder / f"shipped-{shipped.fingerprint()}", lambda new: shipped.build(new, corpus))
+    content: dict[str, Any] = {"lm_eval": [_lm_eval_version(), str(paper.lm_eval_tasks())], "tasks": names}
+    if metric.path is None:
+        paper.check_hub(names)
+        return _made(
+            folder / f"paper-{short_hash(canonical_json(content))}", lambda new: paper.build(new, names, None, {})
+        )
+    files = paper.data_files(metric.path, names, metric.shots)
+    content["files"] = {str(file): _digest(file) for splits in files.values() for file in splits.values()}
+
+    def build(new: Path) -> None:
+        rows = {
+            (name, split): paper.check_file(name, file)
+            for name, splits in files.items()
+            for split, file in splits.items()
+        }
+        items = {name: count for (name, split), count in rows.items() if split != "examples"}
+        paper.build(new, names, files, items)
+
+    return _made(folder / f"paper-{short_hash(canonical_json(content))}", build)
+
+
+def identity(metric: ZeroShot, folder: Path) -> dict[str, Any]:
+    """What provenance says of the tasks: lm-eval's version, and of each task its data file's SHA-256 and item count.
+
+    With shots also the SHA-256 of the file of `examples`. A task of the hub has none of these: `{"source": "hub"}`.
+    """
+    tasks = {}
+    for name in (part for task in task_names(metric) for part in paper.parts(task)):
+        definition = read_definition(folder, name)
+        files = data_files(folder, definition)
+        examples = files.pop("examples", None)
+        tasks[name] = {"source": "hub"}
+        for file in files.values():
+            tasks[name] = {"file": str(file), "sha256": _digest(file), "items": definition["metadata"]["items"]}
+        if metric.shots and examples is not None:
+            tasks[name]["examples"] = _digest(examples)
+    return {"suite": metric.suite, "lm_eval": _lm_eval_version(), "tasks": tasks}
+
+
+def _made(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Build `folder` unless it exists. Processes may do so at once: the first to finish wins, the others agree."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as temporary:
+            new = Path(temporary) / folder.name
+            with progress.task("making the zero-shot tasks"):
+                build(new)
+            try:
+                new.rename(folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+    return folder
+
+
+def _lm_eval_version() -> str | None:
+    try:
+        return importlib.metadata.version("lm-eval")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

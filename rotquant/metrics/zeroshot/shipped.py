@@ -1,0 +1,104 @@
+"""The shipped suite as a folder that lm-eval reads: per task a YAML definition and JSONL files of items and examples.
+
+Equal package versions give equal bytes. Data files are named relative to the folder, so that it can be moved; lm-eval's
+own command line runs it from inside: `lm_eval --include_path . --tasks next_word ...`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rotquant.foundation.errors import TaskError
+from rotquant.foundation.files import atomic_directory, canonical_json, short_hash
+from rotquant.metrics.zeroshot.definitions import write_definition
+from rotquant.metrics.zeroshot.items import TASK_ITEMS, Item, Source, held_out, task_examples, task_items
+from rotquant.metrics.zeroshot.rouge import MEASURES, rouge_l
+from rotquant.metrics.zeroshot.suites import SHIPPED
+from rotquant.text import CorpusSpec
+from rotquant.text.docstrings import versions
+
+GENERATOR_VERSION = 4
+"""Raised when the rules of `rotquant.metrics.zeroshot.items` change, so that no stale folder is read."""
+
+
+def fingerprint() -> str:
+    """Identifies the tasks' content: the held-out packages' versions and the rules that make items of them."""
+    return short_hash(canonical_json([GENERATOR_VERSION, versions("test"), versions("validation")]))
+
+
+#: Most tokens of a generated summary; the true ones have 4 to 15 words.
+_SUMMARY_TOKENS = 24
+
+
+def build(folder: Path, spec: CorpusSpec | None = None) -> None:
+    """Write all tasks into `folder`, atomically.
+
+    Raises:
+        TaskError: `spec` is not the docstring corpus, or too few of its held-out packages are installed.
+    """
+    check_source(spec)
+    source = held_out()
+    with atomic_directory(folder) as temporary:
+        for name in TASK_ITEMS:
+            _write_task(temporary, name, source)
+
+
+def check_source(spec: CorpusSpec | None) -> None:
+    """Raise `TaskError` for a corpus that the shipped tasks cannot be made from."""
+    if spec is not None and spec.source != "docstrings":
+        raise TaskError(
+            f"the shipped tasks are made from documentation strings and the names of their functions, which corpus "
+            f"{spec.name!r} (source {spec.source!r}) does not have; use a corpus of source 'docstrings'."
+        )
+
+
+def _write_task(folder: Path, name: str, source: Source) -> None:
+    items = task_items(name, source)
+    if not items:
+        raise TaskError(
+            f"the held-out packages have no text for task {name!r}; install requirements.lock, which pins them."
+        )
+    _write_rows(folder / f"{name}.jsonl", items)
+    _write_rows(folder / f"{name}.examples.jsonl", task_examples(name, source))
+    write_definition(folder, _definition(name, len(items)))
+
+
+def _write_rows(file: Path, rows: list[Item]) -> None:
+    file.write_text("".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows), encoding="utf-8")
+
+
+def _definition(name: str, items: int) -> dict[str, Any]:
+    """lm-eval's configuration of one task. Every field is looked up by name: rendering templates would cost seconds."""
+    task = SHIPPED[name]
+    form, measures = _form(name)
+    return {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": f"{name}.jsonl", "examples": f"{name}.examples.jsonl"}},
+        "test_split": "test",
+        "fewshot_split": "examples",
+        "fewshot_config": {"sampler": "first_n"},
+        "doc_to_text": "context",
+        **form,
+        "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in measures],
+        "num_fewshot": 0,
+        "metadata": {
+            "version": GENERATOR_VERSION,
+            "title": task.title,
+            "description": task.description,
+            "chance": task.chance,
+            "items": items,
+        },
+    }
+
+
+def _form(name: str) -> tuple[dict[str, Any], list[str]]:
+    """What a task asks of a model, and what it measures."""
+    if name == "last_word":  # the word brings its space along
+        return {"output_type": "loglikelihood", "doc_to_target": "word", "target_delimiter": ""}, ["acc"]
+    if name == "summary":
+        generation = {"until": ["\n"], "max_gen_toks": _SUMMARY_TOKENS, "do_sample": False}
+        form = {"output_type": "generate_until", "doc_to_target": "summary", "generation_kwargs": generation}
+        return {**form, "process_results": rouge_l}, list(MEASURES)
+    form = {"output_type": "multiple_choice", "doc_to_target": "answer", "doc_to_choice": "choices"}
+    return form, ["acc", "acc_norm"]

@@ -1,0 +1,96 @@
+"""The zero-shot tasks as data: what each is called, which accuracy is quoted, and what guessing would score.
+
+Nothing here imports torch or lm-eval, so workflow and reports can ask for names and chance levels at no cost.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rotquant.foundation.errors import RecipeError, nearest
+from rotquant.recipes.schemes import ZeroShot
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a suite.
+
+    title: the name that tables print.
+    measure: what is quoted. Of accuracies, `acc` takes the choice with the highest log-likelihood, `acc_norm` the one
+        with the highest log-likelihood per character; the papers quote `acc_norm` where lm-eval's task has it.
+        `rouge_l` scores a generated summary (`rotquant.metrics.zeroshot.rouge`).
+    chance: accuracy of guessing, in percent; 0 where any word could be the answer, None for what is no accuracy.
+    """
+
+    title: str
+    measure: Literal["acc", "acc_norm", "rouge_l"]
+    chance: float | None
+    description: str
+
+
+PAPER = {
+    "piqa": Task("PIQA", "acc_norm", 50.0, "Which of two solutions reaches an everyday goal."),
+    "winogrande": Task("WinoGrande", "acc", 50.0, "Which of two nouns a blank stands for."),
+    "hellaswag": Task("HellaSwag", "acc_norm", 25.0, "Which of four endings continues the description of an event."),
+    "arc_easy": Task("ARC-e", "acc_norm", 25.0, "Science questions with (mostly) four answers, the easy part."),
+    "arc_challenge": Task("ARC-c", "acc_norm", 25.0, "Science questions with (mostly) four answers, the hard part."),
+    "lambada_openai": Task("LAMBADA", "acc", 0.0, "The last word of a passage, exactly."),
+    "boolq": Task("BoolQ", "acc", 50.0, "Yes or no to a question about a passage."),
+    "social_iqa": Task("SIQA", "acc", 100 / 3, "Which of three answers fits a social situation."),
+    "openbookqa": Task("OBQA", "acc_norm", 25.0, "Elementary science questions with four answers."),
+    "mmlu": Task("MMLU", "acc", 25.0, "Exam questions with four answers on 57 subjects, all questions pooled."),
+    "tldr": Task("TLDR9+", "rouge_l", None, "The summary that the author of a forum post wrote for it."),
+}
+
+SHIPPED = {
+    "last_word": Task(
+        "Last word", "acc", 0.0, "The last word of a passage in which it occurred before, exactly (as LAMBADA asks)."
+    ),
+    "next_word": Task("Next word", "acc", 25.0, "Which of four words of similar frequency comes next in a text."),
+    "continuation": Task("Continuation", "acc_norm", 50.0, "Which of two phrases continues the beginning of a text."),
+    "function_name": Task(
+        "Function name", "acc", 25.0, "Which of four words a function's documentation has next, one being of its name."
+    ),
+    "parameter": Task(
+        "Parameter", "acc", 25.0, "Which of four words a parameter's description has next, one being of its name."
+    ),
+    "grammar": Task("Grammar", "acc", 50.0, "Which of two forms of a word (singular, plural) fits the text before it."),
+    "preposition": Task("Preposition", "acc", 100 / 3, "Which of three prepositions a text has next."),
+    "mentioned": Task("Mentioned", "acc", 50.0, "Which of two words that a passage has mentioned comes next in it."),
+    "summary": Task("Summary", "rouge_l", None, "The first line of a function's documentation, from the rest."),
+}
+
+TASKS: dict[str, dict[str, Task]] = {"paper": PAPER, "shipped": SHIPPED}
+"""Every task by suite and name; the names of `paper` are lm-eval's, which has no `tldr`."""
+
+DEFAULT_TASKS: dict[str, tuple[str, ...]] = {"paper": tuple(PAPER)[:6], "shipped": tuple(SHIPPED)[:6]}
+"""What a metric without tasks stands for: six of each suite, as QuaRot's Table 2 has."""
+
+
+def suite_of(tasks: tuple[str, ...]) -> str:
+    """The suite that has the first of `tasks`, for a user who names tasks only; `shipped` for none.
+
+    Raises:
+        RecipeError: no suite has it.
+    """
+    if not tasks:
+        return "shipped"
+    for suite, known in TASKS.items():
+        if tasks[0] in known:
+            return suite
+    raise RecipeError(f"no zero-shot task {tasks[0]!r}{nearest(tasks[0], (*PAPER, *SHIPPED))}.")
+
+
+def check(metric: ZeroShot) -> None:
+    """Raise `RecipeError` for a task that the metric's suite does not have; cheap enough for the workflow's start."""
+    known = TASKS[metric.suite]
+    for name in metric.tasks:
+        if name not in known:
+            raise RecipeError(f"suite {metric.suite!r} has no task {name!r}{nearest(name, tuple(known))}.")
+    if len(set(metric.tasks)) < len(metric.tasks):
+        raise RecipeError(f"zero-shot tasks are named twice: {', '.join(metric.tasks)}.")
+
+
+def task_names(metric: ZeroShot) -> tuple[str, ...]:
+    """The metric's tasks in the order asked for, with the suite's default for none. Raises as `check` does."""
+    check(metric)
+    return metric.tasks or DEFAULT_TASKS[metric.suite]

@@ -1,0 +1,236 @@
+"""Where each model family keeps its projections, norms, heads and embeddings: the one adapter between papers and code.
+
+Everything above speaks of sites (places where activations are quantized) and projections (q, k, v, gate, up and the
+rest); a new family is one entry of `_LAYOUTS`. Nothing here computes on weights.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import nn
+
+from rotquant.foundation.errors import UnsupportedArchitectureError
+from rotquant.recipes.schemes import SiteName
+
+Size = Annotated[int, Field(gt=0)]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A projection inside a linear layer: `name` relative to the decoder layer, and which of its output rows.
+
+    rows: [start, stop) in a fused linear layer (Phi-3), None where the linear layer holds nothing else.
+    """
+
+    name: str
+    rows: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """An activation that linear layers read: it is quantized once for all of them.
+
+    linears: names, relative to the decoder layer, of the linear layers that read it.
+    norm: name of the RMSNorm that produces it, or None for the `*_output` sites.
+    features: its width.
+    """
+
+    name: SiteName
+    linears: tuple[str, ...]
+    norm: str | None
+    features: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Shape and layout of a decoder-only model. Names are relative to one decoder layer; sites in execution order.
+
+    In `attention_output` and `mlp_output` stand the names of the linear layers o_proj and down_proj.
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sites: tuple[Site, ...]
+    query: Projection
+    key: Projection
+    value: Projection
+    gate: Projection
+    up: Projection
+    attention_output: str
+    mlp_output: str
+    attention: str = "self_attn"
+
+    def site(self, name: str) -> Site:
+        """The site called `name`."""
+        return next(site for site in self.sites if site.name == name)
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """All linear layers of a decoder layer, in execution order."""
+        return tuple(name for site in self.sites for name in site.linears)
+
+
+class _Shape(BaseModel):
+    """What of a config.json sizes a model: whole numbers above zero, which a file can have as anything."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    vocab_size: Size
+    max_position_embeddings: Size | None = None
+    rms_norm_eps: Annotated[float, Field(ge=0.0)] = 1e-6
+    sliding_window: Size | None = None
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> "_Shape":
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
+        if heads % kv_heads:
+            raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads evenly")
+        if self.head_dim is None and self.hidden_size % heads:
+            raise ValueError(f"a hidden size of {self.hidden_size} is not shared evenly by {heads} heads")
+        if (self.head_dim or self.hidden_size // heads) % 2:
+            raise ValueError("a head of an odd number of features has no rotary embedding")
+        return self
+
+
+def check_shape(config: Any) -> int:
+    """Check the content of a config.json before anything is made by it; how many weights it asks for at least.
+
+    Raises:
+        UnsupportedArchitectureError: no adapter knows this family.
+        ValidationError, ValueError: a size is missing or none, or this is no configuration.
+    """
+    if not isinstance(config, dict):
+        raise ValueError("it is no JSON object")
+    _check_family(config.get("model_type"))
+    shape = _Shape.model_validate(config)
+    mlp = 3 * shape.hidden_size * shape.intermediate_size
+    return shape.num_hidden_layers * mlp + shape.vocab_size * shape.hidden_size
+
+
+def _check_family(family: object) -> None:
+    if not isinstance(family, str) or family not in _LAYOUTS:
+        raise UnsupportedArchitectureError(
+            f"no adapter describes the model family {family!r}; known families: {', '.join(sorted(_LAYOUTS))}."
+        )
+
+
+def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
+    """Describe a transformers causal language model, or its configuration.
+
+    Raises:
+        UnsupportedArchitectureError: no adapter knows this family; the sentence names it and the known ones.
+    """
+    config = getattr(model_or_config, "config", model_or_config)
+    family = getattr(config, "model_type", type(config).__name__)
+    _check_family(family)
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    projections = _LAYOUTS[family](heads * head_dim, kv_heads * head_dim, config.intermediate_size)
+    attention_output, mlp_output = "self_attn.o_proj", "mlp.down_proj"
+    qkv, gate_up = _names(projections, "query", "key", "value"), _names(projections, "gate", "up")
+    return Architecture(
+        family=family,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        sites=(
+            Site("attention_input", qkv, "input_layernorm", config.hidden_size),
+            Site("attention_output", (attention_output,), None, heads * head_dim),
+            Site("mlp_input", gate_up, "post_attention_layernorm", config.hidden_size),
+            Site("mlp_output", (mlp_output,), None, config.intermediate_size),
+        ),
+        attention_output=attention_output,
+        mlp_output=mlp_output,
+        **projections,
+    )
+
+
+def base_model(model: nn.Module) -> nn.Module:
+    """The model without its language-model head: the module whose forward runs the decoder layers."""
+    return getattr(model, getattr(model, "base_model_prefix", "model"), model)
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The decoder layers, first to last."""
+    return base_model(model).layers
+
+
+def embedding(model: nn.Module) -> nn.Embedding:
+    """The token embedding, weight [vocabulary, hidden]."""
+    return base_model(model).embed_tokens
+
+
+def final_norm(model: nn.Module) -> nn.Module:
+    """The RMSNorm before the language-model head."""
+    return base_model(model).norm
+
+
+def lm_head(model: nn.Module) -> nn.Linear:
+    """The language-model head, weight [vocabulary, hidden]."""
+    return model.lm_head
+
+
+def rotary(model: nn.Module) -> nn.Module:
+    """The module that computes the rotary position embeddings (cos, sin)."""
+    return base_model(model).rotary_emb
+
+
+def short_rope_tokens(model: nn.Module) -> int | None:
+    """Longest text of the short frequencies in a model with LongRoPE (Phi-3-128k), which has others for longer texts.
+
+    Keys cached under one set of frequencies mean nothing under the other. None for every other model.
+    """
+    rope = model.config.rope_parameters
+    return rope["original_max_position_embeddings"] if rope["rope_type"] == "longrope" else None
+
+
+def _names(projections: dict[str, Projection], *roles: str) -> tuple[str, ...]:
+    """Names of the linear layers behind some projections, each once."""
+    return tuple(dict.fromkeys(projections[role].name for role in roles))
+
+
+def _separate(query_rows: int, kv_rows: int, intermediate_size: int) -> dict[str, Projection]:
+    """Llama's layout: one linear layer for each projection."""
+    return {
+        "query": Projection("self_attn.q_proj"),
+        "key": Projection("self_attn.k_proj"),
+        "value": Projection("self_attn.v_proj"),
+        "gate": Projection("mlp.gate_proj"),
+        "up": Projection("mlp.up_proj"),
+    }
+
+
+def _fused(query_rows: int, kv_rows: int, intermediate_size: int) -> dict[str, Projection]:
+    """Phi-3's layout: rows q, k, v in one linear layer and gate, up in another."""
+    return {
+        "query": Projection("self_attn.qkv_proj", (0, query_rows)),
+        "key": Projection("self_attn.qkv_proj", (query_rows, query_rows + kv_rows)),
+        "value": Projection("self_attn.qkv_proj", (query_rows + kv_rows, query_rows + 2 * kv_rows)),
+        "gate": Projection("mlp.gate_up_proj", (0, intermediate_size)),
+        "up": Projection("mlp.gate_up_proj", (intermediate_size, 2 * intermediate_size)),
+    }
+
+
+_LAYOUTS: dict[str, Callable[[int, int, int], dict[str, Projection]]] = {
+    "llama": _separate,
+    "mistral": _separate,
+    "qwen2": _separate,
+    "phi3": _fused,
+}

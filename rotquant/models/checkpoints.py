@@ -1,0 +1,367 @@
+"""Model checkpoints: where they lie, what identifies them, and loading them with every defect told in one sentence.
+
+Only safetensors weights are read, never pickles, and no code that comes with a checkpoint is run. Importing this module
+and computing a digest load neither torch nor transformers, so the workflow can do both for every job it plans.
+"""
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from rotquant.foundation.errors import CheckpointError, nearest
+from rotquant.foundation.progress import downloading, task
+from rotquant.recipes.recipe import first_problem
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+#: Checkpoints whose weights are smaller than this are identified by their content, larger ones by their headers.
+CONTENT_BYTES = 300_000_000
+#: File that makes a folder a quantized model (rotquant.weights.storage).
+MANIFEST = "rotquant.json"
+#: File that makes a folder a converted decoder (rotquant.decoder.storage).
+DECODER_MANIFEST = "decoder.json"
+
+_HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+#: No weight is stored in less than 2 bits: a configuration that asks for more than its files can hold is damaged.
+_WEIGHTS_PER_BYTE = 4
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def checkpoint_digest(checkpoint: str | Path, revision: str | None = None) -> str:
+    """What identifies a checkpoint wherever it lies: 16 hexadecimal digits for a folder, `id@revision` for a hub id.
+
+    A folder's digest covers config.json, tokenizer.json and the weights: their content while together below 300 MB,
+    else their names, sizes and safetensors headers. A hub id may carry its revision, `owner/name@revision`; the default
+    is main. Neither torch nor the network is used.
+
+    Raises:
+        CheckpointError: the folder does not exist or is no checkpoint with safetensors weights.
+    """
+    folder, name, hub_revision = _locate(checkpoint)
+    if folder is None:
+        return f"{name}@{revision or hub_revision or 'main'}"
+    weights = weight_files(folder)
+    small = sum(path.stat().st_size for path in weights) < CONTENT_BYTES
+    digest = hashlib.sha256()
+    for path in [folder / "config.json", folder / "tokenizer.json", *weights]:
+        digest.update(f"{path.name}:".encode())
+        if not path.exists():
+            digest.update(b"absent")
+        elif small or path.suffix == ".json":
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        else:
+            header = json.dumps(read_safetensors_header(path), sort_keys=True)
+            digest.update(f"{path.stat().st_size}:{header}".encode())
+    return digest.hexdigest()[:16]
+
+
+def weight_files(folder: Path, stem: str = "model") -> list[Path]:
+    """The safetensors files of a folder, in order: `stem`.safetensors or the shards that its index names.
+
+    Raises:
+        CheckpointError: no config.json, an index that names missing files, pickled weights only, or no weights at all.
+    """
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} is no model folder: it has no config.json.")
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise CheckpointError(f"{index} is damaged; copy the checkpoint again.") from None
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise CheckpointError(f"{folder} is incomplete: {missing[0]}, named in its index, is not there.")
+        return [folder / name for name in names]
+    if single.is_file():
+        return [single]
+    if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
+        raise CheckpointError(
+            f"{folder} holds only pickled weights, which are not read because unpickling runs code; "
+            "convert them to model.safetensors."
+        )
+    raise CheckpointError(f"{folder} holds no weights: {single.name} is missing.")
+
+
+Kind = Literal["plain", "quantized", "decoder"]
+
+
+def kind_of(folder: str | Path) -> Kind | None:
+    """What a folder holds: a plain checkpoint, a quantized model, a converted decoder, or none of these."""
+    folder = Path(folder)
+    if (folder / DECODER_MANIFEST).is_file():
+        return "decoder"
+    if (folder / MANIFEST).is_file():
+        return "quantized"
+    plain = (folder / "config.json").is_file() and any(folder.glob("model*.safetensors*"))
+    return "plain" if plain else None
+
+
+def check_kind(folder: str | Path, wanted: Kind) -> None:
+    """Raise `CheckpointError` for a folder of another kind than wanted, or none there; it says what to run first."""
+    found = kind_of(folder)
+    if found is None and not Path(folder).exists():
+        raise CheckpointError(f"model folder {folder} does not exist.")
+    if found is None or found == wanted:
+        return
+    quantize = f"`rotquant quantize {folder} -o quantized`"
+    problem = {
+        ("plain", "quantized"): f"is a plain checkpoint: quantize it first, {quantize}",
+        ("plain", "decoder"): f"is a plain checkpoint: quantize and convert it first, {quantize} and "
+        "`rotquant convert quantized -o decoder`",
+        ("quantized", "plain"): "holds quantized weights already: load it with load_quantized, or give the checkpoint "
+        "that it was made from",
+        ("quantized", "decoder"): f"is a quantized model: convert it first, `rotquant convert {folder} -o decoder`",
+        ("decoder", "plain"): "is a converted decoder: give the checkpoint that it was made from",
+        ("decoder", "quantized"): "is a converted decoder: give the quantized folder that it was made from",
+    }[found, wanted]
+    raise CheckpointError(f"{folder} {problem}.")
+
+
+def read_safetensors_header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file: dtype, shape and data_offsets by tensor name.
+
+    Raises:
+        CheckpointError: the header cannot be read, or the file is shorter or longer than it says.
+    """
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > size:
+                raise ValueError
+            header = json.loads(file.read(length))
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise CheckpointError(f"{path} is truncated or damaged: its header cannot be read; copy it again.") from None
+    if size != 8 + length + end:
+        raise CheckpointError(
+            f"{path} is truncated or damaged: {size} bytes where its header promises {8 + length + end}; copy it again."
+        )
+    return header
+
+
+def load_checkpoint(
+    checkpoint: str | Path, dtype: "torch.dtype", device: "torch.device | str" = "cpu", revision: str | None = None
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+    """Load a causal language model of a supported family and its tokenizer, from a folder or the Hugging Face hub.
+
+    Everything that can be checked without reading the weights is checked first.
+
+    Args:
+        checkpoint: a folder, or a hub id `owner/name` or `owner/name@revision`.
+        dtype: floating-point type of all parameters.
+        device: where they go.
+
+    Raises:
+        CheckpointError: missing, unreachable, incomplete, truncated or wrong-shaped, pickles only, no tokenizer, or
+            a tensor that holds inf or nan, in the file or in `dtype`.
+        UnsupportedArchitectureError: no adapter for its family.
+    """
+    folder, name, hub_revision = _locate(checkpoint)
+    if folder is None:
+        folder = _download(name, revision or hub_revision)
+    check_kind(folder, "plain")
+    return _load(folder, dtype, device)
+
+
+@task("loading the model")
+def _load(
+    folder: Path, dtype: "torch.dtype", device: "torch.device | str"
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+    """`load_checkpoint` of a folder."""
+    files = weight_files(folder)
+    for path in files:
+        read_safetensors_header(path)
+    config = load_config(folder)
+    tokenizer = load_tokenizer(folder)
+    from transformers import AutoModelForCausalLM
+
+    from rotquant.models.integrity import check_loaded
+
+    try:
+        with quiet_transformers():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # so that they are reported below, all in the same way
+                output_loading_info=True,
+            )
+    except Exception as error:  # what a strange config.json makes of transformers' classes has no common type
+        raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}.") from None
+    check_loading(folder, info)
+    check_loaded(folder, model, files)
+    return model.eval().to(device), tokenizer
+
+
+def config_of(checkpoint: str | Path, revision: str | None = None) -> Any:
+    """The configuration of a checkpoint or of a quantized folder, without its weights; raises as `load_checkpoint`."""
+    folder, name, hub_revision = _locate(checkpoint)
+    return load_config(folder or _download(name, revision or hub_revision))
+
+
+def model_max_length(checkpoint: str | Path, revision: str | None = None) -> Any:
+    """What a tokenizer says of the length of texts, unchecked; None where it says nothing. Raises as `config_of`."""
+    folder, name, hub_revision = _locate(checkpoint)
+    path = (folder or _download(name, revision or hub_revision)) / "tokenizer_config.json"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+    return told.get("model_max_length") if isinstance(told, dict) else None
+
+
+def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a checkpoint folder, or CheckpointError when it has none or it is damaged."""
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json beside config.json.")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
+        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}.") from None
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' progress bars and its tables of missing tensors, errors here, off the terminal."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def check_loading(folder: Path, info: dict[str, Any]) -> None:
+    """Raise CheckpointError for tensors that transformers would leave at random values or pass over."""
+    for name, found, expected in sorted(info.get("mismatched_keys", ())):
+        raise CheckpointError(
+            f"{folder} does not fit its config.json: {name} has shape {list(found)}, expected {list(expected)}."
+        )
+    for problem, key in (("lacks", "missing_keys"), ("has an unknown tensor", "unexpected_keys")):
+        names = sorted(info.get(key, ()))
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise CheckpointError(f"{folder} does not fit its config.json: it {problem} {names[0]}{more}.")
+
+
+def load_config(folder: Path) -> Any:
+    """The configuration, refused before anything is loaded when no adapter knows its family."""
+    path = folder / "config.json"
+    from rotquant.models.architectures import check_shape
+
+    try:
+        weights = check_shape(json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is no model folder: it has no config.json.") from None
+    except ValidationError as error:
+        raise CheckpointError(f"{path} is damaged: {first_problem(error)}.") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if size and weights > _WEIGHTS_PER_BYTE * size:
+        raise CheckpointError(
+            f"{folder} does not fit its config.json, which asks for {weights:,} weights or more: its safetensors files "
+            f"have {size:,} bytes."
+        )
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers validates fields by several libraries' exceptions
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+
+
+def _locate(checkpoint: str | Path) -> tuple[Path | None, str, str | None]:
+    """(folder, name, revision): a folder that exists, or None and the parts of a hub id.
+
+    Raises:
+        CheckpointError: neither.
+    """
+    folder = Path(checkpoint)
+    if folder.is_dir():
+        return folder, str(checkpoint), None
+    if folder.exists():
+        raise CheckpointError(f"{checkpoint} is a file; give the folder that holds config.json and model.safetensors.")
+    match = _HUB_ID.fullmatch(str(checkpoint))
+    if isinstance(checkpoint, Path) or match is None:
+        raise CheckpointError(
+            f"model folder {checkpoint} does not exist (and is no hub id, owner/name); "
+            "give a folder with config.json and model.safetensors."
+        )
+    owner = Path(match["name"]).parent
+    if match["revision"] is None and owner.is_dir():
+        names = [str(path.parent) for path in sorted(owner.glob("*/config.json"))]
+        raise CheckpointError(
+            f"model folder {checkpoint} does not exist{nearest(str(checkpoint), names) if names else ''}; the hub's "
+            f"model of that name is {checkpoint}@main."
+        )
+    return None, match["name"], match["revision"]
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """Fetch a checkpoint from the hub into its cache, or find it there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    remedy = "download it by other means and give its folder"
+    try:
+        with downloading(name):
+            return Path(
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    allow_patterns=["*.json", "*.safetensors", "tokenizer*"],
+                    ignore_patterns=["*/*"],
+                )
+            )
+    except GatedRepoError:
+        raise CheckpointError(
+            f"the hub's model {name} is gated: accept its licence, log in with `hf auth login`, or {remedy}."
+        ) from None
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"{name} is neither a folder here nor a model on the hub that you may read: correct it, or {remedy}."
+        ) from None
+    except RevisionNotFoundError:
+        raise CheckpointError(f"the hub's model {name} has no revision {revision!r}.") from None
+    except Exception as error:  # no connection shows as one of many libraries' exceptions
+        raise CheckpointError(
+            f"{name} is no folder here, and the hub cannot be reached for a model of that name ({first_line(error)}): "
+            f"correct it, or {remedy}."
+        ) from None
+
+
+def _refuse_constant(name: str) -> None:
+    """Python reads NaN and Infinity in JSON, which has neither."""
+    raise ValueError(f"it has the number {name}")
+
+
+def first_line(error: Exception) -> str:
+    """What an exception of another library says, as the end of a sentence; its kind too where it alone says little."""
+    lines = str(error).strip().splitlines()
+    said = lines[0].rstrip(".") if lines else ""
+    telling = said and not isinstance(error, LookupError | TypeError | AttributeError)
+    return said if telling else f"{type(error).__name__} {said}".strip()

@@ -1,0 +1,112 @@
+"""What everything that reads or makes tensors checks: that they hold numbers, and are those that were written.
+
+A single inf or nan among billions of weights gives a finished and wrong report, and so does a flipped bit, so each door
+to a model goes through here: checkpoints, quantized folders, decoders, rotations, and what a recipe makes of a model
+before it is stored.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.foundation.errors import CheckpointError
+
+Named = Iterable[tuple[str, Tensor]]
+
+#: Elements of 8-bit floats that are widened at once, since torch cannot compare them.
+_BLOCK = 2**24
+
+
+def first_not_finite(tensors: Named) -> str | None:
+    """The name of the first tensor that holds inf or nan, or None. Reads each once and copies none."""
+    return next((name for name, tensor in tensors if tensor.is_floating_point() and not _is_finite(tensor)), None)
+
+
+def check_finite(where: object, tensors: Named) -> None:
+    """Raise `CheckpointError` for a tensor that holds inf or nan: the sentence names it, and `where` it was read."""
+    name = first_not_finite(tensors)
+    if name is not None:
+        raise CheckpointError(
+            f"{where} is damaged: tensor {name} holds inf or nan; copy it again, or take a model whose training ended "
+            "well."
+        )
+
+
+def check_loaded(folder: Path, model: nn.Module, files: Iterable[Path] = ()) -> None:
+    """Raise `CheckpointError` where a model that was loaded from a folder holds inf or nan, saying why it does.
+
+    Args:
+        files: its safetensors files, unless their tensors were checked; they are read again where something is wrong.
+    """
+    name = first_not_finite(chain(model.named_parameters(), model.named_buffers()))
+    if name is None:
+        return
+    check_finite(folder, _stored(files))
+    if name not in model.state_dict():
+        raise CheckpointError(f"{folder / 'config.json'} is damaged: by its values {name} is inf or nan.")
+    raise CheckpointError(f"{folder}: {_overflow(name, model.state_dict()[name].dtype)}")
+
+
+def check_changed(model: nn.Module, what: str) -> None:
+    """Raise `CheckpointError` where a model's tensors are not finite after `what` was done to them."""
+    name = first_not_finite(model.state_dict().items())
+    if name is not None:
+        raise CheckpointError(f"after {what}, {_overflow(name, model.state_dict()[name].dtype)}")
+
+
+def file_digests(files: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of each file by its name: what a manifest keeps of the files beside it."""
+    return {path.name: _sha256(path) for path in files}
+
+
+def check_digests(files: Iterable[Path], digests: Mapping[str, str]) -> None:
+    """Raise `CheckpointError` for a file that is not the one whose digest a manifest keeps; an old one keeps none."""
+    for path in files if digests else ():
+        if _sha256(path) != digests.get(path.name):
+            raise CheckpointError(
+                f"{path} is damaged or was changed: it is not the file that was written; copy or make it again."
+            )
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and content of tensors, whatever their order."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _overflow(name: str, dtype: torch.dtype) -> str:
+    """The end of a sentence: a tensor holds numbers too large for its type."""
+    largest = f"{torch.finfo(dtype).max:.5g}, the largest of {str(dtype).removeprefix('torch.')}"
+    remedy = "use bfloat16 or float32" if dtype == torch.float16 else "take another model"
+    return f"tensor {name} holds numbers beyond {largest}: {remedy}."
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither inf nor nan, at the speed of memory: its extremes tell."""
+    if tensor.is_meta or not tensor.numel():
+        return True
+    if tensor.element_size() == 1:
+        return all(_is_finite(part.to(torch.float32)) for part in tensor.flatten().split(_BLOCK))
+    return bool(torch.isfinite(torch.stack(tensor.detach().aminmax())).all())
+
+
+def _stored(files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of safetensors files, in the types that they are stored in."""
+    from safetensors import safe_open
+
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                yield name, file.get_tensor(name)

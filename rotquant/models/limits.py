@@ -1,0 +1,129 @@
+"""What a model can read: how many tokens at once, and which. Every door through which tokens reach one asks here.
+
+Beyond its context a model computes numbers that mean nothing, without a sign of it; an id beyond its vocabulary ends a
+GPU's process.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rotquant.foundation.errors import CheckpointError, RecipeError
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import SNR, Perplexity
+from rotquant.text import BOS, Tokens, evaluation_windows
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: Tokens per window of text in the papers (GPTQ's evaluation, and calibration after it).
+PAPER_LENGTH = 2048
+#: Rotary embeddings whose configuration states the context before they stretch it by `factor`; that of others is after.
+_STRETCHED = ("linear", "dynamic", "yarn")
+#: What transformers writes as a tokenizer's `model_max_length` where nothing limits it is larger.
+_UNLIMITED = 10**9
+
+
+@dataclass(frozen=True)
+class Limits:
+    """context: largest number of tokens that a model attends over; None where its configuration does not say.
+    vocabulary: number of token ids that its embedding has.
+    advised: how long a text should be at most, by its tokenizer: what it was trained on, where the context is a wish.
+    """
+
+    context: int | None
+    vocabulary: int
+    advised: int | None = None
+
+    @classmethod
+    def of(cls, config: Any, advised: int | None = None) -> "Limits":
+        """The limits in a transformers configuration. A sliding window is none: layers hand on what lies before it."""
+        return cls(_context(config), config.vocab_size, advised)
+
+    @property
+    def _usable(self) -> int | None:
+        """The shorter of context and advised length; None where neither is known."""
+        return min((length for length in (self.context, self.advised) if length is not None), default=None)
+
+    def length(self, asked: int | None = None, usual: int = PAPER_LENGTH) -> int:
+        """Tokens per window: as asked for; else as usual, the papers' 2048, or as context and tokenizer allow.
+
+        Raises:
+            RecipeError: more are asked for than the context has.
+        """
+        if asked is not None:
+            self.check_length(asked, "windows")
+            return asked
+        return usual if self._usable is None else min(usual, self._usable)
+
+    def check_length(self, length: int, what: str) -> None:
+        """Raise `RecipeError` where `what` is of more tokens than the context."""
+        if self.context is not None and length > self.context:
+            raise RecipeError(
+                f"{what} of {length} tokens exceed the model's context of {self.context} tokens: use no more."
+            )
+
+    def check(self, ids: "Tensor", what: str) -> None:
+        """Raise where the model cannot read token ids, int64 [..., tokens].
+
+        Raises:
+            RecipeError: they are longer than its context.
+            CheckpointError: an id lies beyond its vocabulary.
+        """
+        self.check_length(ids.shape[-1], what)
+        self.check_ids(int(ids.max()) if ids.numel() else 0)
+
+    def check_ids(self, largest: int) -> None:
+        """Raise `CheckpointError` where the largest id of a text lies beyond the vocabulary."""
+        if largest >= self.vocabulary:
+            raise CheckpointError(
+                f"the tokenizer gives token {largest}, and the model's embedding ends at {self.vocabulary - 1}: the "
+                "tokenizer belongs to another model; copy the model's own beside its weights."
+            )
+
+    def shorten(self, recipe: Recipe) -> Recipe:
+        """A recipe whose texts are as long as `length` allows: what a method's defaults, the papers', become here."""
+        return Recipe.model_validate(_capped(recipe.model_dump(), self._usable)) if self._usable else recipe
+
+
+def advised_length(model_max_length: Any) -> int | None:
+    """What a tokenizer's field of this name says of the length of texts; None for what stands there in its absence."""
+    told = isinstance(model_max_length, int) and 2 <= model_max_length < _UNLIMITED
+    return model_max_length if told else None
+
+
+def model_windows(model: "nn.Module", tokens: Tokens, sequence_length: int, bos: BOS = "text") -> "Tensor":
+    """`rotquant.text.evaluation_windows` for a model that can read them.
+
+    Raises:
+        CorpusError: the text is shorter than one window, or the tokenizer has no BOS for each.
+        RecipeError, CheckpointError: as `Limits.check`.
+    """
+    limits = Limits.of(model.config)
+    limits.check_length(sequence_length, "windows")
+    windows = evaluation_windows(tokens, sequence_length, bos)
+    limits.check(windows, "windows")
+    return windows
+
+
+def metric_windows(model: "nn.Module", tokens: Tokens, metric: Perplexity | SNR) -> "Tensor":
+    """The windows that a metric asks for, int64 [windows, tokens]; raises as `model_windows`."""
+    return model_windows(model, tokens, metric.sequence_length, metric.bos)[: metric.max_windows]
+
+
+def _context(config: Any) -> int | None:
+    positions = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if positions is None or rope.get("rope_type") not in _STRETCHED:
+        return positions
+    original = rope.get("original_max_position_embeddings") or positions
+    return max(positions, int(original * (rope.get("factor") or 1.0)))
+
+
+def _capped(data: Any, longest: int) -> Any:
+    """A recipe's data in which no `sequence_length`, however deep, exceeds the longest."""
+    if not isinstance(data, dict):
+        return data
+    return {
+        name: min(value, longest) if name == "sequence_length" else _capped(value, longest)
+        for name, value in data.items()
+    }

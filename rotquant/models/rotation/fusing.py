@@ -1,0 +1,243 @@
+"""Rotations fused into a model's weights (QuaRot Sec. 4 stages 1a-1d; SpinQuant's R1, R2 and the weight side of R4).
+
+Row-vector convention throughout: an activation x becomes x Q, so a weight W [out, in] that reads it becomes W Q and one
+that writes it Q^T W. Each weight is computed once in float64 and stored in its own type. The online half of the
+transforms lives in wrapping.py; a rotated model without it computes nonsense unless `heads` and `mlp` are off.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.progress import track
+from rotquant.models.architectures import (
+    Architecture,
+    Projection,
+    architecture_of,
+    decoder_layers,
+    embedding,
+    final_norm,
+    lm_head,
+)
+from rotquant.models.rotation.matrices import Rotations, check_rotations, initial_rotations
+from rotquant.recipes.schemes import RotationScheme
+from rotquant.tensors import hadamard
+
+#: Weights that are changed row by row are handled in blocks of about this many elements (512 MiB in float64).
+_BLOCK_ELEMENTS = 2**26
+
+_NO_ROTATION = RotationScheme(residual="none", values="none", heads=False, keys=False, mlp=False)
+
+
+def check_rotation(architecture: Architecture, scheme: RotationScheme) -> None:
+    """Raise `RecipeError` when a Hadamard matrix that `scheme` needs is not known; call it before touching a weight."""
+    needed = [
+        (scheme.residual == "hadamard", architecture.hidden_size, "hidden size", "residual: orthogonal"),
+        ("hadamard" in scheme.values, architecture.head_dim, "head dimension", "values: none"),
+        (scheme.keys, architecture.head_dim, "head dimension", "keys: false"),
+        (scheme.heads, architecture.num_heads, "number of attention heads", "heads: false"),
+        (scheme.mlp, architecture.intermediate_size, "intermediate size", "mlp: false"),
+    ]
+    for wanted, size, what, remedy in needed:
+        if wanted and not hadamard.is_supported(size):
+            raise RecipeError(
+                f"no Hadamard matrix of size {size} is known, the {what} of this {architecture.family} model; "
+                f"set rotation.{remedy}."
+            )
+
+
+def online_dtype(x: Tensor, scheme: RotationScheme) -> torch.dtype:
+    """Arithmetic type of an online transform of `x`: as the scheme says, but float64 for float64 input."""
+    return torch.float64 if x.dtype == torch.float64 else getattr(torch, scheme.online_dtype)
+
+
+def fuse_norms(model: nn.Module) -> None:
+    """Multiply each RMSNorm weight into the linear layers that read it and set it to one; unties the embeddings.
+
+    The function of the model does not change. `rotate` does it where R1 comes between the two: diag(g) does not
+    commute with Q.
+    """
+    _fuse(model, Rotations(None, None), _Fusion(architecture_of(model), _NO_ROTATION, None, None, gains=True))
+
+
+@torch.no_grad()
+def rotate(
+    model: nn.Module,
+    scheme: RotationScheme,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    *,
+    rotations: Rotations | None = None,
+) -> None:
+    """Fuse rotations into the weights of `model`, in place, one weight at a time, and norms where there is an R1.
+
+    R1 goes into everything that reads or writes the residual stream; R2 into v_proj and o_proj; the inverses of the
+    online transforms (R4, heads) into down_proj and o_proj. Together with `wrap(model, Wrapping(rotation=scheme))` the
+    logits are those of the original model. With R1 embeddings are untied: their two roles need different weights from
+    now on. A scheme without R1 leaves norms and embeddings as they are, and one with nothing at all the whole model.
+
+    Args:
+        model: a supported transformers causal language model, on any device, in any floating-point type.
+        scheme: which rotations.
+        seed: of the random rotations, where none are given and none are learned.
+        device: where the float64 products are computed; default, where each weight lies.
+        rotations: R1 and R2, for example learned ones; default, those that the scheme draws with the seed.
+
+    Raises:
+        RecipeError: some Hadamard matrix is not known, or the rotations do not fit, or the scheme has learned ones and
+            none are given. No weight has been touched then.
+        UnsupportedArchitectureError: unknown model family.
+    """
+    architecture = architecture_of(model)
+    check_rotation(architecture, scheme)
+    if rotations is not None:
+        check_rotations(architecture, scheme, rotations)
+    elif scheme.learning is None:
+        rotations = initial_rotations(architecture, scheme, seed)
+    else:
+        raise RecipeError("the rotations of this recipe are learned: learn them first, and pass them to rotate().")
+    residual = rotations.residual
+    if residual is not None and device is not None:
+        residual = residual.to(device)
+    _fuse(model, rotations, _Fusion(architecture, scheme, residual, device, gains=residual is not None))
+
+
+@torch.no_grad()
+def _fuse(model: nn.Module, rotations: Rotations, fusion: "_Fusion") -> None:
+    """Put rotations, and gains of norms if `fusion` says so, into every weight of the model."""
+    if fusion.gains:
+        _untie_embeddings(model)
+    fusion.rotate_embedding(embedding(model).weight)
+    for index, layer in enumerate(track(decoder_layers(model), "rotating", "layer")):
+        fusion.rotate_layer(layer, rotations.values[index] if rotations.values else None)
+    fusion.rotate_readers(final_norm(model), [lm_head(model).weight])
+
+
+@dataclass(frozen=True)
+class _Fusion:
+    """One call of `rotate` or `fuse_norms`: what is fused, and where it is computed.
+
+    gains: whether norms give their gains to what reads them; else both stay.
+    """
+
+    architecture: Architecture
+    scheme: RotationScheme
+    residual: Tensor | None
+    device: torch.device | str | None
+    gains: bool
+
+    def rotate_embedding(self, weight: Tensor) -> None:
+        """E Q, of the centred E if the scheme says so."""
+
+        def change(rows: Tensor) -> Tensor:
+            if self.scheme.center_embeddings:
+                rows = rows - rows.mean(dim=-1, keepdim=True)
+            return self._times_residual(rows)
+
+        self._update_rows(weight, change)
+
+    def rotate_layer(self, layer: nn.Module, values: Tensor | None) -> None:
+        """All weights of one decoder layer, whose R2 is `values`."""
+        shape = self.architecture
+        attention_norm, mlp_norm = (
+            layer.get_submodule(shape.site(name).norm) for name in ("attention_input", "mlp_input")
+        )
+        if values is not None:
+            self._rotate_values(layer, attention_norm, values)
+            readers = (shape.query, shape.key)
+        else:
+            readers = (shape.query, shape.key, shape.value)
+        self.rotate_readers(attention_norm, [_rows(layer, reader).weight for reader in readers])
+        self.rotate_readers(mlp_norm, [_rows(layer, reader).weight for reader in (shape.gate, shape.up)])
+        undo = partial(self._inverse_of_attention_output, values=values)
+        self._rotate_writer(layer.get_submodule(shape.attention_output), undo)
+        self._rotate_writer(layer.get_submodule(shape.mlp_output), self._inverse_of_mlp_output)
+
+    def rotate_readers(self, norm: nn.Module, weights: Sequence[Tensor]) -> None:
+        """W diag(g) Q for the weights of all that read a norm of gain g, which becomes one."""
+        if not self.gains:
+            return
+        gain = norm.weight.to(torch.float64)
+        for weight in weights:
+            self._update_rows(weight, lambda rows: self._times_residual(rows * gain.to(rows.device)))
+        norm.weight.fill_(1.0)
+
+    def _rotate_values(self, layer: nn.Module, norm: nn.Module, values: Tensor) -> None:
+        """R2 at the output of v_proj, and `rotate_readers` at its input: (I x R2)^T W diag(g) Q and b (I x R2)."""
+        value, gain = _rows(layer, self.architecture.value), norm.weight.to(torch.float64)
+
+        def change(weight: Tensor) -> Tensor:
+            turned = _per_head(weight.T, values).T
+            return self._times_residual(turned * gain.to(weight.device)) if self.gains else turned
+
+        self._update(value.weight, change)
+        if value.bias is not None:
+            self._update(value.bias, lambda bias: _per_head(bias, values))
+
+    def _rotate_writer(self, linear: nn.Linear, undo_online: Callable[[Tensor], Tensor]) -> None:
+        """Q^T W of a layer that writes the residual stream, whose input arrives transformed; its bias becomes b Q."""
+        self._update(linear.weight, lambda weight: self._times_residual(undo_online(weight).T).T)
+        if linear.bias is not None:
+            self._update(linear.bias, self._times_residual)
+
+    def _inverse_of_attention_output(self, weight: Tensor, values: Tensor | None) -> Tensor:
+        """W times the transforms of its input, R2 and the one across heads: orthogonal, so (x H)(W H)^T = x W^T."""
+        if values is not None:
+            weight = _per_head(weight, values)
+        if self.scheme.heads:
+            weight = hadamard.head_hadamard_transform(weight, self.architecture.num_heads)
+        return weight
+
+    def _inverse_of_mlp_output(self, weight: Tensor) -> Tensor:
+        """The same for R4."""
+        return hadamard.hadamard_transform(weight) if self.scheme.mlp else weight
+
+    def _times_residual(self, x: Tensor) -> Tensor:
+        """x Q along the last axis; `x` itself without R1."""
+        return x if self.residual is None else x @ self.residual.to(x.device)
+
+    def _update_rows(self, weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+        """`_update` for a change that acts on each row alone, in blocks: bounds the memory of large vocabularies."""
+        for rows in weight.split(max(1, _BLOCK_ELEMENTS // weight.shape[-1])):
+            self._update(rows, change)
+
+    def _update(self, weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+        """weight := change(weight), computed in float64 on the chosen device.
+
+        Types are converted on that device: converting on the host would be slow and move four times the bytes.
+        """
+        changed = change(weight.to(self.device or weight.device).to(torch.float64))
+        weight.copy_(changed.to(weight.dtype))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Views of a projection's rows: weight [rows, in], bias [rows] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _rows(layer: nn.Module, projection: Projection) -> _Rows:
+    linear = layer.get_submodule(projection.name)
+    rows = slice(*(projection.rows or (None,)))
+    return _Rows(linear.weight[rows], None if linear.bias is None else linear.bias[rows])
+
+
+def _per_head(x: Tensor, rotation: Tensor) -> Tensor:
+    """x (I x R) along the last axis, [..., heads * head_dim]: each head's features times R [head_dim, head_dim]."""
+    return (x.unflatten(-1, (-1, len(rotation))) @ rotation.to(x.device)).flatten(-2)
+
+
+def _untie_embeddings(model: nn.Module) -> None:
+    """Give lm_head its own copy of a shared weight and say so in the configuration, so that it is saved and loaded."""
+    head, tokens = lm_head(model), embedding(model)
+    if head.weight is tokens.weight or head.weight.data_ptr() == tokens.weight.data_ptr():
+        head.weight = nn.Parameter(tokens.weight.detach().clone(), requires_grad=tokens.weight.requires_grad)
+    model.config.tie_word_embeddings = False
+    # transformers lists tied names when a model is built, for its own re-tying, device maps and saving.
+    model.all_tied_weights_keys = {}

@@ -1,0 +1,155 @@
+"""A model's fused rotations as matrices: R1 of the residual stream, R2 of each layer's values (SpinQuant Sec. 3.1).
+
+Drawn at random as a `RotationScheme` says, or learned (`rotquant.methods.spinquant`), and kept in one safetensors file.
+What is done with them is `rotquant.models.rotation.fusing`'s business.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rotquant.foundation.errors import RecipeError, ResultError
+from rotquant.foundation.files import atomic_path
+from rotquant.models.architectures import Architecture
+from rotquant.models.integrity import check_finite, tensors_digest
+from rotquant.recipes.schemes import RotationScheme
+from rotquant.tensors import hadamard
+from rotquant.tensors.stiefel import orthonormality_error
+
+#: How far from orthonormal a stored or learned rotation may be; beyond it a rotated model is another function.
+_TOLERANCE = 1e-4
+#: The file's only metadata: history and digest of the matrices as JSON; the history alone in files of before digests
+#: were kept. Safetensors writes several in random order, and equal rotations should give equal files.
+_METADATA = "rotquant.models.rotation.matrices"
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """Orthogonal matrices, float64, to be applied to rows: an activation x becomes x R.
+
+    residual: R1 [hidden, hidden], or None.
+    values: R2 of each layer [head_dim, head_dim], the same for all heads of the layer, or None.
+    """
+
+    residual: Tensor | None
+    values: tuple[Tensor, ...] | None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The matrices by name: `residual`, `values.0`, `values.1` and so on."""
+        named = {} if self.residual is None else {"residual": self.residual}
+        return named | {f"values.{index}": matrix for index, matrix in enumerate(self.values or ())}
+
+    @classmethod
+    def of_tensors(cls, tensors: dict[str, Tensor]) -> "Rotations":
+        """The inverse of `tensors`, in float64."""
+        exact = {name: tensor.to(torch.float64) for name, tensor in tensors.items()}
+        residual = exact.pop("residual", None)
+        return cls(residual, tuple(exact[f"values.{index}"] for index in range(len(exact))) or None)
+
+
+def initial_rotations(architecture: Architecture, scheme: RotationScheme, seed: int) -> Rotations:
+    """R1 and every layer's R2 as the scheme says, drawn in this order from one generator; equal seeds, equal matrices.
+
+    Raises:
+        HadamardSizeError: a Hadamard matrix is asked for of a size that has no construction.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    residual = _draw(scheme.residual, architecture.hidden_size, generator)
+    if scheme.values == "none":
+        return Rotations(residual, None)
+    if scheme.values == "hadamard":
+        exact = hadamard.hadamard_matrix(architecture.head_dim, torch.float64) * architecture.head_dim**-0.5
+        return Rotations(residual, (exact,) * architecture.num_layers)
+    kind = scheme.values.removeprefix("random_")
+    values = tuple(_draw(kind, architecture.head_dim, generator) for _ in range(architecture.num_layers))
+    return Rotations(residual, values)
+
+
+def _draw(kind: str, size: int, generator: torch.Generator) -> Tensor | None:
+    """A random rotation [size, size], `hadamard` or `orthogonal`; None for `none`."""
+    if kind == "none":
+        return None
+    draw = hadamard.random_hadamard_matrix if kind == "hadamard" else hadamard.random_orthogonal_matrix
+    return draw(size, generator)
+
+
+def check_rotations(architecture: Architecture, scheme: RotationScheme, rotations: Rotations) -> None:
+    """Raise `RecipeError` unless these are orthogonal matrices of the model's sizes, for what the scheme rotates."""
+    values = 0 if scheme.values == "none" else architecture.num_layers
+    wanted = {"residual": architecture.hidden_size} if scheme.residual != "none" else {}
+    wanted |= {f"values.{index}": architecture.head_dim for index in range(values)}
+    given = rotations.tensors()
+    if set(given) != set(wanted):
+        raise RecipeError(
+            f"the rotations do not belong to this recipe and {architecture.family} model: expected R1 "
+            f"{'present' if 'residual' in wanted else 'absent'} and {values} R2, and got R1 "
+            f"{'present' if 'residual' in given else 'absent'} and {len(rotations.values or ())} R2."
+        )
+    for name, size in wanted.items():
+        shape = tuple(given[name].shape)
+        if shape != (size, size):
+            raise RecipeError(f"rotation {name} has shape {shape}, and this model needs {(size, size)}.")
+        if not orthonormality_error(given[name]) <= _TOLERANCE:
+            raise RecipeError(f"rotation {name} is not orthogonal.")
+
+
+def save_rotations(path: str | Path, rotations: Rotations, history: list[dict[str, Any]]) -> None:
+    """Write rotations, and the history of their learning, to one safetensors file, atomically.
+
+    history: plain data; empty for rotations that were drawn.
+    """
+    tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in rotations.tensors().items()}
+    with atomic_path(path) as temporary:
+        metadata = json.dumps({"history": history, "digest": tensors_digest(tensors)})
+        save_file(tensors, temporary, metadata={_METADATA: metadata})
+
+
+def load_rotations(path: str | Path) -> Rotations:
+    """Read what `save_rotations` wrote.
+
+    Raises:
+        ResultError: the file is missing, damaged, or something else.
+        CheckpointError: a matrix is not finite.
+    """
+    tensors, _ = _read(path)
+    return Rotations.of_tensors(tensors)
+
+
+def load_history(path: str | Path) -> list[dict[str, Any]]:
+    """The history that `save_rotations` wrote beside the rotations; raises as `load_rotations`."""
+    return _read(path)[1]
+
+
+def ends_of(history: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The first and the last step of a history, without what they say of single places; nothing of an empty one."""
+    ends = {"first": history[0], "last": history[-1]} if history else {}
+    return {
+        end: {name: value for name, value in record.items() if isinstance(value, int | float)}
+        for end, record in ends.items()
+    }
+
+
+def _read(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise ResultError(f"rotations {path} do not exist.") from None
+    except (SafetensorError, OSError) as error:
+        raise ResultError(f"rotations {path} are damaged ({error}); delete the file to compute it again.") from None
+    if _METADATA not in metadata:
+        raise ResultError(f"{path} holds no rotations.")
+    check_finite(path, tensors.items())
+    kept = json.loads(metadata[_METADATA])
+    if isinstance(kept, list):
+        return tensors, kept
+    if tensors_digest(tensors) != kept["digest"]:
+        raise ResultError(f"rotations {path} are damaged: a matrix was changed; delete the file to compute it again.")
+    return tensors, kept["history"]

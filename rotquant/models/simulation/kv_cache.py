@@ -1,0 +1,180 @@
+"""A KV cache that stores integers: keys quantized after RoPE and R3, values at v_proj (QuaRot Sec. 4, stage 2c).
+
+A token is quantized once, when it enters, by itself: prefill and decode see the same numbers. Keys come out rotated
+back: scores are q (k_hat H^-1)^T = (q H) k_hat^T, those of QuaRot, and neither queries nor the attention implementation
+change. Codes take one byte each; this simulates the arithmetic, not the memory saved.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.models.rotation.fusing import online_dtype
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors import hadamard
+from rotquant.tensors.quantization import QParams, check_groups, choose_qparams, dequantize, fake_quantize, quantize
+
+
+@dataclass(frozen=True)
+class KVQuantizer:
+    """How keys and values [batch, kv heads, tokens, head_dim] are quantized; a None scheme leaves them as floats.
+
+    rotation: its `keys` says whether keys pass R3 before they are quantized, its `online_dtype` in which arithmetic.
+    scale_gradients: as in `Wrapping`.
+    """
+
+    keys: QuantizationScheme | None
+    values: QuantizationScheme | None
+    rotation: RotationScheme | None = None
+    scale_gradients: bool = False
+
+    @property
+    def rotates_keys(self) -> bool:
+        """Whether R3 acts; without key quantization it would cancel with its inverse."""
+        return self.keys is not None and self.rotation is not None and self.rotation.keys
+
+    def rotate_keys(self, keys: Tensor, inverse: bool = False) -> Tensor:
+        """R3 along the head dimension, or its inverse."""
+        if not self.rotates_keys:
+            return keys
+        return hadamard.hadamard_transform(keys, inverse=inverse, compute_dtype=online_dtype(keys, self.rotation))
+
+    def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values as attention will see them, differentiable (straight-through); equal to encode and decode."""
+        learn = self.scale_gradients
+        if self.keys is not None:
+            rotated = fake_quantize(self.rotate_keys(keys), self.keys, scale_gradients=learn)
+            keys = self.rotate_keys(rotated, inverse=True)
+        if self.values is not None:
+            values = fake_quantize(values, self.values, scale_gradients=learn)
+        return keys, values
+
+
+def check_cache_scheme(scheme: QuantizationScheme | None, head_dim: int, what: str) -> None:
+    """Raise `RecipeError` unless every token of every head can be quantized by itself with `scheme`."""
+    if scheme is None:
+        return
+    if scheme.granularity not in ("head", "group"):
+        raise RecipeError(
+            f"{what}: granularity {scheme.granularity!r} has no meaning in a cache that grows token by token; "
+            "use 'head', or 'group' with a group_size that divides the head dimension."
+        )
+    if not scheme.dynamic:
+        raise RecipeError(f"{what}: static scales are not available for the KV cache; set dynamic: true.")
+    check_groups(head_dim, scheme, f"an attention head ({what})")
+
+
+class QuantizedCache(Cache):
+    """A transformers cache whose layers hold codes and scales. Grows without limit; works with generate()."""
+
+    def __init__(self, quantizer: KVQuantizer) -> None:
+        super().__init__(layer_class_to_replicate=partial(QuantizedCacheLayer, quantizer))
+        self.quantizer = quantizer
+
+
+class TransientCache:
+    """Stands in for a cache where none is kept: attention sees quantized keys and values, and nothing is stored."""
+
+    def __init__(self, quantizer: KVQuantizer) -> None:
+        self.quantizer = quantizer
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of this call, quantized and dequantized."""
+        return self.quantizer.fake(key_states, value_states)
+
+
+class QuantizedCacheLayer(DynamicLayer):
+    """One layer's keys and values. `keys` and `values` are codes (floats where the scheme is None), [B, H, T, D].
+
+    Beside them lie scales and zero points, [B, H, T, groups, 1]: batch first and tokens third in all of them.
+    """
+
+    is_croppable = True
+
+    def __init__(self, quantizer: KVQuantizer) -> None:
+        super().__init__()
+        self.quantizer = quantizer
+        self.key_qparams: tuple[Tensor, ...] = ()
+        self.value_qparams: tuple[Tensor, ...] = ()
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Quantize and store new tokens; return all tokens' keys and values, dequantized, of the incoming type."""
+        quantizer = self.quantizer
+        keys, key_qparams = _encode(quantizer.rotate_keys(key_states), quantizer.keys)
+        values, value_qparams = _encode(value_states, quantizer.values)
+        if self.get_seq_length():
+            keys, values = _append(self.keys, keys), _append(self.values, values)
+            key_qparams = tuple(map(_append, self.key_qparams, key_qparams))
+            value_qparams = tuple(map(_append, self.value_qparams, value_qparams))
+        self.keys, self.key_qparams = keys, key_qparams
+        self.values, self.value_qparams = values, value_qparams
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        all_keys = _decode(keys, key_qparams, quantizer.keys, key_states.dtype)
+        all_values = _decode(values, value_qparams, quantizer.values, value_states.dtype)
+        return quantizer.rotate_keys(all_keys, inverse=True), all_values
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, their number given negative; a positive number is the length to keep."""
+        length = self.get_seq_length()
+        keep = length + tokens_to_remove if tokens_to_remove <= 0 else min(tokens_to_remove, length)
+        self._change(lambda part: part[:, :, :keep])
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self._change(lambda part: part[:, :, :0])
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the batch (beam search)."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sequence of the batch."""
+        self._change(lambda part: part.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the sequences `indices` of the batch, in that order."""
+        self._change(lambda part: part[indices.to(part.device)])
+
+    def offload(self) -> None:
+        """Move to the host."""
+        self._change(lambda part: part.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        """Move back to the device of the last update."""
+        self._change(lambda part: part.to(self.device, non_blocking=True))
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply one change to every stored tensor."""
+        if not self.is_initialized:
+            return
+        self.keys, self.values = change(self.keys), change(self.values)
+        self.key_qparams = tuple(map(change, self.key_qparams))
+        self.value_qparams = tuple(map(change, self.value_qparams))
+
+
+def _append(old: Tensor, new: Tensor) -> Tensor:
+    """Concatenate along the token axis."""
+    return torch.cat([old, new], dim=2)
+
+
+def _encode(x: Tensor, scheme: QuantizationScheme | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Codes and (scale,) or (scale, zero_point); `x` itself and () without a scheme."""
+    if scheme is None:
+        return x, ()
+    qparams = choose_qparams(x, scheme)
+    codes = quantize(x, qparams, scheme)
+    return codes, (qparams.scale,) if qparams.zero_point is None else (qparams.scale, qparams.zero_point)
+
+
+def _decode(
+    codes: Tensor, qparams: tuple[Tensor, ...], scheme: QuantizationScheme | None, dtype: torch.dtype
+) -> Tensor:
+    return codes if scheme is None else dequantize(codes, QParams(*qparams), scheme, dtype)

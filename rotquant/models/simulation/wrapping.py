@@ -1,0 +1,244 @@
+"""The running half of a recipe: online transforms and quantizers, put into a model by forward hooks, and taken out.
+
+Inputs of linear layers are quantized where they arise, once for all linear layers that read them (QuaRot Sec. 4, stage
+2b); online transforms (R4, heads, R3) come before the quantizers. Weights and module types are never touched.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from rotquant.foundation.errors import RecipeError, RotquantError
+from rotquant.models.architectures import (
+    Architecture,
+    Site,
+    architecture_of,
+    base_model,
+    decoder_layers,
+    short_rope_tokens,
+)
+from rotquant.models.rotation.fusing import check_rotation, online_dtype
+from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors import hadamard
+from rotquant.tensors.quantization import ColumnSplit, QParams, check_groups, fake_quantize, fake_quantize_split
+
+__all__ = ["ColumnSplit", "Handle", "SiteKey", "Wrapping", "check_wrapping", "wrap"]
+
+#: Index of a decoder layer and name of a site in it.
+SiteKey = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """What happens while the model runs. Every field is optional; an empty wrapping changes nothing.
+
+    rotation: its online transforms; the weights must have been rotated by the same scheme.
+    activations: quantizer of every site, the input of every linear layer but lm_head.
+    keys, values: quantizers of the KV cache.
+    outliers: sites whose features are split into normal ones and outliers.
+    static: scales of sites by (layer, site), read when `activations.dynamic` is False.
+    scale_gradients: whether training differentiates dynamic scales too (OmniQuant's code) or takes them as constants.
+    attention_output: quantizer of o_proj's input in place of `activations`: one scale for each head (SpinQuant, which
+        has no transform across heads). Granularity `head`, dynamic.
+    """
+
+    rotation: RotationScheme | None = None
+    activations: QuantizationScheme | None = None
+    keys: QuantizationScheme | None = None
+    values: QuantizationScheme | None = None
+    outliers: Mapping[SiteKey, ColumnSplit] = field(default_factory=dict)
+    static: Mapping[SiteKey, QParams] | None = None
+    scale_gradients: bool = False
+    attention_output: QuantizationScheme | None = None
+
+    def scheme_of(self, site: Site, head_dim: int) -> QuantizationScheme | None:
+        """The quantizer of a site; `head` becomes groups of `head_dim` features."""
+        if site.name != "attention_output" or self.attention_output is None:
+            return self.activations
+        return self.attention_output.model_copy(update={"granularity": "group", "group_size": head_dim})
+
+
+class Handle:
+    """Removes what `wrap` installed; also a context manager. Removing twice does nothing."""
+
+    def __init__(self) -> None:
+        self._hooks: list[RemovableHandle] = []
+
+    def add(self, hook: RemovableHandle) -> None:
+        """Remember a hook to remove."""
+        self._hooks.append(hook)
+
+    def remove(self) -> None:
+        """Restore the model exactly."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def __enter__(self) -> "Handle":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def wrap(model: nn.Module, wrapping: Wrapping) -> Handle:
+    """Install `wrapping` into a supported transformers causal language model.
+
+    At each site the online transform and the quantizer are separate hooks, in this order; hooks that the caller adds to
+    a linear layer afterwards see its input after both. `Wrapping(rotation=...)` alone: rotated, unquantized inputs.
+
+    Raises:
+        RecipeError: a group size does not fit, a Hadamard matrix is not known, or static scales are missing; the model
+            is untouched then.
+    """
+    architecture = architecture_of(model)
+    check_wrapping(architecture, wrapping)
+    handle = Handle()
+    for index, layer in enumerate(decoder_layers(model)):
+        for site in architecture.sites:
+            _wrap_site(handle, layer, site, _online_transform(architecture, site, wrapping.rotation))
+            _wrap_site(handle, layer, site, _quantizer(index, site, wrapping, architecture.head_dim))
+    if wrapping.keys is not None or wrapping.values is not None:
+        quantizer = KVQuantizer(wrapping.keys, wrapping.values, wrapping.rotation, wrapping.scale_gradients)
+        _wrap_cache(handle, model, architecture, quantizer)
+    return handle
+
+
+def check_wrapping(architecture: Architecture, wrapping: Wrapping) -> None:
+    """Raise `RecipeError` for anything in `wrapping` that does not fit the model."""
+    if wrapping.rotation is not None:
+        check_rotation(architecture, wrapping.rotation)
+    for what in ("keys", "values"):
+        check_cache_scheme(getattr(wrapping, what), architecture.head_dim, what)
+    if wrapping.attention_output is not None and wrapping.attention_output.granularity != "head":
+        raise RecipeError(f"attention_output takes granularity head, not {wrapping.attention_output.granularity}.")
+    for index in range(architecture.num_layers):
+        for site in architecture.sites:
+            scheme = wrapping.scheme_of(site, architecture.head_dim)
+            if scheme is None:
+                continue
+            split = wrapping.outliers.get((index, site.name))
+            normal = site.features - (split.outliers if split else 0)
+            where = f"layer {index}'s {' and '.join(site.linears)}" + (" that are not outliers" if split else "")
+            check_groups(normal, scheme, where)
+            if not scheme.dynamic and (index, site.name) not in (wrapping.static or {}):
+                raise RecipeError(
+                    f"static activation scales are missing for layer {index}, {site.name}: calibrate them."
+                )
+
+
+def _wrap_site(handle: Handle, layer: nn.Module, site: Site, function: Callable[[Tensor], Tensor] | None) -> None:
+    """Apply `function` to what the linear layers of a site read: at the norm before them, or else at the one layer."""
+    if function is None:
+        return
+    if site.norm is not None:
+        norm = layer.get_submodule(site.norm)
+        handle.add(norm.register_forward_hook(lambda _module, _inputs, output: function(output)))
+    else:
+        for name in site.linears:
+            linear = layer.get_submodule(name)
+            handle.add(linear.register_forward_pre_hook(lambda _module, inputs: (function(inputs[0]), *inputs[1:])))
+
+
+def _online_transform(
+    architecture: Architecture, site: Site, rotation: RotationScheme | None
+) -> Callable[[Tensor], Tensor] | None:
+    """The online transform of a site: across heads before o_proj, R4 before down_proj."""
+    if rotation is not None and rotation.heads and site.name == "attention_output":
+        heads = architecture.num_heads
+        return lambda x: hadamard.head_hadamard_transform(x, heads, compute_dtype=online_dtype(x, rotation))
+    if rotation is not None and rotation.mlp and site.name == "mlp_output":
+        return lambda x: hadamard.hadamard_transform(x, compute_dtype=online_dtype(x, rotation))
+    return None
+
+
+def _quantizer(index: int, site: Site, wrapping: Wrapping, head_dim: int) -> Callable[[Tensor], Tensor] | None:
+    """The quantizer of one site of layer `index`."""
+    scheme = wrapping.scheme_of(site, head_dim)
+    if scheme is None:
+        return None
+    static = None if scheme.dynamic else (wrapping.static or {})[index, site.name]
+    split = wrapping.outliers.get((index, site.name))
+    if split is None and static is None:
+        return partial(fake_quantize, scheme=scheme, scale_gradients=wrapping.scale_gradients)
+    return _StoredQuantizer(scheme, split, static)
+
+
+class _StoredQuantizer:
+    """A quantizer with tensors of its own, which follow the activations from device to device (layers stream)."""
+
+    def __init__(self, scheme: QuantizationScheme, split: ColumnSplit | None, static: QParams | None) -> None:
+        self.scheme, self.split, self.static = scheme, split, static
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.static is not None and self.static.scale.device != x.device:
+            self.static = self.static.to(x.device)
+        if self.split is None:
+            return fake_quantize(x, self.scheme, self.static)
+        if self.split.permutation.device != x.device:
+            self.split = self.split.to(x.device)
+        return fake_quantize_split(x, self.scheme, self.split, self.static)
+
+
+def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, quantizer: KVQuantizer) -> None:
+    """Make attention read keys and values through `quantizer`, whether or not the caller keeps a cache.
+
+    Two levels: the base model is given a `QuantizedCache` where a cache is kept; attention without one (evaluation,
+    training, gradient checkpointing, a decoder layer called by itself) gets a `TransientCache`.
+    """
+
+    def at_base(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        cache, use_cache = kwargs.get("past_key_values"), kwargs.get("use_cache")
+        if use_cache is None:
+            use_cache = module.config.use_cache
+        if cache is None and not use_cache:
+            return args, kwargs
+        _check_rope(module, args, kwargs)
+        return args, {**kwargs, "past_key_values": _own_cache(cache, quantizer)}
+
+    def at_attention(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        cache = kwargs.get("past_key_values")
+        own = TransientCache(quantizer) if cache is None else _own_cache(cache, quantizer, replace=False)
+        return args, {**kwargs, "past_key_values": own}
+
+    handle.add(base_model(model).register_forward_pre_hook(at_base, with_kwargs=True))
+    for layer in decoder_layers(model):
+        attention = layer.get_submodule(architecture.attention)
+        handle.add(attention.register_forward_pre_hook(at_attention, with_kwargs=True))
+
+
+def _check_rope(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise one clear error where a cached text grows past the point at which LongRoPE changes its frequencies.
+
+    transformers' generate() drops the cache there, without computing it anew, and its continuation is nonsense.
+    """
+    limit = short_rope_tokens(module)
+    if limit is None:
+        return
+    new = next(x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None).shape[1]
+    positions, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
+    if positions is not None:
+        before = int(positions.max()) + 1 - new
+    else:
+        before = cache.get_seq_length() if cache is not None else 0
+    if 0 < before <= limit < before + new:
+        raise RotquantError(
+            f"this model's LongRoPE has other frequencies for texts of more than {limit} tokens, for which cached keys "
+            "are wrong: pass a longer text at once, stop before, or set use_cache=False."
+        )
+
+
+def _own_cache(cache: Any, quantizer: KVQuantizer, replace: bool = True) -> Any:
+    """`cache` if this wrapping made it, a new one in place of none or an empty one of another kind; else an error."""
+    if isinstance(cache, QuantizedCache | TransientCache) and cache.quantizer == quantizer:
+        return cache
+    if replace and (cache is None or cache.get_seq_length() == 0):
+        return QuantizedCache(quantizer)
+    raise RotquantError(
+        f"the model quantizes its KV cache, but was given a {type(cache).__name__} filled by something else; "
+        "pass past_key_values=None and keep the cache that the first call returns."
+    )

@@ -1,0 +1,232 @@
+"""Calibration text streamed through a model one decoder layer at a time (the order of GPTQ's and QuaRot's own code).
+
+Hidden states of all samples are kept between layers, in place; only one layer needs to lie on the accelerator. What is
+done with a layer's inputs is the caller's business: nothing here quantizes or changes a weight.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.foundation.progress import Task, task
+from rotquant.models.architectures import Architecture, Site, architecture_of, base_model, decoder_layers
+from rotquant.models.limits import Limits
+from rotquant.tensors.onednn import OneDNNLinear
+
+#: Tokens that pass a layer at once when the caller does not say.
+_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
+#: Inputs of o_proj and down_proj up to this size are kept until their layer is done, so that nothing is computed twice.
+_RECORD_BYTES = {"cpu": 2**30, "cuda": 8 * 2**30}
+#: Share of the accelerator's free memory that hidden states may take; beyond it they stay on the host.
+_SHARE_OF_FREE_MEMORY = 0.25
+
+
+class LayerStream:
+    """Hidden states [samples, tokens, hidden] on their way through the decoder layers of one model.
+
+    hidden: inputs of the current layer, on the accelerator or the host.
+    kwargs: for each layer the keyword arguments of its forward for one sample (position embeddings, mask); they
+        broadcast over a batch because samples are equally long and unpadded.
+    batch_size: samples at once.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        hidden: Tensor,
+        kwargs: list[dict[str, Any]],
+        device: torch.device,
+        batch_size: int,
+    ) -> None:
+        self.architecture: Architecture = architecture_of(model)
+        self.modules = decoder_layers(model)
+        self.hidden = hidden
+        self.kwargs = kwargs
+        self.device = device
+        self.batch_size = batch_size
+        self._recorded: dict[str, list[Tensor]] = {}
+        self._task: Task
+
+    def layers(self, description: str) -> Iterator[tuple[int, nn.Module]]:
+        """Yield index and layer, each on the device while the caller's loop body runs; the body advances the stream."""
+        with task(description, "layer", len(self.modules)) as self._task:
+            for index, layer in enumerate(self.modules):
+                with on_device(layer, self.device):
+                    yield index, layer
+                self._recorded.clear()
+                self._task.advance()
+
+    def sites(self) -> Iterator[Site]:
+        """The sites of the layer that `layers` has yielded, in execution order, each a part of its progress."""
+        return self._task.parts(self.architecture.sites)
+
+    @torch.no_grad()
+    def feed(self, index: int, site: Site, receive: Callable[[Tensor], None]) -> None:
+        """Give `receive` the site's input, [batch, tokens, features], batch by batch, as its linear layers read it.
+
+        Hooks on the linear layers that exist by now act first. The layer runs only as far as this site. Ask for the
+        sites of a layer in execution order, and change no linear layer of a site that came before: what those gave is
+        remembered if it is not too large.
+        """
+        self._recorded.pop(site.name, None)
+        inputs: list[Tensor] = []
+        keep = site.norm is None and self._bytes_of(site) <= _of_device(_RECORD_BYTES, self.device)
+
+        def reached(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            receive(arguments[0])
+            if keep:
+                inputs.append(arguments[0])
+            raise _Reached
+
+        hook = self.modules[index].get_submodule(site.linears[0]).register_forward_pre_hook(reached)
+        try:
+            with self._shortcuts(index):
+                for rows in self._batches():
+                    with suppress(_Reached):
+                        self._forward(index, rows)
+        finally:
+            hook.remove()
+        if keep:
+            self._recorded[site.name] = inputs
+
+    @torch.no_grad()
+    def advance(self, index: int) -> None:
+        """Replace the hidden states by the layer's outputs. After the last layer there is nothing more to do with them,
+        so callers that only look at inputs skip it there."""
+        with self._shortcuts(index):
+            for rows in self._batches():
+                self.hidden[rows] = self._forward(index, rows).to(self.hidden.device)
+
+    def _forward(self, index: int, rows: slice) -> Tensor:
+        with OneDNNLinear():
+            output = self.modules[index](self.hidden[rows].to(self.device), **self.kwargs[index])
+        return output[0] if isinstance(output, tuple) else output
+
+    def _batches(self) -> Iterator[slice]:
+        for start in range(0, len(self.hidden), self.batch_size):
+            yield slice(start, start + self.batch_size)
+
+    def _bytes_of(self, site: Site) -> int:
+        return self.hidden.shape[0] * self.hidden.shape[1] * site.features * self.hidden.element_size()
+
+    @contextmanager
+    def _shortcuts(self, index: int) -> Iterator[None]:
+        """While open, the attention and MLP whose last linear layer's input is known compute that linear layer only."""
+        layer, shape = self.modules[index], self.architecture
+        places = {"attention_output": shape.attention_output, "mlp_output": shape.mlp_output}
+        with ExitStack() as stack:
+            for site, inputs in self._recorded.items():
+                block = layer.get_submodule(places[site].rpartition(".")[0])
+                linear = layer.get_submodule(places[site])
+                stack.enter_context(_skip_to(block, linear, inputs, returns_tuple=site == "attention_output"))
+            yield
+
+
+class _Reached(Exception):  # noqa: N818 - not an error: it ends a forward pass that has gone far enough
+    """The site that was asked for has been seen."""
+
+
+@contextmanager
+def _skip_to(block: nn.Module, linear: nn.Module, inputs: list[Tensor], returns_tuple: bool) -> Iterator[None]:
+    """Let `block` return linear(next recorded input). Hooks of `linear` have acted on the inputs already."""
+    remaining = iter(inputs)
+
+    def forward(*_: Any, **__: Any) -> Any:
+        output = linear.forward(next(remaining))
+        return (output, None) if returns_tuple else output
+
+    block.forward = forward
+    try:
+        yield
+    finally:
+        del block.forward
+
+
+@torch.no_grad()
+def capture_layer_inputs(
+    model: nn.Module, samples: Tensor, device: torch.device | str = "cpu", batch_size: int | None = None
+) -> LayerStream:
+    """Embed the samples and learn what each decoder layer is called with; no decoder layer runs.
+
+    Args:
+        model: a causal language model of a supported family; its layers may lie anywhere and are not moved.
+        samples: token ids, int64 [samples, tokens].
+        device: where layers will run.
+        batch_size: samples at once; default by the number of tokens.
+
+    Raises:
+        RecipeError, CheckpointError: the model cannot read the samples; see `rotquant.models.limits`.
+    """
+    Limits.of(model.config).check(samples, "samples")
+    device = torch.device(device)
+    if batch_size is None:
+        batch_size = max(1, _of_device(_TOKENS_AT_ONCE, device) // samples.shape[1])
+    base = base_model(model)
+    layers, home = base.layers, base.embed_tokens.weight.device
+    recorders = nn.ModuleList(_Recorder(layer) for layer in layers)
+    size = (*samples.shape, base.embed_tokens.embedding_dim)
+    base.layers = recorders
+    try:
+        base.to(device)  # embedding, norm and rotary embedding: the layers are out of the way
+        base(input_ids=samples[:1].to(device), use_cache=False)
+        kwargs = [recorder.kwargs for recorder in recorders]
+        hidden = _allocate(size, base.embed_tokens.weight.dtype, device)
+        for start in range(0, len(samples), batch_size):
+            base(input_ids=samples[start : start + batch_size].to(device), use_cache=False)
+            hidden[start : start + batch_size] = recorders[0].hidden.to(hidden.device)
+    finally:
+        base.to(home)
+        base.layers = layers
+    return LayerStream(model, hidden, kwargs, device, batch_size)
+
+
+class _Recorder(nn.Module):
+    """Stands in for a decoder layer: passes hidden states on and remembers what it was called with."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.hidden: Tensor | None = None
+        self.kwargs: dict[str, Any] = {}
+        if hasattr(layer, "attention_type"):  # some models choose the mask by it
+            self.attention_type = layer.attention_type
+
+    def forward(self, hidden: Tensor, **kwargs: Any) -> Tensor:
+        self.hidden, self.kwargs = hidden, kwargs
+        return hidden
+
+
+@contextmanager
+def on_device(module: nn.Module, device: torch.device | str) -> Iterator[None]:
+    """Hold a module on `device` while the block runs, then return it to where it was."""
+    home = next(module.parameters()).device
+    module.to(device)
+    try:
+        yield
+    finally:
+        module.to(home)
+
+
+def memory_peak(device: torch.device) -> int:
+    """Largest number of bytes that torch had allocated on a CUDA device since `reset_memory_peak`; 0 elsewhere."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def reset_memory_peak(device: torch.device) -> None:
+    """Start measuring `memory_peak` anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _of_device(values: dict[str, int], device: torch.device) -> int:
+    """The entry for a kind of device; any accelerator counts as cuda."""
+    return values["cpu" if device.type == "cpu" else "cuda"]
+
+
+def _allocate(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for the hidden states: on the accelerator unless they would take too much of its free memory."""
+    hidden = torch.empty(size, dtype=dtype, device="meta")
+    fits = device.type != "cuda" or hidden.nbytes <= _SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]
+    return torch.empty(size, dtype=dtype, device=device if fits else "cpu")

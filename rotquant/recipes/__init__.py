@@ -1,0 +1,1 @@
+"""Everything that can be asked for, as frozen data without torch: schemes, recipes, presets, metrics, corpora."""

@@ -1,0 +1,82 @@
+"""What a corpus is, as frozen data, and the content hash that identifies the text which a number was computed on.
+
+A report compares the hash it measured with the recorded one (workflow/resources/models/corpus.json), since the
+docstring corpus follows the installed package versions.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import model_validator
+
+from rotquant.recipes.schemes import Frozen
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+CALIBRATION_CHARACTERS = 2_000_000
+"""How much of the train split calibration reads at least: 128 samples of 2048 tokens are about 0.9 million."""
+
+CHARACTERS_PER_TOKEN = 4
+"""About what a token of English text is long: larger calibration sets read as much text as they have tokens."""
+
+EXPECTED_HASHES = Path(__file__).resolve().parents[2] / "workflow" / "resources" / "models" / "corpus.json"
+
+
+class CorpusSpec(Frozen):
+    """A text corpus.
+
+    Attributes:
+        name: label used in reports and keys, such as "docstrings" or "wikitext2".
+        source: "docstrings" (the installed pinned packages), "reference" (of the Python language, for calibration),
+            "hub" (a Hugging Face dataset id), or "local" (a folder of parquet, json, jsonl or txt files, which are the
+            splits that words of their names say, or one such file; where its name says none, the first 80 % of its rows
+            are the train split, the next 10 % validation, the last 10 % test, so that no split holds another's text).
+        path: the hub id or the local path; none for "docstrings" and "reference".
+        subset: a dataset's configuration name on the hub, or a subfolder of a local folder.
+        text_field: the column that holds the text.
+        separator: what stands between two rows; the papers join WikiText-2 with a blank line.
+    """
+
+    name: str = "docstrings"
+    source: Literal["docstrings", "reference", "hub", "local"] = "docstrings"
+    path: str | None = None
+    subset: str | None = None
+    text_field: str = "text"
+    separator: str = "\n\n"
+
+    @model_validator(mode="after")
+    def _path_fits_source(self) -> "CorpusSpec":
+        installed = self.source in ("docstrings", "reference")
+        if (self.path is None) != installed:
+            need = "takes no path" if installed else "needs a path (hub id, folder or file)"
+            raise ValueError(f"corpus {self.name!r}: source {self.source!r} {need}")
+        return self
+
+
+DOCSTRINGS = CorpusSpec()
+WIKITEXT2 = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext", subset="wikitext-2-raw-v1")
+
+
+def calibration_characters(samples: int, sequence_length: int) -> int:
+    """How many characters at the head of the train split calibration samples are drawn from."""
+    return max(CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN * samples * sequence_length)
+
+
+def content_hash(text: str) -> str:
+    """SHA-256 of the text's UTF-8 bytes, in hexadecimal."""
+    return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
+
+
+def portion(split: Split, max_characters: int | None) -> str:
+    """The name of a split or of its head, as recorded: "test", "train[:2000000]"."""
+    return split if max_characters is None else f"{split}[:{max_characters}]"
+
+
+def expected_hashes() -> dict[str, str]:
+    """The recorded content hashes of the docstring corpus by portion; empty when the record is not installed."""
+    if not EXPECTED_HASHES.is_file():
+        return {}
+    return json.loads(EXPECTED_HASHES.read_text(encoding="utf-8"))["sha256"]

@@ -1,0 +1,229 @@
+"""The papers' methods as recipes: `preset("quarot")` is what the QuaRot paper evaluates, every setting stated.
+
+Group sizes and outlier counts are the papers' (for widths of 4096 and up); a slot of the configuration scales them
+to its model. Sources: QuaRot Sec. 5 (setup) and Table 1, SpinQuant Sec. 4.1 and A.4; each method's own paper where
+these are silent.
+"""
+
+import functools
+from collections.abc import Callable
+
+from rotquant.foundation.errors import RecipeError, nearest
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import (
+    AWQ,
+    GPTQ,
+    LLMQAT,
+    Calibration,
+    OmniQuant,
+    OutlierFeatures,
+    QuantizationScheme,
+    QuIP,
+    RotationLearning,
+    RotationScheme,
+    Smoothing,
+    WeightQuantization,
+)
+
+
+def _inputs(
+    bits: int = 4, clip_ratio: float = 1.0, group_size: int | None = None, symmetric: bool = True
+) -> QuantizationScheme:
+    return QuantizationScheme(
+        bits=bits,
+        symmetric=symmetric,
+        granularity="token" if group_size is None else "group",
+        group_size=group_size,
+        clip_ratio=clip_ratio,
+    )
+
+
+def _weights(
+    bits: int = 4,
+    gptq: bool = True,
+    group_size: int | None = None,
+    clip_search: bool = True,
+    symmetric: bool = True,
+) -> WeightQuantization:
+    granularity = "channel" if group_size is None else "group"
+    scheme = QuantizationScheme(bits=bits, symmetric=symmetric, granularity=granularity, group_size=group_size)
+    return WeightQuantization(scheme=scheme, gptq=GPTQ() if gptq else None, clip_search=clip_search)
+
+
+def _cache(bits: int = 4, clip_ratio: float = 1.0, symmetric: bool = False) -> QuantizationScheme:
+    return QuantizationScheme(bits=bits, symmetric=symmetric, granularity="head", clip_ratio=clip_ratio)
+
+
+def baseline() -> Recipe:
+    """The unquantized model."""
+    return Recipe()
+
+
+def rtn() -> Recipe:
+    """Round-to-nearest W4A4KV4 without any rotation: what outliers do to a model that nothing protects."""
+    return Recipe(weights=_weights(gptq=False), activations=_inputs(), keys=_cache(), values=_cache())
+
+
+def gptq() -> Recipe:
+    """GPTQ W4A4KV4 without any rotation (SpinQuant Table 1): asymmetric inputs and cache, none of them clipped."""
+    return Recipe(
+        weights=_weights(),
+        activations=_inputs(symmetric=False),
+        keys=_cache(),
+        values=_cache(),
+        calibration=Calibration(),
+    )
+
+
+def quarot() -> Recipe:
+    """QuaRot W4A4KV4 with GPTQ: input clip 0.9, KV clip 0.95 asymmetric per head, weight clip search (Sec. 5)."""
+    cache = _cache(clip_ratio=0.95)
+    return Recipe(
+        rotation=RotationScheme(),
+        weights=_weights(),
+        activations=_inputs(clip_ratio=0.9),
+        keys=cache,
+        values=cache,
+        calibration=Calibration(),
+    )
+
+
+def quarot_rtn() -> Recipe:
+    """QuaRot with round-to-nearest weights (Table 3): needs no calibration text."""
+    return quarot().model_copy(update={"weights": _weights(gptq=False), "calibration": None})
+
+
+def quarot_128g() -> Recipe:
+    """QuaRot with groups of 128 for weights and inputs (Table 1, last row; Table 4)."""
+    return quarot().model_copy(
+        update={"weights": _weights(group_size=128), "activations": _inputs(clip_ratio=0.9, group_size=128)}
+    )
+
+
+def smoothquant() -> Recipe:
+    """SmoothQuant (alpha 0.5) with round-to-nearest W4A4KV4, per-token inputs and per-channel weights."""
+    return Recipe(
+        smoothing=Smoothing(),
+        weights=_weights(gptq=False, clip_search=False),
+        activations=_inputs(),
+        keys=_cache(),
+        values=_cache(),
+        calibration=Calibration(),
+    )
+
+
+def omniquant() -> Recipe:
+    """OmniQuant W4A4KV4: learnable weight clipping and equivalent transformation, then round-to-nearest.
+
+    Weights and inputs are asymmetric as in OmniQuant's own paper (Eq. 2), where QuaRot's numbers come from.
+    """
+    return Recipe(
+        omniquant=OmniQuant(),
+        weights=_weights(gptq=False, clip_search=False, symmetric=False),
+        activations=_inputs(symmetric=False),
+        keys=_cache(),
+        values=_cache(),
+        calibration=Calibration(),
+    )
+
+
+def awq() -> Recipe:
+    """AWQ with 4-bit weights alone, asymmetric with one scale per output channel, as OmniQuant's and SpinQuant's tables
+    have it."""
+    weights = _weights(gptq=False, clip_search=False, symmetric=False)
+    return Recipe(awq=AWQ(), weights=weights, calibration=Calibration())
+
+
+def awq_128g() -> Recipe:
+    """AWQ with groups of 128, the setting of its own paper (INT4-g128)."""
+    weights = _weights(gptq=False, group_size=128, clip_search=False, symmetric=False)
+    return awq().model_copy(update={"weights": weights})
+
+
+def llm_qat() -> Recipe:
+    """LLM-QAT W4A4KV4: symmetric min-max scales per output channel, per token, and per token and head in the cache.
+
+    The paper's scale of the cache is per token, over all heads.
+    """
+    cache = _cache(symmetric=True)
+    weights = _weights(gptq=False, clip_search=False)
+    return Recipe(llm_qat=LLMQAT(), weights=weights, activations=_inputs(), keys=cache, values=cache)
+
+
+def quip_sharp() -> Recipe:
+    """QuIP# with 4-bit weights alone, without its fine-tuning."""
+    scheme = QuantizationScheme(bits=4, granularity="tensor")
+    weights = WeightQuantization(scheme=scheme, clip_search=False)
+    return Recipe(quip=QuIP(), weights=weights, calibration=Calibration())
+
+
+def quik() -> Recipe:
+    """QUIK-4B: 256 outlier features in floating point, GPTQ, every layer in 4 bits, asymmetric inputs."""
+    return Recipe(
+        outliers=OutlierFeatures(features=256),
+        weights=_weights(),
+        activations=_inputs(symmetric=False),
+        keys=_cache(),
+        values=_cache(),
+        calibration=Calibration(),
+    )
+
+
+def atom_128g() -> Recipe:
+    """Atom: 128 reordered outlier features in INT8, groups of 128, GPTQ, input clip 0.9, asymmetric 4-bit KV cache."""
+    return Recipe(
+        outliers=OutlierFeatures(features=128, bits=8, statistic="square", order="ascending"),
+        weights=_weights(group_size=128),
+        activations=_inputs(clip_ratio=0.9, group_size=128),
+        keys=_cache(),
+        values=_cache(),
+        calibration=Calibration(),
+    )
+
+
+def spinquant_easy() -> Recipe:
+    """SpinQuant-easy W4A4KV4: learned R1 and R2, merged into the weights; nothing is transformed online (Sec. 3.1).
+
+    Activations and KV cache asymmetric without clipping (A.4); the input of o_proj has one scale per head, since R2
+    turns each head by itself. GPTQ's weight clip search is the authors' code's; the paper does not speak of it.
+    """
+    rotation = RotationScheme(values="random_hadamard", heads=False, keys=False, mlp=False, learning=RotationLearning())
+    return gptq().model_copy(update={"rotation": rotation, "attention_output": _cache()})
+
+
+def spinquant_hard() -> Recipe:
+    """SpinQuant-hard W4A4KV4: the same with R3 on keys and R4 before down_proj, online Hadamard transforms."""
+    easy = spinquant_easy()
+    return easy.model_copy(update={"rotation": easy.rotation.model_copy(update={"keys": True, "mlp": True})})
+
+
+PRESETS: dict[str, Callable[[], Recipe]] = {
+    "baseline": baseline,
+    "rtn": rtn,
+    "gptq": gptq,
+    "smoothquant": smoothquant,
+    "omniquant": omniquant,
+    "awq": awq,
+    "awq-128g": awq_128g,
+    "llm-qat": llm_qat,
+    "quip-sharp": quip_sharp,
+    "quik": quik,
+    "quarot": quarot,
+    "quarot-rtn": quarot_rtn,
+    "quarot-128g": quarot_128g,
+    "atom-128g": atom_128g,
+    "spinquant-easy": spinquant_easy,
+    "spinquant-hard": spinquant_hard,
+}
+
+
+@functools.cache
+def preset(name: str) -> Recipe:
+    """The recipe of a published method.
+
+    Raises:
+        RecipeError: for an unknown name; the sentence lists the nearest ones.
+    """
+    if name not in PRESETS:
+        raise RecipeError(f"unknown method {name!r}{nearest(name, list(PRESETS))}.")
+    return PRESETS[name]()

@@ -1,0 +1,1 @@
+"""Figures of tables, each of its kind, in one style."""

@@ -1,0 +1,92 @@
+"""Figures of kind `tasks`: accuracy task by task, the baseline beside the methods, with the level of chance.
+
+The shipped suite's tasks are not the paper's: ours fill the upper panels and the paper's the lower ones.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rotquant.reporting.figures.style import NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, save_svg, styled
+from rotquant.reporting.words.describe import panel_title
+from rotquant.reporting.words.numbers import show
+from rotquant.study.project import Project
+from rotquant.study.quantities import Quantity
+from rotquant.study.tables import Table
+from rotquant.study.values import Values, printed_accuracies
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """A line of panels: the tasks, and accuracies in percent with deviation by (row, column, task)."""
+
+    title: str
+    tasks: tuple[Quantity, ...]
+    numbers: dict[tuple[str, str, str], tuple[float, float | None]]
+    mark: dict[str, Any]
+
+
+def tasks(project: Project, table: Table, values: Values, path: Path) -> None:
+    """One panel per column, ours above the paper's; rows are told apart by colour, the baseline is grey."""
+    columns, blocks = project.columns(table), _blocks(project, table, values)
+    with styled() as plt:
+        heights = [len(block.tasks) + 1.5 for block in blocks]
+        figure, grid = plt.subplots(
+            len(blocks),
+            len(columns),
+            figsize=(1.2 + 2.2 * len(columns), 0.5 + 0.23 * sum(heights)),
+            height_ratios=heights,
+            squeeze=False,
+            layout="constrained",
+        )
+        for line, (block, axes) in enumerate(zip(blocks, grid, strict=True)):
+            for axis, column in zip(axes, columns, strict=True):
+                _panel(axis, table, block, column)
+                axis.set_yticklabels([task.title for task in block.tasks] if axis is axes[0] else [])
+                axis.set_title("" if line else panel_title(project, table, column))
+            axes[0].set_ylabel(block.title)
+        figure.supxlabel("accuracy in percent", fontsize=8.5)
+        handles = [
+            plt.Line2D([], [], linestyle="", color=color, label=row, **OURS_MARK)
+            for row, color in _colors(table).items()
+        ]
+        handles.append(plt.Line2D([], [], linestyle="", color="black", marker="|", markersize=8, label="chance"))
+        figure.legend(handles=handles, loc="outside upper center", ncols=4)
+        save_svg(figure, path)
+
+
+def _blocks(project: Project, table: Table, values: Values) -> list[Accuracies]:
+    """Ours, and the paper's where it prints accuracies."""
+    measured = tuple(quantity for quantity in project.quantities(table) if quantity.unit == "%")
+    ours = {place: (value.mean, value.deviation) for place, value in values.items()}
+    blocks = [Accuracies("computed here", measured, ours, OURS_MARK)]
+    published = {place: (value, None) for place, value in project.published(table).items() if value is not None}
+    printed = printed_accuracies(project, table)
+    return [*blocks, Accuracies("published", printed, published, PUBLISHED_MARK)] if printed else blocks
+
+
+def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
+    """The tasks of one column from top to bottom; what is not finite is named at the left end, where guesses are."""
+    for place, task in enumerate(block.tasks):
+        known = {row: block.numbers.get((row, column, task.name)) for row in _colors(table)}
+        found = {row: number for row, number in known.items() if number is not None and math.isfinite(number[0])}
+        means = [number[0] for number in found.values()]
+        if means:
+            axis.plot([min(means), max(means)], [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
+        for row, number in found.items():
+            axis.errorbar(number[0], place, xerr=number[1], color=_colors(table)[row], elinewidth=1, **block.mark)
+        broken = [row for row, number in known.items() if number is not None and row not in found]
+        for index, row in enumerate(broken):
+            text = {"color": _colors(table)[row], "fontsize": 6.5, "va": "center"}
+            axis.annotate(show(known[row][0]), (1 + 10 * index, place), **text)
+        if task.chance is not None:
+            axis.plot(task.chance, place, "|", color="black", markersize=9)
+    axis.set(xlim=(0, 100), ylim=(len(block.tasks) - 0.5, -0.5), yticks=range(len(block.tasks)))
+    axis.tick_params(axis="y", length=0)
+
+
+def _colors(table: Table) -> dict[str, str]:
+    chosen = table.figure.rows or [row.name for row in table.computed_rows]
+    others = [row for row in chosen if row != table.baseline]
+    return {table.baseline: NEUTRAL} | {row: SERIES[index % len(SERIES)] for index, row in enumerate(others)}

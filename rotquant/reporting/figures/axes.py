@@ -1,0 +1,132 @@
+"""Axes on which every number of a figure has a place, and labels that stay beside their own panel."""
+
+import math
+import textwrap
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rotquant.reporting.figures.changes import Change
+from rotquant.reporting.words.numbers import show
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Usual are our changes up to so many times their upper quartile; more than so many times the largest of them is far.
+USUAL, FAR = 100.0, 15.0
+
+#: An axis is logarithmic where the middle one of our changes would lie within this share of a linear one.
+HIDDEN = 0.15
+
+#: Up to this many percent an axis of relative changes is linear in any case.
+LINEAR = 8.0
+
+#: About as many characters of labels as fit below a panel, as many labels as fit beside one.
+_BELOW, _BESIDE = 16, 7
+
+#: Beyond this many percent the label of 1, or -1, would meet that of 0 below a panel.
+_CROWDED = {1.0: 100.0, -1.0: 30.0}
+
+
+class PercentAxis:
+    """An axis of relative changes in percent, linear, or linear about zero and logarithmic beyond 1 %.
+
+    Perplexities rise by ten percent in all rows of one table, by one to a thousand in another, and by a million where a
+    network broke down: on a scale for these nothing of the others could be seen. What is far beyond the others or not
+    finite therefore lies at the end of the axis, and its number beside it. How far that is follows our numbers.
+    """
+
+    def __init__(self, changes: Iterable[Change]) -> None:
+        known = list(changes)
+        numbers = [number for change in known for number in (change.ours, change.papers) if number is not None]
+        sizes = _sizes(change.ours for change in known) or _sizes(numbers) or [0.1]
+        usual = [size for size in sizes if size <= USUAL * sizes[3 * (len(sizes) - 1) // 4]]
+        self.far = FAR * usual[-1]
+        self.far = max(self.far, 2 * max((size for size in _sizes(numbers) if size <= self.far), default=0.0))
+        near = [end for change in known for end in change.extent if not self.beyond(end)]
+        self.low, self.high = min([0.0, *near]), max([0.0, *near])
+        self.below, self.above = (
+            any(self.beyond(number) and (number < 0) == negative for number in numbers) for negative in (True, False)
+        )
+        extent = max(-self.low, self.high)
+        self.linear = extent <= LINEAR or usual[len(usual) // 2] >= HIDDEN * extent
+
+    def beyond(self, change: float) -> bool:
+        """Whether a change is drawn at the end of the axis instead of its own place."""
+        return not abs(change) <= self.far  # nan is, too
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Both ends of the axis."""
+        if self.linear:
+            span = max(self.high - self.low, 0.1)
+            low, high = (span * (0.2 if ends else 0.08) for ends in (self.below, self.above))
+            return self.low - low, self.high + high
+        return min(-0.3, self.low * (6 if self.below else 2)), max(self.high, 1.0) * (6 if self.above else 2)
+
+    def place(self, change: float) -> float:
+        """Where a change is drawn."""
+        if not self.beyond(change):
+            return change
+        end, last = (self.limits[0], self.low) if change < 0 else (self.limits[1], self.high)
+        return (end + last) / 2 if self.linear else end / 1.6
+
+    def apply(self, axis: "Axes", which: str) -> None:
+        """Set scale, limits and tick labels of the x or y axis of a panel."""
+        from matplotlib.ticker import FixedLocator, MaxNLocator
+
+        ticks = getattr(axis, f"{which}axis")
+        if self.linear:
+            ticks.set_major_locator(MaxNLocator(4 if which == "x" else 6))
+        else:
+            getattr(axis, f"set_{which}scale")("symlog", linthresh=1.0, linscale=0.5)
+            ticks.set_major_locator(FixedLocator(self._ticks(below=which == "x")))
+        axis.set(**{f"{which}lim": self.limits})
+        ticks.set_major_formatter(lambda value, _: _percent(value))
+
+    def _ticks(self, *, below: bool) -> list[float]:
+        """Zero and powers of ten, beside a panel also what is half way between them; fewer where there is no room."""
+        low, high = self.limits
+        crowded = [value for value, limit in _CROWDED.items() if below and self.high > limit]
+        for steps, stride in (((1,) if below else (1, 3), 1), ((1,), 1), ((1,), 2), ((1,), 3)):
+            up = [step * 10.0**power for power in range(1 if 1.0 in crowded else 0, 16, stride) for step in steps]
+            both = [*(-value for value in reversed(up)), 0.0, *up]
+            found = [value for value in both if low <= value <= high and value not in crowded]
+            if sum(len(_percent(value)) for value in found) <= _BELOW if below else len(found) <= _BESIDE:
+                break
+        return found
+
+
+def change_label(change: float) -> str:
+    """A change's number where it cannot be read from the axis, such as "57,000 %"."""
+    if not math.isfinite(change):
+        return show(change)
+    digits = max(0, math.floor(math.log10(abs(change))) - 1)
+    return f"{round(change, -digits):,.0f} %"
+
+
+def fit_labels(figure: "Figure") -> None:
+    """Break the labels of axes that run into another panel, so that each stays within the width of its own."""
+    figure.draw_without_rendering()
+    panels = [(axis, axis.get_tightbbox()) for axis in figure.axes]
+    for axis, _ in panels:
+        for label, length in ((axis.xaxis.label, axis.bbox.width), (axis.yaxis.label, axis.bbox.height)):
+            box = label.get_window_extent()
+            longest = max(map(len, label.get_text().split("\n")))
+            if longest and any(box.overlaps(other) for another, other in panels if another is not axis and other):
+                width = max(8, int(longest * length / max(box.width, box.height)))
+                lines = [textwrap.wrap(line, width) for line in label.get_text().split("\n")]
+                label.set_text("\n".join(part for parts in lines for part in parts))
+
+
+def _sizes(numbers: Iterable[float | None]) -> list[float]:
+    """The magnitudes of the finite ones that are not zero, in order."""
+    return sorted(abs(number) for number in numbers if number and math.isfinite(number))
+
+
+def _percent(value: float) -> str:
+    """A tick label; powers of ten from ten thousand on are written as such."""
+    if abs(value) < 1e4:
+        return f"{value:g} %"
+    digits = str(round(math.log10(abs(value)))).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{'-' if value < 0 else ''}10{digits} %"

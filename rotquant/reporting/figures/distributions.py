@@ -1,0 +1,123 @@
+"""Figures of kind `distribution`: every seed's number, with median, quartiles and range (SpinQuant Figure 4)."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from rotquant.reporting.figures.style import (
+    NEUTRAL,
+    OURS,
+    OURS_MARK,
+    PUBLISHED,
+    PUBLISHED_MARK,
+    drawn_rows,
+    save_svg,
+    styled,
+)
+from rotquant.reporting.words.describe import panel_title
+from rotquant.reporting.words.numbers import words
+from rotquant.study.project import Project
+from rotquant.study.quantities import Quantity
+from rotquant.study.tables import Table
+from rotquant.study.values import Value, Values, main_quantities
+
+#: Half the height over which the seeds of a row are spread, so that equal numbers stay apart.
+_SPREAD = 0.2
+
+
+def distribution(project: Project, table: Table, values: Values, path: Path) -> None:
+    """A panel per column and main quantity. Ours and the paper's numbers have axes of their own.
+
+    The models differ, so what compares is the order of the rows and how wide each is, not the numbers.
+    """
+    rows, mains, papers = drawn_rows(table), main_quantities(project, table), _papers(project, table)
+    lines = [(column, ours) for column in project.columns(table) for ours in ((True, False) if papers else (True,))]
+    with styled() as plt:
+        size = (1.6 + 3.0 * len(mains), (0.9 + 0.5 * len(rows)) * len(lines))
+        figure, grid = plt.subplots(len(lines), len(mains), figsize=size, squeeze=False, layout="constrained")
+        for axes, (column, ours) in zip(grid, lines, strict=True):
+            for axis, quantity in zip(axes, mains, strict=True):
+                for place, row in enumerate(rows):
+                    if ours:
+                        _seeds(axis, place, values[row, column, quantity.name], quantity)
+                    else:
+                        number = papers.get((row, column, quantity.name))
+                        _published(axis, place, number, _printed_range(table, row, quantity, mains[0]))
+                axis.set(ylim=(len(rows) - 0.5, -0.8), yticks=range(len(rows)))
+                axis.set_yticklabels(rows if axis is axes[0] else [])
+                axis.tick_params(axis="y", length=0)
+                axis.margins(x=0.12)
+                unit = f" in {quantity.unit}" if quantity.unit else ""
+                axis.set_xlabel(f"{words(quantity)}{unit}{'' if ours else ', published'}")
+            axes[0].set_title(panel_title(project, table, column) if ours else f"{column}, published", loc="left")
+        _legend(plt, figure, bool(papers))
+        save_svg(figure, path)
+
+
+def _papers(project: Project, table: Table) -> dict[tuple[str, str, str], tuple[float, float | None]]:
+    """The paper's means and deviations."""
+    spreads = project.published_deviations(table)
+    return {
+        place: (value, spreads.get(place)) for place, value in project.published(table).items() if value is not None
+    }
+
+
+def _printed_range(table: Table, row: str, quantity: Quantity, main: Quantity) -> str:
+    """What the paper says of the distance from the best to the worst seed of a row, by the claim about it."""
+    for claim in table.claims:
+        check = claim.check.get("range_at_least", {})
+        if check.get("row") == row and (claim.quantity or main.name) == quantity.name:
+            return f"{check['points']:g}{_unit(quantity)} apart (Sec. {claim.section})"
+    return ""
+
+
+def _unit(quantity: Quantity) -> str:
+    return " points" if quantity.unit == "%" else ""
+
+
+def _seeds(axis: Any, place: int, value: Value, quantity: Quantity) -> None:
+    """One row: a box from quartile to quartile with the median, lines to the extremes, a dot for each seed."""
+    finite = [number for number in value.values if math.isfinite(number)]
+    broken = f"{len(value.values) - len(finite)} of {len(value.values)} seeds not finite"
+    text = {"textcoords": "offset points", "fontsize": 7, "color": NEUTRAL, "ha": "center"}
+    if not finite:
+        axis.annotate(broken, (0.5, place), (0, -2), xycoords=("axes fraction", "data"), **text)
+        return
+    axis.boxplot(
+        finite,
+        positions=[place],
+        orientation="horizontal",
+        widths=0.5,
+        whis=(0, 100),
+        showcaps=False,
+        boxprops={"color": NEUTRAL, "linewidth": 0.8},
+        whiskerprops={"color": NEUTRAL, "linewidth": 0.8},
+        medianprops={"color": OURS, "linewidth": 1.6},
+        manage_ticks=False,
+    )
+    heights = [place - _SPREAD + 2 * _SPREAD * ((index * 0.618) % 1) for index in range(len(finite))]
+    axis.plot(finite, heights, linestyle="", color=OURS, alpha=0.55, **{**OURS_MARK, "markersize": 3})
+    spread = max(finite) - min(finite)
+    apart = f"{spread:.2g}{_unit(quantity)} apart{f', {broken}' if len(finite) < len(value.values) else ''}"
+    axis.annotate(apart, ((min(finite) + max(finite)) / 2, place), (0, 12), **text)
+
+
+def _published(axis: Any, place: int, number: tuple[float, float | None] | None, text: str) -> None:
+    """One row: the paper's mean and deviation, and what it says of the range."""
+    if number is not None:
+        axis.errorbar(number[0], place, xerr=number[1], color=PUBLISHED, elinewidth=1, capsize=2, **PUBLISHED_MARK)
+        where = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
+        axis.annotate(text, (number[0], place), fontsize=7, color=NEUTRAL, **where)
+
+
+def _legend(plt: Any, figure: Any, papers: bool) -> None:
+    handles = [
+        plt.Line2D([], [], linestyle="", color=OURS, alpha=0.55, label="one seed", **{**OURS_MARK, "markersize": 3}),
+        plt.Line2D([], [], color=OURS, linewidth=1.6, label="median"),
+        plt.Line2D([], [], color=NEUTRAL, linewidth=0.8, label="quartiles, range"),
+    ]
+    if papers:
+        handles.append(
+            plt.Line2D([], [], linestyle="", color=PUBLISHED, label="published mean ± deviation", **PUBLISHED_MARK)
+        )
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))

@@ -1,0 +1,86 @@
+"""Figures of kind `outliers`: kurtosis and quantization errors layer by layer, before and after rotation.
+
+SpinQuant Figure 3, drawn from the arrays of the run files of metric `outliers`.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from rotquant.reporting.figures.arrays import array_of
+from rotquant.reporting.figures.style import NEUTRAL, SERIES, drawn_rows, save_svg, styled
+from rotquant.study.project import Project
+from rotquant.study.tables import Table
+from rotquant.study.values import Values
+
+#: The panels: an array, its title, and the kurtosis of a normal distribution where it is the kurtosis.
+PANELS = (
+    ("kurtosis", "kurtosis of the input", 3.0),
+    ("activation_error", "error of the input in %", None),
+    ("weight_error", "error of the weight in %", None),
+)
+
+#: The mark of each input, and of the projections that read it.
+_MARKS = {"attention_input": "o", "mlp_input": "s", "query": "o", "key": "o", "value": "o", "gate": "s", "up": "s"}
+_LEGEND = {"o": "Q, K, V projection", "s": "gate, up projection"}
+
+
+def outliers(project: Project, table: Table, values: Values, path: Path) -> None:
+    """A line of panels per column: kurtosis, error of activations, error of weights; rows are told apart by colour.
+
+    A line goes through the means of each layer.
+
+    Raises:
+        ResultError: a run file is missing or holds no statistics by layer.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    rows, columns = drawn_rows(table), project.columns(table)
+    with styled() as plt:
+        size = (1.0 + 2.4 * len(PANELS), 1.0 + 2.4 * len(columns))
+        figure, grid = plt.subplots(len(columns), len(PANELS), figsize=size, squeeze=False, layout="constrained")
+        for axes, column in zip(grid, columns, strict=True):
+            for axis, (name, title, normal) in zip(axes, PANELS, strict=True):
+                lists = [array_of(project, values[row, column, "kurtosis"].keys[0], name) for row in rows]
+                for found, color in zip(lists, SERIES, strict=False):
+                    _series(axis, found, color)
+                _name_broken(axis, [float(value) for found in lists for places in found.values() for value in places])
+                if normal is not None:
+                    axis.axhline(normal, color=NEUTRAL, linewidth=0.8, linestyle=(0, (4, 2)))
+                    axis.set_yscale("log")
+                    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+                    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+                    axis.yaxis.set_minor_formatter(NullFormatter())
+                    axis.annotate(
+                        "normal: 3", (1, normal), (0, 2), textcoords="offset points", color=NEUTRAL, fontsize=7
+                    )
+                else:
+                    axis.set_ylim(bottom=0)
+                axis.set(xlabel="layer", ylabel=title, title=column if len(columns) > 1 else "")
+        _legend(plt, figure, rows)
+        save_svg(figure, path)
+
+
+def _series(axis: Any, lists: dict[str, list[float]], color: str) -> None:
+    """One row of a panel: a point per layer and input or projection, their means joined."""
+    numbers = {name: [float(value) for value in found] for name, found in lists.items()}
+    layers = range(1, 1 + len(next(iter(numbers.values()))))
+    for name, found in numbers.items():
+        axis.plot(layers, found, linestyle="", marker=_MARKS[name], markersize=3.5, color=color, alpha=0.75)
+    means = [sum(found) / len(found) for found in zip(*numbers.values(), strict=True)]
+    axis.plot(layers, means, color=color, linewidth=1.1)
+
+
+def _name_broken(axis: Any, numbers: list[float]) -> None:
+    """Say in the corner of a panel how many of its numbers have no place in it."""
+    count = sum(not math.isfinite(number) for number in numbers)
+    if count:
+        text = f"{count} of {len(numbers)} not finite"
+        axis.annotate(text, (1, 1), xycoords="axes fraction", color=NEUTRAL, fontsize=7, ha="right", va="top")
+
+
+def _legend(plt: Any, figure: Any, rows: list[str]) -> None:
+    handles = [plt.Line2D([], [], color=color, label=row) for row, color in zip(rows, SERIES, strict=False)]
+    for mark, label in _LEGEND.items():
+        handles.append(plt.Line2D([], [], linestyle="", marker=mark, markersize=4, color=NEUTRAL, label=label))
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))

@@ -1,0 +1,208 @@
+"""Figures of kind `lines`: what rows lose as bits, group sizes or clip ratios change, ours beside the paper's.
+
+The last label of the rows is the horizontal axis and the one before it names the series; a panel is a column. In a
+table whose columns are settings of one model instead, the columns are the axis and a panel is a row.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rotquant.reporting.figures.axes import PercentAxis, change_label
+from rotquant.reporting.figures.changes import Change, change_between
+from rotquant.reporting.figures.style import (
+    NEUTRAL,
+    OURS,
+    OURS_MARK,
+    PUBLISHED,
+    PUBLISHED_MARK,
+    SERIES,
+    save_svg,
+    styled,
+)
+from rotquant.reporting.words.describe import panel_title
+from rotquant.reporting.words.numbers import loss_words
+from rotquant.study.project import Project
+from rotquant.study.quantities import Quantity
+from rotquant.study.tables import Row, Table
+from rotquant.study.values import Values, main_quantities
+
+#: With more series than this, ours and the paper's get panels of their own.
+TOGETHER = 2
+
+_NAMES = {"ours": "computed here", "papers": "published"}
+_DASHED = (0, (4, 2))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The series of one panel: by name, and within one by setting."""
+
+    title: str
+    series: dict[str, dict[str, Change]]
+
+    @property
+    def changes(self) -> list[Change]:
+        """The changes of all series."""
+        return [change for changes in self.series.values() for change in changes.values()]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Panels of one quantity that share an axis, and which numbers they show: "ours", "papers" or both."""
+
+    quantity: Quantity
+    panels: list[Panel]
+    which: tuple[str, ...]
+
+    def label(self, over: str) -> str:
+        """Title of the vertical axis."""
+        apart = f"{_NAMES[self.which[0]]}\n" if len(self.which) == 1 else ""
+        return f"{apart}{loss_words(self.quantity)}\nrelative to {over}"
+
+
+def lines(project: Project, table: Table, values: Values, path: Path) -> None:
+    """A line of panels per block; the blocks of a table with a single panel each stand side by side."""
+    by_row = _columns_are_settings(project, table)
+    over = project.columns(table)[0] if by_row else table.baseline
+    blocks = _blocks(project, table, values, _by_row if by_row else _by_column)
+    width = len(blocks[0].panels)
+    shape = (len(blocks), width) if width > 1 else (1, len(blocks))
+    with styled() as plt:
+        size = (1.0 + 2.3 * shape[1], 0.6 + 2.1 * shape[0])
+        figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
+        for line, (block, axes) in enumerate(zip(blocks, grid.reshape(-1, width), strict=True)):
+            scale = PercentAxis(change for panel in block.panels for change in panel.changes)
+            for axis, panel in zip(axes, block.panels, strict=True):
+                _draw(axis, panel, block.which, scale)
+                axis.set_title("" if line and width > 1 else panel.title)
+                if axis is not axes[0]:
+                    axis.set_yticklabels([])
+            axes[0].set_ylabel(block.label(over))
+        for axis in grid[-1]:
+            axis.set_xlabel(table.figure.x or (table.label_columns[-1] if table.label_columns else ""))
+        handles = _handles(plt, blocks)
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if len(handles) <= 5 else 4)
+        save_svg(figure, path)
+
+
+def _blocks(project: Project, table: Table, values: Values, panels_of: Callable[..., list[Panel]]) -> list[Block]:
+    """One block per main quantity, or ours above the paper's where there are many series."""
+    blocks = []
+    for quantity in main_quantities(project, table):
+        panels = panels_of(project, table, values, quantity)
+        apart = len(panels[0].series) > TOGETHER
+        blocks.append(Block(quantity, panels, ("ours",) if apart else ("ours", "papers")))
+        if apart and _numbers(panels, "papers"):
+            blocks.append(Block(quantity, panels, ("papers",)))
+    return blocks
+
+
+def _columns_are_settings(project: Project, table: Table) -> bool:
+    """Whether the columns are settings of one model, such as clip ratios, and no models."""
+    slots = {project.slot(table, column).name for column in project.columns(table)}
+    return len(slots) == 1 and not slots & set(project.columns(table))
+
+
+def _by_column(project: Project, table: Table, values: Values, quantity: Quantity) -> list[Panel]:
+    """A panel per column: what each row loses on the baseline row."""
+    panels = []
+    for column in project.columns(table):
+        series: dict[str, dict[str, Change]] = {}
+        for row in table.computed_rows:
+            if row.name != table.baseline:
+                setting = str(row.labels[-1]) if row.labels else row.name
+                loss = change_between(values, (row.name, column), (table.baseline, column), quantity)
+                series.setdefault(_series(table, row), {})[setting] = loss
+        panels.append(Panel(panel_title(project, table, column), series))
+    return panels
+
+
+def _series(table: Table, row: Row) -> str:
+    """The series of a row: its last label but one, or its name without the setting at its end ("RTN A16W4")."""
+    if len(row.labels) > 1:
+        return f"{table.label_columns[-2]} {row.labels[-2]}"
+    return row.name.rpartition(" ")[0]
+
+
+def _by_row(project: Project, table: Table, values: Values, quantity: Quantity) -> list[Panel]:
+    """A panel per row: what each column loses on the first one, so that the paper's model and ours compare."""
+    columns = project.columns(table)
+    rows = [row.name for row in table.computed_rows if row.name != table.baseline]
+    return [
+        Panel(
+            row,
+            {"": {column: change_between(values, (row, column), (row, columns[0]), quantity) for column in columns}},
+        )
+        for row in rows
+    ]
+
+
+def _numbers(panels: Iterable[Panel], name: str) -> list[float]:
+    """All numbers of ours or the paper's."""
+    numbers = (getattr(change, name) for panel in panels for change in panel.changes)
+    return [number for number in numbers if number is not None]
+
+
+def _draw(axis: Any, panel: Panel, which: tuple[str, ...], scale: PercentAxis) -> None:
+    """All series of a panel, a little beside each other."""
+    settings = list(dict.fromkeys(setting for changes in panel.series.values() for setting in changes))
+    for index, changes in enumerate(panel.series.values()):
+        shift = 0.08 * (index - (len(panel.series) - 1) / 2)
+        for name in which:
+            drawn = {
+                settings.index(setting) + shift: change
+                for setting, change in changes.items()
+                if getattr(change, name) is not None
+            }
+            _curve(axis, drawn, name, _color(len(panel.series), index, name), scale)
+    scale.apply(axis, "y")
+    axis.axhline(0, color=NEUTRAL, linewidth=0.8)
+    axis.set(xticks=range(len(settings)), xlim=(-0.4, len(settings) - 0.6))
+    axis.set_xticklabels(settings)
+    axis.tick_params(axis="x", length=0)
+
+
+def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: PercentAxis) -> None:
+    """One series of ours or the paper's by its place on the axis; what is beyond its end points out of the panel."""
+    look = {"linestyle": "-", **OURS_MARK} if name == "ours" else {"linestyle": _DASHED, **PUBLISHED_MARK}
+    heights = {place: getattr(change, name) for place, change in drawn.items()}
+    tops = [scale.place(height) for height in heights.values()]
+    axis.plot(list(heights), tops, color=color, linewidth=1.1, **look)
+    for place, height in heights.items():
+        if scale.beyond(height):
+            look = {"marker": "v" if height < 0 else "^", "markersize": 8, "color": color}
+            axis.plot(place, scale.place(height), markerfacecolor=color if name == "ours" else "white", **look)
+        if scale.beyond(height) and math.isfinite(height):
+            where = {"xytext": (0, -6), "textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 6.5}
+            axis.annotate(change_label(height), (place, scale.place(height)), color=color, **where)
+    if name == "ours":
+        bars = [0.0 if scale.beyond(change.ours) else change.spread for change in drawn.values()]
+        axis.errorbar(list(heights), tops, yerr=bars, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
+
+
+def _color(count: int, index: int, name: str) -> str:
+    """A lone series takes the colours of ours and published; several are told apart by theirs."""
+    return {"ours": OURS, "papers": PUBLISHED}[name] if count == 1 else SERIES[index % len(SERIES)]
+
+
+def _handles(plt: Any, blocks: list[Block]) -> list[Any]:
+    """The legend: series by colour, then whose numbers by mark, then what broke down."""
+    names = list(blocks[0].panels[0].series)
+    numbers = {name: [number for block in blocks for number in _numbers(block.panels, name)] for name in _NAMES}
+    if len(names) == 1:
+        handles, colors = [], {"ours": OURS, "papers": PUBLISHED}
+    else:
+        handles = [
+            plt.Line2D([], [], color=_color(len(names), index, "ours"), label=name) for index, name in enumerate(names)
+        ]
+        colors = dict.fromkeys(_NAMES, NEUTRAL)
+    handles.append(plt.Line2D([], [], color=colors["ours"], **OURS_MARK, label=_NAMES["ours"]))
+    if numbers["papers"]:
+        look = {"linestyle": _DASHED, **PUBLISHED_MARK}
+        handles.append(plt.Line2D([], [], color=colors["papers"], **look, label=_NAMES["papers"]))
+    if not all(map(math.isfinite, numbers["ours"] + numbers["papers"])):
+        handles.append(plt.Line2D([], [], color=NEUTRAL, linestyle="", marker="^", markersize=7, label="Inf or NaN"))
+    return handles

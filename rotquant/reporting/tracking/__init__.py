@@ -1,0 +1,29 @@
+"""MLflow as a view of the result files: one MLflow run per run, one experiment per paper, one parent run per table.
+
+The store is SQLite in the project folder unless MLFLOW_TRACKING_URI names another. A run that several tables ask for is
+shown once, under the first of them, and tagged by all: the filter ``tags.`rotquant.table.quarot_table9` != ''`` finds
+the runs of a table. Every MLflow run carries the run's key and a hash of its result file, so logging again changes
+nothing, a changed result replaces the older run, and a deleted database is rebuilt from the files. This is the only
+package that imports MLflow, and it never holds a number of its own. A learned rotation is one run with its history, a
+speed table one run made from its record.
+"""
+
+from rotquant.reporting.tracking.experiments import links
+from rotquant.reporting.tracking.location import TrackingError, find_location, printable
+from rotquant.reporting.tracking.speed import log_speed
+from rotquant.reporting.tracking.store import Logged, initialise, log_artifacts, opened
+from rotquant.reporting.tracking.tables import log_table, log_tables
+
+__all__ = [
+    "Logged",
+    "TrackingError",
+    "find_location",
+    "initialise",
+    "links",
+    "log_artifacts",
+    "log_speed",
+    "log_table",
+    "log_tables",
+    "opened",
+    "printable",
+]

@@ -1,0 +1,102 @@
+"""Where MLflow's store is: a SQLite file in the project folder, or what MLFLOW_TRACKING_URI names.
+
+Relative paths are taken from the project folder, so a command means the same store from every folder in it. What MLflow
+would refuse, or write where nobody looks for it, is refused here in one sentence.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rotquant.foundation.errors import RotquantError
+
+VARIABLE = "MLFLOW_TRACKING_URI"
+
+#: What MLflow takes for a service by its name alone.
+_NAMES = ("databricks", "databricks-uc", "uc")
+
+
+class TrackingError(RotquantError):
+    """MLflow's store cannot be reached, read or written."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """A store of MLflow.
+
+    uri: as MLflow takes it, with absolute paths. path: its file or folder on this machine; None for a server.
+    """
+
+    uri: str
+    path: Path | None = None
+
+    @property
+    def is_database(self) -> bool:
+        """Whether it is a SQLite file, which this process alone writes and may repair."""
+        return self.path is not None and self.uri.startswith("sqlite")
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it is a tracking server with an interface of its own for the browser."""
+        return self.uri.startswith(("http://", "https://"))
+
+    def artifacts(self, experiment: str) -> str | None:
+        """Where an experiment keeps reports and figures: beside our database; None: elsewhere the store decides."""
+        if not self.is_database:
+            return None
+        return (self.path.parent / "mlartifacts" / experiment).as_uri()
+
+
+def find_location(root: Path) -> Location:
+    """The store of a project.
+
+    Raises:
+        TrackingError: MLFLOW_TRACKING_URI names nothing that MLflow can keep runs in.
+    """
+    root = root.resolve()
+    given = os.environ.get(VARIABLE, "").strip()
+    if not given:
+        return _database("sqlite:///", root / "mlflow.db")
+    try:
+        scheme = urlsplit(given).scheme
+    except ValueError as error:
+        raise TrackingError(f"{VARIABLE}={given} is not a URI ({error}).") from None
+    if scheme.partition("+")[0] == "sqlite":
+        return _sqlite(given, root)
+    if scheme in ("", "file") and given not in _NAMES:
+        return _folder(given, root)
+    if scheme in ("http", "https") and not urlsplit(given).hostname:
+        raise TrackingError(f"{VARIABLE}={given} names no host; a server is written http://127.0.0.1:5000.")
+    return Location(given)
+
+
+def printable(uri: str) -> str:
+    """A tracking URI without the password it may contain."""
+    password = urlsplit(uri).password
+    return uri.replace(f":{password}@", ":***@") if password else uri
+
+
+def _sqlite(given: str, root: Path) -> Location:
+    start, slashes, rest = given.partition(":///")
+    name, question, options = rest.partition("?")
+    if not slashes or not name or name == ":memory:" or name.startswith("file:"):
+        raise TrackingError(
+            f"{VARIABLE}={given} names no file to keep runs in; a database is written sqlite:///mlflow.db (relative to "
+            "the project folder) or, with four slashes, sqlite:////absolute/path/mlflow.db."
+        )
+    return _database(f"{start}:///", root / name, question + options)
+
+
+def _database(start: str, path: Path, options: str = "") -> Location:
+    return Location(f"{start}{path}{options}", path)
+
+
+def _folder(given: str, root: Path) -> Location:
+    path = root / given.removeprefix("file://").removeprefix("file:")
+    if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() not in ("true", "1"):
+        raise TrackingError(
+            f"{VARIABLE}={given} is a folder, in which MLflow 3 keeps no runs of itself: name a database, "
+            "sqlite:///mlflow.db, or a server, http://127.0.0.1:5000, or set MLFLOW_ALLOW_FILE_STORE=true."
+        )
+    return Location(path.as_uri(), path)

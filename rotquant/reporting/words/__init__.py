@@ -1,0 +1,1 @@
+"""Numbers, settings and tables in words."""

@@ -1,0 +1,74 @@
+"""Numbers and quantities in words, as pages and figures print them. Published numbers stand in italics."""
+
+import math
+from collections.abc import Iterable
+
+from rotquant.study.quantities import Quantity
+from rotquant.study.values import Values
+
+#: Keeps a number, its deviation and its unit on one line.
+SPACE = "\u00a0"
+
+NOT_FINITE = "NaN, Inf: not finite: the network's outputs overflow. Claims about such a number are not checkable."
+
+_WORDS = {
+    "perplexity": "perplexity",
+    "average": "average accuracy",
+    "rouge_l": "ROUGE-L",
+    "peak_ratio": "largest magnitude over the median",
+    "largest": "largest magnitude",
+    "median": "median magnitude",
+    "snr": "signal-to-noise ratio of the logits",
+    "kurtosis": "largest kurtosis of an input",
+    "mean_kurtosis": "mean kurtosis of the inputs",
+    "activation_error": "relative squared error of the inputs",
+    "weight_error": "relative squared error of the weights",
+    "range_use": "share of the largest range that a feature uses",
+    "largest_range": "largest range",
+}
+
+
+def words(quantity: Quantity) -> str:
+    """A quantity as a noun, such as "average accuracy"."""
+    return _WORDS.get(quantity.name, f"accuracy on {quantity.title}")
+
+
+def loss_words(quantity: Quantity) -> str:
+    """What it means to be worse, such as "increase of perplexity"."""
+    return f"{'increase' if quantity.better == 'lower' else 'loss'} of {words(quantity)}"
+
+
+def show(value: float | None, deviation: float | None = None, decimals: int = 2) -> str:
+    """A number as printed, with its deviation over the seeds; "-" for none, Inf and NaN as such."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
+    text = f"{value:.{decimals}f}" if abs(value) < 1e4 else f"{value:.2e}"
+    return text if deviation is None else f"{text}{SPACE}±{SPACE}{show(deviation, None, decimals)}"
+
+
+def show_change(percent: float | None, deviation: float | None = None) -> str:
+    """A relative change with its sign and the deviation over the seeds, such as "+11.5 ± 0.4 %"."""
+    if percent is None or not math.isfinite(percent):
+        return show(percent)
+    form = ".1f" if abs(percent) < 1e3 else ".0f" if abs(percent) < 1e4 else ".1e"
+    spread = "" if deviation is None else f"{SPACE}±{SPACE}{deviation:{form}}"
+    return f"{percent:+{form}}{spread}{SPACE}%"
+
+
+def not_finite(known: Iterable[Quantity], values: Values) -> list[str]:
+    """What a reader must know about NaN and Inf among our numbers; nothing where all are finite."""
+    notes = []
+    for quantity in known:
+        found = [value.mean for (_, _, name), value in values.items() if name == quantity.name]
+        if not quantity.checkable(*found):
+            notes.append(NOT_FINITE)
+        elif math.inf in found:
+            notes.append(f"{quantity.title} of Inf: {quantity.infinite}.")
+    return list(dict.fromkeys(notes))
+
+
+def italic(text: str) -> str:
+    """A published number, so that it cannot be taken for one of ours."""
+    return text if text == "-" else f"*{text}*"

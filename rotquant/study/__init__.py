@@ -1,0 +1,1 @@
+"""Tables as data, their expansion into runs, keys and digests, results, and the stages of the workflow."""

@@ -1,0 +1,359 @@
+"""The tables expanded into runs: a cell of a table is one run per seed and metric; equal cells are computed once.
+
+A slot of the configuration says which checkpoint a column stands for and scales the papers' group sizes and outlier
+counts to it. Nothing here computes and nothing here imports torch.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, lookup
+from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.models.checkpoints import checkpoint_digest
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Run, check_widths, first_problem, override_all
+from rotquant.recipes.schemes import Metric
+from rotquant.study.configuration import Config, Slot, find_root, load_config, merge
+from rotquant.study.quantities import Quantity, quantities
+from rotquant.study.resolution import check_names, resolve, resolve_metric, site_widths
+from rotquant.study.speed.definitions import SpeedTable
+from rotquant.study.speed.loading import SPEED_FILE, load_speed
+from rotquant.study.tables import (
+    PAPERS,
+    Column,
+    Published,
+    Row,
+    Table,
+    load_tables,
+    published_deviations,
+    published_values,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement of a table: the runs whose mean it is, one per seed (one alone where nothing is random).
+
+    A cell whose metric yields several quantities (an accuracy per task) prints as many numbers.
+    """
+
+    table: str
+    row: str
+    column: str
+    runs: tuple[Run, ...]
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that its runs share."""
+        return self.runs[0].metric
+
+
+@dataclass(frozen=True, eq=False)
+class Project:
+    """The configuration and all tables, expanded on demand. Paths inside are relative to `root`."""
+
+    root: Path
+    config: Config
+    tables: dict[str, Table]
+
+    def table(self, name: str) -> Table:
+        """The table of that id.
+
+        Raises:
+            ConfigError: for an unknown table; the sentence lists the nearest ones.
+        """
+        return lookup(self.tables, name, "unknown table")
+
+    def columns(self, table: Table) -> tuple[str, ...]:
+        """The columns of a table that this configuration computes."""
+        return tuple(column.name for column in table.columns if self.config.slot(column.slot).compute)
+
+    def slot(self, table: Table, column: str) -> Slot:
+        """The slot that a table's column is computed on."""
+        return self.config.slot(table.column(column).slot)
+
+    def quantities(self, table: Table) -> tuple[Quantity, ...]:
+        """What the table's cells measure, in the order of its metrics, each metric's main quantity first."""
+        found = (quantity for cell in self.cells(table.id) for quantity in quantities(cell.metric))
+        return tuple({quantity.name: quantity for quantity in found}.values())
+
+    @cached_property
+    def speed(self) -> dict[str, SpeedTable]:
+        """The speed tables by id.
+
+        Raises:
+            ConfigError: one of them is not valid.
+        """
+        return load_speed(self.root)
+
+    def speed_table(self, name: str) -> SpeedTable:
+        """The speed table of that id.
+
+        Raises:
+            ConfigError: for an unknown table; the sentence lists the nearest ones.
+        """
+        return lookup(self.speed, name, "unknown speed table")
+
+    @functools.cache  # noqa: B019 - a project lives as long as the process
+    def cells(self, name: str) -> tuple[Cell, ...]:
+        """The cells of a table, metric by metric and row by row.
+
+        Raises:
+            ConfigError, RecipeError, CheckpointError: an unknown slot or method, an impossible recipe, a bad
+            checkpoint.
+        """
+        table = self.table(name)
+        return tuple(
+            Cell(table.id, row.name, column, self._runs(table, metric, row, table.column(column)))
+            for metric in table.metrics
+            for row in table.computed_rows
+            for column in self.columns(table)
+        )
+
+    @cached_property
+    def runs(self) -> dict[str, Run]:
+        """Every run of every table by key."""
+        return {run.key: run for name in self.tables for cell in self.cells(name) for run in cell.runs}
+
+    @cached_property
+    def batches(self) -> dict[str, dict[str, tuple[Run, ...]]]:
+        """The runs that need stored weights, as {batch: {weights key: runs}}, in the order of the tables.
+
+        A batch holds the weights that differ by their seed alone and that the same tables ask for. One job makes them,
+        since starting a process costs several seconds; its key is that of its first weights.
+        """
+        users: dict[str, list[Run]] = {}
+        for run in self.runs.values():
+            if run.weights_key is not None:
+                users.setdefault(run.weights_key, []).append(run)
+        batches: dict[tuple[Any, ...], dict[str, tuple[Run, ...]]] = {}
+        for key, runs in users.items():
+            tables = {name for run in runs for name in self.tables_of_runs[run.key]}
+            unseeded = Run.model_validate({**runs[0].model_dump(), "seed": 0}).weights_key
+            batches.setdefault((unseeded, *sorted(tables)), {})[key] = tuple(runs)
+        return {next(iter(members)): members for members in batches.values()}
+
+    @cached_property
+    def _batch_of_weights(self) -> dict[str, str]:
+        return {key: batch for batch, members in self.batches.items() for key in members}
+
+    def batch_of(self, run: Run) -> str | None:
+        """The batch of a run's weights, None for a run that needs none."""
+        return None if run.weights_key is None else self._batch_of_weights[run.weights_key]
+
+    def measured_with(self, batch: str) -> str | None:
+        """The group of runs that is measured in the job of a batch's weights, where they are in memory.
+
+        It is the one that every table asking for the weights asks for, so that the job measures nothing that a
+        requested table does not show; None where each table asks for runs of its own.
+
+        Raises:
+            ConfigError: when no run uses these weights under this configuration.
+        """
+        runs = [run for members in self.batch(batch).values() for run in members]
+        asking = {name for run in runs for name in self.tables_of_runs[run.key]}
+        shared = (run for run in runs if asking == set(self.tables_of_runs[run.key]))
+        return next((self.group_of[run.key] for run in shared), None)
+
+    @cached_property
+    def rotations(self) -> dict[str, tuple[Run, ...]]:
+        """The runs on each learned rotation, by the rotation's key."""
+        found: dict[str, list[Run]] = {}
+        for run in self.runs.values():
+            if run.rotation_key is not None:
+                found.setdefault(run.rotation_key, []).append(run)
+        return {key: tuple(runs) for key, runs in found.items()}
+
+    def rotation(self, key: str) -> tuple[Run, ...]:
+        """The runs on a learned rotation.
+
+        Raises:
+            ConfigError: when there is none of that key under this configuration.
+        """
+        return _known(self.rotations, key, "no run has learned rotations")
+
+    @cached_property
+    def groups(self) -> dict[str, tuple[Run, ...]]:
+        """The runs that one job measures, by the group's key: on weights equal but for the seed, for equal tables.
+
+        Loading weights costs as much as measuring a small model, so runs on the same weights go together; no group
+        holds a run that some table asking for the group does not need.
+        """
+        members: dict[tuple[Any, ...], list[Run]] = {}
+        for run in self.runs.values():
+            place = self.batch_of(run) or run.checkpoint_digest
+            members.setdefault((place, self.tables_of_runs[run.key]), []).append(run)
+        return {short_hash(canonical_json(sorted(run.key for run in runs))): tuple(runs) for runs in members.values()}
+
+    @cached_property
+    def group_of(self) -> dict[str, str]:
+        """The group of each run, by the run's key."""
+        return {run.key: group for group, runs in self.groups.items() for run in runs}
+
+    def group(self, key: str) -> tuple[Run, ...]:
+        """The runs of a group.
+
+        Raises:
+            ConfigError: when there is none of that key under this configuration.
+        """
+        return _known(self.groups, key, "no group of runs")
+
+    @cached_property
+    def task_sets(self) -> dict[str, Run]:
+        """For each way in which zero-shot accuracy is measured, by its key, the first run that does so."""
+        found: dict[str, Run] = {}
+        for run in self.runs.values():
+            key = task_set(run)
+            if key is not None:
+                found.setdefault(key, run)
+        return found
+
+    @cached_property
+    def places(self) -> dict[str, Cell]:
+        """The first cell that each run belongs to, by the run's key."""
+        found: dict[str, Cell] = {}
+        for name in self.tables:
+            for cell in self.cells(name):
+                for run in cell.runs:
+                    found.setdefault(run.key, cell)
+        return found
+
+    @cached_property
+    def tables_of_runs(self) -> dict[str, tuple[str, ...]]:
+        """The tables that ask for each run, by the run's key."""
+        found: dict[str, list[str]] = {}
+        for name in self.tables:
+            for key in dict.fromkeys(run.key for cell in self.cells(name) for run in cell.runs):
+                found.setdefault(key, []).append(name)
+        return {key: tuple(names) for key, names in found.items()}
+
+    def run(self, key: str) -> Run:
+        """The run with that key.
+
+        Raises:
+            ConfigError: when no cell of any table has it under this configuration.
+        """
+        return _known(self.runs, key, "no table asks for a run")
+
+    def batch(self, key: str) -> dict[str, tuple[Run, ...]]:
+        """The weights of a batch: their keys and the runs that use each.
+
+        Raises:
+            ConfigError: when no run uses them under this configuration.
+        """
+        return _known(self.batches, key, "no run uses weights")
+
+    def published(self, table: Table) -> Published:
+        """The paper's numbers by (row, column, quantity); None where the paper prints a dash."""
+        return published_values(table, self.root)
+
+    def published_deviations(self, table: Table) -> Published:
+        """The paper's deviations over seeds where it prints them, as `published`."""
+        return published_deviations(table, self.root)
+
+    @functools.cache  # noqa: B019
+    def digest(self, slot: str) -> str:
+        """Digest of the checkpoint that a slot names.
+
+        Raises:
+            ConfigError: it does not exist, or is no checkpoint; the sentence names the configuration's file and key.
+        """
+        try:
+            return checkpoint_digest(self.checkpoint_path(self.config.slot(slot).checkpoint))
+        except CheckpointError as error:
+            raise ConfigError(f"{self.config.where('slots', slot, 'checkpoint')}: {error}") from None
+
+    @functools.cache  # noqa: B019
+    def widths(self, slot: str) -> dict[str, int]:
+        """Input features of the linear layers of a slot's checkpoint, by site; nothing for one that is not here."""
+        return site_widths(Path(self.checkpoint_path(self.config.slot(slot).checkpoint)))
+
+    def checkpoint_path(self, checkpoint: str) -> str:
+        """A local checkpoint folder as a path that is valid from anywhere; a hub id as it is.
+
+        What is not there is taken for a hub id only where it has the form of one, and where a folder has its owner's
+        name, only with its revision: it may be a mistyped path.
+        """
+        local = self.root / checkpoint
+        looks_local = checkpoint.count("/") != 1 or checkpoint.startswith((".", "/", "~"))
+        mistyped = local.parent.is_dir() and "@" not in checkpoint
+        return str(local) if local.exists() or looks_local or mistyped else checkpoint
+
+    def _runs(self, table: Table, metric: dict[str, Any], row: Row, column: Column) -> tuple[Run, ...]:
+        where = f"table {table.id}, row {row.name}, column {column.name}"
+        slot = self.config.slot(column.slot)
+        changes = row.columns.get(column.name, {})
+        recipe = override_all(preset(row.method), [row.recipe, changes], where)
+        recipe = resolve(recipe, slot, where, merge(row.recipe, changes))
+        try:
+            check_widths(recipe, self.widths(slot.name))
+        except RecipeError as error:
+            place = self.config.where("slots", slot.name)
+            raise ConfigError(f"{place}.group_sizes and outlier_features, in {where}: {error}") from None
+        data = {
+            "checkpoint": slot.checkpoint,
+            "checkpoint_digest": self.digest(slot.name),
+            "recipe": recipe,
+            "metric": resolve_metric({**metric, **row.metrics.get(metric["kind"], {})}, slot, where),
+            "corpora": self.config.corpora,
+            "dtype": self.config.dtype,
+        }
+        try:
+            runs = [Run.model_validate({**data, "seed": seed}) for seed in self.seeds(table)]
+        except ValidationError as error:
+            raise ConfigError(f"{where}: {first_problem(error)}.") from None
+        return tuple({run.key: run for run in runs}.values())
+
+    def seeds(self, table: Table) -> tuple[int, ...]:
+        """The seeds of a table's runs where something is random."""
+        if table.repeats == "trials" and self.config.trials is not None:
+            return tuple(range(self.config.trials))
+        return self.config.seeds[:1] if table.repeats == "once" else self.config.seeds
+
+
+def load_project(
+    overrides: Sequence[str | Path] = (), root: Path | None = None, config: Config | None = None
+) -> Project:
+    """The project around the working folder: its configuration (unless given) and the tables of all papers.
+
+    Raises:
+        ConfigError: no project here, or a file that does not satisfy its schema.
+    """
+    root = root or find_root()
+    found: dict[str, Table] = {}
+    for path in sorted(set((root / PAPERS).glob("*/*.yaml")) - set((root / PAPERS).glob(SPEED_FILE))):
+        for table in load_tables(path, root):
+            if table.id in found:
+                raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
+            found[table.id] = table
+    tables = {table.id: table for table in sorted(found.values(), key=_natural)}
+    config = config or load_config(overrides, root)
+    check_names(config, tables, root)
+    return Project(root, config, tables)
+
+
+def _known(found: Mapping[str, T], key: str, missing: str) -> T:
+    """The entry of a key; `missing` begins the sentence that says there is none."""
+    if key not in found:
+        raise ConfigError(f"{missing} {key!r} under this configuration; `rotquant runs list` prints all keys.")
+    return found[key]
+
+
+def task_set(run: Run) -> str | None:
+    """The key of the tasks that a run is measured on; None for other metrics."""
+    return short_hash(canonical_json(run.metric.model_dump(mode="json"))) if run.metric.kind == "zero_shot" else None
+
+
+def _natural(table: Table) -> tuple[Any, ...]:
+    """Sorts by paper, then tables, figures, our own reports, and table 2 before table 10."""
+    rank = next((i for i, kind in enumerate(("table", "figure")) if table.label.startswith(kind)), 2)
+    return table.paper, rank, int(re.sub(r"\D", "", table.label) or 0), table.label

@@ -1,0 +1,85 @@
+"""What a metric measures, quantity by quantity: its name in result files, how it is printed, and which way is better.
+
+A perplexity run yields one number; a run of tasks the average and the accuracies, or ROUGE-L; a run that looks at
+activations or weights a few statistics. The first quantity of a metric is its main one. Nothing here computes or
+imports torch.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from rotquant.metrics.zeroshot.suites import TASKS, task_names
+from rotquant.recipes.schemes import Metric, ZeroShot
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number of a run.
+
+    name: its key among the metrics of a result file, and in the published values.
+    title: as a table's head prints it.
+    better: whether lower or higher numbers are better.
+    unit: printed where numbers are compared.
+    chance: what guessing scores, in percent, for accuracies.
+    relative: whether rows are compared by what they lose in percent of another.
+    infinite: what +inf means where it is a result, the best there is; None where it means that a network overflowed.
+    """
+
+    name: str
+    title: str
+    better: Literal["lower", "higher"]
+    unit: str = ""
+    chance: float | None = None
+    relative: bool = True
+    infinite: str | None = None
+
+    def loss(self, value: float, reference: float) -> float:
+        """How much worse `value` is than `reference`, in the quantity's own unit; negative for a gain."""
+        if value == reference:  # also inf dB and inf dB, whose difference would be nan
+            return 0.0
+        return value - reference if self.better == "lower" else reference - value
+
+    def checkable(self, *values: float) -> bool:
+        """Whether measured values can decide a claim: each is finite, or infinite where that is a result."""
+        return all(math.isfinite(value) or (self.infinite is not None and value == math.inf) for value in values)
+
+
+PERPLEXITY = Quantity("perplexity", "PPL", "lower")
+AVERAGE = Quantity("average", "Avg.", "higher", "%")
+ROUGE_L = Quantity("rouge_l", "ROUGE-L", "higher", "%")
+SNR_DB = Quantity("snr", "SNR", "higher", "dB", relative=False, infinite="the logits equal the unquantized network's")
+MAGNITUDES = (
+    Quantity("peak_ratio", "max/median", "lower", relative=False),
+    Quantity("largest", "max", "lower", relative=False),
+    Quantity("median", "median", "lower", relative=False),
+)
+OUTLIERS = (
+    Quantity("kurtosis", "largest kurtosis", "lower", relative=False),
+    Quantity("mean_kurtosis", "mean kurtosis", "lower", relative=False),
+    Quantity("activation_error", "activation error", "lower", "%"),
+    Quantity("weight_error", "weight error", "lower", "%"),
+)
+RANGE_USE = (
+    Quantity("range_use", "range use", "higher", "%", relative=False),
+    Quantity("largest_range", "largest range", "lower", relative=False),
+)
+DESCRIPTIVE = (*MAGNITUDES, *OUTLIERS[:2])
+"""Quantities that describe a distribution: of none would a lower number as such be better."""
+
+_BY_KIND: dict[str, tuple[Quantity, ...]] = {
+    "perplexity": (PERPLEXITY,),
+    "snr": (SNR_DB,),
+    "magnitudes": MAGNITUDES,
+    "outliers": OUTLIERS,
+    "range_use": RANGE_USE,
+}
+
+
+def quantities(metric: Metric) -> tuple[Quantity, ...]:
+    """The quantities of a metric, the main one first."""
+    if not isinstance(metric, ZeroShot):
+        return _BY_KIND[metric.kind]
+    tasks = [(name, TASKS[metric.suite][name]) for name in task_names(metric)]
+    found = [Quantity(name, task.title, "higher", "%", task.chance) for name, task in tasks if task.chance is not None]
+    return (*((AVERAGE, *found) if found else ()), *((ROUGE_L,) if len(found) < len(tasks) else ()))

@@ -1,0 +1,126 @@
+"""From what a table says to what is done on one model: a slot's sizes and amounts put into recipes and metrics.
+
+The papers' group sizes and numbers of outlier features are scaled, amounts of text and work are the slot's, and names
+of the configuration that no table knows are refused before anything is computed. Nothing here imports torch.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError, nearest
+from rotquant.metrics.zeroshot.suites import task_names
+from rotquant.recipes.recipe import Recipe, first_problem, override
+from rotquant.recipes.schemes import Metric, ZeroShot
+from rotquant.study.configuration import DEFAULT, Config, Slot, merge, read_yaml
+from rotquant.study.tables import Table
+
+_METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
+
+
+def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None = None) -> Recipe:
+    """A paper's recipe for one slot: group sizes and outlier counts scaled, amounts of data and work from the slot.
+
+    Args:
+        said: the row's own changes. What they say of amounts of data and work stands, since tables vary these.
+
+    Raises:
+        ConfigError, RecipeError: a number that the slot does not map, or a value that the recipe refuses.
+    """
+    changes: dict[str, Any] = {}
+    try:
+        for part in ("activations", "keys", "values"):
+            scheme = getattr(recipe, part)
+            if scheme is not None and scheme.group_size is not None:
+                changes[part] = {"group_size": slot.scaled("group_sizes", scheme.group_size)}
+        if recipe.weights is not None and recipe.weights.scheme.group_size is not None:
+            size = slot.scaled("group_sizes", recipe.weights.scheme.group_size)
+            changes["weights"] = {"scheme": {"group_size": size}}
+        if recipe.outliers is not None:
+            changes["outliers"] = {"features": slot.scaled("outlier_features", recipe.outliers.features)}
+    except RotquantError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    said = said or {}
+    for section in ("calibration", "omniquant", "llm_qat"):
+        if getattr(recipe, section) is not None:
+            changes[section] = merge(getattr(slot, section), said.get(section) or {})
+    if recipe.learning is not None:
+        own = (said.get("rotation") or {}).get("learning") or {}
+        changes["rotation"] = {"learning": merge(slot.learning, own)}
+    return override(recipe, changes, where)
+
+
+def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
+    """A table's metric for one slot: amounts of text from the slot, the tasks of a suite by name.
+
+    Raises:
+        ConfigError: a field that the metric does not have, or an impossible value, or an unknown task.
+    """
+    by_kind = {"perplexity": slot.evaluation, "snr": slot.evaluation, "zero_shot": slot.zero_shot}
+    shared = by_kind.get(fields["kind"], {})
+    fields = {**shared, **fields}
+    for name, default in (("tasks", ()), ("limit", None)):  # by suite, since suites differ; the slot's own come first
+        if isinstance(fields.get(name), dict):
+            fields[name] = shared.get(name, fields[name].get(fields.get("suite", "shipped"), default))
+    try:
+        metric = _METRIC.validate_python(fields)
+        return metric.model_copy(update={"tasks": task_names(metric)}) if isinstance(metric, ZeroShot) else metric
+    except ValidationError as error:
+        raise ConfigError(f"{where}: metric {first_problem(error)}.") from None
+    except RecipeError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def site_widths(folder: Path) -> dict[str, int]:
+    """Input features of a local checkpoint's linear layers by site, from its config.json; nothing where that does not
+    say them or there is none, which loading the checkpoint tells better."""
+    try:
+        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
+        attention = heads * (fields.get("head_dim") or hidden // heads)
+        return {"attention_input": hidden, "attention_output": attention, "mlp_output": fields["intermediate_size"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        return {}
+
+
+def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None:
+    """Refuse names that neither a table nor config/config.yaml knows, and corpora that are not there.
+
+    Raises:
+        ConfigError: an unknown slot or corpus, a zero-shot suite whose corpus is not defined, or a local corpus without
+            its files; the sentence names the file and the key.
+    """
+    suites = dict(_suite_corpora(config.alone))
+    for path, name in suites.items():
+        if name not in config.corpora:
+            raise ConfigError(f"{config.where(*path)}: unknown corpus {name!r}{nearest(name, [*config.corpora])}.")
+    default = read_yaml(root / DEFAULT)
+    slots = {column.slot for table in tables.values() for column in table.columns} | {*default.get("slots", ())}
+    corpora = {*_corpora([table.model_dump() for table in tables.values()]), *suites.values()}
+    corpora |= {*default.get("corpora", ())}
+    for section, kind, known in (("slots", "slot", slots), ("corpora", "corpus", corpora)):
+        for name in getattr(config, section):
+            if name not in known:
+                raise ConfigError(f"{config.where(section, name)}: unknown {kind}{nearest(name, [*known])}.")
+    for name, corpus in config.corpora.items():
+        if corpus.source == "local" and not (root / corpus.path).exists():
+            raise ConfigError(f"{config.where('corpora', name)}.path: there is no folder or file {corpus.path}.")
+
+
+def _suite_corpora(data: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The corpora that zero-shot tasks are made from, by their place in a configuration."""
+    places = [((), data), *((("slots", name), slot) for name, slot in data["slots"].items())]
+    for path, fields in places:
+        if "corpus" in fields.get("zero_shot", {}):
+            yield (*path, "zero_shot", "corpus"), fields["zero_shot"]["corpus"]
+
+
+def _corpora(data: Any) -> Iterator[str]:
+    """What nested data says under the key `corpus`."""
+    if isinstance(data, dict):
+        yield from [data["corpus"]] if isinstance(data.get("corpus"), str) else []
+    for value in data.values() if isinstance(data, dict) else data if isinstance(data, list | tuple) else ():
+        yield from _corpora(value)

@@ -1,0 +1,73 @@
+"""Text as token ids for the computing stages, tokenized once per text and tokenizer and kept in the project.
+
+Tokenizing takes seconds, about as long as evaluating a small model, and all jobs of a table need the same two texts.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rotquant.foundation.files import atomic_path
+from rotquant.recipes.schemes import Calibration
+from rotquant.text import (
+    NO_BOS,
+    CorpusSpec,
+    Split,
+    Tokens,
+    calibration_characters,
+    calibration_samples,
+    content_hash,
+    corpus_identity,
+    load_text,
+    tokenize,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+#: Where a project keeps its texts as token ids.
+TOKENS = Path("results") / "corpora" / "tokens"
+
+
+def token_ids(
+    spec: CorpusSpec, split: Split, tokenizer: "PreTrainedTokenizerBase", max_characters: int | None = None
+) -> tuple[Tokens, dict[str, Any]]:
+    """The tokens of one split (or of its head), and what provenance says of the text.
+
+    Raises:
+        CorpusError: the text cannot be read.
+    """
+    import torch
+
+    text = load_text(spec, split, max_characters=max_characters)
+    identity = corpus_identity(spec, (split,), max_characters=max_characters)
+    if tokenizer.bos_token_id is None:
+        identity["note"] = NO_BOS
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer in Python has no complete description to tell it from others
+        return tokenize(text, tokenizer), identity
+    description = f"{content_hash(text)} {backend.to_str()}"
+    path = TOKENS / f"{hashlib.sha256(description.encode()).hexdigest()[:32]}.npy"
+    try:
+        return Tokens(torch.from_numpy(np.load(path, allow_pickle=False)), tokenizer.bos_token_id), identity
+    except (OSError, ValueError, EOFError):  # not there yet, or damaged: make it
+        tokens = tokenize(text, tokenizer)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.save(file, tokens.ids.numpy(), allow_pickle=False)
+    return tokens, identity
+
+
+def text_samples(
+    spec: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase"
+) -> tuple["torch.Tensor", dict[str, Any]]:
+    """Samples of a corpus's train split, int64 [samples, sequence_length], and what provenance says of the text.
+
+    Raises:
+        CorpusError: the text cannot be read or is shorter than one sample.
+    """
+    characters = calibration_characters(calibration.samples, calibration.sequence_length)
+    tokens, identity = token_ids(spec, "train", tokenizer, characters)
+    return calibration_samples(tokens, calibration.samples, calibration.sequence_length, calibration.seed), identity

@@ -1,0 +1,61 @@
+"""The weights stage: a checkpoint becomes rotated and quantized weights in a folder that many runs share.
+
+It connects loading, calibration text and `rotquant.weights.build`; what happens to the weights is decided by the recipe
+alone.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rotquant.foundation.files import read_json
+from rotquant.foundation.progress import task
+from rotquant.recipes.recipe import Run
+from rotquant.study.digests import code_digest, environment
+from rotquant.study.results import ROTATION_RECORD, ROTATIONS_FILE
+from rotquant.study.stages.text import text_samples
+
+
+def compute_weights(
+    run: Run, checkpoint: str, folder: Path, device: str, rotation: Path | None = None
+) -> dict[str, Any]:
+    """Build the stored weights of a run into `folder` and return their provenance.
+
+    Args:
+        checkpoint: where the run's checkpoint lies: a local folder or a hub id.
+        folder: replaced as a whole once the new weights are complete.
+        device: cpu, cuda, cuda:N or auto.
+        rotation: the folder of the learned rotations, where the recipe asks for them.
+
+    Raises:
+        CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
+    """
+    with task("starting"):
+        from rotquant.models.checkpoints import load_checkpoint
+        from rotquant.models.rotation.matrices import load_rotations
+        from rotquant.tensors.devices import gpu_name, torch_device, torch_dtype
+        from rotquant.weights.build import build_weights
+        from rotquant.weights.storage import save_quantized
+
+    started = time.perf_counter()
+    accelerator = torch_device(device)
+    rotations = None if rotation is None else load_rotations(rotation / ROTATIONS_FILE)
+    model, tokenizer = load_checkpoint(checkpoint, torch_dtype(run.dtype), "cpu")
+    samples, corpora = None, {}
+    calibration = run.recipe.calibration
+    if run.recipe.needs_calibration and calibration is not None:
+        samples, corpora["calibration"] = text_samples(run.corpora[calibration.corpus], calibration, tokenizer)
+    stored = build_weights(model, tokenizer, run.recipe, run.seed, samples, rotations=rotations, device=accelerator)
+    provenance = {
+        **environment(),
+        "code_digest": code_digest("weights", run.recipe),
+        "gpu": gpu_name(accelerator),
+        "checkpoint": run.checkpoint,
+        "checkpoint_digest": run.checkpoint_digest,
+        "corpora": corpora,
+        **({} if rotation is None else {"rotation": read_json(rotation / ROTATION_RECORD, "record of rotations")}),
+        "stages": stored.seconds,
+        "seconds": time.perf_counter() - started,
+    }
+    save_quantized(folder, stored, provenance)
+    return provenance

@@ -1,0 +1,1 @@
+"""Pure mathematics on tensors: Hadamard matrices, quantizers, orthonormal matrices, lattices."""

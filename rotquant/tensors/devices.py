@@ -1,0 +1,56 @@
+"""Device and dtype names as users write them, and the torch objects they mean. It changes no default of torch."""
+
+from typing import TYPE_CHECKING
+
+from rotquant.foundation.errors import RecipeError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def torch_device(name: str) -> "torch.device":
+    """The torch device of a `--device` option.
+
+    Raises:
+        RecipeError: for an unknown device or a GPU that is not there.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise RecipeError(f"unknown device {name!r}; use cpu, cuda, cuda:N or auto.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RecipeError(f"device {name!r} is not available: torch sees {torch.cuda.device_count()} GPUs.")
+    return device
+
+
+def torch_dtype(name: str) -> "torch.dtype":
+    """The torch dtype of a `--dtype` option.
+
+    Raises:
+        RecipeError: for a type other than float32, bfloat16, float16 and float64.
+    """
+    import torch
+
+    if name not in ("float32", "bfloat16", "float16", "float64"):
+        raise RecipeError(f"unknown dtype {name!r}; use float32, bfloat16, float16 or float64.")
+    return getattr(torch, name)
+
+
+def learning_dtype(dtype: "torch.dtype") -> "torch.dtype":
+    """The type in which a network of `dtype` is trained through: bfloat16 for float16, whose gradients underflow."""
+    import torch
+
+    return torch.bfloat16 if dtype == torch.float16 else dtype
+
+
+def gpu_name(device: "torch.device") -> str | None:
+    """The name of a CUDA device, None for the CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None

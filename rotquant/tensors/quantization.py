@@ -1,0 +1,252 @@
+"""Uniform integer quantization (QuaRot Sec. 4, stage 2) as pure functions: choose, quantize, dequantize, all in one.
+
+Every quantizer of the project, for weights, activations and the KV cache, goes through these; a `QuantizationScheme`
+says how. Scales are computed in float32 (float64 for float64 input). Nothing here knows a model or packs integers.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.schemes import QuantizationScheme
+
+#: How the outlier columns of an 8-bit `ColumnSplit` are quantized (Atom Sec. 4.1).
+OUTLIER_SCHEME = QuantizationScheme(bits=8, symmetric=True, granularity="token")
+
+
+@dataclass(frozen=True)
+class QParams:
+    """Scales and zero points of one tensor; see `choose_qparams` for their shapes. Symmetric: zero_point is None."""
+
+    scale: Tensor
+    zero_point: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> "QParams":
+        """The same parameters on another device."""
+        return QParams(self.scale.to(device), None if self.zero_point is None else self.zero_point.to(device))
+
+    @property
+    def mT(self) -> "QParams":  # noqa: N802 - torch's name
+        """The same parameters with their last two axes exchanged, for elements that lie so."""
+        return QParams(self.scale.mT, None if self.zero_point is None else self.zero_point.mT)
+
+
+@dataclass(frozen=True)
+class ColumnSplit:
+    """Input features of one linear layer in two sets: normal ones and outliers kept in higher precision (QUIK, Atom).
+
+    permutation: int64 [features], the normal features first and the outliers last.
+    outliers: how many features at the end are outliers.
+    outlier_bits: 16 leaves them as floats, 8 quantizes them by `OUTLIER_SCHEME`.
+    """
+
+    permutation: Tensor
+    outliers: int
+    outlier_bits: Literal[8, 16] = 16
+
+    @property
+    def normal_columns(self) -> Tensor:
+        """int64 [features - outliers], in the order in which groups are formed."""
+        return self.permutation[: self.permutation.numel() - self.outliers]
+
+    @property
+    def outlier_columns(self) -> Tensor:
+        """int64 [outliers]."""
+        return self.permutation[self.permutation.numel() - self.outliers :]
+
+    def to(self, device: torch.device | str) -> "ColumnSplit":
+        """The same split with its permutation on another device."""
+        return ColumnSplit(self.permutation.to(device), self.outliers, self.outlier_bits)
+
+
+def check_groups(features: int, scheme: QuantizationScheme, where: str = "the last axis") -> None:
+    """Raise `RecipeError` when rows of `features` elements cannot be cut into the groups of `scheme`."""
+    size = scheme.group_size
+    if size is not None and features % size:
+        raise RecipeError(
+            f"group size {size} does not divide the {features} features of {where}: choose a divisor of {features}."
+        )
+
+
+def grouped(x: Tensor, scheme: QuantizationScheme) -> Tensor:
+    """View of `x` [..., features] in which elements that share a scale lie along the last axis.
+
+    `group` and `head`: [..., n_groups, group_size], a `head` without group_size being the whole last axis; others: `x`.
+
+    Raises:
+        RecipeError: when the group size does not divide the number of features.
+    """
+    if scheme.granularity not in ("group", "head"):
+        return x
+    check_groups(x.shape[-1], scheme)
+    size = scheme.group_size or x.shape[-1]
+    return x.unflatten(-1, (x.shape[-1] // size, size))
+
+
+def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Tensor | None = None) -> QParams:
+    """Scales (and zero points) that cover the range of `x`, shrunk by the clip ratio.
+
+    Symmetric: scale = clip * max|x| / (2^(b-1) - 1). Asymmetric: the range is widened to include zero,
+    scale = clip * (max - min) / (2^b - 1), zero_point = round(-clip * min / scale). Scales are differentiable.
+
+    Args:
+        x: [..., features], any floating-point type.
+        scheme: decides which elements share a scale.
+        clip_ratio: overrides `scheme.clip_ratio`; a tensor must broadcast to the scales.
+
+    Returns:
+        Scales of shape [] (tensor), [..., 1] (token, channel) or [..., n_groups, 1] (group, head), float32 or float64;
+        zero points are whole numbers of the same type and shape. All-zero rows get the smallest positive scale.
+    """
+    clip = scheme.clip_ratio if clip_ratio is None else clip_ratio
+    view = grouped(x, scheme)
+    if scheme.granularity == "tensor":
+        low, high = view.amin(), view.amax()
+    else:
+        low, high = view.amin(-1, keepdim=True), view.amax(-1, keepdim=True)
+    dtype = _arithmetic_dtype(x)
+    low, high = low.to(dtype), high.to(dtype)
+    tiny = torch.finfo(dtype).tiny
+    _, largest_code = scheme.code_range
+    if scheme.symmetric:
+        return QParams((clip * torch.maximum(high, -low) / largest_code).clamp(min=tiny))
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    scale = (clip * (high - low) / largest_code).clamp(min=tiny)
+    return QParams(scale, torch.round(-clip * low / scale))
+
+
+def quantize(x: Tensor, qparams: QParams, scheme: QuantizationScheme) -> Tensor:
+    """Integer codes round(x / scale) + zero_point, clamped to the range of the scheme; halves round to even.
+
+    Returns:
+        int8 (symmetric) or uint8 (asymmetric), of the shape of `x`.
+    """
+    codes = _round_and_clamp(grouped(x, scheme), qparams, scheme)
+    return codes.to(torch.int8 if scheme.symmetric else torch.uint8).reshape(x.shape)
+
+
+def dequantize(codes: Tensor, qparams: QParams, scheme: QuantizationScheme, dtype: torch.dtype) -> Tensor:
+    """(codes - zero_point) * scale as `dtype`, of the shape of `codes`."""
+    values = grouped(codes, scheme).to(qparams.scale.dtype)
+    if qparams.zero_point is not None:
+        values = values - qparams.zero_point
+    return (values * qparams.scale).to(dtype).reshape(codes.shape)
+
+
+def fake_quantize(
+    x: Tensor, scheme: QuantizationScheme, qparams: QParams | None = None, scale_gradients: bool = False
+) -> Tensor:
+    """`x` rounded to its codes and back: equal to `dequantize(quantize(x))` bit for bit, in one pass and of x's type.
+
+    With gradients enabled, rounding is straight-through: the gradient reaches `x` unchanged inside the clip range, and
+    is zero outside. It reaches scales through `qparams` that the caller computed, and with `scale_gradients`.
+
+    Args:
+        x: [..., features].
+        scheme: bits, symmetry and granularity; its clip ratio counts only when `qparams` is None.
+        qparams: parameters to use (static quantization); None chooses them from `x` (dynamic).
+        scale_gradients: let the gradient reach `x` through scales chosen here too; otherwise they are constants.
+    """
+    if qparams is None:
+        with torch.set_grad_enabled(scale_gradients and torch.is_grad_enabled()):
+            qparams = choose_qparams(x, scheme)
+    if torch.is_grad_enabled() and (x.requires_grad or _is_learned(qparams)):
+        return _StraightThrough.apply(grouped(x, scheme), qparams.scale, qparams.zero_point, scheme).reshape(x.shape)
+    with torch.no_grad():
+        values = _round_and_clamp(grouped(x, scheme), qparams, scheme)
+        if qparams.zero_point is not None:
+            values.sub_(qparams.zero_point)
+        return values.mul_(qparams.scale).to(x.dtype).reshape(x.shape)
+
+
+def fake_quantize_split(
+    x: Tensor, scheme: QuantizationScheme, split: ColumnSplit, qparams: QParams | None = None
+) -> Tensor:
+    """`fake_quantize` of the normal columns of `x` [..., features]; outlier columns stay, or become 8-bit per row.
+
+    Groups are formed among the normal columns in the order of the split. No column moves: the result lines up with `x`.
+    """
+    split = split.to(x.device)
+    kept = x.index_select(-1, split.outlier_columns)
+    if split.outlier_bits == 8:
+        kept = fake_quantize(kept, OUTLIER_SCHEME)
+    if scheme.granularity not in ("group", "head"):
+        # Zeros never widen a range, so without groups the columns need not be gathered (half the time on a CPU).
+        quantized = fake_quantize(x.index_fill(-1, split.outlier_columns, 0.0), scheme, qparams)
+        return quantized.index_copy_(-1, split.outlier_columns, kept)
+    normal = fake_quantize(_take_columns(x, split.normal_columns), scheme, qparams)
+    return _take_columns(torch.cat([normal, kept], dim=-1), torch.argsort(split.permutation))
+
+
+def _take_columns(x: Tensor, columns: Tensor) -> Tensor:
+    """x[..., columns]; gather is the fastest of torch's ways to say so on a CPU."""
+    return x.gather(-1, columns.expand(*x.shape[:-1], -1))
+
+
+def _is_learned(qparams: QParams) -> bool:
+    return qparams.scale.requires_grad or (qparams.zero_point is not None and qparams.zero_point.requires_grad)
+
+
+def _arithmetic_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _round_and_clamp(view: Tensor, qparams: QParams, scheme: QuantizationScheme) -> Tensor:
+    """Codes of a grouped view as floating-point numbers, in new memory.
+
+    A division, not a product with the reciprocal: codes of values that lie on the grid are then exact.
+    """
+    smallest, largest = scheme.code_range
+    codes = torch.div(view.to(qparams.scale.dtype), qparams.scale).round_()
+    if qparams.zero_point is not None:
+        codes.add_(qparams.zero_point)
+    return codes.clamp_(smallest, largest)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Fake quantization of a grouped view, rounding taken to have derivative one.
+
+    A single node, because training spends most of its time here. With v = codes - zero_point and out = v * scale,
+    d out/dx is 1 inside the range and 0 outside; d out/d scale = v - x/scale inside and v outside (LSQ, OmniQuant);
+    d out/d zero_point = 0 inside and -scale outside.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        view: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None,
+        scheme: QuantizationScheme,
+    ) -> Tensor:
+        ratio = torch.div(view.to(scale.dtype), scale)
+        learned = any(ctx.needs_input_grad[1:3])
+        codes = torch.round(ratio) if learned else ratio.round_()
+        if zero_point is not None:
+            codes.add_(zero_point)
+        values = codes.clamp(*scheme.code_range)
+        outside = values != codes
+        if zero_point is not None:
+            values.sub_(zero_point)
+        if learned:
+            slope = torch.sub(values, ratio.masked_fill_(outside, 0.0), out=ratio)
+            ctx.save_for_backward(outside, slope, scale)
+        else:
+            ctx.save_for_backward(outside)
+        return values.mul_(scale).to(view.dtype)
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        outside, *learned = ctx.saved_tensors
+        to_input = gradient.masked_fill(outside, 0.0)
+        if not learned:
+            return to_input, None, None, None
+        slope, scale = learned
+        to_scale = (gradient * slope).sum_to_size(scale.shape)
+        to_zero_point = ((to_input - gradient) * scale).sum_to_size(scale.shape) if ctx.needs_input_grad[2] else None
+        return to_input, to_scale, to_zero_point, None

@@ -1,0 +1,39 @@
+"""Text corpora: where calibration and evaluation text comes from, and the papers' protocol for windows of it.
+
+The default corpus is the documentation strings of the pinned Python packages, which every installation has; WikiText-2,
+C4, Pile and RedPajama go through the same functions from a hub id, a local folder or a text file. Nothing here runs
+foreign code, and importing this package loads neither torch nor datasets.
+"""
+
+from rotquant.recipes.corpus import (
+    CALIBRATION_CHARACTERS,
+    DOCSTRINGS,
+    WIKITEXT2,
+    CorpusSpec,
+    Split,
+    calibration_characters,
+    content_hash,
+    expected_hashes,
+)
+from rotquant.text.loading import corpus_identity, load_rows, load_text
+from rotquant.text.windows import BOS, NO_BOS, Tokens, calibration_samples, evaluation_windows, tokenize
+
+__all__ = [
+    "BOS",
+    "CALIBRATION_CHARACTERS",
+    "DOCSTRINGS",
+    "NO_BOS",
+    "WIKITEXT2",
+    "CorpusSpec",
+    "Split",
+    "Tokens",
+    "calibration_characters",
+    "calibration_samples",
+    "content_hash",
+    "corpus_identity",
+    "evaluation_windows",
+    "expected_hashes",
+    "load_rows",
+    "load_text",
+    "tokenize",
+]

@@ -1,0 +1,230 @@
+"""Reading a corpus: documentation strings, the language reference, a hub dataset, a local folder or one text file.
+
+The papers' protocol joins the rows with a blank line (GPTQ's `datautils.py`, used by every paper here). Only data files
+are read, through the builders of the `datasets` library: no dataset script runs.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+
+from rotquant.foundation.errors import CorpusError
+from rotquant.foundation.files import cache_folder
+from rotquant.foundation.progress import at_terminal, downloading, task
+from rotquant.recipes.corpus import SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
+from rotquant.text.docstrings import docstring_rows, versions
+from rotquant.text.reference import reference_rows
+
+_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
+_SPLIT_NAMES = {"train": {"train"}, "validation": {"validation", "valid", "val", "dev"}, "test": {"test"}}
+#: Which tenths of the rows of a single file are which split: where the first begins, where the last ends.
+_TENTHS = {"train": (0, 8), "validation": (8, 9), "test": (9, 10)}
+
+
+def load_rows(
+    spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path | None = None
+) -> list[str]:
+    """Return the rows (texts) of one split, or as many first rows as reach `max_characters`.
+
+    A plain text file has one row per line with its line end kept and blank lines empty, as the hub's WikiText has them.
+    `cache`, the user's by default, keeps documentation strings once they are extracted.
+
+    Raises:
+        CorpusError: unknown split, hub unreachable, missing folder, file, split or text field, or no text.
+    """
+    if split not in SPLITS:
+        raise CorpusError(f"Corpus {spec.name}: no split {split!r}; the splits are {', '.join(SPLITS)}.")
+    if spec.source == "docstrings":
+        return docstring_rows(split, cache or cache_folder("corpora"), max_characters)
+    if spec.source == "reference":
+        return _head(reference_rows(split), max_characters)
+    rows = _hub_rows(spec, split, max_characters) if spec.source == "hub" else _local_rows(spec, split)
+    with task(f"reading {spec.name} ({split})"):
+        selected = _head(rows, max_characters)
+    if not any(selected):
+        share = _share(spec, split)
+        cut = f" ({share}; a folder with a file for each split says otherwise)" if share else ""
+        raise CorpusError(f"Corpus {spec.name}: split {split!r} of {spec.path} holds no text{cut}.")
+    return selected
+
+
+def load_text(
+    spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path | None = None
+) -> str:
+    """Return one split as one text: its rows joined by `spec.separator`. Raises as `load_rows` does."""
+    return spec.separator.join(load_rows(spec, split, max_characters=max_characters, cache=cache))
+
+
+def corpus_identity(
+    spec: CorpusSpec,
+    splits: Iterable[Split] = ("test",),
+    *,
+    max_characters: int | None = None,
+    cache: str | Path | None = None,
+) -> dict:
+    """What a run's provenance says of its text: the specification and, per split, length and content hash.
+
+    For the docstring corpus each split also has the recorded hash under "expected_sha256" (None when this portion was
+    never recorded) and the package versions it was read from; for a single file, which part of it the split is.
+    """
+    identity: dict = {**spec.model_dump(), "splits": {}}
+    for split in splits:
+        text = load_text(spec, split, max_characters=max_characters, cache=cache)
+        entry: dict = {"characters": len(text), "sha256": content_hash(text)}
+        if spec.source == "docstrings":
+            entry["expected_sha256"] = expected_hashes().get(portion(split, max_characters))
+            entry["packages"] = versions(split)
+        if share := _share(spec, split):
+            entry["share"] = share
+        identity["splits"][portion(split, max_characters)] = entry
+    return identity
+
+
+def _head(rows: Iterable[str], max_characters: int | None) -> list[str]:
+    selected: list[str] = []
+    characters = 0
+    for row in rows:
+        selected.append(row)
+        characters += len(row)
+        if max_characters is not None and characters >= max_characters:
+            break
+    return selected
+
+
+def _hub_rows(spec: CorpusSpec, split: Split, max_characters: int | None) -> Iterable[str]:
+    """Rows of a hub dataset; streamed when only its head is wanted, as C4 and Pile are too large to download."""
+    from datasets import load_dataset
+
+    try:
+        with downloading(str(spec.path)), _bars_at_terminals():
+            data = load_dataset(spec.path, spec.subset, split=split, streaming=max_characters is not None)
+    except Exception as error:  # The hub client has many failure types, some from libraries below it.
+        reason = str(error).strip().split("\n")[0][:200]
+        raise CorpusError(
+            f"Corpus {spec.name}: split {split!r} of hub dataset {spec.path} could not be read "
+            f"({type(error).__name__}: {reason}); without access to the hub, give the path of a local copy (in a "
+            "configuration with `source: local`): a folder with its parquet, json, jsonl or txt files."
+        ) from error
+    return _column(spec, data, str(spec.path))
+
+
+@contextmanager
+def _bars_at_terminals() -> Iterator[None]:
+    """Keep bars of the `datasets` library, which draws them into logs too, to terminals."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if at_terminal() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+def _column(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[str]:
+    columns = getattr(data, "column_names", None)
+    if columns is not None and spec.text_field not in columns:
+        raise CorpusError(
+            f"Corpus {spec.name}: {where} has no field {spec.text_field!r}; its fields: {', '.join(columns)}."
+        )
+    for row in _whole(spec, data, where):
+        if not isinstance(row.get(spec.text_field), str):
+            raise CorpusError(f"Corpus {spec.name}: a row of {where} has no text in its field {spec.text_field!r}.")
+        yield row[spec.text_field]
+
+
+def _whole(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[dict]:
+    """Yield the rows; a reader that fails on the way (damaged file, lost connection) becomes a `CorpusError`."""
+    try:
+        yield from data
+    except Exception as error:  # The readers' failures have no common type.
+        raise CorpusError(
+            f"Corpus {spec.name}: {where} could not be read to its end ({type(error).__name__})."
+        ) from error
+
+
+def _local_rows(spec: CorpusSpec, split: Split) -> Iterable[str]:
+    files = _split_files(spec, split)
+    if _share(spec, split) is None:
+        return chain.from_iterable(_file_rows(spec, file) for file in files)
+    (file,) = files
+    count = sum(1 for _ in _file_rows(spec, file))
+    start, stop = (count * tenth // 10 for tenth in _TENTHS[split])
+    return islice(_file_rows(spec, file), start, stop)
+
+
+def _share(spec: CorpusSpec, split: Split) -> str | None:
+    """Which rows of a single local file are a split; None for other corpora, and for a file named for one split."""
+    if spec.source != "local" or not _root(spec).is_file() or _splits_named(Path(_root(spec).name)):
+        return None
+    start, stop = _TENTHS[split]
+    return f"rows from {10 * start} to {10 * stop} % of the file"
+
+
+def _file_rows(spec: CorpusSpec, file: Path) -> Iterable[str]:
+    return _text_lines(spec, file) if file.suffix == ".txt" else _column(spec, _data_file(spec, file), str(file))
+
+
+def _text_lines(spec: CorpusSpec, file: Path) -> Iterable[str]:
+    try:
+        with file.open(encoding="utf-8", newline="\n") as lines:
+            for line in lines:
+                yield line if line.strip() else ""
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"Corpus {spec.name}: {file} is not UTF-8 text ({error}).") from None
+
+
+def _data_file(spec: CorpusSpec, file: Path) -> Iterable[dict]:
+    from datasets import load_dataset, logging
+
+    logging.set_verbosity(logging.CRITICAL)  # it would log what is raised too, as lines before our sentence
+    try:
+        return load_dataset(_BUILDERS[file.suffix], data_files=str(file), split="train", streaming=True)
+    except Exception as error:
+        raise CorpusError(f"Corpus {spec.name}: {file} could not be read ({type(error).__name__}).") from error
+
+
+def _root(spec: CorpusSpec) -> Path:
+    """The folder or file of a local corpus."""
+    root = Path(str(spec.path)).expanduser()
+    return root / spec.subset if spec.subset is not None and (root / spec.subset).is_dir() else root
+
+
+def _splits_named(path: Path) -> set[str]:
+    """The splits whose name is a word of a path."""
+    words = set(re.split(r"[^a-z]+", path.as_posix().lower()))
+    return {split for split, names in _SPLIT_NAMES.items() if words & names}
+
+
+def _split_files(spec: CorpusSpec, split: Split) -> list[Path]:
+    """The files of one split in name order: those with the split's name as a word of their path inside the folder.
+
+    A single file is all of the splits that it is named for, and where it is named for none, each split is a part of it
+    (`_TENTHS`).
+    """
+    root = _root(spec)
+    if root.is_file():
+        if root.suffix not in (*_BUILDERS, ".txt"):
+            raise CorpusError(f"Corpus {spec.name}: {root} is not a parquet, json, jsonl or txt file.")
+        named = _splits_named(Path(root.name))
+        if named and split not in named:
+            raise CorpusError(
+                f"Corpus {spec.name}: {root} is the {' and '.join(sorted(named))} split by its name, and the {split} "
+                "split is asked for; name a folder that has a file for each."
+            )
+        return [root]
+    if not root.is_dir():
+        raise CorpusError(f"Corpus {spec.name}: there is no folder or file {root}.")
+    known = sorted(file for file in root.rglob("*") if file.suffix in (*_BUILDERS, ".txt") and file.is_file())
+    chosen = [file for file in known if split in _splits_named(file.relative_to(root))]
+    if not chosen:
+        found = ", ".join(file.relative_to(root).as_posix() for file in known[:5]) or "none"
+        raise CorpusError(
+            f"Corpus {spec.name}: folder {root} has no parquet, json, jsonl or txt file named for the {split} split; "
+            f"data files there: {found}."
+        )
+    return chosen

@@ -1,0 +1,1 @@
+"""Quantized weights: clipping, rounding, GPTQ, storage and export."""

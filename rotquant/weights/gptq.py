@@ -1,0 +1,352 @@
+"""GPTQ (Frantar et al. 2022) as QuaRot uses it: column by column, each rounding error spread over the columns to come.
+
+For a linear layer with inputs X the weight error is measured by its output, tr(dW H dW^T) with H = X^T X. Rows of a
+weight do not interact, so the linear layers that read one input are quantized together. This module sees matrices
+only: it runs no model, and every rounding is done by `rotquant.tensors.quantization`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import accumulate, repeat
+
+import torch
+from torch import Tensor
+
+from rotquant.foundation.errors import RotquantError
+from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
+from rotquant.tensors.onednn import linear
+from rotquant.tensors.quantization import ColumnSplit, QParams, dequantize, fake_quantize, quantize
+from rotquant.weights.clipping import choose_weight_qparams
+from rotquant.weights.rtn import OUTLIER_WEIGHT_SCHEME, QuantizedWeight, check_columns
+
+#: Scales of the columns [start, stop) as QParams of shape [stop - start, rows].
+ColumnScales = Callable[[int, int], QParams]
+
+
+class Hessian:
+    """H = sum over tokens of x x^T, [features, features], in float32 (float64 for float64 inputs).
+
+    Products of float16 or bfloat16 inputs are summed in float32 by the tensor cores, which is exact per product.
+    """
+
+    def __init__(self, features: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        self.matrix = torch.zeros(features, features, dtype=dtype, device=device)
+        self.tokens = 0
+
+    @torch.no_grad()
+    def add(self, x: Tensor) -> None:
+        """Add the tokens of `x` [..., features]."""
+        x = x.reshape(-1, x.shape[-1])
+        self.tokens += len(x)
+        if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
+            self.matrix += torch.mm(x.T, x, out_dtype=torch.float32)
+        else:
+            x = x.to(self.matrix.dtype)
+            self.matrix += linear(x.T, x.T)
+
+
+def quantize_gptq(
+    weight: Tensor, hessian: Tensor, settings: WeightQuantization, split: ColumnSplit | None = None
+) -> QuantizedWeight:
+    """Quantize one weight [out, in]; see `quantize_gptq_site`."""
+    return quantize_gptq_site([weight], hessian, settings, split)[0]
+
+
+@torch.no_grad()
+def quantize_gptq_site(
+    weights: Sequence[Tensor], hessian: Tensor, settings: WeightQuantization, split: ColumnSplit | None = None
+) -> list[QuantizedWeight]:
+    """Quantize the weights of all linear layers that read one input.
+
+    Per-channel and per-tensor scales are chosen once from the given weights; group scales from weights corrected for
+    the columns before (`GPTQ.group_scales`), over groups that follow the order of processing. Outlier columns come
+    last: 16-bit ones only absorb the others' errors, 8-bit ones are rounded too, with scales from corrected weights.
+
+    Args:
+        weights: each [out_i, in], any floating-point type, on the hessian's device. Arithmetic is float32, or float64.
+        hessian: [in, in], symmetric, unscaled and undamped.
+        settings: with `gptq` set.
+        split: outlier columns or None.
+
+    Raises:
+        RecipeError: when the group size does not divide the number of normal columns.
+        RotquantError: when the hessian is not finite, or not positive definite after damping.
+    """
+    check_columns(weights[0], settings.scheme, split)
+    dtype = torch.promote_types(weights[0].dtype, torch.float32)
+    device, features = weights[0].device, weights[0].shape[1]
+    split = None if split is None else split.to(device)
+    base = torch.arange(features, device=device) if split is None else split.permutation
+    normal = features - (0 if split is None else split.outliers)
+    grouped = settings.scheme.granularity == "group"
+
+    rank = _processing_rank(hessian, base[:normal], settings.gptq.act_order)
+    order = torch.cat([base[:normal][rank], base[normal:]])
+    natural = split is None and not settings.gptq.act_order
+    ordered = hessian if natural else hessian[order[:, None], order]
+    spread = _error_spread(ordered, settings.gptq.damping).to(dtype)
+    columns = torch.cat([weight.to(dtype).T for weight in weights], dim=1)[order]  # [in, all rows], to be overwritten
+    if grouped:
+        codes, qparams = _quantize_grouped(columns, spread, normal, weights, settings)
+        columns_of_codes = order
+    else:
+        codes, qparams = _quantize_per_channel(columns, spread, base[:normal], weights, settings)
+        codes = torch.empty_like(codes).index_copy_(0, rank, codes)
+        columns_of_codes = base
+    values, scale = _finish_outliers(columns, spread, normal, settings.gptq.block_size, split)
+    if values is not None and scale is None:
+        values = values.to(weights[0].dtype)
+    in_place = natural or (split is None and not grouped)
+    sizes = [len(weight) for weight in weights]
+    return [
+        QuantizedWeight(
+            codes[:, rows].T.contiguous(),
+            weight_qparams,
+            settings.scheme,
+            None if in_place else columns_of_codes,
+            None if values is None else values[:, rows].T.contiguous(),
+            None if scale is None else scale[rows].clone(),
+        )
+        for rows, weight_qparams in zip(_slices(sizes), qparams, strict=True)
+    ]
+
+
+def _quantize_per_channel(
+    columns: Tensor, spread: Tensor, normal: Tensor, weights: Sequence[Tensor], settings: WeightQuantization
+) -> tuple[Tensor, list[QParams]]:
+    """Codes [normal, all rows] under scales chosen once from the unchanged weights; scales of each weight."""
+    clip_norm = settings.clip_norm if settings.clip_search else None
+    qparams = [choose_weight_qparams(w.to(columns.dtype)[:, normal], settings.scheme, clip_norm) for w in weights]
+    sizes = [len(weight) for weight in weights]
+    rows = _each(lambda parts: torch.cat([t.expand(n, 1) for t, n in zip(parts, sizes, strict=True)]), qparams)
+    scales = _constant_scales(rows)
+    block_size = settings.gptq.block_size
+    return _quantize_columns(columns, spread, range(len(normal)), block_size, settings.scheme, scales), qparams
+
+
+def _quantize_grouped(
+    columns: Tensor, spread: Tensor, normal: int, weights: Sequence[Tensor], settings: WeightQuantization
+) -> tuple[Tensor, list[QParams]]:
+    """Codes [normal, all rows] under scales [out, groups, 1] chosen on the way; scales of each weight."""
+    gptq, scheme = settings.gptq, settings.scheme
+    aligned = _aligned_block(gptq.block_size, scheme.group_size)
+    block_size = aligned if gptq.group_scales == "updated" else gptq.block_size
+    scales = _GroupScales(columns, scheme, settings.clip_norm if settings.clip_search else None)
+    codes = _quantize_columns(columns, spread, range(normal), block_size, scheme, scales)
+    qparams = _each(lambda groups: torch.stack(groups, dim=1), scales.groups)  # [all rows, groups, 1]
+    sizes = [len(weight) for weight in weights]
+    return codes, [_each(lambda parts, rows=rows: parts[0][rows].clone(), [qparams]) for rows in _slices(sizes)]
+
+
+def _slices(sizes: Sequence[int]) -> list[slice]:
+    """Row ranges of weights stacked above one another."""
+    stops = list(accumulate(sizes))
+    return [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+
+
+def _each(function: Callable[[list[Tensor]], Tensor], qparams: Sequence[QParams]) -> QParams:
+    """`function` applied to the scales and, where there are any, to the zero points of several QParams."""
+    scale = function([part.scale for part in qparams])
+    if qparams[0].zero_point is None:
+        return QParams(scale)
+    return QParams(scale, function([part.zero_point for part in qparams]))
+
+
+def _error_spread(hessian: Tensor, damping: float) -> Tensor:
+    """Row j, columns k > j: what part of an error in column j is taken off column k; float64 [n, n].
+
+    GPTQ's U_jk / U_jj, divided here once: errors then need no scale of their own.
+    """
+    factor = inverse_factor(hessian, damping)
+    return factor.div_(factor.diagonal().clone()[:, None])
+
+
+def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
+    """The upper triangular U with U^T U = (H + damping * mean(diag H) * I)^-1, in float64, new memory.
+
+    Inputs that never occur (zero diagonal) get the mean diagonal, so their weights are rounded to nearest and take part
+    in nothing.
+
+    Raises:
+        RotquantError: when `hessian` [n, n] is not finite or the damped matrix is not positive definite.
+    """
+    diagonal = hessian.diagonal().double()
+    if not torch.isfinite(diagonal.sum()):
+        raise RotquantError(
+            "calibration activations are not finite, so GPTQ has no Hessian: use bfloat16 or float32, or another text."
+        )
+    mean = diagonal.mean()
+    mean = torch.where(mean > 0, mean, torch.ones_like(mean))
+    # With rows and columns in reverse order, H = L L^T; U is then L^-1 in reverse order: one factorization.
+    reverse = hessian.flip(0, 1).double()
+    reverse.diagonal().add_(torch.where(diagonal > 0, damping * mean, mean).flip(0))
+    lower, failed = torch.linalg.cholesky_ex(reverse)
+    if failed.item():
+        raise RotquantError(f"the GPTQ Hessian is not positive definite at damping {damping}: raise the damping.")
+    identity = reverse.zero_()
+    identity.fill_diagonal_(1.0)
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
+    return inverse.flip(0, 1)
+
+
+def _processing_rank(hessian: Tensor, normal: Tensor, act_order: bool) -> Tensor:
+    """Order in which the normal columns are taken: as they are, or by decreasing second moment of their input."""
+    if not act_order:
+        return torch.arange(len(normal), device=normal.device)
+    return hessian.diagonal()[normal].argsort(descending=True, stable=True)
+
+
+def _aligned_block(block_size: int, group_size: int) -> int:
+    """Largest divisor of the group size within the block size: then every group starts where all corrections are in.
+
+    Blocks only postpone arithmetic, so this changes no result but makes `group_scales="updated"` exact.
+    """
+    return max(size for size in range(1, min(block_size, group_size) + 1) if group_size % size == 0)
+
+
+def _quantize_columns(
+    weight: Tensor, spread: Tensor, columns: range, block_size: int, scheme: QuantizationScheme, scales: ColumnScales
+) -> Tensor:
+    """Quantize the given columns of `weight` [in, rows] one after another: codes [len(columns), rows].
+
+    Errors inside a block are spread at once, those on later columns by one matrix product per block. `weight` is
+    overwritten: columns after the given ones hold the corrected weights.
+    """
+    codes = []
+    for start in range(columns.start, columns.stop, block_size):
+        stop = min(start + block_size, columns.stop)
+        qparams = scales(start, stop)
+        block_codes, errors = _quantize_block(weight[start:stop], spread[start:stop, start:stop], qparams, scheme)
+        codes.append(block_codes.clone())
+        weight[stop:].addmm_(spread[start:stop, stop:].T, errors, alpha=-1)
+    return torch.cat(codes)
+
+
+def _quantize_block(
+    block: Tensor, spread: Tensor, qparams: QParams, scheme: QuantizationScheme
+) -> tuple[Tensor, Tensor]:
+    """Codes and errors, both [n, rows], of a block; on CUDA as one captured graph (~6 kernels a column)."""
+    scheme = scheme.model_copy(update={"granularity": "channel", "group_size": None})
+    if not block.is_cuda:
+        return _column_loop(block, spread, qparams, scheme)
+    replay = _captured_column_loop(tuple(block.shape), block.dtype, block.device, scheme)
+    return replay(block, spread, qparams)
+
+
+def _column_loop(block: Tensor, spread: Tensor, qparams: QParams, scheme: QuantizationScheme) -> tuple[Tensor, Tensor]:
+    """GPTQ's inner loop: codes and errors of a block [n, rows], which is overwritten by the columns that were rounded.
+
+    `spread` [n, n] is the block on the diagonal. Many small operations, hence as few as possible for each column.
+    """
+    errors = torch.empty_like(block)
+    zero_points = repeat(None) if qparams.zero_point is None else qparams.zero_point
+    columns = zip(block, errors, spread, map(QParams, qparams.scale, zero_points), strict=False)
+    for j, (column, error, row, column_qparams) in enumerate(columns):
+        torch.sub(column, fake_quantize(column, scheme, column_qparams), out=error)
+        block[j + 1 :].addr_(row[j + 1 :], error, alpha=-1)
+    return quantize(block, qparams, scheme), errors
+
+
+@lru_cache(maxsize=8)
+def _captured_column_loop(
+    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, scheme: QuantizationScheme
+) -> Callable[[Tensor, Tensor, QParams], tuple[Tensor, Tensor]]:
+    """`_column_loop` for one shape as a CUDA graph, which removes the launch cost of its many small kernels.
+
+    The returned function's results are overwritten by its next call.
+    """
+    block = torch.zeros(shape, dtype=dtype, device=device)
+    spread = torch.eye(shape[0], dtype=dtype, device=device)
+    zero_point = None if scheme.symmetric else torch.zeros_like(block)
+    qparams = QParams(torch.ones_like(block), zero_point)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):  # kernels load and libraries initialise outside of the capture
+        _column_loop(block, spread, qparams, scheme)
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = _column_loop(block, spread, qparams, scheme)
+
+    def replay(new_block: Tensor, new_spread: Tensor, new_qparams: QParams) -> tuple[Tensor, Tensor]:
+        block.copy_(new_block)
+        spread.copy_(new_spread)
+        qparams.scale.copy_(new_qparams.scale)
+        if zero_point is not None:
+            zero_point.copy_(new_qparams.zero_point)
+        graph.replay()
+        return results
+
+    return replay
+
+
+def _constant_scales(rows: QParams) -> ColumnScales:
+    """The same scales [rows, 1] for every column."""
+    return lambda start, stop: _each(lambda parts: parts[0].T.expand(stop - start, -1), [rows])
+
+
+def release_graphs() -> None:
+    """Free the memory of captured graphs; the next call captures anew."""
+    _captured_column_loop.cache_clear()
+
+
+class _GroupScales:
+    """Scales of consecutive groups of columns, each chosen when the block begins in which its first column lies."""
+
+    def __init__(self, weight: Tensor, scheme: QuantizationScheme, clip_norm: float | None) -> None:
+        self.weight = weight
+        self.group_size = scheme.group_size
+        self.scheme = scheme.model_copy(update={"granularity": "channel", "group_size": None})
+        self.clip_norm = clip_norm
+        self.groups: list[QParams] = []  # each [rows, 1]
+
+    def __call__(self, start: int, stop: int) -> QParams:
+        size = self.group_size
+        while len(self.groups) * size < stop:
+            first = len(self.groups) * size
+            group = self.weight[first : first + size].T.contiguous()
+            self.groups.append(choose_weight_qparams(group, self.scheme, self.clip_norm))
+        involved = range(start // size, (stop - 1) // size + 1)
+        widths = [min((i + 1) * size, stop) - max(i * size, start) for i in involved]
+        return _each(
+            lambda parts: torch.cat([t.T.expand(n, -1) for t, n in zip(parts, widths, strict=True)]),
+            [self.groups[i] for i in involved],
+        )
+
+
+def _finish_outliers(
+    weight: Tensor, spread: Tensor, normal: int, block_size: int, split: ColumnSplit | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Outlier columns [k, rows] after all corrections: values, or 8-bit codes with their scales [rows, 1]."""
+    if split is None:
+        return None, None
+    if split.outlier_bits == 16:
+        return weight[normal:], None
+    qparams = choose_weight_qparams(weight[normal:].T.contiguous(), OUTLIER_WEIGHT_SCHEME, None)
+    scales, outliers = _constant_scales(qparams), range(normal, len(weight))
+    return _quantize_columns(weight, spread, outliers, block_size, OUTLIER_WEIGHT_SCHEME, scales), qparams.scale
+
+
+@torch.no_grad()
+def gptq_reference(weight: Tensor, hessian: Tensor, settings: WeightQuantization) -> Tensor:
+    """GPTQ as its paper derives it (Eqs. 2-3), slow and obvious: the inverse Hessian is reduced by each column.
+
+    Natural column order, no blocks, no Cholesky factor, no outliers, float64. Returns codes [out, in].
+    """
+    scheme, clip_norm = settings.scheme, settings.clip_norm if settings.clip_search else None
+    weight, hessian = weight.double().clone(), hessian.double()
+    features = weight.shape[1]
+    group_size = scheme.group_size or features
+    per_row = scheme.model_copy(update={"granularity": "channel", "group_size": None})
+    damped = hessian + settings.gptq.damping * hessian.diagonal().mean() * torch.eye(features, dtype=hessian.dtype)
+    inverse = torch.linalg.inv(damped)
+    codes = []
+    for j in range(features):
+        if j % group_size == 0:
+            qparams = choose_weight_qparams(weight[:, j : j + group_size], per_row, clip_norm)
+        column = weight[:, j : j + 1].clone()
+        codes.append(quantize(column, qparams, per_row))
+        error = column - dequantize(codes[-1], qparams, per_row, column.dtype)
+        weight -= error / inverse[j, j] * inverse[j]
+        inverse = inverse - torch.outer(inverse[:, j], inverse[j]) / inverse[j, j]
+    return torch.cat(codes, dim=1)

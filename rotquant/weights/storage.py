@@ -1,0 +1,375 @@
+"""Quantized models on disk: a folder of packed integers, scales and everything that stayed floating point.
+
+quantized.safetensors (or shards) holds for each quantized linear layer `<name>.weight.codes` (two codes of up to
+4 bits a byte), `.scale`, `.zero_point`, `.columns`, `.outlier_values`, `.outlier_scale`, or for one on a lattice
+`.lattice`, `.scale`, `.rows`, `.columns`, and all other tensors under their Hugging Face names; rotquant.json says what
+they are. A loaded model equals the saved one bit for bit.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor, nn
+
+from rotquant.foundation.errors import CheckpointError, ResultError
+from rotquant.foundation.files import atomic_directory, read_json, write_json
+from rotquant.foundation.progress import task
+from rotquant.models.architectures import Architecture, architecture_of
+from rotquant.models.checkpoints import (
+    MANIFEST,
+    check_kind,
+    check_loading,
+    first_line,
+    load_config,
+    load_tokenizer,
+    quiet_transformers,
+    read_safetensors_header,
+    weight_files,
+)
+from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests
+from rotquant.models.simulation.wrapping import SiteKey
+from rotquant.recipes.recipe import Recipe, first_problem
+from rotquant.recipes.schemes import Frozen
+from rotquant.tensors.lattice import WIDTH, LatticeWeight
+from rotquant.tensors.quantization import ColumnSplit, QParams
+from rotquant.weights.rtn import QuantizedWeight
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+FORMAT_VERSION = 1
+#: Not "model": transformers, which would fill what it does not know with random weights, then finds no weights at all.
+_STEM = "quantized"
+_LARGEST_SHARD = "5GB"
+_SITES = "rotquant.sites"
+_WEIGHT_PARTS = ("codes", "scale", "zero_point", "columns", "outlier_values", "outlier_scale")
+
+
+class Manifest(Frozen):
+    """What a stored model is and how it was made: the content of rotquant.json, and nothing that is not in it.
+
+    quantized: shape [out, in] of every quantized weight by its Hugging Face name.
+    seconds: wall time of each stage of the making.
+    source: what the caller says of the origin: checkpoint, its digest, the digest of the code.
+    digests: SHA-256 of the safetensors files by name; empty in folders of before they were kept.
+    """
+
+    format_version: Literal[1] = FORMAT_VERSION
+    recipe: Recipe
+    seed: int
+    dtype: Literal["float32", "float16", "bfloat16", "float64"]
+    quantized: dict[str, tuple[int, int]]
+    seconds: dict[str, float] = Field(default_factory=dict)
+    source: dict[str, Any] = Field(default_factory=dict)
+    versions: dict[str, str | None] = Field(default_factory=dict)
+    digests: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class QuantizedState:
+    """What the network of quantized weights needs to run: their manifest, and the tensors that its quantizers read.
+
+    splits: outlier features by (layer, site); empty where the recipe has none.
+    static: scales of static activations by (layer, site); empty where they are dynamic.
+    """
+
+    manifest: Manifest
+    splits: dict[SiteKey, ColumnSplit]
+    static: dict[SiteKey, QParams]
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe by which the weights were made."""
+        return self.manifest.recipe
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model whose weights are quantized: in `model` as floating-point numbers, in `weights` as integers by name.
+
+    state: what `quantized_forward` needs beside the model.
+    """
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase | None"
+    weights: dict[str, QuantizedWeight | LatticeWeight]
+    state: QuantizedState
+
+    @property
+    def manifest(self) -> Manifest:
+        """How the weights were made."""
+        return self.state.manifest
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall time by stage."""
+        return self.manifest.seconds
+
+
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Two codes a byte along the last axis, the even one in the low half: [..., n] -> uint8 [..., ceil(n / 2)].
+
+    Codes of more than 4 bits (int8 or uint8) are returned as they are.
+    """
+    if bits > 4:
+        return codes
+    nibbles = codes.view(torch.uint8) & 0xF  # two's complement of a negative code
+    if nibbles.shape[-1] % 2:
+        nibbles = nn.functional.pad(nibbles, (0, 1))
+    return nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+
+
+def unpack_codes(packed: Tensor, bits: int, symmetric: bool, length: int) -> Tensor:
+    """The inverse of `pack_codes`: int8 (symmetric) or uint8, `length` codes along the last axis."""
+    if bits > 4:
+        return packed
+    nibbles = torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)[..., :length]
+    # 8..15 stand for -8..-1: shift the sign into place and back
+    return (nibbles.to(torch.int8) << 4) >> 4 if symmetric else nibbles.contiguous()
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """The content of a model folder by Hugging Face name: floating-point tensors, and weights as integers."""
+
+    config: Any
+    floats: dict[str, Tensor]
+    weights: dict[str, QuantizedWeight | LatticeWeight]
+    state: QuantizedState
+
+
+@task("saving the model")
+def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, Any] | None = None) -> None:
+    """Write a model folder; an existing one is replaced once the new one is complete.
+
+    Args:
+        source: what the manifest shall say of the origin, as plain data.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    tensors = _floating_tensors(stored.model, set(stored.weights))
+    for name, weight in stored.weights.items():
+        tensors |= _weight_tensors(name, weight)
+    for (layer, site), split in stored.state.splits.items():
+        tensors[f"{_SITES}.{layer}.{site}.permutation"] = split.permutation
+    for (layer, site), qparams in stored.state.static.items():
+        tensors |= _named(f"{_SITES}.{layer}.{site}", {"scale": qparams.scale, "zero_point": qparams.zero_point})
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    with atomic_directory(folder) as temporary:
+        shards = split_torch_state_dict_into_shards(
+            tensors, filename_pattern=_STEM + "{suffix}.safetensors", max_shard_size=_LARGEST_SHARD
+        )
+        for file, names in shards.filename_to_tensors.items():
+            save_file({name: tensors[name] for name in names}, temporary / file, metadata={"format": "pt"})
+        if shards.is_sharded:
+            index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+            write_json(temporary / f"{_STEM}.safetensors.index.json", index)
+        stored.model.config.save_pretrained(temporary)
+        if getattr(stored.model, "generation_config", None) is not None:
+            stored.model.generation_config.save_pretrained(temporary)
+        if stored.tokenizer is not None:
+            stored.tokenizer.save_pretrained(temporary)
+        written = {
+            "source": source or stored.manifest.source,
+            "digests": file_digests(temporary / file for file in shards.filename_to_tensors),
+        }
+        write_json(temporary / MANIFEST, stored.manifest.model_copy(update=written).model_dump(mode="json"))
+
+
+@task("loading the model")
+def load_quantized(
+    folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase", QuantizedState]:
+    """Load a model folder: dequantized weights, tokenizer, and the state that `quantized_forward` needs.
+
+    Args:
+        dtype: of the parameters; default, and the only one that reproduces the saved model exactly, its own.
+
+    Raises:
+        ResultError: the manifest is missing, damaged or of another format version.
+        CheckpointError: another kind of folder, a tensor that is missing, of the wrong shape or not finite, or a file
+            that is truncated or not the one that was written.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    stored = read_quantized(folder)
+    folder, config, tensors = Path(folder), stored.config, stored.floats
+    dtype = dtype or getattr(torch, stored.state.manifest.dtype)
+    while stored.weights:  # one at a time in both forms
+        name, weight = stored.weights.popitem()
+        tensors[name] = weight.dequantize(dtype)
+    try:
+        with quiet_transformers():
+            model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+                None,
+                config=config,
+                state_dict=tensors,
+                dtype=dtype,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # what a strange config.json makes of transformers' classes has no common type
+        raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}.") from None
+    check_loading(folder, info)
+    check_loaded(folder, model)
+    return model.eval().to(device), load_tokenizer(folder), stored.state
+
+
+def read_quantized(folder: str | Path) -> StoredTensors:
+    """Read a model folder as it is stored, without making a model of it.
+
+    Raises:
+        ResultError: the manifest is missing, damaged or of another format version.
+        CheckpointError: another kind of folder, a tensor that is missing, of the wrong shape or not finite, or a file
+            that is truncated or not the one that was written.
+    """
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    config = load_config(folder)
+    tensors: dict[str, Tensor] = {}
+    files = weight_files(folder, _STEM)
+    for path in files:
+        read_safetensors_header(path)
+    check_digests(files, manifest.digests)
+    for path in files:
+        tensors |= load_file(path)
+    check_finite(folder, tensors.items())
+    splits, static = _take_sites(folder, manifest.recipe, architecture_of(config), tensors)
+    weights = {name: _take_weight(folder, name, shape, manifest, tensors) for name, shape in manifest.quantized.items()}
+    return StoredTensors(config, tensors, weights, QuantizedState(manifest, splits, static))
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """The manifest of a model folder, without its tensors.
+
+    Raises:
+        ResultError: it is missing, damaged or of another format version.
+    """
+    check_kind(folder, "quantized")
+    path = Path(folder) / MANIFEST
+    data = read_json(path, "manifest")
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise ResultError(f"manifest {path} has format version {version}, this rotquant reads {FORMAT_VERSION}.")
+    try:
+        return Manifest.model_validate(data)
+    except ValidationError as error:
+        raise ResultError(f"manifest {path} is damaged ({first_problem(error)}); quantize the model again.") from None
+
+
+def is_quantized_folder(path: str | Path) -> bool:
+    """Whether a path is a folder that `save_quantized` wrote."""
+    return (Path(path) / MANIFEST).is_file()
+
+
+def _floating_tensors(model: nn.Module, quantized: set[str]) -> dict[str, Tensor]:
+    """All parameters and buffers but the quantized ones; of tensors that share memory (tied embeddings) the first."""
+    seen: set[int] = set()
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if name not in quantized and tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            tensors[name] = tensor
+    return tensors
+
+
+def _weight_tensors(name: str, weight: QuantizedWeight | LatticeWeight) -> dict[str, Tensor]:
+    if isinstance(weight, LatticeWeight):
+        parts = {"lattice": weight.codes, "scale": weight.scale, "rows": weight.rows, "columns": weight.columns}
+        return _named(name, parts)
+    parts = {
+        "codes": pack_codes(weight.codes, weight.scheme.bits),
+        "scale": weight.qparams.scale,
+        "zero_point": weight.qparams.zero_point,
+        "columns": None if weight.columns is None else weight.columns.clone(),  # the weights of a site share it
+        "outlier_values": weight.outlier_values,
+        "outlier_scale": weight.outlier_scale,
+    }
+    return _named(name, parts)
+
+
+def _named(prefix: str, parts: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    return {f"{prefix}.{part}": tensor for part, tensor in parts.items() if tensor is not None}
+
+
+def _take_weight(
+    folder: Path, name: str, shape: tuple[int, int], manifest: Manifest, tensors: dict[str, Tensor]
+) -> QuantizedWeight | LatticeWeight:
+    """Take the parts of one weight out of `tensors`, checked against the manifest."""
+    if manifest.recipe.quip is not None:
+        return _take_lattice_weight(folder, name, shape, manifest.recipe.weights.scheme.bits, tensors)
+    parts = {part: tensors.pop(f"{name}.{part}", None) for part in _WEIGHT_PARTS}
+    scheme, (rows, features) = manifest.recipe.weights.scheme, shape
+    outliers = 0 if parts["outlier_values"] is None else parts["outlier_values"].shape[-1]
+    normal = features - outliers
+    groups = {"tensor": (), "channel": (rows, 1), "group": (rows, normal // (scheme.group_size or 1), 1)}
+    expected = {
+        "codes": (rows, (normal + 1) // 2 if scheme.bits <= 4 else normal),
+        "scale": groups[scheme.granularity],
+        "zero_point": None if scheme.symmetric else groups[scheme.granularity],
+        "columns": (features,) if outliers or parts["columns"] is not None else None,
+        "outlier_values": (rows, outliers) if outliers else None,
+        "outlier_scale": (rows, 1) if parts["outlier_scale"] is not None else None,
+    }
+    for part, tensor in parts.items():
+        _check_shape(folder, f"{name}.{part}", tensor, expected[part])
+    return QuantizedWeight(
+        unpack_codes(parts["codes"], scheme.bits, scheme.symmetric, normal),
+        QParams(parts["scale"], parts["zero_point"]),
+        scheme,
+        parts["columns"],
+        parts["outlier_values"],
+        parts["outlier_scale"],
+    )
+
+
+def _take_lattice_weight(
+    folder: Path, name: str, shape: tuple[int, int], bits: int, tensors: dict[str, Tensor]
+) -> LatticeWeight:
+    rows, columns = shape
+    expected = {"lattice": (bits // 2, rows, columns // WIDTH), "scale": (), "rows": (rows,), "columns": (columns,)}
+    parts = {part: tensors.pop(f"{name}.{part}", None) for part in expected}
+    for part, tensor in parts.items():
+        _check_shape(folder, f"{name}.{part}", tensor, expected[part])
+    return LatticeWeight(*parts.values())
+
+
+def _take_sites(
+    folder: Path, recipe: Recipe, architecture: Architecture, tensors: dict[str, Tensor]
+) -> tuple[dict[SiteKey, ColumnSplit], dict[SiteKey, QParams]]:
+    """Take the splits and static scales of all sites out of `tensors`, as many as the recipe asks for."""
+    splits, static = {}, {}
+    activations, outliers = recipe.activations, recipe.outliers
+
+    def take(key: SiteKey, part: str, shape: tuple[int, ...]) -> Tensor:
+        name = f"{_SITES}.{key[0]}.{key[1]}.{part}"
+        tensor = tensors.pop(name, None)
+        _check_shape(folder, name, tensor, shape)
+        return tensor
+
+    for index, site in ((index, site) for index in range(architecture.num_layers) for site in architecture.sites):
+        place = (index, site.name)
+        if outliers is not None:
+            permutation = take(place, "permutation", (site.features,))
+            splits[place] = ColumnSplit(permutation, outliers.features, outliers.bits)
+        if activations is not None and not activations.dynamic:
+            zero_point = None if activations.symmetric else take(place, "zero_point", ())
+            static[place] = QParams(take(place, "scale", ()), zero_point)
+    return splits, static
+
+
+def _check_shape(folder: Path, name: str, tensor: Tensor | None, expected: tuple[int, ...] | None) -> None:
+    """Raise CheckpointError unless a tensor is there, and of this shape, exactly when it should be."""
+    found = None if tensor is None else tuple(tensor.shape)
+    if found != expected:
+        problem = "is missing" if found is None else "should not be there"
+        if found is not None and expected is not None:
+            problem = f"has shape {list(found)}, expected {list(expected)}"
+        raise CheckpointError(f"{folder} is damaged: tensor {name} {problem}; quantize the model again.")
