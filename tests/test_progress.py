@@ -29,7 +29,7 @@ from tests.test_checkpoints import tiny_tokenizer
 from tests.test_cli import rotquant
 from tests.watching import Clock, long_work
 
-PACKAGE = Path(progress.__file__).parent
+PACKAGE = Path(progress.__file__).parents[1]
 
 
 class Terminal(io.StringIO):

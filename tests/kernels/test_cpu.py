@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
+from rotquant.kernels.arguments import PRELUDE
 from rotquant.kernels.cpu import compiling, layout, operators, reference
 from rotquant.kernels.cpu.layout import DotWeight, unpack
-from rotquant.kernels.launch.arguments import PRELUDE
 from rotquant.tensors.hadamard import HadamardSizeError, hadamard_transform
 
 compiled = pytest.mark.skipif(

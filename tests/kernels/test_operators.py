@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
+from rotquant.kernels.arguments import CudaFile
 from rotquant.kernels.launch import loading, operators
-from rotquant.kernels.launch.arguments import CudaFile
 from rotquant.kernels.launch.loading import Source, architecture_of_device, compile_source
 from rotquant.kernels.launch.operators import SlowKernelWarning, references
 from rotquant.kernels.products.linear import PackedWeight, quantized_linear

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from rotquant import configuration, project, provenance
 from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.files import canonical_json, short_hash, write_json
+from rotquant.study import configuration, digests, project
 from rotquant.study.results import HISTORY_FILE, ROTATION_RECORD, ROTATIONS_FILE
 from rotquant.study.results import batch_path, group_path, rotation_path, run_path
 
@@ -57,7 +57,7 @@ wildcard_constraints:
 
 def code(stage, run=None):
     """Digest of the code of a stage, for a run: as a parameter of its rule it re-runs what an edit affects."""
-    return sentence(provenance.code_digest, stage, *(() if run is None else (run.recipe, run.metric)))
+    return sentence(digests.code_digest, stage, *(() if run is None else (run.recipe, run.metric)))
 
 
 # What a rule's command is given to: messages to the log, and earlier results kept when it fails (see there).

@@ -34,7 +34,7 @@ def speed_cells(name):
     """What is measured for a table, and by which code: a renamed row is not measured anew."""
     cells = PROJECT.speed[name].cells
     modules = {registry.find(cell.benchmark, name).module for cell in cells}
-    return [sorted(cell.key for cell in cells), sorted(provenance.kernels_digest(module) for module in modules)]
+    return [sorted(cell.key for cell in cells), sorted(digests.kernels_digest(module) for module in modules)]
 
 
 # Without a GPU there is no such job: a record that lies in results/speed/ was brought from elsewhere and stays as it is.

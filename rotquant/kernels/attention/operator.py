@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
+from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
 from rotquant.kernels.attention import reference
-from rotquant.kernels.launch.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
 from rotquant.kernels.launch.loading import Source, architecture_of_device, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.layouts.weights import padded

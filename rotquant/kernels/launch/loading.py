@@ -16,7 +16,7 @@ import torch
 
 from rotquant.foundation.errors import KernelError
 from rotquant.foundation.files import atomic_path, canonical_json, read_json, short_hash, write_json
-from rotquant.kernels.launch.arguments import CudaFile, Parameters
+from rotquant.kernels.arguments import CudaFile, Parameters
 
 #: The CUDA sources, beside the package in a checkout.
 SOURCES = Path(__file__).resolve().parents[3] / "kernels"

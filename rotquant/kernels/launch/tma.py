@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.launch.arguments import Scalar, Structure
+from rotquant.kernels.arguments import Scalar, Structure
 
 _BYTES = 128
 #: `TensorMap` of kernels/include/ptx.cuh.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.launch.arguments import FLOAT, INT, POINTER, Structure
+from rotquant.kernels.arguments import FLOAT, INT, POINTER, Structure
 from rotquant.kernels.launch.operators import check_same_device
 from rotquant.kernels.layouts.weights import K_BLOCK, padded
 

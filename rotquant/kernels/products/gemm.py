@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.launch.arguments import INT, LONG, POINTER, CudaFile, Parameters, Structure
+from rotquant.kernels.arguments import INT, LONG, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.launch.loading import Source, kernel
 from rotquant.kernels.launch.operators import launch
 from rotquant.kernels.launch.tma import TENSOR_MAP, matrix_map

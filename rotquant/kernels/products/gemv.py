@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.launch.arguments import INT, POINTER, CudaFile, Parameters, Structure
+from rotquant.kernels.arguments import INT, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.launch.loading import Source, architecture_of_device, kernel
 from rotquant.kernels.launch.overlap import launch_structure, overlaps
 from rotquant.kernels.layouts.weights import K_BLOCK, STRIP

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.launch.arguments import INT, POINTER, CudaFile, Parameters, Structure
+from rotquant.kernels.arguments import INT, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.launch.loading import Source, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.launch.overlap import launch_structure

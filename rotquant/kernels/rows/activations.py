@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import pad, silu
 
 from rotquant.foundation.errors import KernelError
+from rotquant.kernels.arguments import FLOAT, INT, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.hadamard.launch import TYPES, launch_transform
 from rotquant.kernels.hadamard.operator import check_heads, transform_reference
-from rotquant.kernels.launch.arguments import FLOAT, INT, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.launch.loading import Source, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.layouts.codes import CODES, RowCodes, check_codes

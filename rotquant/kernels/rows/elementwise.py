@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.launch.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
+from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
 from rotquant.kernels.launch.loading import Kernel, Source, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.layouts.weights import padded

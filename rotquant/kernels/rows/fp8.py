@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.launch.arguments import FLOAT, INT, POINTER, CudaFile, Parameters
+from rotquant.kernels.arguments import FLOAT, INT, POINTER, CudaFile, Parameters
 from rotquant.kernels.launch.loading import Source, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator, references
 from rotquant.kernels.layouts.weights import padded

@@ -187,7 +187,7 @@ class CudaFile:
 
 #: What checks are written with: parameters of a function as a launch passes them, any pointer as void*.
 PRELUDE = """
-// What launches pass, as rotquant/kernels/launch/arguments.py has it.
+// What launches pass, as rotquant/kernels/arguments.py has it.
 #define HOST_OFFSET(type, field) __INTADDR__(&((type*)0)->field)  // offsetof, which NVRTC has not
 namespace host {
 template <class A, class B>
