@@ -23,7 +23,8 @@ import time
 from pathlib import Path
 
 from rotquant.foundation.files import file_digest, write_json, write_text
-from rotquant.study.digests import code_digest, environment
+from rotquant.foundation.environment import environment
+from rotquant.study.digests import code_digest
 
 
 def compute_rotations(run, checkpoint, folder, device):
@@ -61,7 +62,8 @@ from pathlib import Path
 
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import read_json
-from rotquant.study.digests import code_digest, environment
+from rotquant.foundation.environment import environment
+from rotquant.study.digests import code_digest
 
 
 def compute_weights(run, checkpoint, folder, device, rotation=None):
@@ -80,7 +82,8 @@ FAKE_RUNS = '''"""Runs stage of the tests: numbers that depend on the recipe, th
 
 from dataclasses import dataclass, field
 
-from rotquant.study.digests import code_digest, environment
+from rotquant.foundation.environment import environment
+from rotquant.study.digests import code_digest
 from rotquant.study.quantities import quantities
 
 FACTOR = 1.0

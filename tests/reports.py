@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import rotquant.study.project
+from rotquant.foundation.environment import environment
 from rotquant.foundation.files import short_hash
 from rotquant.reporting.pages import page as markdown
 from rotquant.reporting.tracking import Logged
 from rotquant.study import values as collected
-from rotquant.study.digests import environment
 from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import quantities
 from rotquant.study.results import RunResult, run_path, write_result

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.foundation.files import short_hash
 from rotquant.metrics.magnitudes import magnitudes
@@ -17,7 +18,6 @@ from rotquant.recipes.schemes import Magnitudes, QuantizationScheme, RotationSch
 from rotquant.reporting.figures import heatmaps
 from rotquant.study import project as projects
 from rotquant.study import values as tables
-from rotquant.study.digests import environment
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import RunResult, run_path, write_result
 from rotquant.text import Tokens

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rotquant.commands.report import report_app
+from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import short_hash, write_text
 from rotquant.reporting import html
@@ -19,7 +20,6 @@ from rotquant.reporting.html.inline_svg import inline_svg
 from rotquant.reporting.html.pages import render_pages
 from rotquant.study import project as projects
 from rotquant.study import values as tables
-from rotquant.study.digests import environment
 from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import quantities
 from rotquant.study.results import RunResult, run_path, write_result

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rotquant.commands.report import report_app
+from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_text
 from rotquant.recipes.presets import PRESETS, preset
@@ -21,7 +22,6 @@ from rotquant.reporting.tracking import Logged
 from rotquant.reporting.words import describe
 from rotquant.reporting.words.numbers import loss_words, show, show_change
 from rotquant.study import values as collected
-from rotquant.study.digests import environment
 from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import AVERAGE, PERPLEXITY
 from rotquant.study.results import read_result, run_path, write_result

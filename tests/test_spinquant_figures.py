@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import short_hash, write_json
 from rotquant.reporting import claims
@@ -15,7 +16,6 @@ from rotquant.reporting.figures.learning import gains, layers_of, smoothed
 from rotquant.reporting.pages import page as markdown
 from rotquant.study import project as projects
 from rotquant.study import values as tables
-from rotquant.study.digests import environment
 from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import SNR_DB, quantities
 from rotquant.study.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result

@@ -10,11 +10,11 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_json
 from rotquant.reporting import tracking
 from rotquant.reporting.tracking import tables
-from rotquant.study.digests import environment
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import HISTORY_FILE, RunResult, read_result, rotation_path, run_path, write_result
 from rotquant.study.tables import Claim

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from rotquant.foundation.environment import environment
 from rotquant.foundation.files import short_hash
 from rotquant.reporting import tracking
 from rotquant.study import project as projects
-from rotquant.study.digests import environment
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import RunResult, run_path, write_result
 from tests.project import Copy

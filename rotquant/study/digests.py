@@ -1,4 +1,4 @@
-"""Where a number comes from: digests of the code that made it, the versions, the machine, the commit.
+"""Where a number comes from: digests of the code that made it.
 
 A stage's digest covers its entry modules and every rotquant module that they import, found by reading the sources, so
 an edit re-runs what it can affect and only that. Comments and docstrings do not count. Nothing here imports torch.
@@ -7,16 +7,10 @@ an edit re-runs what it can affect and only that. Comments and docstrings do not
 import ast
 import functools
 import hashlib
-import importlib.metadata
-import os
-import platform
 import re
-import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rotquant.foundation.errors import ConfigError, nearest
 from rotquant.recipes.recipe import Recipe
@@ -45,6 +39,7 @@ NEUTRAL = frozenset(
         "rotquant.foundation.errors",
         "rotquant.foundation.files",
         "rotquant.foundation.progress",
+        "rotquant.foundation.environment",
         "rotquant.study.digests",
     }
 )
@@ -87,10 +82,6 @@ OPTIONAL: dict[str, Callable[[Recipe], object]] = {
     "rotquant.methods.spinquant_network": lambda recipe: recipe.learning,
     "rotquant.tensors.stiefel": lambda recipe: recipe.learning,
 }
-
-#: Distributions whose version can change a computed number, or whose version a reader wants to know.
-VERSIONS = ("rotquant", "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets", "lm_eval")
-
 
 #: Modules that act for some kinds of metrics only; a package stands for all its modules.
 METRIC_MODULES: dict[str, tuple[str, ...]] = {
@@ -170,66 +161,6 @@ def _reached(entries: tuple[str, ...], without: frozenset[str] = frozenset()) ->
         found.add(module)
         waiting.extend(_imported(module))
     return tuple(sorted(found))
-
-
-def environment(root: Path = Path()) -> dict[str, Any]:
-    """The circumstances of a computation as plain data: time, commit, versions, machine. Imports nothing heavy.
-
-    The GPU's name is added by the stages that use one.
-    """
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git_commit": git_commit(root),
-        "git_dirty": git_dirty(root),
-        "versions": versions(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": cpu_name(),
-        "cpu_count": os.cpu_count(),
-        "threads": int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of the distributions that matter for a number."""
-    installed = {}
-    for name in VERSIONS:
-        try:
-            installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return installed
-
-
-def git_commit(root: Path = Path()) -> str | None:
-    """The commit of the checkout; outside of one (a copy of the files) what GIT_COMMIT says, or None."""
-    return _git(root, "rev-parse", "HEAD") or os.environ.get("GIT_COMMIT")
-
-
-def git_dirty(root: Path = Path()) -> bool | None:
-    """Whether tracked files differ from the commit; None outside of a checkout."""
-    status = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return None if status is None else bool(status)
-
-
-@functools.cache
-def cpu_name() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _source(module: str) -> Path | None:

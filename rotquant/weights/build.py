@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rotquant.foundation.environment import versions
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.foundation.progress import silenced, task
 from rotquant.methods import awq, llm_qat, omniquant
@@ -30,7 +31,6 @@ from rotquant.models.statistics import Statistic, collect_statistics
 from rotquant.models.stream import LayerStream, capture_layer_inputs, on_device
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.study.digests import versions
 from rotquant.tensors.lattice import LatticeWeight
 from rotquant.tensors.quantization import ColumnSplit, QParams, check_groups, choose_qparams
 from rotquant.weights.gptq import Hessian, quantize_gptq_site, release_graphs

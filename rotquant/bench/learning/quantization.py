@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from rotquant.bench.shapes import SHAPES, random_model
+from rotquant.foundation.environment import environment
 from rotquant.models.stream import memory_peak, reset_memory_peak
 from rotquant.recipes.recipe import Recipe
-from rotquant.study.digests import environment
 from rotquant.weights.build import build_weights
 
 

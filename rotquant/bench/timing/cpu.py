@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from rotquant.bench.timing.gpu import Timing
+from rotquant.foundation.environment import cpu_name
 from rotquant.kernels.cpu.operators import instructions
-from rotquant.study.digests import cpu_name
 
 #: Tensors that are read take turns until they fill so many bytes: more than the caches of any processor.
 COLD_BYTES = 2**28

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rotquant.foundation.environment import environment
 from rotquant.foundation.files import file_digest, write_json
 from rotquant.foundation.progress import task
 from rotquant.recipes.recipe import Run
-from rotquant.study.digests import code_digest, environment
+from rotquant.study.digests import code_digest
 from rotquant.study.results import HISTORY_FILE, ROTATIONS_FILE
 from rotquant.study.stages.text import text_samples
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rotquant.foundation.environment import environment
 from rotquant.foundation.progress import task
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
-from rotquant.study.digests import code_digest, environment
+from rotquant.study.digests import code_digest
 from rotquant.study.stages.text import token_ids
 from rotquant.text import NO_BOS, Tokens
 
