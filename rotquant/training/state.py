@@ -1,0 +1,152 @@
+"""What a training is after some steps, as one file from which it continues to the same last bit.
+
+The file is safetensors: the tensors of everything that changes, and in its metadata, as JSON, what is no tensor.
+Nothing is unpickled. It names what it belongs to, and is replaced as a whole or not at all.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import atomic_path
+
+Record = dict[str, Any]
+
+#: How the file is written; one of another format is another code's.
+_FORMAT = "rotquant-training-1"
+
+
+class Stateful(Protocol):
+    """What can be stored and restored: modules, optimizers, schedules of torch, and whatever else has these two."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and JSON values, nested in dicts, lists and tuples."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Become what `state_dict` gave, on devices of one's own."""
+        ...
+
+
+#: A tensor is restored in place, a generator to the same draws.
+Part = Tensor | torch.Generator | Stateful
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a training's state is kept, and how often.
+
+    path: a file, which the caller deletes once the result is safe.
+    identity: a digest of what decides the result: settings, seed, data, model, and code where that may change.
+    every, seconds: steps, and seconds, between two writings; None for no limit. The state after the last step is
+        always written. Processes that train together count steps, since their clocks differ.
+    writes: False in processes that help to gather a state and leave the file to another.
+    """
+
+    path: Path
+    identity: str
+    every: int | None = 10
+    seconds: float | None = None
+    writes: bool = True
+
+    def due(self, step: int, waited: float) -> bool:
+        """Whether the state after `step` steps is to be written, so many seconds after it was last."""
+        by_steps = self.every is not None and step % self.every == 0
+        return by_steps or (self.seconds is not None and waited > self.seconds)
+
+    def save(self, step: int, parts: Mapping[str, Part], history: list[Record]) -> None:
+        """Write everything that a continued training needs, atomically.
+
+        Raises:
+            ResultError: the disk is full or cannot be written.
+        """
+        tensors: dict[str, Tensor] = {}
+        packed = {name: _pack(_state_of(part), name, tensors) for name, part in parts.items()}
+        if not self.writes:
+            return
+        state = json.dumps({"step": step, "history": history, "parts": packed})
+        with atomic_path(self.path) as temporary:
+            save_file(tensors, temporary, metadata={"format": _FORMAT, "identity": self.identity, "state": state})
+
+    def load(self, parts: Mapping[str, Part]) -> tuple[int, list[Record]]:
+        """Continue from the file, if there is one: bring the parts to its state.
+
+        Returns:
+            How many steps have been taken, and their history.
+
+        Raises:
+            ResultError: the file is damaged or belongs to another training.
+        """
+        if not self.path.is_file():
+            return 0, []
+        metadata, tensors = self._read()
+        if (metadata.get("format"), metadata.get("identity")) != (_FORMAT, self.identity):
+            raise ResultError(f"checkpoint {self.path} belongs to another learning; delete it to learn from the start.")
+        state = json.loads(metadata["state"])
+        for name, part in parts.items():
+            _restore(part, _unpack(state["parts"][name], tensors))
+        return state["step"], state["history"]
+
+    def _read(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                # Copies: the file's map need not be aligned, and products of unaligned matrices may round differently.
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
+            wrong = next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)
+        except (OSError, SafetensorError) as error:
+            wrong = error
+        if wrong is not None:
+            problem = f"tensor {wrong} holds inf or nan" if isinstance(wrong, str) else wrong
+            raise ResultError(f"checkpoint {self.path} is damaged ({problem}); delete it to learn from the start.")
+        return metadata, tensors
+
+
+def _state_of(part: Part) -> Any:
+    if isinstance(part, Tensor):
+        return part
+    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
+
+
+def _restore(part: Part, state: Any) -> None:
+    if isinstance(part, Tensor):
+        part.detach().copy_(state)
+    elif isinstance(part, torch.Generator):
+        part.set_state(state)
+    else:
+        part.load_state_dict(state)
+
+
+def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A nested value as JSON, in which tensors are names; the tensors themselves go to `tensors`, on the host."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().to("cpu", copy=True).contiguous()  # the file may not hold one memory twice
+        return {"tensor": name}
+    if isinstance(value, Mapping):  # keys need not be strings: optimizers count parameters
+        return {"dict": [[key, _pack(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        items = [_pack(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    return value
+
+
+def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `_pack` was given."""
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _unpack(item, tensors) for key, item in content}
+    return tuple(_unpack(item, tensors) for item in content)
