@@ -38,6 +38,7 @@ lint: $(READY)
 	ruff check .
 	ruff format --check .
 	snakefmt --check Snakefile workflow
+	lint-imports --no-cache
 
 format: $(READY)
 	ruff check --fix .

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RotquantError
-from rotquant.invariance import invariance_error
+from tests.invariance import invariance_error
 from rotquant.methods.spinquant import learn_rotations
 from rotquant.models.architectures import architecture_of, base_model, final_norm
 from rotquant.models.simulation.kv_cache import QuantizedCache

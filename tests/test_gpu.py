@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from rotquant.invariance import invariance_error
+from tests.invariance import invariance_error
+from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.recipes.schemes import GPTQ, QuantizationScheme, RotationScheme, WeightQuantization
-from rotquant.tensors.hadamard import hadamard_transform, head_hadamard_transform
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.gptq import Hessian, quantize_gptq
 from tests.models import tiny_model

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.invariance import invariance_error
+from tests.invariance import invariance_error
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, final_norm, lm_head
 from rotquant.models.rotation.fusing import check_rotation, fuse_norms, rotate
 from rotquant.models.rotation.matrices import Rotations, initial_rotations

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rotquant.foundation.errors import RecipeError, ResultError, RotquantError
-from rotquant.invariance import invariance_error, norms_in_model_dtype
+from tests.invariance import invariance_error, norms_in_model_dtype
 from rotquant.methods import spinquant, spinquant_network
 from rotquant.methods.spinquant import Learned, learn_rotations, learning_rate
 from rotquant.methods.spinquant_network import quantized_network

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.models.architectures import Architecture, Site, architecture_of, decoder_layers, embedding
 from rotquant.models.rotation.fusing import online_dtype
 from rotquant.models.simulation.kv_cache import TransientCache
 from rotquant.models.simulation.wrapping import Handle, Wrapping
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
-from rotquant.tensors import hadamard
 from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.onednn import OneDNNLinear, linear
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, grouped
@@ -97,7 +97,7 @@ class Bases:
 
         of_values = per_head(once(values), architecture.head_dim)
         across_heads = transformed(scheme, partial(_across_heads, architecture.num_heads))
-        online = transformed(scheme, hadamard.hadamard_transform)
+        online = transformed(scheme, hadamard_transform)
         return cls(
             residual=once(residual),
             values=of_values,
@@ -112,7 +112,7 @@ class Bases:
 
 
 def _across_heads(heads: int, x: Tensor, **settings: Any) -> Tensor:
-    return hadamard.head_hadamard_transform(x, heads, **settings)
+    return head_hadamard_transform(x, heads, **settings)
 
 
 @dataclass

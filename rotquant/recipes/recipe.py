@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError, model_validator
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.schemes import (
     AWQ,
     LLMQAT,
@@ -29,7 +30,6 @@ from rotquant.recipes.schemes import (
     Smoothing,
     WeightQuantization,
 )
-from rotquant.text import CorpusSpec
 
 #: Fields that act while the model runs; all others decide the stored weights.
 RUNTIME_FIELDS = ("activations", "attention_output", "keys", "values")

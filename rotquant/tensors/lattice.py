@@ -108,8 +108,8 @@ def incoherent(matrix: Tensor, rows: Tensor | None, columns: Tensor | None, inve
     def transform(x: Tensor, signs: Tensor) -> Tensor:
         signs = signs.to(x)
         if inverse:
-            return hadamard_transform(x, inverse=True, backend="torch") * signs
-        return hadamard_transform(x * signs, backend="torch")
+            return hadamard_transform(x, inverse=True) * signs
+        return hadamard_transform(x * signs)
 
     if columns is not None:
         matrix = transform(matrix, columns)

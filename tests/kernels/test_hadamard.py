@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rotquant.foundation.errors import KernelError
+from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.kernels.hadamard.cuts import TILE, Grid, cut_of, signs
 from rotquant.kernels.hadamard.launch import launch_transform
 from rotquant.kernels.hadamard.operator import hadamard
@@ -11,7 +12,7 @@ from rotquant.kernels.launch.operators import references
 from rotquant.kernels.layouts.codes import RowCodes
 from rotquant.kernels.layouts.weights import unpack_rows
 from rotquant.kernels.rows.activations import hadamard_quantize
-from rotquant.tensors.hadamard import HadamardSizeError, hadamard_matrix, hadamard_transform, head_hadamard_transform
+from rotquant.tensors.hadamard import HadamardSizeError, hadamard_matrix
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
@@ -64,7 +65,7 @@ def test_half_arithmetic_rounds_to_float16() -> None:
 @pytest.mark.unflipped  # torch.library.opcheck has dispatch modes of its own
 def test_the_operator_has_a_shape_rule() -> None:
     for heads in (0, 4):
-        torch.library.opcheck(torch.ops.rotquant.tensors.hadamard.default, (torch.randn(3, 64), heads, False, False))
+        torch.library.opcheck(torch.ops.rotquant.hadamard.default, (torch.randn(3, 64), heads, False, False))
 
 
 @pytest.mark.parametrize("inverse", [False, True])

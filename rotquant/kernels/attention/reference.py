@@ -19,7 +19,7 @@ def rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None, hadamard: bool) ->
         first, second = x.chunk(2, dim=-1)
         x = x * cos[:, :, None] + torch.cat([-second, first], dim=-1) * sin[:, :, None]
     if hadamard:
-        x = hadamard_transform(x, compute_dtype=torch.promote_types(x.dtype, torch.float32), backend="torch")
+        x = hadamard_transform(x, compute_dtype=torch.promote_types(x.dtype, torch.float32))
     return x.contiguous()
 
 
@@ -101,7 +101,7 @@ def attend(
     """softmax(q k^T / sqrt(D)) v in float64; a sequence without tokens gives zeros."""
     batch, _, head_dim = q.shape
     x = rotate(q[:, None], cos, sin, False).double()
-    x = (hadamard_transform(x, backend="torch") if hadamard else x).squeeze(1)
+    x = (hadamard_transform(x) if hadamard else x).squeeze(1)
     table = page_table(block_table, batch, k_codes)
     capacity = table.shape[1] * k_codes.shape[2]
     longest = min(capacity, int(lengths.max()) + new_tokens)

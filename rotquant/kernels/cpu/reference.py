@@ -38,7 +38,7 @@ def linear(x: Tensor, weight: Tensor, scale: Tensor, sums: Tensor) -> Tensor:
 
 def hadamard(x: Tensor) -> Tensor:
     """Rows times the normalized Hadamard matrix, rounded once to the dtype of x."""
-    return hadamard_transform(_wide(x), backend="torch").to(x.dtype)
+    return hadamard_transform(_wide(x)).to(x.dtype)
 
 
 def linear16(x: Tensor, weight: Tensor) -> Tensor:

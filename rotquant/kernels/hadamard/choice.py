@@ -1,11 +1,11 @@
-"""Who computes a Hadamard transform on a GPU: the library's CUDA kernel, or Dao's fast-hadamard-transform package.
+"""The Hadamard transform by whoever computes it best: the CUDA kernel, torch, or Dao's fast-hadamard-transform package.
 
-Both multiply by the same normalized H as the torch reference; the package only at powers of two, since its matrices of
-order 12, 20, 28 and 40 are others than this library's. Differentiable: the gradient is the opposite transform.
+All multiply by the same normalized H; the package only at powers of two, since its matrices of order 12, 20, 28 and 40
+are others than this library's. Differentiable: the gradient is the opposite transform.
 """
 
 import importlib.util
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,10 +13,68 @@ from torch import Tensor
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.hadamard.launch import row_problem
 from rotquant.kernels.hadamard.operator import hadamard as hadamard_kernel
+from rotquant.tensors import hadamard as reference
 from rotquant.tensors.hadamard.constructions import decompose
+from rotquant.tensors.hadamard.transform import check_transform
 
 #: dtypes the CUDA kernel reads and writes.
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+#: Who computes a transform; "auto" takes the CUDA kernel for a CUDA tensor where it has one, else torch.
+Backend = Literal["auto", "cuda", "torch", "fast-hadamard-transform"]
+
+
+def hadamard_transform(
+    x: Tensor,
+    *,
+    inverse: bool = False,
+    normalize: bool = True,
+    compute_dtype: torch.dtype | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """`rotquant.tensors.hadamard.hadamard_transform` by a backend.
+
+    The CUDA kernel computes 16-bit tensors in float32 and rounds once, unless float16 is asked for.
+
+    Raises:
+        HadamardSizeError, TypeError: as there.
+        KernelError: the backend asked for cannot take this tensor.
+    """
+    n = x.shape[-1] if x.dim() else 0
+    chosen = _choice(backend, x, n, 1, normalize, compute_dtype) if n else "torch"
+    if chosen == "torch":
+        return reference.hadamard_transform(x, inverse=inverse, normalize=normalize, compute_dtype=compute_dtype)
+    return transform(chosen, x, n, 1, inverse, compute_dtype)
+
+
+def head_hadamard_transform(
+    x: Tensor,
+    num_heads: int,
+    *,
+    inverse: bool = False,
+    compute_dtype: torch.dtype | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """`rotquant.tensors.hadamard.head_hadamard_transform` by a backend.
+
+    Raises:
+        HadamardSizeError, TypeError, ValueError: as there.
+        KernelError: the backend asked for cannot take this tensor.
+    """
+    equal = num_heads > 0 and x.dim() > 0 and x.shape[-1] > 0 and x.shape[-1] % num_heads == 0
+    inner = x.shape[-1] // num_heads if equal else 0
+    chosen = _choice(backend, x, num_heads, inner, True, compute_dtype) if equal else "torch"
+    if chosen == "torch":
+        return reference.head_hadamard_transform(x, num_heads, inverse=inverse, compute_dtype=compute_dtype)
+    return transform(chosen, x, num_heads, inner, inverse, compute_dtype)
+
+
+def _choice(backend: str, x: Tensor, n: int, inner: int, normalize: bool, compute_dtype: torch.dtype | None) -> str:
+    """`choose` where there is a choice; what no backend can compute, torch is to refuse."""
+    if backend == "torch" or (backend == "auto" and x.device.type != "cuda"):
+        return "torch"
+    check_transform(x, n, compute_dtype)
+    return choose(backend, x, n, inner, normalize, compute_dtype)
 
 
 def choose(backend: str, x: Tensor, n: int, inner: int, normalize: bool, compute_dtype: torch.dtype | None) -> str:

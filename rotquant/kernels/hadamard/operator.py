@@ -23,8 +23,8 @@ def transform_reference(x: Tensor, heads: int, inverse: bool, half: bool) -> Ten
     wide = torch.promote_types(x.dtype, torch.float32)
     x = x.to(torch.float16 if half and x.dtype != torch.float64 else wide)
     if heads:
-        return head_hadamard_transform(x, heads, inverse=inverse, backend="torch").to(wide)
-    return hadamard_transform(x, inverse=inverse, backend="torch").to(wide)
+        return head_hadamard_transform(x, heads, inverse=inverse).to(wide)
+    return hadamard_transform(x, inverse=inverse).to(wide)
 
 
 def _reference(x: Tensor, heads: int, inverse: bool, half: bool) -> Tensor:

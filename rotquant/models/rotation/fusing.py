@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import track
+from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.models.architectures import (
     Architecture,
     Projection,
@@ -25,7 +26,7 @@ from rotquant.models.architectures import (
 )
 from rotquant.models.rotation.matrices import Rotations, check_rotations, initial_rotations
 from rotquant.recipes.schemes import RotationScheme
-from rotquant.tensors import hadamard
+from rotquant.tensors.hadamard import is_supported
 
 #: Weights that are changed row by row are handled in blocks of about this many elements (512 MiB in float64).
 _BLOCK_ELEMENTS = 2**26
@@ -43,7 +44,7 @@ def check_rotation(architecture: Architecture, scheme: RotationScheme) -> None:
         (scheme.mlp, architecture.intermediate_size, "intermediate size", "mlp: false"),
     ]
     for wanted, size, what, remedy in needed:
-        if wanted and not hadamard.is_supported(size):
+        if wanted and not is_supported(size):
             raise RecipeError(
                 f"no Hadamard matrix of size {size} is known, the {what} of this {architecture.family} model; "
                 f"set rotation.{remedy}."
@@ -189,12 +190,12 @@ class _Fusion:
         if values is not None:
             weight = _per_head(weight, values)
         if self.scheme.heads:
-            weight = hadamard.head_hadamard_transform(weight, self.architecture.num_heads)
+            weight = head_hadamard_transform(weight, self.architecture.num_heads)
         return weight
 
     def _inverse_of_mlp_output(self, weight: Tensor) -> Tensor:
         """The same for R4."""
-        return hadamard.hadamard_transform(weight) if self.scheme.mlp else weight
+        return hadamard_transform(weight) if self.scheme.mlp else weight
 
     def _times_residual(self, x: Tensor) -> Tensor:
         """x Q along the last axis; `x` itself without R1."""

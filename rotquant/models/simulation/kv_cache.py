@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.kernels.hadamard.choice import hadamard_transform
 from rotquant.models.rotation.fusing import online_dtype
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
-from rotquant.tensors import hadamard
 from rotquant.tensors.quantization import QParams, check_groups, choose_qparams, dequantize, fake_quantize, quantize
 
 
@@ -43,7 +43,7 @@ class KVQuantizer:
         """R3 along the head dimension, or its inverse."""
         if not self.rotates_keys:
             return keys
-        return hadamard.hadamard_transform(keys, inverse=inverse, compute_dtype=online_dtype(keys, self.rotation))
+        return hadamard_transform(keys, inverse=inverse, compute_dtype=online_dtype(keys, self.rotation))
 
     def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values as attention will see them, differentiable (straight-through); equal to encode and decode."""

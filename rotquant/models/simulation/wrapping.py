@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from rotquant.foundation.errors import RecipeError, RotquantError
+from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.models.architectures import (
     Architecture,
     Site,
@@ -24,7 +25,6 @@ from rotquant.models.architectures import (
 from rotquant.models.rotation.fusing import check_rotation, online_dtype
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
-from rotquant.tensors import hadamard
 from rotquant.tensors.quantization import ColumnSplit, QParams, check_groups, fake_quantize, fake_quantize_split
 
 __all__ = ["ColumnSplit", "Handle", "SiteKey", "Wrapping", "check_wrapping", "wrap"]
@@ -150,9 +150,9 @@ def _online_transform(
     """The online transform of a site: across heads before o_proj, R4 before down_proj."""
     if rotation is not None and rotation.heads and site.name == "attention_output":
         heads = architecture.num_heads
-        return lambda x: hadamard.head_hadamard_transform(x, heads, compute_dtype=online_dtype(x, rotation))
+        return lambda x: head_hadamard_transform(x, heads, compute_dtype=online_dtype(x, rotation))
     if rotation is not None and rotation.mlp and site.name == "mlp_output":
-        return lambda x: hadamard.hadamard_transform(x, compute_dtype=online_dtype(x, rotation))
+        return lambda x: hadamard_transform(x, compute_dtype=online_dtype(x, rotation))
     return None
 
 

@@ -1,21 +1,18 @@
 """The fast Hadamard transform over the last axis or across heads: QuaRot's online transforms (Sec. 4, stages 1b-1d).
 
 H_n is a Kronecker product, so x @ H_n is a few small matrix products, one per factor: O(n log n + n K) per row. Plain
-torch operations on any device, the reference for the CUDA kernel, to which tensors on a GPU go where it can take them
-(`backends`). It never forms a large H_n and never quantizes.
+torch operations on any device, and the reference for the CUDA kernel (`kernels.hadamard.choice` takes whichever is at
+hand). It never forms a large H_n and never quantizes.
 """
 
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rotquant.tensors.hadamard.constructions import decompose, hadamard_matrix
 from rotquant.tensors.onednn import linear
-
-#: Who computes a transform.
-Backend = Literal["auto", "cuda", "torch", "fast-hadamard-transform"]
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -35,7 +32,6 @@ def hadamard_transform(
     inverse: bool = False,
     normalize: bool = True,
     compute_dtype: torch.dtype | None = None,
-    backend: Backend = "auto",
 ) -> Tensor:
     """Multiply the last axis by a Hadamard matrix: `x @ H / sqrt(n)`, or with `inverse` `x @ H.T / sqrt(n)`.
 
@@ -47,21 +43,18 @@ def hadamard_transform(
         inverse: apply the transpose. With `normalize=False` the round trip multiplies by n.
         normalize: divide by sqrt(n), which keeps every row's norm.
         compute_dtype: dtype of the arithmetic (QuaRot Table 10 compares float32 and float16); x's own by default. Each
-            factor's result is rounded to it. float32 on CUDA follows torch's global TF32 setting. The CUDA kernel
-            computes 16-bit tensors in float32 and rounds once, unless float16 is asked for.
-        backend: "auto" takes the CUDA kernel for a CUDA tensor where it has one (`backends.choose`), else "torch".
+            factor's result is rounded to it. float32 on CUDA follows torch's global TF32 setting.
 
     Returns:
         [..., n] in the dtype of x.
 
     Raises:
         HadamardSizeError: no construction for n.
-        KernelError: the chosen backend cannot take this tensor.
         TypeError: x or compute_dtype is not one of the four float dtypes.
     """
     if x.dim() == 0:
         raise TypeError("hadamard_transform needs at least one axis, and this tensor is a scalar")
-    return _transform_axis(x, x.shape[-1], 1, inverse, normalize, compute_dtype, backend)
+    return _transform_axis(x, x.shape[-1], 1, inverse, normalize, compute_dtype)
 
 
 def head_hadamard_transform(
@@ -70,7 +63,6 @@ def head_hadamard_transform(
     *,
     inverse: bool = False,
     compute_dtype: torch.dtype | None = None,
-    backend: Backend = "auto",
 ) -> Tensor:
     """Mix heads: multiply the last axis by `(H_num_heads (x) I_head_dim) / sqrt(num_heads)`, or by its transpose.
 
@@ -81,43 +73,33 @@ def head_hadamard_transform(
     Args:
         x: [..., num_heads * head_dim], head-major as attention returns it; float64, float32, bfloat16 or float16.
         num_heads: any supported Hadamard order.
-        inverse, compute_dtype, backend: as in `hadamard_transform`.
+        inverse, compute_dtype: as in `hadamard_transform`.
 
     Raises:
         HadamardSizeError: no construction for num_heads.
-        KernelError: the chosen backend cannot take this tensor.
         ValueError: the last axis does not hold num_heads heads of equal size.
         TypeError: not a supported float dtype.
     """
     if num_heads < 1 or x.dim() == 0 or x.shape[-1] == 0 or x.shape[-1] % num_heads:
         raise ValueError(f"a tensor of shape {tuple(x.shape)} has no last axis of {num_heads} equally sized heads")
-    return _transform_axis(x, num_heads, x.shape[-1] // num_heads, inverse, True, compute_dtype, backend)
+    return _transform_axis(x, num_heads, x.shape[-1] // num_heads, inverse, True, compute_dtype)
 
 
-def _transform_axis(
-    x: Tensor,
-    n: int,
-    inner: int,
-    inverse: bool,
-    normalize: bool,
-    compute_dtype: torch.dtype | None,
-    backend: Backend,
-) -> Tensor:
-    """Transform the axis of length n in x seen as [..., n, inner]."""
+def check_transform(x: Tensor, n: int, compute_dtype: torch.dtype | None) -> None:
+    """Raise `TypeError` or `HadamardSizeError` unless x can be transformed along an axis of length n."""
     for dtype, name in ((x.dtype, "its input"), (compute_dtype or x.dtype, "compute_dtype")):
         if dtype not in FLOAT_DTYPES:
             raise TypeError(
                 f"the Hadamard transform needs {name} in float64, float32, bfloat16 or float16, not {dtype}"
             )
     _factors(n)  # an impossible size is reported before any work
-    if backend != "torch" and (x.device.type == "cuda" or backend != "auto"):
-        from rotquant.kernels.hadamard import (
-            choice as backends,  # its kernels have this module's transform as their reference
-        )
 
-        chosen = backends.choose(backend, x, n, inner, normalize, compute_dtype)
-        if chosen != "torch":
-            return backends.transform(chosen, x, n, inner, inverse, compute_dtype)
+
+def _transform_axis(
+    x: Tensor, n: int, inner: int, inverse: bool, normalize: bool, compute_dtype: torch.dtype | None
+) -> Tensor:
+    """Transform the axis of length n in x seen as [..., n, inner]."""
+    check_transform(x, n, compute_dtype)
     y = _Transform.apply(x.to(compute_dtype or x.dtype).reshape(-1, n, inner), inverse, normalize)
     return y.reshape(x.shape).to(x.dtype)
 
