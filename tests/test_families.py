@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RotquantError
-from tests.invariance import invariance_error
 from rotquant.methods.spinquant import learn_rotations
 from rotquant.models.architectures import architecture_of, base_model, final_norm
 from rotquant.models.simulation.kv_cache import QuantizedCache
@@ -17,6 +16,7 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
+from tests.invariance import invariance_error
 from tests.models import AWKWARD, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 

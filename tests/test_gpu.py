@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from tests.invariance import invariance_error
 from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.recipes.schemes import GPTQ, QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.gptq import Hessian, quantize_gptq
+from tests.invariance import invariance_error
 from tests.models import tiny_model
 
 pytestmark = pytest.mark.gpu

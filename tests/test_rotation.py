@@ -8,13 +8,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rotquant.foundation.errors import RecipeError
-from tests.invariance import invariance_error
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, final_norm, lm_head
 from rotquant.models.rotation.fusing import check_rotation, fuse_norms, rotate
 from rotquant.models.rotation.matrices import Rotations, initial_rotations
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.recipes.schemes import RotationLearning, RotationScheme
 from rotquant.tensors import hadamard
+from tests.invariance import invariance_error
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 
 NO_ROTATION = RotationScheme(residual="none", values="none", heads=False, keys=False, mlp=False)

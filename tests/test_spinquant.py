@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rotquant.foundation.errors import RecipeError, ResultError, RotquantError
-from tests.invariance import invariance_error, norms_in_model_dtype
 from rotquant.methods import spinquant, spinquant_network
 from rotquant.methods.spinquant import Learned, learn_rotations, learning_rate
 from rotquant.methods.spinquant_network import quantized_network
@@ -28,6 +27,7 @@ from rotquant.recipes.schemes import QuantizationScheme, RotationLearning, Rotat
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.tensors.stiefel import orthonormality_error, tangent
 from tests.borders import tokens_off_borders
+from tests.invariance import invariance_error, norms_in_model_dtype
 from tests.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
 
 INPUTS = QuantizationScheme(bits=4, symmetric=False)
