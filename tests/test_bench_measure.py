@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from rotquant.bench.records import Measurement, read_record
 from rotquant.bench.registry import Benchmark
 from rotquant.commands.root import cli
+from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import KernelError, ResultError
-from rotquant.recipes.schemes import Frozen
 from rotquant.study.digests import timed_modules
 from rotquant.study.speed.definitions import SpeedTable
 from rotquant.study.speed.loading import load_speed

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RotquantError
 from rotquant.foundation.files import short_hash
 from rotquant.study import project as projects
-from rotquant.study.configuration import DEFAULT, Config, load_config, merge, plain, read_yaml
+from rotquant.study.configuration import DEFAULT, Config, load_config, plain, read_yaml
 from tests.project import CONFIG, REPOSITORY, Copy
 
 PAPER = REPOSITORY / "config/paper.yaml"

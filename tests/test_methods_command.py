@@ -8,11 +8,10 @@ import yaml
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from rotquant.commands.methods import field_meanings
 from rotquant.commands.root import cli
+from rotquant.foundation.data import Frozen, field_meanings
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import Frozen
 
 
 def shown(*arguments: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rotquant.study.configuration import merge
+from rotquant.foundation.data import merge
 from rotquant.study.speed.loading import load_speed
 from tests.project import CONFIG, Copy
 from tests.speed import SPEED, record

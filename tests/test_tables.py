@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
 from rotquant.foundation.files import short_hash
 from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS
@@ -15,7 +16,7 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
 from rotquant.study import project as projects
-from rotquant.study.configuration import merge, plain
+from rotquant.study.configuration import plain
 from rotquant.study.digests import STAGES, code_digest, stage_modules
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from rotquant.foundation.data import merge
 from rotquant.foundation.files import short_hash
 from rotquant.study import project as projects
-from rotquant.study.configuration import merge
 from rotquant.study.project import load_project
 from rotquant.study.results import read_result
 from tests.models import VOCABULARY, tiny_model

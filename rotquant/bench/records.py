@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import canonical_json, read_json, short_hash, write_json
-from rotquant.recipes.recipe import first_problem
-from rotquant.recipes.schemes import Frozen
 
 if TYPE_CHECKING:
     from rotquant.bench.timing.gpu import Timing

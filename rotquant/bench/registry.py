@@ -17,9 +17,8 @@ from rotquant.bench.arguments import fp8 as fp8_arguments
 from rotquant.bench.arguments import gpu as arguments
 from rotquant.bench.arguments import learning as learning_arguments
 from rotquant.bench.records import Measurement
+from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.recipes.recipe import first_problem
-from rotquant.recipes.schemes import Frozen
 
 Device = Literal["gpu", "cpu"]
 """What a benchmark measures."""

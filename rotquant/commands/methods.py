@@ -3,10 +3,8 @@
 All that is shown is read from `rotquant.recipes` and from the documentation of the fields where they are declared.
 """
 
-import ast
 import inspect
 import json
-import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
@@ -17,6 +15,7 @@ from pydantic_core import PydanticUndefined
 from rich.table import Table
 
 from rotquant.commands.options import Changes, changed, print_table
+from rotquant.foundation.data import field_meanings
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe
 
@@ -96,16 +95,3 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 def _shown(value: Any) -> str:
     """A value as `--set` takes it."""
     return json.dumps(value).strip('"')
-
-
-def field_meanings(section: type[BaseModel]) -> dict[str, str]:
-    """The documentation strings that stand below a model's fields, by field.
-
-    pydantic can attach them when a class is made, which would cost every process time for what one command shows.
-    """
-    (declared,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
-    meanings = {}
-    for field, below in zip(declared.body, declared.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            meanings[field.target.id] = " ".join(below.value.value.split())
-    return meanings

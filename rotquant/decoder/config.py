@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rotquant.recipes.schemes import Frozen
+from rotquant.foundation.data import Frozen
 
 #: The linear layers of a decoder layer; q, k and v are one, gate and up are one.
 LINEARS = ("qkv", "o", "gate_up", "down")

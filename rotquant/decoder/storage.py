@@ -14,13 +14,12 @@ from torch import Tensor
 
 from rotquant.decoder.config import DecoderConfig, Precision
 from rotquant.decoder.model import Decoder
+from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.models.checkpoints import DECODER_MANIFEST as MANIFEST
 from rotquant.models.checkpoints import check_kind, load_tokenizer, read_safetensors_header
 from rotquant.models.integrity import check_digests, check_finite, file_digests
-from rotquant.recipes.recipe import first_problem
-from rotquant.recipes.schemes import Frozen
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

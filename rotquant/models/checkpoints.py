@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
+from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError, nearest
 from rotquant.foundation.progress import downloading, task
-from rotquant.recipes.recipe import first_problem
 
 if TYPE_CHECKING:
     import torch

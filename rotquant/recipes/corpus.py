@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from rotquant.recipes.schemes import Frozen
+from rotquant.foundation.data import Frozen
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

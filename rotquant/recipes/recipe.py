@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError, model_validator
 
+from rotquant.foundation.data import Frozen, first_problem, merge
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.recipes.corpus import CorpusSpec
@@ -19,7 +20,6 @@ from rotquant.recipes.schemes import (
     AWQ,
     LLMQAT,
     Calibration,
-    Frozen,
     Metric,
     OmniQuant,
     OutlierFeatures,
@@ -289,7 +289,7 @@ def override(recipe: Recipe, changes: dict[str, Any], where: str) -> Recipe:
 
 def override_all(recipe: Recipe, changes: Iterable[dict[str, Any]], where: str) -> Recipe:
     """A recipe with several changes, one after the other; only the last has to leave a valid recipe. See `override`."""
-    return parse_recipe(reduce(_merge, changes, recipe.model_dump(mode="json")), where)
+    return parse_recipe(reduce(merge, changes, recipe.model_dump(mode="json")), where)
 
 
 def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
@@ -316,18 +316,3 @@ def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
                     f"the group size {scheme.group_size} of {name} does not divide the {features - outliers} "
                     f"features of {site}{beside}: choose a divisor."
                 )
-
-
-def _merge(old: Any, new: Any) -> Any:
-    if isinstance(old, dict) and isinstance(new, dict):
-        return {**old, **{key: _merge(old.get(key), value) for key, value in new.items()}}
-    return new
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first problem of a pydantic report as "field.path: message"."""
-    problem = error.errors()[0]
-    path = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(problem["input"], dict) else f" (given {problem['input']!r})"
-    return f"{path}: {message}{given}" if path else f"{message}{given}"

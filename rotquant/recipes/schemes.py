@@ -5,32 +5,13 @@ disputed detail of a paper is a field with a documented default (as the paper sa
 code does).
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from rotquant.foundation.errors import nearest
+from rotquant.foundation.data import Frozen
 
 Granularity = Literal["tensor", "channel", "token", "group", "head"]
-
-
-class Frozen(BaseModel):
-    """Immutable value object of finite numbers; unknown fields are errors, so a misspelt option never passes silently.
-
-    The error names the known fields that resemble the unknown one.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fields_are_known(cls, data: Any) -> Any:
-        if isinstance(data, dict) and cls.model_config.get("extra") == "forbid":
-            known = [field.alias or name for name, field in cls.model_fields.items()]
-            for name in data:
-                if name not in known:
-                    raise ValueError(f"unknown field {name!r}{nearest(str(name), known)}")
-        return data
 
 
 class QuantizationScheme(Frozen):

@@ -15,9 +15,8 @@ from typing import Any
 import yaml
 from pydantic import Field, ValidationError
 
+from rotquant.foundation.data import Frozen, first_problem, merge
 from rotquant.foundation.errors import ConfigError, lookup, nearest
-from rotquant.recipes.recipe import first_problem
-from rotquant.recipes.schemes import Frozen
 from rotquant.text import CorpusSpec
 
 DEFAULT = Path("config/config.yaml")
@@ -181,13 +180,6 @@ def find_root(start: Path | None = None) -> Path:
     raise ConfigError(
         f"{start} is not inside a rotquant project: neither it nor a parent holds {DEFAULT} and {SCHEMAS}/."
     )
-
-
-def merge(base: Any, changes: Any) -> Any:
-    """`base` with `changes` on top; mappings are merged key by key, anything else is replaced."""
-    if isinstance(base, dict) and isinstance(changes, dict):
-        return {**base, **{key: merge(base.get(key), value) for key, value in changes.items()}}
-    return changes
 
 
 def plain(data: Any) -> Any:

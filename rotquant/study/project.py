@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, lookup
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.models.checkpoints import checkpoint_digest
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Run, check_widths, first_problem, override_all
+from rotquant.recipes.recipe import Run, check_widths, override_all
 from rotquant.recipes.schemes import Metric
-from rotquant.study.configuration import Config, Slot, find_root, load_config, merge
+from rotquant.study.configuration import Config, Slot, find_root, load_config
 from rotquant.study.quantities import Quantity, quantities
 from rotquant.study.resolution import check_names, resolve, resolve_metric, site_widths
 from rotquant.study.speed.definitions import SpeedTable

@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json, write_json
-from rotquant.recipes.recipe import Run, first_problem
+from rotquant.recipes.recipe import Run
 from rotquant.study.quantities import quantities
 
 RUNS = Path("results/runs")

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.recipes.schemes import Frozen
 from rotquant.study.configuration import read_yaml, validate
 
 PAPERS = Path("workflow/papers")

@@ -11,9 +11,8 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import ConfigError
-from rotquant.recipes.recipe import first_problem
-from rotquant.recipes.schemes import Frozen
 from rotquant.study.configuration import read_yaml
 from rotquant.text import CorpusSpec
 

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
+from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.foundation.progress import task
@@ -31,8 +32,7 @@ from rotquant.models.checkpoints import (
 )
 from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests
 from rotquant.models.simulation.wrapping import SiteKey
-from rotquant.recipes.recipe import Recipe, first_problem
-from rotquant.recipes.schemes import Frozen
+from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.lattice import WIDTH, LatticeWeight
 from rotquant.tensors.quantization import ColumnSplit, QParams
 from rotquant.weights.rtn import QuantizedWeight

@@ -4,7 +4,7 @@ They are apart from the functions so that tables are read, checked and rendered 
 """
 
 from rotquant.bench.arguments.gpu import Size
-from rotquant.recipes.schemes import Frozen
+from rotquant.foundation.data import Frozen
 
 
 class CpuDecodeArguments(Frozen):

@@ -1,7 +1,7 @@
 """What the benchmark of the float8 network is asked, as validated data; apart from its function, as `arguments` is."""
 
 from rotquant.bench.arguments.gpu import Size
-from rotquant.recipes.schemes import Frozen
+from rotquant.foundation.data import Frozen
 
 
 class Fp8NetworkArguments(Frozen):

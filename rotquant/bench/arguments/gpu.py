@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rotquant.recipes.schemes import Frozen
+from rotquant.foundation.data import Frozen
 
 Size = Annotated[int, Field(gt=0)]
 Arithmetic = Literal["none", "float32", "float16"]

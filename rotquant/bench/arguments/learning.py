@@ -6,7 +6,7 @@ They stand apart from `arguments`, which the digests of all other records cover.
 from pydantic import model_validator
 
 from rotquant.bench.arguments.gpu import Size
-from rotquant.recipes.schemes import Frozen
+from rotquant.foundation.data import Frozen
 
 
 class LearnRotationsArguments(Frozen):

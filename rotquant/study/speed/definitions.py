@@ -15,8 +15,8 @@ from pydantic import Field, field_validator, model_validator
 
 from rotquant.bench.records import cell_key
 from rotquant.bench.registry import Device, find
+from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import lookup
-from rotquant.recipes.schemes import Frozen
 
 Units = Literal["ms", "us", "min", "GiB"]
 

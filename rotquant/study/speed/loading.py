@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rotquant.bench.registry import find
+from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.recipes.recipe import first_problem
 from rotquant.study.configuration import read_yaml
 from rotquant.study.speed.definitions import SpeedTable, matches, rows
 from rotquant.study.speed.published import references

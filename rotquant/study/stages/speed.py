@@ -17,9 +17,9 @@ from rotquant.bench.records import CellRecord, Measurement, Record, Sitting, rea
 from rotquant.bench.registry import find
 from rotquant.bench.timing.cpu import cpu_label, cpu_state
 from rotquant.bench.timing.gpu import gpu_state
+from rotquant.foundation.data import Frozen
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import KernelError, ResultError, RotquantError
-from rotquant.recipes.schemes import Frozen
 from rotquant.study.digests import kernels_digest
 from rotquant.study.speed.definitions import Cell, SpeedTable, matches
 
