@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rotquant.study import values as collected
 from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import quantities
 from rotquant.study.results import RunResult, run_path, write_result
+from rotquant.study.values import Number, Place, Values
 from tests.project import CONFIG, PUBLISHED, TABLES, Copy
 
 VALUES = {"Baseline": 10.0, "QuaRot": 11.0}
@@ -137,6 +139,12 @@ def load(root: Path, monkeypatch: pytest.MonkeyPatch, *tables: dict[str, Any]) -
     for name, text in (("small", PUBLISHED), ("tasks", WITH_TASKS), ("ratios", RATIOS)):
         copy.write(f"workflow/papers/quarot/published/{name}.csv", text)
     return load_project(root=root)
+
+
+def changed(values: Values, place: Place, *numbers: float) -> Values:
+    """Other numbers of ours in one place, seed by seed."""
+    old, count = values[place], len(numbers)
+    return replace(values, ours={**values.ours, place: Number.of_seeds(numbers, old.seeds[:count], old.runs[:count])})
 
 
 def page(project: Project, name: str = "quarot_table1", logged: Logged | None = None) -> str:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rotquant.foundation.errors import ConfigError
-from rotquant.reporting.claims import CHECKS, Finding, Number, Numbers, Score, Verdict, judge, outcomes, score
+from rotquant.reporting.claims import CHECKS, Finding, Numbers, Score, Verdict, judge, outcomes, score
 from rotquant.study.project import Project
 from rotquant.study.quantities import AVERAGE, PERPLEXITY, SNR_DB, Quantity
 from rotquant.study.tables import Table
-from rotquant.study.values import Value
+from rotquant.study.values import Number, Values
 from tests.project import REPOSITORY
 
 PAPER = {
@@ -329,34 +329,24 @@ def test_the_best_column_may_be_shared() -> None:
 
 
 class Double(Project):
-    """A project of one table, with the paper's numbers in hand."""
+    """A project of one table that measures given quantities."""
 
-    def __init__(self, printed: dict[tuple[str, str, str], float | None], *measured: Quantity) -> None:
+    def __init__(self, *measured: Quantity) -> None:
         super().__init__(Path(), None, {})  # type: ignore[arg-type]
-        object.__setattr__(self, "printed", printed)
         object.__setattr__(self, "measured", measured)
 
     def quantities(self, _: Table) -> tuple[Quantity, ...]:
         return self.measured
 
-    def published(self, _: Table) -> dict[tuple[str, str, str], float | None]:
-        return self.printed
-
-    def published_deviations(self, _: Table) -> dict[tuple[str, str, str], float | None]:
-        return {("QuaRot", "7B", "perplexity"): 0.01, ("QUIK", "7B", "perplexity"): 0.02}
-
 
 def test_deviations_and_single_seeds_are_compared_where_they_are_known() -> None:
     """Of the paper the deviations are known, where it prints them, and never the seeds."""
-    printed: dict[tuple[str, str, str], float | None] = {(*cell, "perplexity"): value for cell, value in PAPER.items()}
     spread = {"check": {"spread_smaller": {"row": "QuaRot", "than": ["QUIK"]}}, "columns": ["7B"]}
     best = {"check": {"better_than_best": {"row": "QuaRot", "than": ["QUIK"]}}, "columns": ["7B"]}
     far = {"check": {"range_at_least": {"row": "QUIK", "points": 1.0}}, "columns": ["7B"]}
-    values = {
-        ("QuaRot", "7B", "perplexity"): Value((6.0, 6.2), (0, 1), ("a", "b"), None),
-        ("QUIK", "7B", "perplexity"): Value((6.15, 7.0), (0, 1), ("c", "d"), None),
-    }
-    decided = outcomes(Double(printed, PERPLEXITY), table(spread, best, far), values)
+    ours = numbers({("QuaRot", "7B"): seeds(6.0, 6.2), ("QUIK", "7B"): seeds(6.15, 7.0)})
+    printed = numbers(PAPER, QuaRot=Number(6.10, 0.01), QUIK=Number(8.87, 0.02))
+    decided = outcomes(Double(PERPLEXITY), table(spread, best, far), Values(ours, printed))
     assert [outcome.ours.holds for outcome in decided] == [True, True, False]
     assert [outcome.papers.holds for outcome in decided] == [True, None, None]
     assert decided[1].papers.missing == ("QUIK, 7B, by seed",)
@@ -365,16 +355,12 @@ def test_deviations_and_single_seeds_are_compared_where_they_are_known() -> None
 
 def test_ours_and_the_papers_numbers_are_judged_apart() -> None:
     """Also a claim about one of the paper's tasks, which a table of our own tasks cannot check."""
-    printed: dict[tuple[str, str, str], float | None] = {(*cell, "perplexity"): value for cell, value in PAPER.items()}
-    printed |= {("QuaRot", "7B", "piqa"): 76.77, ("Baseline", "7B", "piqa"): 79.11, ("Atom", "13B", "perplexity"): None}
-    values = {
-        (*cell, "perplexity"): Value((20 - value, 22 - value), (0, 1), ("a", "b"), value)
-        for cell, value in PAPER.items()
-    }
+    piqa = {("QuaRot", "7B", "piqa"): Number(76.77), ("Baseline", "7B", "piqa"): Number(79.11)}
+    ours = numbers({cell: seeds(20 - value, 22 - value) for cell, value in PAPER.items()})
     on_piqa = {"check": {"better": {"row": "Baseline", "than": ["QuaRot"]}}, "quantity": "piqa"}
     atom = {"check": {"better": {"row": "Atom", "than": ["QuaRot"]}}, "columns": ["13B"]}
     chosen = table({"check": BETTER}, on_piqa, atom)
-    decided = outcomes(Double(printed, PERPLEXITY), chosen, values)
+    decided = outcomes(Double(PERPLEXITY), chosen, Values(ours, {**numbers(PAPER), **piqa}))
     assert [outcome.ours.holds for outcome in decided] == [False, None, None]
     assert [outcome.papers.holds for outcome in decided] == [True, True, None]
     assert score(decided) == Score(holds=0, fails=1, unchecked=2)
@@ -384,4 +370,4 @@ def test_ours_and_the_papers_numbers_are_judged_apart() -> None:
 def test_an_unknown_quantity_of_a_claim_is_named() -> None:
     chosen = table({"check": BETTER, "quantity": "perplexety"})
     with pytest.raises(ConfigError, match=r"unknown quantity 'perplexety'.*perplexity"):
-        outcomes(Double({}, PERPLEXITY), chosen, {})
+        outcomes(Double(PERPLEXITY), chosen, Values({}, {}))

@@ -4,7 +4,6 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from rotquant.reporting.figures.changes import Change
 from rotquant.reporting.figures.style import styled
 from rotquant.study import values as collected
 from rotquant.study.project import Project
-from tests.reports import every_kind
+from tests.reports import changed, every_kind
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +32,9 @@ def test_every_figure_is_drawn(kinds: Project, tmp_path: Path, broken: float | N
         if chosen.figure:
             values, _ = collected.collect(kinds, chosen)
             last = chosen.rows[-1].name
-            changed = {
-                place: replace(value, values=(broken,)) if broken and place[0] == last else value
-                for place, value in values.items()
-            }
-            figures.draw(kinds, chosen, changed, tmp_path / f"{name}.svg")
+            for place in [place for place in values if broken and place[0] == last]:
+                values = changed(values, place, broken)
+            figures.draw(kinds, chosen, values, tmp_path / f"{name}.svg")
             assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
 
 
@@ -130,7 +127,7 @@ def test_what_lies_at_the_end_of_an_axis_has_its_number(kinds: Project, tmp_path
         chosen = kinds.table(name)
         values, _ = collected.collect(kinds, chosen)
         last = [place for place in values if place[0] == chosen.rows[-1].name][-1]
-        figures.draw(kinds, chosen, {**values, last: replace(values[last], values=(57_000.0,))}, tmp_path / "a.svg")
+        figures.draw(kinds, chosen, changed(values, last, 57_000.0), tmp_path / "a.svg")
         assert re.search(r"<!-- \d+,000 % -->", (tmp_path / "a.svg").read_text())
     assert [change_label(number) for number in (3_040.0, -57_321.0, math.nan)] == ["3,000 %", "-57,000 %", "NaN"]
 
@@ -139,7 +136,7 @@ def test_accuracies_that_are_not_finite_are_named(kinds: Project, tmp_path: Path
     chosen = kinds.table("quarot_table3")
     values, _ = collected.collect(kinds, chosen)
     place = ("QuaRot", "Llama-2-7B", "grammar")
-    figures.draw(kinds, chosen, {**values, place: replace(values[place], values=(math.nan, 50.0))}, tmp_path / "a.svg")
+    figures.draw(kinds, chosen, changed(values, place, math.nan, 50.0), tmp_path / "a.svg")
     assert (tmp_path / "a.svg").read_text().count("<!-- NaN -->") == 1
 
 

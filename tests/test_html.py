@@ -148,7 +148,7 @@ def render(project: Project, name: str, table: Any) -> None:
             record = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.5}
             write_result(project.root / run_path(run.key), RunResult(run, numbers, record, None))
     values, _ = tables.collect(project, table)
-    tables.write_csv(project.root / tables.table_path(name), project, table, values)
+    tables.write_values(project.root, name, values)
     if table.figure:
         figures.draw(project, table, values, project.root / figures.figure_path(name))
     write_text(project.root / f"reports/{name}.md", f"# {name}\n")

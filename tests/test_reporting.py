@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rotquant.commands.report import report_app
@@ -24,7 +26,7 @@ from rotquant.reporting.words.numbers import loss_words, show, show_change
 from rotquant.study import values as collected
 from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import AVERAGE, PERPLEXITY
-from rotquant.study.results import read_result, run_path, write_result
+from rotquant.study.results import read_result, run_path, table_path, write_result
 from tests.project import CONFIG, PUBLISHED, TABLES
 from tests.reports import compute, every_kind, load, page, rows, table
 
@@ -50,17 +52,55 @@ def test_a_cell_is_the_mean_and_sample_deviation_over_its_seeds(project: Project
     assert cell.mean == pytest.approx(11.05)
     assert cell.deviation == pytest.approx(0.1 / math.sqrt(2))
     assert values["Baseline", "Llama-2-7B", "perplexity"].deviation is None
-    assert cell.published == 8.37
+    assert values.published["QuaRot", "Llama-2-7B", "perplexity"].mean == 8.37
     assert len(results) == 6
 
 
-def test_csv_keeps_every_number(kinds: Project) -> None:
+def test_a_tables_files_keep_every_number(kinds: Project) -> None:
     for name, chosen in kinds.tables.items():
         values, _ = collected.collect(kinds, chosen)
-        path = kinds.root / collected.table_path(name)
-        collected.write_csv(path, kinds, chosen, values)
-        assert collected.read_csv(path) == values
-    assert "QuaRot,Llama-2-7B,perplexity,11.05," in (kinds.root / "results/tables/quarot_table1.csv").read_text()
+        collected.write_values(kinds.root, name, values)
+        assert collected.read_values(kinds.root, name) == values
+        parquet = (kinds.root / table_path(name)).with_suffix(".parquet")
+        assert collected.Values.of(collected.read_frame(parquet, collected.FIELDS)) == values
+    lines = (kinds.root / "results/tables/quarot_table1.csv").read_text().splitlines()
+    key = kinds.cells("quarot_table1")[2].runs[1].key
+    assert f"QuaRot,Llama-2-7B,perplexity,1,11.1,11.05,0.0707106781186545,8.37,,computed,{key}" in lines
+
+
+NUMBERS = st.floats() | st.sampled_from([math.inf, -math.inf, math.nan, 5e-324, 0.1 + 0.2])
+
+
+@given(st.lists(st.tuples(NUMBERS, st.none() | NUMBERS), min_size=1), st.sampled_from([",", '"', "|", "NA", "é"]))
+def test_every_float_and_every_name_comes_back_from_a_table(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[float, float | None]], name: str
+) -> None:
+    """Not a number is a number, and no number is none."""
+    ours = {
+        (name, f"{place}", "perplexity"): collected.Number.of_seeds((value, 1.0), (0, 1), ("a", "b"))
+        for place, (value, _) in enumerate(pairs)
+    }
+    printed = {
+        (name, f"{place}", "nll"): collected.Number(value, deviation) for place, (value, deviation) in enumerate(pairs)
+    }
+    root = tmp_path_factory.mktemp("table")
+    collected.write_values(root, "t", collected.Values(ours, printed))
+    assert repr(collected.read_values(root, "t")) == repr(collected.Values(ours, printed))  # nan is not nan
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("seed", "sead"), ("11.05", "much"), (",computed,", ","), ("Llama-2-7B,perplexity,0,", "L,p,,")]
+)
+def test_a_damaged_table_is_one_sentence(project: Project, old: str, new: str) -> None:
+    values, _ = collected.collect(project, project.table("quarot_table1"))
+    collected.write_values(project.root, "quarot_table1", values)
+    path = project.root / table_path("quarot_table1")
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ResultError, match=r"quarot_table1\.csv is damaged \(.+\); delete it and run again\.$"):
+        collected.read_values(project.root, "quarot_table1")
+    path.unlink()
+    with pytest.raises(ResultError, match=r"quarot_table1\.csv does not exist\.$"):
+        collected.read_values(project.root, "quarot_table1")
 
 
 def test_the_page_shows_ours_the_papers_and_the_changes_of_both(project: Project) -> None:
@@ -209,8 +249,8 @@ def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: 
     result = read_result(path)
     write_result(path, replace(result, metrics={**result.metrics, "average": math.nan, "grammar": math.nan}))
     values, results = collected.collect(project, chosen)
-    collected.write_csv(project.root / collected.table_path(chosen.id), project, chosen, values)
-    again = collected.read_csv(project.root / collected.table_path(chosen.id))["QuaRot", "Llama-2-7B", "average"]
+    collected.write_values(project.root, chosen.id, values)
+    again = collected.read_values(project.root, chosen.id)["QuaRot", "Llama-2-7B", "average"]
     assert [math.isfinite(number) for number in (*again.values, again.mean)] == [False, True, False]
     about = chosen.claims[0].model_copy(update={"quantity": "average"})
     chosen = chosen.model_copy(update={"claims": (*chosen.claims, about)})
@@ -234,7 +274,7 @@ def test_a_table_without_a_column_to_compute_is_refused(tmp_path: Path, monkeypa
     chosen = project.table("quarot_table1")
     with pytest.raises(ResultError, match=r"no column to compute: its slots \(Llama-2-7B, Llama-2-13B\)"):
         collected.collect(project, chosen)
-    assert claims.outcomes(project, chosen, {}) == ()
+    assert claims.outcomes(project, chosen, collected.Values({}, {})) == ()
 
 
 def test_nothing_can_be_lost_in_percent_of_nothing() -> None:
@@ -282,9 +322,7 @@ def test_the_scoreboard_counts_what_exists(project: Project) -> None:
     assert "0 of 107" in text
     assert "quarot_table17" in text
     chosen = project.table("quarot_table1")
-    collected.write_csv(
-        project.root / collected.table_path(chosen.id), project, chosen, collected.collect(project, chosen)[0]
-    )
+    collected.write_values(project.root, chosen.id, collected.collect(project, chosen)[0])
     (project.root / "reports").mkdir()
     (project.root / "reports/quarot_table1.md").write_text(page(project))
     text = scoreboard.index(project)

@@ -20,6 +20,7 @@ from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import SNR_DB, quantities
 from rotquant.study.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
 from tests.project import CONFIG, Copy
+from tests.reports import changed
 
 ROTATED = {"rotation": {"learning": None}, "keys": None, "values": None, "weights": {"gptq": None}}
 LEARNED = {**ROTATED, "rotation": {"learning": {"network": "all"}}}
@@ -186,8 +187,7 @@ def test_seeds_that_are_not_finite_have_no_place_and_are_counted(project: Projec
     place = ("Rotated", "Llama-2-7B", "perplexity")
     for count in (4, 3):
         numbers = (math.inf,) * count + (50.0,) * (4 - count)
-        values[place] = tables.Value(numbers, (0, 1, 2, 3), values[place].keys, None)
-        figures.draw(project, chosen, values, project.root / "figure.svg")
+        figures.draw(project, chosen, changed(values, place, *numbers), project.root / "figure.svg")
         assert f"{count} of 4 seeds not finite -->" in (project.root / "figure.svg").read_text()
 
 

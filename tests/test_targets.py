@@ -11,7 +11,7 @@ from rotquant.reporting.claims import Score
 from rotquant.study import project as projects
 from rotquant.study.project import Project, load_project
 from rotquant.study.speed.loading import load_speed
-from rotquant.study.values import Value, table_path, write_csv
+from rotquant.study.values import Number, Values, write_values
 from tests.project import Copy
 from tests.speed import SPEED, record
 
@@ -96,10 +96,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 def render(project: Project, name: str) -> None:
     """A report and its numbers: QuaRot is worse than the baseline."""
     values = {
-        (row, "Llama-2-7B", "perplexity"): Value((number,), (0,), ("0" * 16,), None)
+        (row, "Llama-2-7B", "perplexity"): Number.of_seeds((number,), (0,), ("0" * 16,))
         for row, number in (("Baseline", 10.0), ("QuaRot", 11.0))
     }
-    write_csv(project.root / table_path(name), project, project.table(name), values)
+    write_values(project.root, name, Values(values, {}))
     write_text(project.root / f"reports/{name}.md", "# Report")
 
 

@@ -10,7 +10,7 @@ import typer
 from rotquant.commands.runs import Configs, open_project
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import atomic_path, write_text
-from rotquant.study.results import FIGURES, REPORTS
+from rotquant.study.results import FIGURES, REPORTS, table_path
 
 report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
 
@@ -22,25 +22,24 @@ _LATER = "the page of {0} is written without MLflow, and `rotquant runs sync-tra
 @report_app.command()
 def table(name: TableName, config: Configs = None) -> None:
     """Collect a table's numbers from the run files into `results/tables/<name>.csv`."""
-    from rotquant.study import values as tables
+    from rotquant.study import values
 
     project = open_project(config)
-    values, _ = tables.collect(project, project.table(name))
-    path = tables.table_path(name)
-    tables.write_csv(project.root / path, project, project.table(name), values)
-    typer.echo(str(path))
+    numbers, _ = values.collect(project, project.table(name))
+    values.write_values(project.root, name, numbers)
+    typer.echo(str(table_path(name)))
 
 
 @report_app.command()
 def figure(name: TableName, config: Configs = None) -> None:
     """Draw a table's figure into `reports/figures/<name>.svg`."""
     from rotquant.reporting.figures import draw as figures
-    from rotquant.study import values as tables
+    from rotquant.study.values import read_values
 
     project = open_project(config)
     if project.table(name).figure is None:
         raise ResultError(f"table {name} has no figure.")
-    values = tables.read_csv(project.root / tables.table_path(name))
+    values = read_values(project.root, name)
     figures.draw(project, project.table(name), values, project.root / figures.figure_path(name))
     typer.echo(str(figures.figure_path(name)))
 
@@ -75,7 +74,6 @@ def speed(name: TableName, config: Configs = None) -> None:
     from rotquant.commands.tracking import log_speed, warning
     from rotquant.reporting.pages.page import page_path
     from rotquant.reporting.speed import numbers, page
-    from rotquant.study.values import table_path
 
     project = open_project(config)
     table = project.speed_table(name)

@@ -11,24 +11,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from rotquant.foundation.errors import lookup
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity
 from rotquant.study.tables import Claim, Table
-from rotquant.study.values import Values, known_quantities, percent_of
+from rotquant.study.values import Number, Place, Values, known_quantities, percent_of
 
-
-class Number(NamedTuple):
-    """A mean, its deviation over the seeds (None for a single value), and each seed's value where they are known."""
-
-    mean: float
-    deviation: float | None = None
-    values: tuple[float, ...] = ()
-
-
-Numbers = Mapping[tuple[str, str, str], Number]
+Numbers = Mapping[Place, Number]
 """Numbers by (row, column, quantity)."""
 
 #: Slack of every bound: printed numbers have two decimals, and 6.10 - 5.47 must not exceed 0.63 by a rounding error.
@@ -92,17 +82,13 @@ def outcomes(project: Project, table: Table, values: Values) -> tuple[Outcome, .
     measured = project.quantities(table)
     if not measured:
         return ()
-    known, main = known_quantities(project, table), measured[0]
-    ours = {place: Number(value.mean, value.deviation, value.values) for place, value in values.items()}
-    spreads = project.published_deviations(table)
-    printed = project.published(table).items()
-    papers = {place: Number(value, spreads.get(place)) for place, value in printed if value is not None}
+    known, main = known_quantities(project, table, values), measured[0]
     found = []
     for claim in table.claims:
         unknown = f"table {table.id}: a claim is about the unknown quantity"
         quantity = main if claim.quantity is None else lookup(known, claim.quantity, unknown)
-        by_paper = judge(claim, table, papers, quantity, printed=True)
-        found.append(Outcome(claim, judge(claim, table, ours, quantity), by_paper))
+        by_paper = judge(claim, table, values.published, quantity, printed=True)
+        found.append(Outcome(claim, judge(claim, table, values.ours, quantity), by_paper))
     return tuple(found)
 
 

@@ -16,11 +16,12 @@ from rotquant.reporting.claims import Outcome, Score, outcomes, score
 from rotquant.reporting.speed.claims import Outcome as SpeedOutcome
 from rotquant.reporting.speed.claims import outcomes as speed_outcomes
 from rotquant.reporting.speed.numbers import collect, find_source
+from rotquant.reporting.words.markdown import markdown_table
 from rotquant.study.project import Project
 from rotquant.study.results import REPORTS
 from rotquant.study.speed.definitions import SpeedTable
 from rotquant.study.tables import Table, load_targets
-from rotquant.study.values import Values, markdown_table, read_csv, table_path
+from rotquant.study.values import Values, read_values
 
 Status = Literal["computed", "recorded", "not yet"]
 
@@ -161,7 +162,7 @@ def _speed(project: Project, table: SpeedTable) -> dict[str, Any]:
 def _values(project: Project, table: Table) -> Values | None:
     """A table's collected numbers; None where there are none or the file is damaged (rendering it says so)."""
     try:
-        return read_csv(project.root / table_path(table.id))
+        return read_values(project.root, table.id)
     except ResultError:
         return None
 

@@ -76,6 +76,11 @@ def run_path(key: str) -> Path:
     return RUNS / f"{key}.json"
 
 
+def table_path(name: str) -> Path:
+    """The CSV of a table's numbers; the Parquet file beside it holds the same."""
+    return TABLES / f"{name}.csv"
+
+
 def rotation_path(key: str) -> Path:
     """The folder of learned rotations. Its record says how they were learned and is written last."""
     return ROTATIONS / key

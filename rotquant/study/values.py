@@ -1,64 +1,112 @@
-"""A table's numbers: collected from run files, averaged over seeds, beside the paper's, as CSV.
+"""A table's values: one tidy frame of every number, ours seed by seed beside the paper's, written as CSV and Parquet.
 
-A number that no run file holds is never printed: collecting fails instead. Values of "-" mean that there is none.
+Pages, figures, claims and MLflow start from it, by `Values`, which knows the same numbers by their place. A number that
+no run file holds is never printed: collecting fails instead. inf and nan are results; an empty field is no number.
 """
 
-import csv
-import io
+import itertools
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyarrow import csv
 
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import write_text
+from rotquant.foundation.files import atomic_path
 from rotquant.metrics.zeroshot.suites import TASKS
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity, quantities
-from rotquant.study.results import TABLES, RunResult, read_result, run_path
+from rotquant.study.results import RunResult, read_result, run_path, table_path
 from rotquant.study.tables import Table
 
-FIELDS = (
-    *("row", "column", "quantity", "mean", "deviation", "values", "seeds", "published", "difference"),
-    *("loss_percent", "published_loss_percent", "runs"),
+Place = tuple[str, str, str]
+"""Row, column and quantity."""
+
+#: Fields of the frame. A line is one seed of ours, or (`origin` published) a number that the paper alone has.
+FIELDS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("row", "column", "quantity")),
+        ("seed", pa.int64()),
+        *((name, pa.float64()) for name in ("value", "mean", "deviation", "published", "published_deviation")),
+        *((name, pa.string()) for name in ("origin", "run")),
+    ]
 )
+COMPUTED, PUBLISHED = "computed", "published"
 
 
 @dataclass(frozen=True)
-class Value:
-    """One number of a cell: ours over the seeds, and the paper's (None where it prints none)."""
+class Number:
+    """A mean, its deviation over the seeds (None for a single value), and of ours each seed's value and run key."""
 
-    values: tuple[float, ...]
-    seeds: tuple[int, ...]
-    keys: tuple[str, ...]
-    published: float | None
+    mean: float
+    deviation: float | None = None
+    values: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = field(default=(), compare=False)
+    runs: tuple[str, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of_seeds(cls, values: tuple[float, ...], seeds: tuple[int, ...], runs: tuple[str, ...]) -> "Number":
+        """Mean and sample standard deviation over the seeds; inf or nan when a value is."""
+        deviation = None
+        if len(values) > 1:
+            deviation = statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+        return cls(sum(values) / len(values), deviation, values, seeds, runs)
+
+
+@dataclass(frozen=True)
+class Values(Mapping[Place, Number]):
+    """A table's numbers by place: ours by indexing, and what the paper prints."""
+
+    ours: Mapping[Place, Number]
+    published: Mapping[Place, Number]
+
+    def __getitem__(self, place: Place) -> Number:
+        return self.ours[place]
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self.ours)
+
+    def __len__(self) -> int:
+        return len(self.ours)
 
     @property
-    def mean(self) -> float:
-        """Mean over the seeds; inf or nan when a value is."""
-        return sum(self.values) / len(self.values)
+    def frame(self) -> pd.DataFrame:
+        """Every number as a line of `FIELDS`: ours seed by seed, then what the paper alone has."""
+        lines = []
+        for place, number in self.ours.items():
+            paper = self.published.get(place)
+            beside = (number.mean, number.deviation, paper and paper.mean, paper and paper.deviation, COMPUTED)
+            for seed, value, run in zip(number.seeds, number.values, number.runs, strict=True):
+                lines.append((*place, seed, value, *beside, run))
+        for place, paper in self.published.items():
+            if place not in self.ours:
+                lines.append((*place, None, None, None, None, paper.mean, paper.deviation, PUBLISHED, None))
+        return to_frame(lines, FIELDS)
 
-    @property
-    def deviation(self) -> float | None:
-        """Sample standard deviation over the seeds; None for a single value."""
-        if len(self.values) < 2:
-            return None
-        return statistics.stdev(self.values) if all(map(math.isfinite, self.values)) else math.nan
-
-
-Values = dict[tuple[str, str, str], Value]
-"""A table's numbers by (row, column, quantity)."""
-
-
-def table_path(name: str) -> Path:
-    """The CSV of a table."""
-    return TABLES / f"{name}.csv"
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> "Values":
+        """The numbers of a frame."""
+        ours, published = {}, {}
+        lines = frame.itertuples(index=False)
+        for place, group in itertools.groupby(lines, lambda line: (line.row, line.column, line.quantity)):
+            seeds = list(group)
+            first = seeds[0]
+            if first.origin != PUBLISHED:
+                columns = (tuple(getattr(line, name) for line in seeds) for name in ("value", "seed", "run"))
+                ours[place] = Number(first.mean, _known(first.deviation), *columns)
+            if first.published is not pd.NA:
+                published[place] = Number(first.published, _known(first.published_deviation))
+        return cls(ours, published)
 
 
 def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult]]:
-    """A table's numbers by (row, column, quantity), and the run results behind them by key.
+    """A table's numbers, and the run results behind them by key.
 
     Raises:
         ResultError: no column is computed, a run is not computed yet, or its file is damaged.
@@ -66,9 +114,8 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
     if not project.columns(table):
         slots = ", ".join(dict.fromkeys(column.slot for column in table.columns))
         raise ResultError(f"table {table.id} has no column to compute: its slots ({slots}) have `compute: false`.")
-    published = project.published(table)
     results: dict[str, RunResult] = {}
-    values: Values = {}
+    ours: dict[Place, Number] = {}
     for cell in project.cells(table.id):
         for run in cell.runs:
             if run.key not in results:
@@ -76,20 +123,77 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
         seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
         for quantity in quantities(cell.metric):
             numbers = tuple(results[key].metrics[quantity.name] for key in keys)
-            place = (cell.row, cell.column, quantity.name)
-            values[place] = Value(numbers, seeds, keys, published.get(place))
-    return values, results
+            ours[cell.row, cell.column, quantity.name] = Number.of_seeds(numbers, seeds, keys)
+    spreads = project.published_deviations(table)
+    printed = project.published(table).items()
+    published = {place: Number(value, spreads.get(place)) for place, value in printed if value is not None}
+    return Values(ours, published), results
 
 
-def known_quantities(project: Project, table: Table) -> dict[str, Quantity]:
+def write_values(root: Path, name: str, values: Values) -> None:
+    """Write a table's frame."""
+    write_frame(root / table_path(name), values.frame)
+
+
+def read_values(root: Path, name: str) -> Values:
+    """Read back what `write_values` wrote.
+
+    Raises:
+        ResultError: it is missing or damaged.
+    """
+    path = root / table_path(name)
+    frame = read_frame(path, FIELDS)
+    lacking = frame.loc[frame["origin"] != PUBLISHED, ["seed", "value", "mean", "run"]].isna().any()
+    if lacking.any():
+        raise _damaged(path, f"a number of ours has no {lacking.idxmax()}")
+    return Values.of(frame)
+
+
+def to_frame(lines: list[tuple[Any, ...]], fields: pa.Schema) -> pd.DataFrame:
+    """Lines as a frame whose columns tell nan, a number, from None, no number."""
+    columns = zip(*lines, strict=True) if lines else [[] for _ in fields]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=fields).to_pandas(types_mapper=pd.ArrowDtype)
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """Write a frame as CSV, numbers with all their digits, and as Parquet beside it; each file is whole or absent."""
+    for suffix, write in ((".parquet", frame.to_parquet), (".csv", frame.to_csv)):
+        with atomic_path(path.with_suffix(suffix)) as temporary:
+            write(temporary, index=False)
+
+
+def read_frame(path: Path, fields: pa.Schema) -> pd.DataFrame:
+    """Read a frame back from its CSV or Parquet file.
+
+    Raises:
+        ResultError: it is missing, or damaged: a field is missing or is not of its type.
+    """
+    try:
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path, dtype_backend="pyarrow")[fields.names]
+        convert = csv.ConvertOptions(column_types=fields, include_columns=fields.names, null_values=[""])
+        convert.strings_can_be_null, convert.quoted_strings_can_be_null = True, True
+        return csv.read_csv(path, convert_options=convert).cast(fields).to_pandas(types_mapper=pd.ArrowDtype)
+    except FileNotFoundError:
+        raise ResultError(f"table {path} does not exist.") from None
+    except (pa.ArrowException, KeyError, ValueError) as error:
+        raise _damaged(path, " ".join(str(error).split())) from None
+
+
+def _damaged(path: Path, why: str) -> ResultError:
+    return ResultError(f"table {path} is damaged ({why}); delete it and run again.")
+
+
+def known_quantities(project: Project, table: Table, values: Values) -> dict[str, Quantity]:
     """Quantities by name: what the table measures, and what the paper prints there if its tasks differ from ours."""
-    both = (*printed_accuracies(project, table), *project.quantities(table))
+    both = (*printed_accuracies(values), *project.quantities(table))
     return {quantity.name: quantity for quantity in both}
 
 
-def printed_accuracies(project: Project, table: Table) -> tuple[Quantity, ...]:
+def printed_accuracies(values: Values) -> tuple[Quantity, ...]:
     """The accuracies that the paper prints in a table: the average first, then its tasks."""
-    printed = {name for _, _, name in project.published(table)}
+    printed = {name for _, _, name in values.published}
     tasks = tuple(name for name in TASKS["paper"] if name in printed)
     papers = quantities(ZeroShot(suite="paper", tasks=tasks))
     return tuple(quantity for quantity in papers if quantity.name in printed)
@@ -119,55 +223,16 @@ def losses(
     values: Values, place: tuple[str, str], over: tuple[str, str], quantity: Quantity
 ) -> tuple[float | None, float | None]:
     """What the cell (row, column) `place` loses on the cell `over`, in percent: ours, the paper's."""
-    value, reference = values[*place, quantity.name], values[*over, quantity.name]
-    return (
-        loss_percent(quantity, value.mean, reference.mean),
-        loss_percent(quantity, value.published, reference.published),
+    ours, papers = (
+        (numbers.get((*place, quantity.name)), numbers.get((*over, quantity.name)))
+        for numbers in (values.ours, values.published)
     )
+    return _loss(quantity, *ours), _loss(quantity, *papers)
 
 
-def write_csv(path: Path, project: Project, table: Table, values: Values) -> None:
-    """Write a table's numbers, one line per number."""
-    known = {quantity.name: quantity for quantity in project.quantities(table)}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(FIELDS)
-    for (row, column, name), value in values.items():
-        ours, papers = losses(values, (row, column), (table.baseline, column), known[name])
-        difference = None if value.published is None else value.mean - value.published
-        numbers = (value.mean, value.deviation, " ".join(map(repr, value.values)), " ".join(map(str, value.seeds)))
-        comparison = (value.published, difference, ours, papers)
-        cells = ("-" if number is None else number for number in (*numbers, *comparison))
-        writer.writerow((row, column, name, *cells, " ".join(value.keys)))
-    write_text(path, text.getvalue())
+def _loss(quantity: Quantity, number: Number | None, reference: Number | None) -> float | None:
+    return loss_percent(quantity, number and number.mean, reference and reference.mean)
 
 
-def read_csv(path: Path) -> Values:
-    """Read a table written by `write_csv`.
-
-    Raises:
-        ResultError: it is missing or damaged.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8") as lines:
-            return {(line["row"], line["column"], line["quantity"]): _value(line) for line in csv.DictReader(lines)}
-    except FileNotFoundError:
-        raise ResultError(f"table {path} does not exist.") from None
-    except (KeyError, ValueError, AttributeError, TypeError) as error:
-        raise ResultError(f"table {path} is damaged ({error}); delete it and run again.") from None
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], align: str) -> str:
-    """A GitHub-flavoured table; `align` has one letter per column, l or r."""
-    rule = [":--" if letter == "l" else "--:" for letter in align]
-    lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *rows]]
-    return "\n".join(lines) + "\n"
-
-
-def _value(line: dict[str, str]) -> Value:
-    return Value(
-        tuple(float(number) for number in line["values"].split()),
-        tuple(int(seed) for seed in line["seeds"].split()),
-        tuple(line["runs"].split()),
-        None if line["published"] == "-" else float(line["published"]),
-    )
+def _known(number: Any) -> float | None:
+    return None if number is pd.NA else number

@@ -61,8 +61,8 @@ def _blocks(project: Project, table: Table, values: Values) -> list[Accuracies]:
     measured = tuple(quantity for quantity in project.quantities(table) if quantity.unit == "%")
     ours = {place: (value.mean, value.deviation) for place, value in values.items()}
     blocks = [Accuracies("computed here", measured, ours, OURS_MARK)]
-    published = {place: (value, None) for place, value in project.published(table).items() if value is not None}
-    printed = printed_accuracies(project, table)
+    published = {place: (number.mean, None) for place, number in values.published.items()}
+    printed = printed_accuracies(values)
     return [*blocks, Accuracies("published", printed, published, PUBLISHED_MARK)] if printed else blocks
 
 

@@ -28,6 +28,7 @@ class Change:
 def change_between(values: Values, place: tuple[str, str], over: tuple[str, str], quantity: Quantity) -> Change:
     """What the cell (row, column) `place` loses on the cell `over`; on itself, its deviation is all there is to say."""
     ours, papers = losses(values, place, over, quantity)
-    spread = percent_of(values[*place, quantity.name].deviation, values[*over, quantity.name].mean)
+    mine, reference = (values.get((*cell, quantity.name)) for cell in (place, over))
+    spread = percent_of(mine.deviation, reference.mean) if mine and reference else None
     drawn = spread if spread is not None and math.isfinite(spread) else 0.0
     return Change(ours, None if place == over else papers, drawn)

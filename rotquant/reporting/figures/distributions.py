@@ -19,7 +19,7 @@ from rotquant.reporting.words.numbers import words
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity
 from rotquant.study.tables import Table
-from rotquant.study.values import Value, Values, main_quantities
+from rotquant.study.values import Number, Values, main_quantities
 
 #: Half the height over which the seeds of a row are spread, so that equal numbers stay apart.
 _SPREAD = 0.2
@@ -30,7 +30,7 @@ def distribution(project: Project, table: Table, values: Values, path: Path) -> 
 
     The models differ, so what compares is the order of the rows and how wide each is, not the numbers.
     """
-    rows, mains, papers = drawn_rows(table), main_quantities(project, table), _papers(project, table)
+    rows, mains, papers = drawn_rows(table), main_quantities(project, table), values.published
     lines = [(column, ours) for column in project.columns(table) for ours in ((True, False) if papers else (True,))]
     with styled() as plt:
         size = (1.6 + 3.0 * len(mains), (0.9 + 0.5 * len(rows)) * len(lines))
@@ -54,14 +54,6 @@ def distribution(project: Project, table: Table, values: Values, path: Path) -> 
         save_svg(figure, path)
 
 
-def _papers(project: Project, table: Table) -> dict[tuple[str, str, str], tuple[float, float | None]]:
-    """The paper's means and deviations."""
-    spreads = project.published_deviations(table)
-    return {
-        place: (value, spreads.get(place)) for place, value in project.published(table).items() if value is not None
-    }
-
-
 def _printed_range(table: Table, row: str, quantity: Quantity, main: Quantity) -> str:
     """What the paper says of the distance from the best to the worst seed of a row, by the claim about it."""
     for claim in table.claims:
@@ -75,7 +67,7 @@ def _unit(quantity: Quantity) -> str:
     return " points" if quantity.unit == "%" else ""
 
 
-def _seeds(axis: Any, place: int, value: Value, quantity: Quantity) -> None:
+def _seeds(axis: Any, place: int, value: Number, quantity: Quantity) -> None:
     """One row: a box from quartile to quartile with the median, lines to the extremes, a dot for each seed."""
     finite = [number for number in value.values if math.isfinite(number)]
     broken = f"{len(value.values) - len(finite)} of {len(value.values)} seeds not finite"
@@ -102,12 +94,14 @@ def _seeds(axis: Any, place: int, value: Value, quantity: Quantity) -> None:
     axis.annotate(apart, ((min(finite) + max(finite)) / 2, place), (0, 12), **text)
 
 
-def _published(axis: Any, place: int, number: tuple[float, float | None] | None, text: str) -> None:
+def _published(axis: Any, place: int, number: Number | None, text: str) -> None:
     """One row: the paper's mean and deviation, and what it says of the range."""
     if number is not None:
-        axis.errorbar(number[0], place, xerr=number[1], color=PUBLISHED, elinewidth=1, capsize=2, **PUBLISHED_MARK)
+        axis.errorbar(
+            number.mean, place, xerr=number.deviation, color=PUBLISHED, elinewidth=1, capsize=2, **PUBLISHED_MARK
+        )
         where = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
-        axis.annotate(text, (number[0], place), fontsize=7, color=NEUTRAL, **where)
+        axis.annotate(text, (number.mean, place), fontsize=7, color=NEUTRAL, **where)
 
 
 def _legend(plt: Any, figure: Any, papers: bool) -> None:

@@ -62,7 +62,7 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
             for axis in axes[len(columns) :]:
                 axis.remove()
         handles = [plt.Line2D([], [], linestyle="", color=OURS, **OURS_MARK, label="computed here")]
-        if any(row in rows and row != over and value.published is not None for (row, *_), value in values.items()):
+        if any(place[0] in rows and place[0] != over and place in values.published for place in values):
             handles.append(plt.Line2D([], [], linestyle="", color=PUBLISHED, **PUBLISHED_MARK, label="published"))
         figure.legend(handles=handles, loc="outside upper right", ncols=2)
         save_svg(figure, path)

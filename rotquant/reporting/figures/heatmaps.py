@@ -99,7 +99,7 @@ def _panels(project: Project, table: Table, values: Values, row: str, column: st
     seed = f", seed {value.seeds[0]}" if len(value.seeds) > 1 else ""
     what = "" if _of_weights(table) else "input of "
     names = [row] * (len(drawn_rows(table)) > 1) + [column] * (len(project.columns(table)) > 1)
-    for index, panel in enumerate(array_of(project, value.keys[0], "panels")):
+    for index, panel in enumerate(array_of(project, value.runs[0], "panels")):
         place = f"layer {panel['layer'] + 1}, {what}{panel['linear'].rpartition('.')[2]}"
         title = f"{', '.join([*names, place])}\nmax/median {float(panel['peak_ratio']):.3g}{seed}"
         arrays = (np.ma.masked_invalid(np.array(panel[key], dtype=float)) for key in ("matrix", "mean", "largest"))

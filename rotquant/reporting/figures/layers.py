@@ -41,7 +41,7 @@ def outliers(project: Project, table: Table, values: Values, path: Path) -> None
         figure, grid = plt.subplots(len(columns), len(PANELS), figsize=size, squeeze=False, layout="constrained")
         for axes, column in zip(grid, columns, strict=True):
             for axis, (name, title, normal) in zip(axes, PANELS, strict=True):
-                lists = [array_of(project, values[row, column, "kurtosis"].keys[0], name) for row in rows]
+                lists = [array_of(project, values[row, column, "kurtosis"].runs[0], name) for row in rows]
                 for found, color in zip(lists, SERIES, strict=False):
                     _series(axis, found, color)
                 _name_broken(axis, [float(value) for found in lists for places in found.values() for value in places])

@@ -42,7 +42,7 @@ def learning(project: Project, table: Table, values: Values, path: Path) -> None
         size = (8.2, 0.6 + 2.4 * len(columns))
         figure, grid = plt.subplots(len(columns), 3, figsize=size, squeeze=False, layout="constrained")
         for axes, column in zip(grid, columns, strict=True):
-            history = history_of(project, values[row, column, "snr"].keys[0])
+            history = history_of(project, values[row, column, "snr"].runs[0])
             layer = int(DEPTH * layers_of(history))
             whole = {record["step"]: record["end_to_end_snr"] for record in history if "end_to_end_snr" in record}
             one = {record["step"]: record["site_snr"][f"{layer}.attention_output"] for record in history}

@@ -22,7 +22,7 @@ def range_use(project: Project, table: Table, values: Values, path: Path) -> Non
         ResultError: a run file is missing or holds no points.
     """
     rows, column = drawn_rows(table), project.columns(table)[0]
-    keys = {row: values[row, column, "range_use"].keys[0] for row in rows}
+    keys = {row: values[row, column, "range_use"].runs[0] for row in rows}
     ranges = {row: array_of(project, keys[row], "ranges") for row in rows}
     lines = [[row for row in rows if len(ranges[row]) == size] for size in sorted({len(ranges[row]) for row in rows})]
     limit = 1.1 * max(itertools.chain(*ranges.values()))

@@ -22,10 +22,10 @@ from rotquant.reporting.words.describe import is_stand_in, model_name
 from rotquant.reporting.words.numbers import not_finite, show, words
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity, quantities
-from rotquant.study.results import REPORTS, RunResult, read_result, rotations_of, run_path
+from rotquant.study.results import REPORTS, RunResult, read_result, rotations_of, run_path, table_path
 from rotquant.study.speed.definitions import Drawing, SpeedTable
 from rotquant.study.tables import Figure, Table
-from rotquant.study.values import Value, Values, known_quantities, main_quantities, table_path
+from rotquant.study.values import Number, Values, known_quantities, main_quantities
 
 #: Quantities share one grid while a line holds no more numbers than this.
 _WIDTH = 8
@@ -174,8 +174,7 @@ def _main_grids(project: Project, table: Table, values: Values) -> tuple[Grid, .
 
 
 def _main_grid(project: Project, table: Table, values: Values, group: Sequence[Quantity]) -> Grid:
-    published = project.published(table)
-    digits = {quantity.name: printed_decimals(published, quantity) for quantity in group}
+    digits = {quantity.name: printed_decimals(values, quantity) for quantity in group}
     remarks = {column: _remark(project, table, column) for column in project.columns(table)}
     distinct = set(remarks.values())
     common = distinct.pop() if len(remarks) > 1 and len(distinct) == 1 else ""
@@ -184,7 +183,7 @@ def _main_grid(project: Project, table: Table, values: Values, group: Sequence[Q
     for column in project.columns(table):
         before = len(heads)
         for quantity in group:
-            printed = any((row.name, column, quantity.name) in published for row in table.rows)
+            printed = any((row.name, column, quantity.name) in values.published for row in table.rows)
             pairs.append((column, quantity.name, printed))
             heads += [quantity.title, "published"] if printed else [quantity.title]
         groups.append((column, "" if common else remarks[column], len(heads) - before))
@@ -193,7 +192,7 @@ def _main_grid(project: Project, table: Table, values: Values, group: Sequence[Q
         for column, name, printed in pairs:
             yield Cell(_ours(values.get((row, column, name)), max(2, digits[name])), "ours")
             if printed:
-                yield Cell(show(published.get((row, column, name)), decimals=digits[name]), "published")
+                yield Cell(_paper(values, (row, column, name), digits[name]), "published")
 
     lines = tuple(((row.name, *map(str, row.labels)), tuple(cells(row.name))) for row in table.rows)
     caption = "; ".join([*map(_caption, group), *([f"all columns {common}"] if common else [])])
@@ -207,8 +206,13 @@ def _remark(project: Project, table: Table, column: str) -> str:
     return here if column == slot.name else f"on {slot.name}{f' ({here})' if here else ''}"
 
 
-def _ours(value: Value | None, digits: int = 2) -> str:
+def _ours(value: Number | None, digits: int = 2) -> str:
     return "-" if value is None else show(value.mean, value.deviation, digits)
+
+
+def _paper(values: Values, place: tuple[str, str, str], digits: int) -> str:
+    number = values.published.get(place)
+    return show(number and number.mean, decimals=digits)
 
 
 def _caption(quantity: Quantity) -> str:
@@ -220,13 +224,14 @@ def _caption(quantity: Quantity) -> str:
 def _task_grids(project: Project, table: Table, values: Values) -> tuple[tuple[str, tuple[Grid, ...]], ...]:
     """Accuracy task by task, for each column: ours by our tasks, and the paper's by its own."""
     ours = [quantity for quantity in project.quantities(table) if quantity.chance is not None]
-    papers = [quantity for quantity in known_quantities(project, table).values() if quantity.chance is not None]
-    published = project.published(table)
+    papers = [quantity for quantity in known_quantities(project, table, values).values() if quantity.chance is not None]
     found = []
     numbers = {place: _ours(value) for place, value in values.items()}
-    printed = {place: show(value) for place, value in published.items()}
+    printed = {place: show(number.mean) for place, number in values.published.items()}
     for column in project.columns(table) if ours else ():
-        shown = [task for task in papers if any((row.name, column, task.name) in published for row in table.rows)]
+        shown = [
+            task for task in papers if any((row.name, column, task.name) in values.published for row in table.rows)
+        ]
         grids = [_task_grid(table, column, ours, numbers, "ours")]
         if shown:
             grids.append(_task_grid(table, column, shown, printed, "published"))
@@ -269,7 +274,7 @@ def _claim(outcome: Outcome | SpeedOutcome) -> ClaimView:
 def _results(project: Project, values: Values) -> dict[str, RunResult]:
     """The run files behind a table that are there, by key: a table may be older than the configuration."""
     found = {}
-    for key in dict.fromkeys(key for value in values.values() for key in value.keys):
+    for key in dict.fromkeys(key for number in values.values() for key in number.runs):
         try:
             found[key] = read_result(project.root / run_path(key))
         except ResultError:
@@ -315,5 +320,5 @@ def _runs(project: Project, table: Table, values: Values) -> tuple[RunView, ...]
         RunView(row, column, seed, f"{first[name].title} {show(number)}", key, os.path.relpath(run_path(key), REPORTS))
         for (row, column, name), value in values.items()
         if name in first
-        for key, seed, number in zip(value.keys, value.seeds, value.values, strict=True)
+        for key, seed, number in zip(value.runs, value.seeds, value.values, strict=True)
     )

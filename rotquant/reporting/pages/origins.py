@@ -9,12 +9,12 @@ from rotquant.foundation.files import read_json
 from rotquant.recipes.recipe import Recipe
 from rotquant.reporting.tracking import Logged
 from rotquant.reporting.words.describe import measurement, settings
+from rotquant.reporting.words.markdown import markdown_table
 from rotquant.reporting.words.numbers import show
 from rotquant.study.project import Cell, Project
 from rotquant.study.quantities import quantities
-from rotquant.study.results import HISTORY_FILE, REPORTS, RunResult, rotation_path, rotations_of, run_path
+from rotquant.study.results import HISTORY_FILE, REPORTS, RunResult, rotation_path, rotations_of, run_path, table_path
 from rotquant.study.tables import Table
-from rotquant.study.values import markdown_table, table_path
 
 #: What a learned rotation's table shows of the first and the last step, and its name in the history.
 _PROGRESS = {"Loss": "loss", "Activation SNR (dB)": "activation_snr", "End-to-end SNR (dB)": "end_to_end_snr"}

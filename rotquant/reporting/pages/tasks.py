@@ -7,12 +7,13 @@ from rotquant.metrics.zeroshot.suites import TASKS, Task, task_names
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.reporting.words.describe import corpus_words
+from rotquant.reporting.words.markdown import markdown_table
 from rotquant.reporting.words.numbers import italic, show
 from rotquant.study.project import Project
 from rotquant.study.quantities import ROUGE_L, Quantity, quantities
 from rotquant.study.results import RunResult
 from rotquant.study.tables import Table
-from rotquant.study.values import Values, markdown_table, printed_accuracies
+from rotquant.study.values import Values, printed_accuracies
 
 
 def tasks_section(project: Project, table: Table, values: Values, results: dict[str, RunResult]) -> str:
@@ -86,18 +87,16 @@ def _column(project: Project, table: Table, column: str, values: Values, results
     parts = [f"<details><summary>{column}: accuracy by task</summary>\n", "Computed here:\n"]
     parts.append(markdown_table(header, lines, "l" + "r" * len(measured)))
     parts.append(f"The standard error is that of the {table.baseline} row, from the number of items.\n")
-    if papers := _papers(project, table, column):
+    if papers := _papers(table, column, values):
         parts += ["*Published*:\n", papers]
     return "\n".join([*parts, "</details>\n"])
 
 
-def _papers(project: Project, table: Table, column: str) -> str:
+def _papers(table: Table, column: str, values: Values) -> str:
     """The paper's accuracies in a column by its own tasks; nothing where it prints none."""
-    published = {
-        (row, name): value for (row, place, name), value in project.published(table).items() if place == column
-    }
+    published = {(row, name): number.mean for (row, place, name), number in values.published.items() if place == column}
     names = {name for _, name in published}
-    shown = [quantity for quantity in printed_accuracies(project, table) if quantity.name in names]
+    shown = [quantity for quantity in printed_accuracies(values) if quantity.name in names]
     lines = [
         [row.name, *(italic(show(published.get((row.name, quantity.name)))) for quantity in shown)]
         for row in table.rows

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rotquant.reporting.figures.changes import change_between
+from rotquant.reporting.words.markdown import markdown_table
 from rotquant.reporting.words.numbers import italic, not_finite, show, show_change, words
 from rotquant.study.project import Project
 from rotquant.study.quantities import DESCRIPTIVE, Quantity
-from rotquant.study.tables import Published, Row, Table, read_published
-from rotquant.study.values import Values, main_quantities, markdown_table
+from rotquant.study.tables import Row, Table, read_published
+from rotquant.study.values import Values, main_quantities
 
 #: Numbers that a line of one table can hold; with more, each quantity gets a table of its own.
 WIDTH = 8
@@ -17,13 +18,14 @@ WIDTH = 8
 
 def values_section(project: Project, table: Table, values: Values) -> str:
     """Mean and deviation of every main quantity beside the published number, in the paper's order."""
-    published, mains = project.published(table), main_quantities(project, table)
-    decimals = {quantity.name: printed_decimals(published, quantity) for quantity in project.quantities(table)}
+    mains = main_quantities(project, table)
+    decimals = {quantity.name: printed_decimals(values, quantity) for quantity in project.quantities(table)}
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
         place, digits = (row, column, quantity.name), decimals[quantity.name]
         ours = show(values[place].mean, values[place].deviation, max(2, digits)) if place in values else "-"
-        return ours, italic(show(published.get(place), None, digits))
+        paper = values.published.get(place)
+        return ours, italic(show(paper and paper.mean, None, digits))
 
     tables = _tables(project, table, table.rows, pair, mains)
     return "\n".join(["## Values\n", *tables, _footnotes(project, table, values)])
@@ -92,9 +94,9 @@ def _described(quantity: Quantity) -> str:
     return f"{words(quantity)}{unit}{better}"
 
 
-def printed_decimals(published: Published, quantity: Quantity) -> int:
+def printed_decimals(values: Values, quantity: Quantity) -> int:
     """As many decimals as the paper prints, or two where it prints none. Ours have at least two."""
-    texts = [repr(value) for (_, _, name), value in published.items() if name == quantity.name and value is not None]
+    texts = [repr(number.mean) for (_, _, name), number in values.published.items() if name == quantity.name]
     return max((min(len(text.partition(".")[2]), 3) for text in texts if "e" not in text), default=2)
 
 

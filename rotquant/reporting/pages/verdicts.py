@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from rotquant.reporting.claims import Outcome, Verdict, score
 from rotquant.reporting.words.describe import is_of_the_paper, is_stand_in
+from rotquant.reporting.words.markdown import markdown_table
 from rotquant.reporting.words.numbers import SPACE
 from rotquant.study.project import Project
 from rotquant.study.tables import Table
-from rotquant.study.values import markdown_table
 
 
 def claims_section(project: Project, table: Table, decided: Sequence[Outcome]) -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from rotquant.reporting.speed.claims import show
 from rotquant.reporting.speed.limits import CEILING
 from rotquant.reporting.speed.numbers import Number, Numbers, shown_ratio
+from rotquant.reporting.words.markdown import markdown_table
 from rotquant.reporting.words.numbers import SPACE, italic
 from rotquant.study.speed.definitions import FACTORS, Grid, Part, Row, SpeedTable, matches, rows
 from rotquant.study.speed.published import Reference
-from rotquant.study.values import markdown_table
 
 RATIOS = {"speedup": "Speedup", "saving": "Saving", "cost": "Time"}
 _UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "GiB": "GiB"}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from rotquant.bench.records import CellRecord
 from rotquant.reporting.speed.numbers import Numbers, Place
+from rotquant.reporting.words.markdown import markdown_table
 from rotquant.study.speed.definitions import Grid, SpeedTable, rows
-from rotquant.study.values import markdown_table
 
 CEILING = "ceiling"
 

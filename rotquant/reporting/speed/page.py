@@ -17,10 +17,10 @@ from rotquant.reporting.speed.grids import layouts, part_layout
 from rotquant.reporting.speed.numbers import Numbers, Source, collect, find_source
 from rotquant.reporting.speed.provenance import provenance_section, when_and_where
 from rotquant.reporting.words.describe import is_of_the_paper, title
+from rotquant.reporting.words.markdown import markdown_table
 from rotquant.study.project import Project
 from rotquant.study.results import REPORTS
 from rotquant.study.speed.definitions import SpeedTable
-from rotquant.study.values import markdown_table
 
 #: Of cells that lack a number for one reason, so many are named.
 _SHOWN = 8

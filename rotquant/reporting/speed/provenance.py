@@ -8,9 +8,8 @@ from rotquant.bench.records import CellRecord, Record, Sitting
 from rotquant.bench.registry import find
 from rotquant.reporting.speed.numbers import Source
 from rotquant.study.digests import kernels_digest
-from rotquant.study.results import REPORTS
+from rotquant.study.results import REPORTS, table_path
 from rotquant.study.speed.definitions import SpeedTable
-from rotquant.study.values import table_path
 
 _STATE = {
     "clocks.sm": "SM clock {} MHz",
