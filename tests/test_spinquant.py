@@ -26,6 +26,7 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationLearning, RotationScheme, WeightQuantization
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.tensors.stiefel import orthonormality_error, tangent
+from rotquant.training import loop
 from tests.borders import tokens_off_borders
 from tests.invariance import invariance_error, norms_in_model_dtype
 from tests.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
@@ -269,8 +270,8 @@ def test_neither_accumulation_nor_recomputation_changes_the_result(
     expected = learn(model, of, batch_size=4)
     assert_same(expected.rotations, learn(model, of, batch_size=3).rotations, 1e-9)
     calls = []
-    original = spinquant_network.checkpoint
-    monkeypatch.setattr(spinquant_network, "checkpoint", lambda *a, **k: calls.append(1) or original(*a, **k))
+    original = loop.checkpoint
+    monkeypatch.setattr(loop, "checkpoint", lambda *a, **k: calls.append(1) or original(*a, **k))
     monkeypatch.setitem(spinquant._KEPT_BYTES, "cpu", 0)
     recomputed = learn(model, of, batch_size=4)
     assert calls

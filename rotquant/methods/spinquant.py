@@ -6,27 +6,24 @@ quantized network is stands in `spinquant_network`, how a rotation moves in `rot
 """
 
 import hashlib
-import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
 
-from rotquant.foundation.errors import RecipeError, ResultError, RotquantError
-from rotquant.foundation.files import atomic_path, canonical_json, short_hash
-from rotquant.foundation.progress import silenced, task
-from rotquant.methods.spinquant_network import LearningNetwork, quantized_network, running
+from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.foundation.progress import silenced
+from rotquant.methods.spinquant_network import Errors, LearningNetwork, quantized_network, running
 from rotquant.models.architectures import Architecture, architecture_of, embedding
 from rotquant.models.batches import shuffled_batches
-from rotquant.models.integrity import check_finite
 from rotquant.models.limits import Limits
 from rotquant.models.placement import placed
 from rotquant.models.rotation.fusing import check_rotation
@@ -34,16 +31,15 @@ from rotquant.models.rotation.matrices import Rotations, initial_rotations
 from rotquant.models.simulation.wrapping import check_wrapping
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationLearning
-from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.stiefel import CayleySGD, newton_schulz, orthonormality_error
+from rotquant.training.loop import GradientStep, train
+from rotquant.training.state import Checkpoint, Record
 
 #: Logits held at once, in elements; training holds about three float32 tensors of this size.
 _LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
 #: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
 _KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -104,168 +100,98 @@ def learn_rotations(
     check_wrapping(architecture, running(recipe))
     Limits.of(model.config).check(samples, "samples that rotations are learned on")
     with nullcontext() if device is None else placed(model, device), silenced(not progress):
-        state = _State.start(model, architecture, recipe, seed)
-        identity = _identity(model, recipe, seed, samples)
-        if checkpoint is not None:
-            state.load(checkpoint, identity)
-        settings = recipe.learning
+        settings, rotations = recipe.learning, _initial(model, architecture, recipe, seed)
+        optimizer = CayleySGD(rotations.values(), 1.0, settings.momentum)
+        schedule = LambdaLR(optimizer, partial(learning_rate, settings))
         batch_size = min(settings.batch_size, batch_size or _sequences_at_once(model, samples.shape[1]))
-        batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, seed)
         checkpointing = _kept_bytes(model, batch_size * samples.shape[1]) > _of_device(_KEPT_BYTES, model)
-        with (
-            quantized_network(model, recipe, state.residual, state.values, checkpointing) as network,
-            task("learning rotations", "step", settings.steps, state.step) as under_way,
-        ):
-            for step, batch in enumerate(batches):
-                if step < state.step:
-                    continue
-                measured = step % snr_every == 0 or step + 1 == settings.steps
-                record = _step(model, network, state, settings, samples[batch].split(batch_size), measured)
-                under_way.advance(note=f"loss {record['loss']:.3f}")
-                if checkpoint is not None and (state.step % checkpoint_every == 0 or state.step == settings.steps):
-                    state.save(checkpoint, identity)
-                if callback is not None:
-                    callback(record)
-    return Learned(state.rotations(), state.history)
+        values = [rotation for name, rotation in rotations.items() if name != "residual"] or None
+        with quantized_network(model, recipe, rotations.get("residual"), values, checkpointing) as network:
+            batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, seed)
+            loss = _Loss(model, network, settings, len(batches[0]))
+            gradient = GradientStep(
+                lambda step: samples[batches[step]].split(batch_size), loss, [optimizer], [schedule]
+            )
+            history = train(
+                partial(_step, loss, gradient, rotations.values(), snr_every),
+                settings.steps,
+                "learning rotations",
+                parts={**rotations, "optimizer": optimizer, "schedule": schedule},
+                checkpoint=checkpoint
+                and Checkpoint(checkpoint, _identity(model, recipe, seed, samples), checkpoint_every),
+                on_step=callback,
+                not_finite="the loss of the quantized network is {loss} at step {step} of {description}.",
+            )
+    return Learned(_exact(rotations), history)
+
+
+def _initial(model: nn.Module, architecture: Architecture, recipe: Recipe, seed: int) -> dict[str, nn.Parameter]:
+    """R1 as `residual` and each layer's R2 as drawn, in float32 (float64 for a float64 model) beside the embedding."""
+    weight = embedding(model).weight
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    drawn = initial_rotations(architecture, recipe.rotation, seed).tensors()
+    return {
+        name: nn.Parameter(tensor.to(weight.device, dtype, copy=True).contiguous()) for name, tensor in drawn.items()
+    }
+
+
+def _exact(rotations: Mapping[str, Tensor]) -> Rotations:
+    """The rotations on the host, brought from float32's to float64's distance from the manifold."""
+    exact = {name: rotation.detach().cpu().double() for name, rotation in rotations.items()}
+    return Rotations.of_tensors({name: newton_schulz(newton_schulz(matrix)) for name, matrix in exact.items()})
 
 
 @dataclass
-class _State:
-    """What changes while learning: rotations, momentum and history."""
+class _Loss:
+    """The mean loss of a step's sequences, part by part.
 
-    parameters: dict[str, nn.Parameter]
-    optimizer: CayleySGD
-    history: list[Record] = field(default_factory=list)
+    sequences: in a step. measuring: whether what quantization adds to the float network's logits is kept in `errors`.
+    """
 
-    @classmethod
-    def start(cls, model: nn.Module, architecture: Architecture, recipe: Recipe, seed: int) -> "_State":
-        """Rotations as drawn, in float32 (float64 for a float64 model) beside the embedding."""
-        weight = embedding(model).weight
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        drawn = initial_rotations(architecture, recipe.rotation, seed)
-        parameters = {
-            name: nn.Parameter(tensor.to(weight.device, dtype, copy=True).contiguous())
-            for name, tensor in drawn.tensors().items()
-        }
-        learning = recipe.learning
-        return cls(parameters, CayleySGD(parameters.values(), learning.learning_rate, learning.momentum))
+    model: nn.Module
+    network: LearningNetwork
+    settings: RotationLearning
+    sequences: int
+    measuring: bool = False
+    errors: Errors = field(default_factory=Errors)
 
-    @property
-    def step(self) -> int:
-        """How many steps have been taken."""
-        return len(self.history)
+    def __call__(self, ids: Tensor) -> Tensor:
+        """The share of token ids [batch, tokens], anywhere, in the loss."""
+        ids = ids.to(embedding(self.model).weight.device)
+        soft = self.settings.targets == "predictions"
+        with OneDNNLinear():
+            exact = self._float_logits(ids) if soft or self.measuring else None
+            logits = self.model(input_ids=ids, use_cache=False).logits
+        if self.measuring:
+            self.errors.add("logits", exact, logits.detach() - exact)
+        targets = exact[:, :-1].float().softmax(dim=-1) if soft else ids[:, 1:].to(logits.device)
+        loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets.flatten(0, 1), reduction="sum")
+        return loss / (self.sequences * (ids.shape[1] - 1))
 
-    @property
-    def residual(self) -> nn.Parameter | None:
-        """R1 [hidden, hidden]."""
-        return self.parameters.get("residual")
-
-    @property
-    def values(self) -> list[nn.Parameter] | None:
-        """R2 of each layer [head_dim, head_dim]."""
-        return [parameter for name, parameter in self.parameters.items() if name != "residual"] or None
-
-    def rotations(self) -> Rotations:
-        """The rotations on the host, brought from float32's to float64's distance from the manifold."""
-        exact = {name: parameter.detach().cpu().double() for name, parameter in self.parameters.items()}
-        return Rotations.of_tensors({name: newton_schulz(newton_schulz(matrix)) for name, matrix in exact.items()})
-
-    def save(self, path: Path, identity: str) -> None:
-        """Write everything that a continued learning needs, atomically."""
-        tensors = {name: parameter.detach().cpu() for name, parameter in self.parameters.items()}
-        for name, parameter in self.parameters.items():
-            if "momentum" in self.optimizer.state[parameter]:
-                tensors[f"momentum.{name}"] = self.optimizer.state[parameter]["momentum"].cpu()
-        metadata = {"identity": identity, "history": json.dumps(self.history)}
-        with atomic_path(path) as temporary:
-            save_file(tensors, temporary, metadata=metadata)
-
-    def load(self, path: Path, identity: str) -> None:
-        """Continue from a file that `save` wrote, if there is one."""
-        if not path.is_file():
-            return
+    @torch.no_grad()
+    def _float_logits(self, ids: Tensor) -> Tensor:
+        self.network.quantizing = False
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata()
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        except (OSError, SafetensorError) as error:
-            raise ResultError(f"checkpoint {path} is damaged ({error}); delete it to learn from the start.") from None
-        if metadata["identity"] != identity:
-            raise ResultError(f"checkpoint {path} belongs to another learning; delete it to learn from the start.")
-        check_finite(path, tensors.items())
-        self.history = json.loads(metadata["history"])
-        for name, parameter in self.parameters.items():
-            parameter.data.copy_(tensors[name])
-            self.optimizer.state[parameter]["step"] = self.step
-            if f"momentum.{name}" in tensors:
-                # A copy: the file's map need not be aligned, and products of unaligned matrices may round differently.
-                momentum = tensors[f"momentum.{name}"].to(parameter.device, copy=True)
-                self.optimizer.state[parameter]["momentum"] = momentum
+            return self.model(input_ids=ids, use_cache=False).logits
+        finally:
+            self.network.quantizing = True
 
 
-def _step(
-    model: nn.Module,
-    network: LearningNetwork,
-    state: _State,
-    settings: RotationLearning,
-    batches: tuple[Tensor, ...],
-    measure: bool,
-) -> Record:
-    """One step of Cayley SGD on the mean loss of some batches [sequences, tokens]; its record."""
-    rate = learning_rate(settings, state.step)
-    for group in state.optimizer.param_groups:
-        group["lr"] = rate
-    network.errors.reset()
-    state.optimizer.zero_grad()
-    sequences = sum(map(len, batches))
-    home = embedding(model).weight.device
-    parts = [_accumulate(model, network, batch.to(home), sequences, settings, measure) for batch in batches]
-    loss, signal, noise = map(sum, zip(*parts, strict=True))
-    if not math.isfinite(loss):
-        raise RotquantError(f"the loss of the quantized network is {loss} at step {state.step} of learning rotations.")
-    state.optimizer.step()
-    sites = network.errors.snr()
-    orthonormality = torch.stack([orthonormality_error(parameter.detach()) for parameter in state.parameters.values()])
+def _step(loss: _Loss, gradient: GradientStep, rotations: Iterable[Tensor], snr_every: int, step: int) -> Record:
+    """One step of Cayley SGD; what its record says."""
+    loss.measuring = step % snr_every == 0 or step + 1 == loss.settings.steps
+    loss.errors.reset()
+    loss.network.errors.reset()
+    values = gradient(step)
+    sites = loss.network.errors.snr()
     record = {
-        "step": state.step,
-        "loss": loss,
-        "learning_rate": rate,
-        "orthonormality": orthonormality.max().item(),
+        **values,
+        "learning_rate": learning_rate(loss.settings, step),
+        "orthonormality": torch.stack([orthonormality_error(rotation.detach()) for rotation in rotations]).max().item(),
         "activation_snr": sum(sites.values()) / len(sites) if sites else None,
         "site_snr": sites,
     }
-    if measure:
-        record["end_to_end_snr"] = decibel(signal, noise)
-    state.history.append(record)
-    return record
-
-
-def _accumulate(
-    model: nn.Module, network: LearningNetwork, ids: Tensor, sequences: int, settings: RotationLearning, measure: bool
-) -> tuple[float, Tensor | float, Tensor | float]:
-    """Add the gradient of a step's mean loss that comes from token ids [batch, tokens], part of its `sequences`.
-
-    Returns:
-        Their share of the loss, and where measured the sums of squares over their float logits and over what
-        quantization adds to these.
-    """
-    signal = noise = 0.0
-    with torch.enable_grad(), OneDNNLinear():
-        if measure or settings.targets == "predictions":
-            network.quantizing = False
-            with torch.no_grad():
-                exact = model(input_ids=ids, use_cache=False).logits
-            network.quantizing = True
-        logits = model(input_ids=ids, use_cache=False).logits
-        if measure:
-            signal, noise = square_sum(exact), square_sum(logits.detach() - exact)
-        targets = ids[:, 1:].to(logits.device)
-        if settings.targets == "predictions":
-            targets = exact[:, :-1].float().softmax(dim=-1)
-        loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets.flatten(0, 1), reduction="sum")
-        loss = loss / (sequences * (ids.shape[1] - 1))
-        loss.backward()
-    return loss.item(), signal, noise
+    return record | ({"end_to_end_snr": loss.errors.snr()["logits"]} if loss.measuring else {})
 
 
 def learning_rate(settings: RotationLearning, step: int) -> float:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.models.architectures import Architecture, Site, architecture_of, decoder_layers, embedding
@@ -26,6 +25,7 @@ from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.onednn import OneDNNLinear, linear
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, grouped
+from rotquant.training.loop import recomputed
 
 Function = Callable[[Tensor], Tensor]
 
@@ -215,8 +215,9 @@ def quantized_network(
         for index, layer in enumerate(decoder_layers(model)):
             bases = Bases.of(architecture, recipe.rotation, residual, None if values is None else values[index])
             _Layer(network, architecture, recipe, bases, index, layer).install(stack, handle)
-            if checkpointing:
-                stack.enter_context(_replaced(layer, "forward", partial(_checkpointed, layer.forward)))
+        # torch suspends the caller's mode in the backward pass; nothing in a layer is random.
+        again = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), OneDNNLinear())}
+        stack.enter_context(recomputed(model, checkpointing, **again))
         yield network
 
 
@@ -304,18 +305,6 @@ def _of_features(basis: Basis, start: int, stop: int) -> Basis:
         return torch.cat([x[..., :start], function(x[..., start:stop]), x[..., stop:]], dim=-1)
 
     return Basis(partial(some, basis.apply), partial(some, basis.undo))
-
-
-def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`forward`, computed again in the backward pass by the same products. Nothing in it is random."""
-    return checkpoint(
-        forward,
-        *args,
-        use_reentrant=False,
-        preserve_rng_state=False,
-        context_fn=lambda: (OneDNNLinear(), OneDNNLinear()),  # torch suspends the caller's mode in the backward pass
-        **kwargs,
-    )
 
 
 @contextmanager
