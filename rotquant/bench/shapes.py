@@ -1,6 +1,6 @@
 """The papers' models as shapes with random weights: enough to measure time and memory, never accuracy."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -84,10 +84,14 @@ def random_model(
 
     if shape not in SHAPES:
         raise RecipeError(f"unknown shape {shape!r}{nearest(shape, list(SHAPES))}.")
-    config = LlamaConfig(**{"vocab_size": 32000} | SHAPES[shape], max_position_embeddings=4096, rms_norm_eps=1e-5)
+    config = LlamaConfig(
+        **cast("dict[str, Any]", {"vocab_size": 32000} | SHAPES[shape]),
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+    )
     config.num_hidden_layers = num_layers or config.num_hidden_layers
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(dtype)
+        model = LlamaForCausalLM(config).to(dtype)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
     generator = torch.Generator(device=device).manual_seed(seed)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

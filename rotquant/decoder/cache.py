@@ -6,13 +6,14 @@ one CUDA graph.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from rotquant.decoder.config import DecoderConfig, Precision
+from rotquant.decoder.config import CacheScheme, DecoderConfig, Precision
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.attention.cache import Int4KVCache
 from rotquant.kernels.attention.operator import HEAD_DIMS
@@ -158,7 +159,7 @@ class RoundedCache(FloatCache):
 
     def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
         super().__init__(config, precision, cache, device)
-        scheme = precision.cache
+        scheme = cast(CacheScheme, precision.cache)
         transform = RotationScheme(online_dtype="float16" if precision.half_transforms else "float32")
         common = {"bits": 4, "symmetric": False, "granularity": "head", "group_size": scheme.group_size}
         self.quantizer = KVQuantizer(
@@ -182,7 +183,7 @@ class Int4Cache:
     """One layer's keys and values in 4 bits, the keys after R3; decoding multiplies the integers as they are."""
 
     def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
-        scheme, dtype = precision.cache, getattr(torch, precision.dtype)
+        scheme, dtype = cast(CacheScheme, precision.cache), getattr(torch, precision.dtype)
         self.heads = (config.heads, config.kv_heads, config.kv_heads)
         self.store = Int4KVCache.allocate(
             cache.batch,

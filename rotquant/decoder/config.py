@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from rotquant.foundation.data import Frozen
 
 #: The linear layers of a decoder layer; q, k and v are one, gate and up are one.
-LINEARS = ("qkv", "o", "gate_up", "down")
+LINEARS: "tuple[LinearName, ...]" = ("qkv", "o", "gate_up", "down")
 LinearName = Literal["qkv", "o", "gate_up", "down"]
 Size = Annotated[int, Field(gt=0)]
 

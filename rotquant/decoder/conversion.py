@@ -5,12 +5,12 @@ compute is refused, one sentence naming the setting; nothing is approximated.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from rotquant.decoder.config import LINEARS, CacheScheme, DecoderConfig, InputScheme, Precision
+from rotquant.decoder.config import LINEARS, CacheScheme, DecoderConfig, InputScheme, LinearName, Precision
 from rotquant.decoder.linear import QuantizedLinear
 from rotquant.decoder.model import Decoder
 from rotquant.foundation.errors import RecipeError
@@ -18,7 +18,7 @@ from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
 from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
 from rotquant.models.integrity import check_changed
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.quantization import QParams
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import StoredModel, StoredTensors, read_quantized
@@ -61,7 +61,11 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     _refuse(recipe.activations is None, "unquantized inputs", "4-bit weights are multiplied with quantized inputs")
     _refuse(recipe.outliers is not None, "outlier features", "the kernels quantize every feature alike")
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
-    weights, inputs, rotation = recipe.weights.scheme, recipe.activations, recipe.rotation
+    weights, inputs, rotation = (
+        cast(WeightQuantization, recipe.weights).scheme,
+        cast(QuantizationScheme, recipe.activations),
+        recipe.rotation,
+    )
     _refuse(weights.bits != 4, f"{weights.bits}-bit weights", "the kernels multiply 4-bit weights")
     _refuse(not weights.symmetric, "asymmetric weights", "the kernels' weights have no zero points")
     _refuse(
@@ -78,9 +82,11 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
         "the kernels take dynamic scales per token or static ones per tensor",
     )
     return Precision(
-        dtype=dtype,
+        dtype=dtype,  # pyright: ignore[reportArgumentType]  # checked at run time
         weights="int4-grouped" if weights.granularity == "group" else "int4",
-        inputs=InputScheme(bits=inputs.bits, clip_ratio=inputs.clip_ratio, static=not inputs.dynamic),
+        inputs=InputScheme(
+            bits=cast("Literal[4, 8]", inputs.bits), clip_ratio=inputs.clip_ratio, static=not inputs.dynamic
+        ),
         cache=_cache_scheme(recipe.keys, recipe.values, rotation is not None and rotation.keys),
         rotate_heads=rotation is not None and rotation.heads,
         rotate_mlp=rotation is not None and rotation.mlp,
@@ -109,12 +115,19 @@ def _cache_scheme(
         return None
     why = "the kernels' cache is 4-bit and asymmetric in keys and values alike, or 16-bit in both"
     _refuse(keys is None or values is None, "a cache that is half quantized", why)
-    for scheme in (keys, values):
+    for scheme in cast("tuple[QuantizationScheme, ...]", (keys, values)):
         _refuse(scheme.bits != 4, f"a {scheme.bits}-bit cache", why)
         _refuse(scheme.symmetric, "a symmetric cache", why)
-    _refuse(keys.group_size != values.group_size, "groups of different size for keys and values", why)
+    _refuse(
+        cast(QuantizationScheme, keys).group_size != cast(QuantizationScheme, values).group_size,
+        "groups of different size for keys and values",
+        why,
+    )
     return CacheScheme(
-        key_clip=keys.clip_ratio, value_clip=values.clip_ratio, group_size=keys.group_size, rotate=rotates
+        key_clip=cast(QuantizationScheme, keys).clip_ratio,
+        value_clip=cast(QuantizationScheme, values).clip_ratio,
+        group_size=cast(QuantizationScheme, keys).group_size,
+        rotate=rotates,
     )
 
 
@@ -166,7 +179,7 @@ class _Conversion:
             tied="lm_head.weight" not in self.stored.floats or config.tie_word_embeddings,
         )
 
-    def _sites(self) -> list[tuple[str, Site]]:
+    def _sites(self) -> list[tuple[LinearName, Site]]:
         """The decoder's linear layers and the sites they stand at; both are in order of execution."""
         return list(zip(LINEARS, self.architecture.sites, strict=True))
 
@@ -175,7 +188,9 @@ class _Conversion:
         tensors = {}
         for name, site in self._sites():
             linear: QuantizedLinear = getattr(layer, name)
-            packed = pack([self.stored.weights[self._name(index, part, "weight")] for part in site.linears])
+            packed = pack(
+                [cast(QuantizedWeight, self.stored.weights[self._name(index, part, "weight")]) for part in site.linears]
+            )
             tensors |= {f"{name}.codes": packed.codes, f"{name}.scale": packed.scale}
             if linear.bias is not None:
                 tensors[f"{name}.bias"] = self._bias(index, site)
@@ -219,6 +234,6 @@ def _rotary_frequencies(config: Any) -> tuple[list[float], float]:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     with torch.device("meta"):
-        module = rotary(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config))
+        module = rotary(cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config))
     real = type(module)(config=config)
     return real.inv_freq.tolist(), float(real.attention_scaling)

@@ -55,6 +55,9 @@ class Fp8Linear(nn.Module):
     Buffers: codes float8_e4m3fn [out, in], scale float32 [out]. dtype: of its results.
     """
 
+    codes: Tensor
+    scale: Tensor
+
     def __init__(self, codes: Tensor, scale: Tensor, inputs: Fp8Inputs, dtype: torch.dtype) -> None:
         super().__init__()
         self.inputs, self.dtype = inputs, dtype
@@ -86,7 +89,11 @@ def random_fp8_decoder(
         dtype: of everything that is not float8; a GPU has products for bfloat16 alone.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
-    decoder = Decoder(config.model_copy(update={"norm_gains": False}), Precision(dtype=dtype), "meta")
+    decoder = Decoder(
+        config.model_copy(update={"norm_gains": False}),
+        Precision(dtype=dtype),  # pyright: ignore[reportArgumentType]  # checked at run time
+        "meta",
+    )
     decoder.embedding = _normal(decoder.embedding.shape, 1.0, decoder.dtype, generator)
     if decoder.head is not None:
         decoder.head = _normal(decoder.head.shape, _SPREAD, decoder.dtype, generator)
@@ -95,7 +102,11 @@ def random_fp8_decoder(
             in_features, out_features = config.features(name)
             weight = _normal((out_features, in_features), _SPREAD, decoder.dtype, generator)
             inputs = Fp8Inputs(rotate and name == "down")
-            setattr(layer, name, Fp8Linear(*quantize_fp8(weight, False), inputs, decoder.dtype))
+            setattr(
+                layer,
+                name,
+                Fp8Linear(*quantize_fp8(weight, False), inputs, decoder.dtype),  # pyright: ignore[reportCallIssue]  # two
+            )
     return decoder.eval()
 
 

@@ -49,7 +49,7 @@ class Generation:
             return
         if self._graph is None:
             self.capture()
-        self._graph.replay()
+        self._graph.replay()  # pyright: ignore[reportOptionalMemberAccess]  # captured above
         self.cache.length += 1
 
     def generate(self, prompt: Tensor, count: int) -> Tensor:

@@ -6,6 +6,7 @@ does both. A tensor is never quantized twice, and no layer keeps a second copy o
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,28 @@ from rotquant.kernels.products.lut import GROUP_SIZE as LUT_GROUP
 from rotquant.kernels.products.lut import LutWeight, lut_linear, packed_shapes
 from rotquant.kernels.rows.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
 from rotquant.kernels.rows.elementwise import add_rms_norm, swiglu
+
+if TYPE_CHECKING:
+
+    class Inputs(Protocol):
+        """The first half of a linear layer; what it gives, the second half takes."""
+
+        def after_norm(
+            self, hidden: Tensor, update: Tensor | None, gain: Tensor | None, eps: float
+        ) -> tuple[Tensor, Any]: ...
+
+        def after_gate(self, gate_up: Tensor) -> Any: ...
+
+    class Linear(Protocol):
+        """A linear layer as `DecoderLayer` runs it."""
+
+        @property
+        def inputs(self) -> Inputs: ...
+
+        def product(self, x: Any) -> Tensor: ...
+
+        def __call__(self, x: Tensor, /) -> Tensor: ...
+
 
 #: Value of `transform` beside NO_TRANSFORM and a number of heads.
 WHOLE_AXIS = 0
@@ -42,7 +65,7 @@ class FloatInputs(nn.Module):
 
     def __init__(self, transform: int = NO_TRANSFORM, half: bool = False) -> None:
         super().__init__()
-        self.transform, self.half = transform, half
+        self.transform, self.half = transform, half  # pyright: ignore[reportAttributeAccessIssue]  # hides nn.Module.half()
 
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, features], transformed."""
@@ -67,11 +90,13 @@ class QuantizedInputs(nn.Module):
     static_scale: float32 [1], a buffer, where the scheme is static.
     """
 
+    static_scale: Tensor | None
+
     def __init__(
         self, scheme: InputScheme, transform: int = NO_TRANSFORM, half: bool = False, device: torch.device | str = "cpu"
     ) -> None:
         super().__init__()
-        self.scheme, self.transform, self.half = scheme, transform, half
+        self.scheme, self.transform, self.half = scheme, transform, half  # pyright: ignore[reportAttributeAccessIssue]  # hides nn.Module.half()
         self.register_buffer("static_scale", torch.ones(1, device=device) if scheme.static else None)
 
     @property
@@ -98,6 +123,9 @@ class QuantizedInputs(nn.Module):
 
 class FloatLinear(nn.Module):
     """A linear layer as it is: weight [out, in] of the decoder's type."""
+
+    weight: Tensor
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -131,6 +159,10 @@ class QuantizedLinear(nn.Module):
     Raises:
         KernelError: groups that do not divide the input features.
     """
+
+    codes: Tensor
+    scale: Tensor
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -176,6 +208,10 @@ class LutLinear(nn.Module):
         KernelError: groups that do not divide the input features.
     """
 
+    codes: Tensor
+    table: Tensor
+    bias: Tensor | None
+
     def __init__(
         self,
         in_features: int,
@@ -210,7 +246,7 @@ class LutLinear(nn.Module):
         return self.product(self.inputs(x))
 
 
-def make_linear(config: DecoderConfig, precision: Precision, name: str, device: torch.device | str) -> nn.Module:
+def make_linear(config: DecoderConfig, precision: Precision, name: str, device: torch.device | str) -> "Linear":
     """The empty linear layer called `name` in `config.LINEARS`, with its inputs."""
     transform = NO_TRANSFORM
     if name == "o" and precision.rotate_heads:

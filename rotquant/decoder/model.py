@@ -4,6 +4,8 @@ The residual stream is carried as (hidden, update), because every norm first add
 happen in one pass. Nothing here waits for the GPU, so a step of decoding is one CUDA graph (`generation`).
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm
@@ -13,9 +15,19 @@ from rotquant.decoder.config import LINEARS, DecoderConfig, Precision
 from rotquant.decoder.linear import make_linear
 from rotquant.foundation.errors import KernelError
 
+if TYPE_CHECKING:
+    from rotquant.decoder.linear import Linear
+
 
 class DecoderLayer(nn.Module):
     """Attention and MLP. Norm gains are buffers [hidden], or None where they were fused into the weights."""
+
+    qkv: "Linear"
+    o: "Linear"
+    gate_up: "Linear"
+    down: "Linear"
+    attention_norm: Tensor | None
+    mlp_norm: Tensor | None
 
     def __init__(self, config: DecoderConfig, precision: Precision, device: torch.device | str) -> None:
         super().__init__()
@@ -42,6 +54,10 @@ class Decoder(nn.Module):
 
     embedding, head: [vocabulary, hidden]; the head is the embedding where the configuration ties them.
     """
+
+    embedding: Tensor
+    head: Tensor | None
+    norm: Tensor | None
 
     def __init__(self, config: DecoderConfig, precision: Precision, device: torch.device | str = "cpu") -> None:
         super().__init__()
@@ -76,7 +92,7 @@ class Decoder(nn.Module):
         update = None
         for index, layer in enumerate(self.layers):
             hidden, update = layer(hidden, update, cache, index, step)
-        return hidden + update
+        return hidden + update  # pyright: ignore[reportOperatorIssue]  # None before the first layer only
 
     @torch.no_grad()
     def predict(self, hidden: Tensor) -> Tensor:

@@ -56,4 +56,4 @@ def _fill(module: torch.nn.Module, generator: torch.Generator) -> None:
     elif isinstance(module, QuantizedInputs) and module.static_scale is not None:
         module.static_scale.fill_(_STEP)
     if isinstance(getattr(module, "bias", None), torch.Tensor):
-        module.bias.zero_()
+        module.bias.zero_()  # pyright: ignore[reportCallIssue, reportOptionalMemberAccess]  # a tensor

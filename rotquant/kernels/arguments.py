@@ -10,7 +10,7 @@ import operator
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -102,7 +102,7 @@ class Structure:
         size = self.dtype.itemsize
         yield _assertion(f"sizeof({self.cpp}) == {size}", f"the host's {self.cpp} has {size} bytes")
         for name, kind in self.fields.items():
-            at = self.dtype.fields[name][1]
+            at = cast("Mapping[str, Any]", self.dtype.fields)[name][1]
             place = f"HOST_OFFSET({self.cpp}, {name}) == {at}"
             yield _assertion(place, f"the host's {self.cpp} has {name} at byte {at}")
             same = f"host::same<host::Passed<decltype({self.cpp}::{name})>, {kind.cpp}>"
@@ -117,7 +117,7 @@ class Structure:
 def _format(dtype: np.dtype) -> str:
     """A structured type for Python's `struct`, which packs twice as fast as numpy: every gap is padding."""
     parts, end = [], 0
-    for kind, offset, *_ in dtype.fields.values():
+    for kind, offset, *_ in cast("Mapping[str, Any]", dtype.fields).values():
         parts.append(f"{offset - end}x" + (_format(kind) if kind.fields else _CODES.get(kind, f"{kind.itemsize}s")))
         end = offset + kind.itemsize
     return "".join((*parts, f"{dtype.itemsize - end}x"))

@@ -6,13 +6,38 @@ rest); a new family is one entry of `_LAYOUTS`. Nothing here computes on weights
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from rotquant.foundation.errors import UnsupportedArchitectureError
 from rotquant.recipes.schemes import SiteName
+
+if TYPE_CHECKING:
+
+    class RMSNorm(nn.Module):
+        """What the families' norms have alike: to torch's types any attribute is a tensor or a module."""
+
+        weight: nn.Parameter
+        variance_epsilon: float
+
+    class RotaryEmbedding(nn.Module):
+        """What the families' rotary embeddings have alike."""
+
+        inv_freq: Tensor
+        attention_scaling: float
+
+        def __init__(self, config: Any) -> None: ...
+
+    class DecoderModel(nn.Module):
+        """What the families' models have alike, without their language-model heads."""
+
+        embed_tokens: nn.Embedding
+        layers: nn.ModuleList
+        norm: RMSNorm
+        rotary_emb: RotaryEmbedding
+
 
 Size = Annotated[int, Field(gt=0)]
 
@@ -133,7 +158,7 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
     Raises:
         UnsupportedArchitectureError: no adapter knows this family; the sentence names it and the known ones.
     """
-    config = getattr(model_or_config, "config", model_or_config)
+    config: Any = getattr(model_or_config, "config", model_or_config)
     family = getattr(config, "model_type", type(config).__name__)
     _check_family(family)
     heads = config.num_attention_heads
@@ -141,7 +166,8 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     projections = _LAYOUTS[family](heads * head_dim, kv_heads * head_dim, config.intermediate_size)
     attention_output, mlp_output = "self_attn.o_proj", "mlp.down_proj"
-    qkv, gate_up = _names(projections, "query", "key", "value"), _names(projections, "gate", "up")
+    qkv = _names(projections["query"], projections["key"], projections["value"])
+    gate_up = _names(projections["gate"], projections["up"])
     return Architecture(
         family=family,
         num_layers=config.num_hidden_layers,
@@ -162,9 +188,14 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
     )
 
 
-def base_model(model: nn.Module) -> nn.Module:
+def config_of(model: nn.Module) -> Any:
+    """The transformers configuration of a model."""
+    return model.config
+
+
+def base_model(model: nn.Module) -> "DecoderModel":
     """The model without its language-model head: the module whose forward runs the decoder layers."""
-    return getattr(model, getattr(model, "base_model_prefix", "model"), model)
+    return cast("DecoderModel", getattr(model, getattr(model, "base_model_prefix", "model"), model))
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -177,19 +208,29 @@ def embedding(model: nn.Module) -> nn.Embedding:
     return base_model(model).embed_tokens
 
 
-def final_norm(model: nn.Module) -> nn.Module:
+def final_norm(model: nn.Module) -> "RMSNorm":
     """The RMSNorm before the language-model head."""
     return base_model(model).norm
 
 
 def lm_head(model: nn.Module) -> nn.Linear:
     """The language-model head, weight [vocabulary, hidden]."""
-    return model.lm_head
+    return cast(nn.Linear, model.lm_head)
 
 
-def rotary(model: nn.Module) -> nn.Module:
+def rotary(model: nn.Module) -> "RotaryEmbedding":
     """The module that computes the rotary position embeddings (cos, sin)."""
     return base_model(model).rotary_emb
+
+
+def linear_of(layer: nn.Module, name: str) -> nn.Linear:
+    """A linear layer of a decoder layer, weight [out, in]; `name` as in `Site.linears` and `Projection.name`."""
+    return cast(nn.Linear, layer.get_submodule(name))
+
+
+def norm_of(layer: nn.Module, site: Site) -> "RMSNorm":
+    """The RMSNorm of a decoder layer that produces what a site's linear layers read; the `*_output` sites have none."""
+    return cast("RMSNorm", layer.get_submodule(cast(str, site.norm)))
 
 
 def short_rope_tokens(model: nn.Module) -> int | None:
@@ -197,16 +238,24 @@ def short_rope_tokens(model: nn.Module) -> int | None:
 
     Keys cached under one set of frequencies mean nothing under the other. None for every other model.
     """
-    rope = model.config.rope_parameters
+    rope = config_of(model).rope_parameters
     return rope["original_max_position_embeddings"] if rope["rope_type"] == "longrope" else None
 
 
-def _names(projections: dict[str, Projection], *roles: str) -> tuple[str, ...]:
+def _names(*projections: Projection) -> tuple[str, ...]:
     """Names of the linear layers behind some projections, each once."""
-    return tuple(dict.fromkeys(projections[role].name for role in roles))
+    return tuple(dict.fromkeys(projection.name for projection in projections))
 
 
-def _separate(query_rows: int, kv_rows: int, intermediate_size: int) -> dict[str, Projection]:
+class _Projections(TypedDict):
+    query: Projection
+    key: Projection
+    value: Projection
+    gate: Projection
+    up: Projection
+
+
+def _separate(query_rows: int, kv_rows: int, intermediate_size: int) -> _Projections:
     """Llama's layout: one linear layer for each projection."""
     return {
         "query": Projection("self_attn.q_proj"),
@@ -217,7 +266,7 @@ def _separate(query_rows: int, kv_rows: int, intermediate_size: int) -> dict[str
     }
 
 
-def _fused(query_rows: int, kv_rows: int, intermediate_size: int) -> dict[str, Projection]:
+def _fused(query_rows: int, kv_rows: int, intermediate_size: int) -> _Projections:
     """Phi-3's layout: rows q, k, v in one linear layer and gate, up in another."""
     return {
         "query": Projection("self_attn.qkv_proj", (0, query_rows)),
@@ -228,7 +277,7 @@ def _fused(query_rows: int, kv_rows: int, intermediate_size: int) -> dict[str, P
     }
 
 
-_LAYOUTS: dict[str, Callable[[int, int, int], dict[str, Projection]]] = {
+_LAYOUTS: dict[str, Callable[[int, int, int], _Projections]] = {
     "llama": _separate,
     "mistral": _separate,
     "qwen2": _separate,

@@ -192,7 +192,7 @@ def _load(
 
     try:
         with quiet_transformers():
-            model, info = AutoModelForCausalLM.from_pretrained(
+            model, info = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]  # a pair, as asked
                 folder,
                 config=config,
                 dtype=dtype,

@@ -6,6 +6,7 @@ GPU only (`rotquant.models.stream`). Nothing here computes.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import nn
@@ -36,7 +37,7 @@ def placed(model: nn.Module, device: torch.device | str) -> Iterator[None]:
     from accelerate.hooks import remove_hook_from_submodules
 
     home = next(model.parameters()).device
-    dispatch_model(model, device_map(model, memory))
+    dispatch_model(model, cast("dict[str, str | int | torch.device]", device_map(model, memory)))
     try:
         yield
     finally:
@@ -55,14 +56,18 @@ def device_map(model: nn.Module, memory: Mapping[int, int]) -> dict[str, int]:
     """
     from accelerate import infer_auto_device_map
 
-    places = infer_auto_device_map(model, dict(memory), no_split_module_classes=list(model._no_split_modules))
+    places = infer_auto_device_map(
+        model,
+        cast("dict[int | str, int | str]", dict(memory)),
+        no_split_module_classes=list(cast("list[str]", model._no_split_modules)),
+    )
     if not set(places.values()) <= set(memory):
         needed, found = size_in_bytes(model) / 2**30, sum(memory.values()) / 2**30
         raise RecipeError(
             f"the model's weights take {needed:.0f} GiB, and {len(memory)} GPUs have {found:.0f} GiB for them: "
             "take more GPUs or a smaller dtype."
         )
-    return places
+    return cast("dict[str, int]", places)
 
 
 def size_in_bytes(model: nn.Module) -> int:

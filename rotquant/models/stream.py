@@ -6,7 +6,7 @@ done with a layer's inputs is the caller's business: nothing here quantizes or c
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -172,11 +172,11 @@ def capture_layer_inputs(
     try:
         base.to(device)  # embedding, norm and rotary embedding: the layers are out of the way
         base(input_ids=samples[:1].to(device), use_cache=False)
-        kwargs = [recorder.kwargs for recorder in recorders]
+        kwargs = [cast(_Recorder, recorder).kwargs for recorder in recorders]
         hidden = _allocate(size, base.embed_tokens.weight.dtype, device)
         for start in range(0, len(samples), batch_size):
             base(input_ids=samples[start : start + batch_size].to(device), use_cache=False)
-            hidden[start : start + batch_size] = recorders[0].hidden.to(hidden.device)
+            hidden[start : start + batch_size] = cast(Any, recorders[0]).hidden.to(hidden.device)
     finally:
         base.to(home)
         base.layers = layers

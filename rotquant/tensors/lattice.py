@@ -8,6 +8,7 @@ move. Nothing here looks at inputs or chooses what to round.
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -141,7 +142,8 @@ class LatticeWeight:
         A runtime with kernels for the codes would transform its activations instead; the function is the same.
         """
         steps = REFINEMENT ** -torch.arange(len(self.codes), dtype=torch.float64, device=self.codes.device)
-        values = sum(step * decode(codes, torch.float64) for step, codes in zip(steps, self.codes, strict=True))
+        parts = (step * decode(codes, torch.float64) for step, codes in zip(steps, self.codes, strict=True))
+        values = cast(Tensor, sum(parts))
         return incoherent(self.scale.double() * values.flatten(-2), self.rows, self.columns, inverse=True).to(dtype)
 
     def to(self, device: torch.device | str) -> "LatticeWeight":

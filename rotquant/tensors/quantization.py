@@ -5,7 +5,7 @@ says how. Scales are computed in float32 (float64 for float64 input). Nothing he
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -216,7 +216,7 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: Any,
         view: Tensor,
         scale: Tensor,
         zero_point: Tensor | None,
@@ -239,8 +239,8 @@ class _StraightThrough(torch.autograd.Function):
         return values.mul_(scale).to(view.dtype)
 
     @staticmethod
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has *gradients
+        ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         outside, *learned = ctx.saved_tensors
         to_input = gradient.masked_fill(outside, 0.0)

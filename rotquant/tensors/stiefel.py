@@ -5,7 +5,7 @@ knows nothing of models or quantization.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -61,7 +61,9 @@ class CayleySGD(torch.optim.Optimizer):
                 _check(parameter)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has floats for losses
+        self, closure: Callable[[], Tensor] | None = None
+    ) -> Tensor | None:
         """One step for every parameter that has a gradient; returns what `closure`, called first, returns."""
         loss = None
         if closure is not None:
@@ -75,7 +77,7 @@ class CayleySGD(torch.optim.Optimizer):
 
     def _update(self, rotation: Tensor, group: dict[str, Any]) -> None:
         state = self.state[rotation]
-        descent = rotation.grad.neg()
+        descent = cast(Tensor, rotation.grad).neg()
         if "momentum" in state:
             descent.add_(state["momentum"], alpha=group["momentum"])
         skew = tangent(rotation, descent)

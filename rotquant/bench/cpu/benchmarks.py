@@ -143,7 +143,7 @@ def _w4a8(in_features: int, out_features: int) -> Layer:
 def _int8_weights(in_features: int, out_features: int) -> Layer:
     x, scale = _token(in_features), torch.full((out_features,), 0.001, dtype=torch.bfloat16)
     weight = torch.randint(-127, 128, (out_features, in_features), dtype=torch.int8)
-    return lambda: torch._weight_int8pack_mm(x, weight, scale), weight.nbytes
+    return lambda: torch._weight_int8pack_mm(x, weight, scale), weight.nbytes  # pyright: ignore[reportPrivateImportUsage]  # no public name
 
 
 def _int8_dynamic(in_features: int, out_features: int) -> Layer:
@@ -155,11 +155,16 @@ def _int8_dynamic(in_features: int, out_features: int) -> Layer:
 
 def _int4_dynamic(in_features: int, out_features: int) -> Layer:
     codes = torch.randint(0, 256, (out_features, in_features // 2), dtype=torch.uint8)
-    weight = torch._dyn_quant_pack_4bit_weight(
+    weight = torch._dyn_quant_pack_4bit_weight(  # pyright: ignore[reportPrivateImportUsage]  # no public name
         codes, torch.full((out_features, 1), 0.005), None, in_features, in_features, out_features
     )
     x = _token(in_features).float()
-    return lambda: torch._dyn_quant_matmul_4bit(x, weight, in_features, in_features, out_features), codes.nbytes
+    return (
+        lambda: torch._dyn_quant_matmul_4bit(  # pyright: ignore[reportPrivateImportUsage]  # no public name
+            x, weight, in_features, in_features, out_features
+        ),
+        codes.nbytes,
+    )
 
 
 #: Ours are bf16 and w4a8. Of torch: `linear`; `_weight_int8pack_mm`, 16-bit activations on 8-bit weights; a dynamically

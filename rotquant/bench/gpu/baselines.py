@@ -29,14 +29,14 @@ def fp8_linear(x: Tensor, weight: Tensor, row_scale: Tensor, column_scale: Tenso
 
     torch offers scales for each row with this output type alone.
     """
-    return torch._scaled_mm(
+    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]  # no public name
         x, weight.T, scale_a=row_scale, scale_b=column_scale, out_dtype=torch.bfloat16, use_fast_accum=True
     )
 
 
 def int8_product(x: Tensor, weight: Tensor) -> Tensor:
     """int8 [rows, in] and [out, in] -> int32 [rows, out]."""
-    return torch._int_mm(x, weight.T)
+    return torch._int_mm(x, weight.T)  # pyright: ignore[reportPrivateImportUsage]  # no public name
 
 
 def int8_linear(x: Tensor, weight: Tensor, row_scale: Tensor, column_scale: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import functools
 import gc
 import statistics
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from rotquant.bench.gpu.models import decoder_config
 from rotquant.bench.records import Measurement
 from rotquant.bench.timing.case import Measurements, gpu
 from rotquant.bench.timing.gpu import SETTLE, elapsed, time_gpu
-from rotquant.decoder.cache import Cache
+from rotquant.decoder.cache import Cache, FloatCache
 from rotquant.decoder.fp8 import random_fp8_decoder
 from rotquant.decoder.model import Decoder
 
@@ -40,7 +41,7 @@ def fp8_network(arguments: Fp8NetworkArguments) -> Measurements:
     gc.collect()  # the cache of another batch, which may not fit beside
     decoder = _decoder(a.shape, device)
     for layer in decoder.layers:
-        layer.down.inputs.rotate = a.hadamard
+        cast(Any, layer).down.inputs.rotate = a.hadamard
     cache = decoder.new_cache(a.batch, a.tokens)
     prompt = torch.randint(decoder.config.vocabulary, (a.batch, a.tokens), device=device)
     prefill = _prefill(decoder, cache, prompt, a.together)
@@ -81,7 +82,7 @@ def _part(cache: Cache, start: int, texts: int) -> Cache:
     part = copy.copy(cache)
     part.batch, part.lengths = texts, torch.zeros_like(cache.lengths[:texts])
     part.layers = [copy.copy(layer) for layer in cache.layers]
-    for layer in part.layers:
+    for layer in cast("list[FloatCache]", part.layers):  # a float8 decoder has no other
         layer.keys, layer.values = (whole[start : start + texts] for whole in (layer.keys, layer.values))
     return part
 

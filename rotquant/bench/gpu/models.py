@@ -5,6 +5,7 @@ batch 1). Everything that is timed runs from CUDA graphs, the 16-bit baseline to
 """
 
 import gc
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -172,7 +173,7 @@ def generate(arguments: GenerateArguments) -> Measurements:
     }
 
 
-def decoder_config(shape: str, **fields: object) -> DecoderConfig:
+def decoder_config(shape: str, **fields: Any) -> DecoderConfig:
     """The decoder of a shape's name; `fields` override.
 
     Raises:

@@ -5,7 +5,7 @@ needs the whole model on its GPUs (SpinQuant Sec. 3.2, Table 15). Enough for tim
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ def shape_config(shape: str, layers: int | None = None) -> "LlamaConfig":
     """
     from transformers import LlamaConfig
 
-    fields = {"vocab_size": 32000} | lookup(MODELS, shape, "unknown shape")
+    fields: dict[str, Any] = {"vocab_size": 32000} | lookup(MODELS, shape, "unknown shape")
     config = LlamaConfig(**fields, max_position_embeddings=4096, rms_norm_eps=1e-5)
     config.num_hidden_layers = layers or config.num_hidden_layers
     return config
@@ -50,7 +50,7 @@ def random_model_on(
     from transformers import LlamaForCausalLM
 
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(dtype)
+        model = LlamaForCausalLM(config).to(dtype)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
     places = {"": devices[0]} if len(devices) == 1 else _spread(model, devices)
     _fill(model, places, dtype, seed)
     # Buffers (the rotary frequencies) are not parameters: they come with a module made the ordinary way.
@@ -58,7 +58,9 @@ def random_model_on(
     if len(devices) > 1:
         from accelerate import dispatch_model
 
-        dispatch_model(model, places, main_device=devices[0], force_hooks=True)
+        dispatch_model(
+            model, cast("dict[str, str | int | torch.device]", places), main_device=devices[0], force_hooks=True
+        )
     return model.eval()
 
 

@@ -82,7 +82,7 @@ class Int4KVCache:
         if lengths is None:
             lengths = torch.zeros(batch, dtype=torch.int32, device=device)
         counters = torch.zeros(batch * kv_heads, dtype=torch.int32, device=device)
-        return cls(*codes, *params, lengths, None, counters, rotate, clip_k, clip_v)
+        return cls(*codes, *params, lengths, None, counters, rotate, clip_k, clip_v)  # pyright: ignore[reportCallIssue]  # 2 + 2
 
     @property
     def batch(self) -> int:

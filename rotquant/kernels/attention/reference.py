@@ -4,6 +4,8 @@ Quantization is `rotquant.tensors.quantization` (QuaRot Sec. 4, stage 2c: asymme
 that of transformers (each product and the sum rounded to the tensor's dtype). Attention is float64.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -65,7 +67,7 @@ def _write(x: Tensor, codes: Tensor, params: Tensor, page: Tensor, slot: Tensor,
     planes[page[:, None, None], heads, byte_offsets(slot, head_dim, values)[:, None]] = (
         new[..., low] | new[..., high] << 4
     )
-    scale_and_zero = torch.cat([qparams.scale, qparams.zero_point], dim=-1)
+    scale_and_zero = torch.cat([qparams.scale, cast(Tensor, qparams.zero_point)], dim=-1)
     params[page[:, None], heads.T, slot[:, None]] = scale_and_zero.to(params.dtype)
 
 

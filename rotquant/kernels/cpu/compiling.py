@@ -9,6 +9,7 @@ import functools
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -43,6 +44,15 @@ _SIGNATURES = {
 
 class Functions:
     """The functions of decoding.cpp as attributes; see there for what each takes."""
+
+    instructions: Callable[..., bytes]
+    quantize: Callable[..., None]
+    product: Callable[..., None]
+    linear: Callable[..., None]
+    hadamard: Callable[..., None]
+    attention: Callable[..., None]
+    linear16: Callable[..., None]
+    read: Callable[..., int]
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))

@@ -5,6 +5,7 @@ rows in turn, so that a core reads one stream of memory.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,7 +34,12 @@ class DotWeight:
     def pack(cls, codes: Tensor, scale: Tensor) -> "DotWeight":
         """From int8 codes [out, in] between -8 and 7, and scales of one number for each row."""
         out, _ = shape = tuple(codes.shape)
-        return cls(pack_codes(codes), scale.reshape(out).float(), codes.sum(1, dtype=torch.int32), shape)
+        return cls(
+            pack_codes(codes),
+            scale.reshape(out).float(),
+            codes.sum(1, dtype=torch.int32),
+            cast("tuple[int, int]", shape),
+        )
 
     @property
     def nbytes(self) -> int:

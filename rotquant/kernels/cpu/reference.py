@@ -4,6 +4,8 @@ Integers agree bit for bit; the quantizer is `rotquant.tensors.quantization`. Ar
 float64 for float64 tensors, which the compiled functions do not take.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x [tokens, features] -> codes uint8 of its shape, scale float32 [tokens], zero point int32 [tokens]."""
     qparams = choose_qparams(x, ACTIVATIONS)
     codes = library_quantize(x, qparams, ACTIVATIONS)
-    return codes, qparams.scale.squeeze(-1), qparams.zero_point.squeeze(-1).to(torch.int32)
+    return codes, qparams.scale.squeeze(-1), cast(Tensor, qparams.zero_point).squeeze(-1).to(torch.int32)
 
 
 def product(codes: Tensor, zero_point: Tensor, weight: Tensor, sums: Tensor) -> Tensor:

@@ -111,14 +111,14 @@ class _Backend(torch.autograd.Function):
         heads = 0 if n == x.shape[1] else n
         if backend == "cuda":
             return hadamard_kernel(x, heads, inverse, half)
-        from fast_hadamard_transform import hadamard_transform
+        from fast_hadamard_transform import hadamard_transform  # pyright: ignore[reportMissingImports]  # optional
 
         if not heads:
             return hadamard_transform(x, n**-0.5)
         return hadamard_transform(x.unflatten(1, (n, -1)).mT.contiguous(), n**-0.5).mT.flatten(1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has *gradients
         return _Backend.apply(gradient.contiguous(), *ctx.arguments), None, None, None, None
 
 

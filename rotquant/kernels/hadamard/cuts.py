@@ -239,7 +239,7 @@ def signs(order: int, blocks_of: int, inverse: bool, rows: int, device: torch.de
 OUTPUTS = ("kSame", "kInt8", "kInt4")
 
 # Measured on an H200 (kernels/notes/hadamard.md); other sizes follow `_default_cut`.
-_CUTS: dict[int, tuple[Cut, Cut, Cut]] = {
+_CUTS: dict[int, tuple[Cut, ...]] = {
     1024: (Strips(16, 1, blocks=6),) * 3,
     2048: (Strips(32, 1, blocks=3, dealt=0.2, run=1), Strips(32, 1, blocks=3), Strips(32, 1, blocks=3)),
     3072: (Strips(24, 2, blocks=6, dealt=0.2), *(Strips(48, 1, blocks=2, dealt=0.1, run=2),) * 2),
@@ -253,7 +253,7 @@ _CUTS: dict[int, tuple[Cut, Cut, Cut]] = {
     28672: (Strips(28, 8, 2, slots=1),) * 3,
 }
 # What warpgroup products do better; None where they do not.
-_ACROSS: dict[int, tuple[Across | None, Across | None, Across | None]] = {
+_ACROSS: dict[int, tuple[Across | None, ...]] = {
     4096: (Across(64, 1, 4, blocks=4, dealt=0.2, run=2), *(Across(64, 1, 4, blocks=4, dealt=0.1),) * 2),
     8192: (Across(128, 1, blocks=2, dealt=0.2), *(Across(64, 2, 2, blocks=3, dealt=0.2),) * 2),
     11008: (Across(172, 1, 4), Across(172, 1, 4), Across(172, 1)),

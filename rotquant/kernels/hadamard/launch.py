@@ -219,7 +219,9 @@ def _resident_blocks(kernel: Kernel, threads: int, shared: int, index: int) -> i
     with Device(index):
         if shared > 32 * 1024 and kernel.function.max_dynamic_shared_size_bytes < shared:
             kernel.function.max_dynamic_shared_size_bytes = shared
-        each = driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.function.kernel.ptr, threads, shared)
+        each = driver.occupancyMaxActiveBlocksPerMultiprocessor(  # pyright: ignore[reportAttributeAccessIssue]  # no stubs
+            kernel.function.kernel.ptr, threads, shared
+        )
     return max(1, each) * torch.cuda.get_device_properties(index).multi_processor_count
 
 

@@ -49,7 +49,7 @@ def launch_structure(
     if not overlaps(device):
         launch(kernel, (blocks,), (threads,), structure, device=device, shared=shared)
         return
-    from cuda.bindings import driver
+    from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]  # compiled, without stubs
 
     allow_shared(kernel.function, shared)
     attribute = driver.CUlaunchAttribute()

@@ -62,7 +62,7 @@ def _map(pointer: int, element: int, columns: int, rows: int, box: tuple[int, in
 
 def _driver() -> Any:
     try:
-        from cuda.bindings import driver
+        from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]  # compiled, without stubs
     except ImportError as error:
         raise KernelError(f"tensor maps need cuda-bindings (pip install cuda-bindings): {error}.") from None
     return driver

@@ -143,7 +143,7 @@ def launch_gemm(
     if codes.dtype == torch.uint8 and major >= 9:  # newer tensor cores have no 4-bit integers
         codes = _unpacked(codes)
     if major == 9:
-        tile = _best_tile(*out.shape, column_scale.dim() == 2, out.device)
+        tile = _best_tile(*out.shape, column_scale.dim() == 2, out.device)  # pyright: ignore[reportCallIssue]  # [rows, features]
         launch_tile(tile, codes, row_scale, weight, column_scale, bias, out)
     else:
         launch_mma(codes, row_scale, weight, column_scale, bias, out)

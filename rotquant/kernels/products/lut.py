@@ -166,7 +166,7 @@ def _cuda(
         return y
     if rows > MAX_ROWS[x.dtype]:
         return _multiply_dequantized(x, row_scale, codes, table, bias, y)
-    plan = choose_plan(x.dtype, rows, *codes.shape[:2], _multiprocessors(x.device))
+    plan = choose_plan(x.dtype, rows, *codes.shape[:2], _multiprocessors(x.device))  # pyright: ignore[reportCallIssue]  # 2
     for start in range(0, rows, plan.rows):
         part = slice(start, start + plan.rows)
         scale = row_scale if row_scale is None or row_scale.shape[0] == 1 else row_scale[part]

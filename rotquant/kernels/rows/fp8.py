@@ -141,12 +141,16 @@ def _linear_cuda(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Ten
     if len(codes) <= _FEW_ROWS:
         return _few_rows(codes, scale, weight, weight_scale)
     scales = {"scale_a": scale[:, None], "scale_b": weight_scale[None]}
-    return torch._scaled_mm(codes, weight.T, **scales, out_dtype=dtype, use_fast_accum=True)
+    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]  # no public name
+        codes, weight.T, **scales, out_dtype=dtype, use_fast_accum=True
+    )
 
 
 def _few_rows(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     one = _one(codes.device)
-    sums = torch._scaled_mm(codes, weight.T, one, one, out_dtype=torch.float32, use_fast_accum=True)
+    sums = torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]  # no public name
+        codes, weight.T, one, one, out_dtype=torch.float32, use_fast_accum=True
+    )
     out = torch.empty_like(sums, dtype=torch.bfloat16)
     rows, n = sums.shape
     if rows:

@@ -8,6 +8,7 @@ transforms lives in wrapping.py; a rotated model without it computes nonsense un
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,20 @@ from rotquant.models.architectures import (
     Architecture,
     Projection,
     architecture_of,
+    config_of,
     decoder_layers,
     embedding,
     final_norm,
+    linear_of,
     lm_head,
+    norm_of,
 )
 from rotquant.models.rotation.matrices import Rotations, check_rotations, initial_rotations
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.hadamard import is_supported
+
+if TYPE_CHECKING:
+    from rotquant.models.architectures import RMSNorm
 
 #: Weights that are changed row by row are handled in blocks of about this many elements (512 MiB in float64).
 _BLOCK_ELEMENTS = 2**26
@@ -144,9 +151,7 @@ class _Fusion:
     def rotate_layer(self, layer: nn.Module, values: Tensor | None) -> None:
         """All weights of one decoder layer, whose R2 is `values`."""
         shape = self.architecture
-        attention_norm, mlp_norm = (
-            layer.get_submodule(shape.site(name).norm) for name in ("attention_input", "mlp_input")
-        )
+        attention_norm, mlp_norm = (norm_of(layer, shape.site(name)) for name in ("attention_input", "mlp_input"))
         if values is not None:
             self._rotate_values(layer, attention_norm, values)
             readers = (shape.query, shape.key)
@@ -155,10 +160,10 @@ class _Fusion:
         self.rotate_readers(attention_norm, [_rows(layer, reader).weight for reader in readers])
         self.rotate_readers(mlp_norm, [_rows(layer, reader).weight for reader in (shape.gate, shape.up)])
         undo = partial(self._inverse_of_attention_output, values=values)
-        self._rotate_writer(layer.get_submodule(shape.attention_output), undo)
-        self._rotate_writer(layer.get_submodule(shape.mlp_output), self._inverse_of_mlp_output)
+        self._rotate_writer(linear_of(layer, shape.attention_output), undo)
+        self._rotate_writer(linear_of(layer, shape.mlp_output), self._inverse_of_mlp_output)
 
-    def rotate_readers(self, norm: nn.Module, weights: Sequence[Tensor]) -> None:
+    def rotate_readers(self, norm: "RMSNorm", weights: Sequence[Tensor]) -> None:
         """W diag(g) Q for the weights of all that read a norm of gain g, which becomes one."""
         if not self.gains:
             return
@@ -167,7 +172,7 @@ class _Fusion:
             self._update_rows(weight, lambda rows: self._times_residual(rows * gain.to(rows.device)))
         norm.weight.fill_(1.0)
 
-    def _rotate_values(self, layer: nn.Module, norm: nn.Module, values: Tensor) -> None:
+    def _rotate_values(self, layer: nn.Module, norm: "RMSNorm", values: Tensor) -> None:
         """R2 at the output of v_proj, and `rotate_readers` at its input: (I x R2)^T W diag(g) Q and b (I x R2)."""
         value, gain = _rows(layer, self.architecture.value), norm.weight.to(torch.float64)
 
@@ -224,7 +229,7 @@ class _Rows:
 
 
 def _rows(layer: nn.Module, projection: Projection) -> _Rows:
-    linear = layer.get_submodule(projection.name)
+    linear = linear_of(layer, projection.name)
     rows = slice(*(projection.rows or (None,)))
     return _Rows(linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
@@ -239,6 +244,6 @@ def _untie_embeddings(model: nn.Module) -> None:
     head, tokens = lm_head(model), embedding(model)
     if head.weight is tokens.weight or head.weight.data_ptr() == tokens.weight.data_ptr():
         head.weight = nn.Parameter(tokens.weight.detach().clone(), requires_grad=tokens.weight.requires_grad)
-    model.config.tie_word_embeddings = False
+    config_of(model).tie_word_embeddings = False
     # transformers lists tied names when a model is built, for its own re-tying, device maps and saving.
-    model.all_tied_weights_keys = {}
+    model.all_tied_weights_keys = {}  # pyright: ignore[reportArgumentType]  # to torch an attribute is tensor or module

@@ -60,7 +60,7 @@ def initial_rotations(architecture: Architecture, scheme: RotationScheme, seed: 
         HadamardSizeError: a Hadamard matrix is asked for of a size that has no construction.
     """
     generator = torch.Generator().manual_seed(seed)
-    residual = _draw(scheme.residual, architecture.hidden_size, generator)
+    residual = None if scheme.residual == "none" else _draw(scheme.residual, architecture.hidden_size, generator)
     if scheme.values == "none":
         return Rotations(residual, None)
     if scheme.values == "hadamard":
@@ -71,10 +71,8 @@ def initial_rotations(architecture: Architecture, scheme: RotationScheme, seed: 
     return Rotations(residual, values)
 
 
-def _draw(kind: str, size: int, generator: torch.Generator) -> Tensor | None:
-    """A random rotation [size, size], `hadamard` or `orthogonal`; None for `none`."""
-    if kind == "none":
-        return None
+def _draw(kind: str, size: int, generator: torch.Generator) -> Tensor:
+    """A random rotation [size, size], `hadamard` or `orthogonal`."""
     draw = hadamard.random_hadamard_matrix if kind == "hadamard" else hadamard.random_orthogonal_matrix
     return draw(size, generator)
 

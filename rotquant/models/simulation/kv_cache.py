@@ -8,7 +8,7 @@ change. Codes take one byte each; this simulates the arithmetic, not the memory 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,7 +43,9 @@ class KVQuantizer:
         """R3 along the head dimension, or its inverse."""
         if not self.rotates_keys:
             return keys
-        return hadamard_transform(keys, inverse=inverse, compute_dtype=online_dtype(keys, self.rotation))
+        return hadamard_transform(
+            keys, inverse=inverse, compute_dtype=online_dtype(keys, cast(RotationScheme, self.rotation))
+        )
 
     def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values as attention will see them, differentiable (straight-through); equal to encode and decode."""
@@ -74,7 +76,7 @@ class QuantizedCache(Cache):
     """A transformers cache whose layers hold codes and scales. Grows without limit; works with generate()."""
 
     def __init__(self, quantizer: KVQuantizer) -> None:
-        super().__init__(layer_class_to_replicate=partial(QuantizedCacheLayer, quantizer))
+        super().__init__(layer_class_to_replicate=partial(QuantizedCacheLayer, quantizer))  # pyright: ignore[reportArgumentType]  # only called
         self.quantizer = quantizer
 
 
@@ -111,7 +113,7 @@ class QuantizedCacheLayer(DynamicLayer):
         keys, key_qparams = _encode(quantizer.rotate_keys(key_states), quantizer.keys)
         values, value_qparams = _encode(value_states, quantizer.values)
         if self.get_seq_length():
-            keys, values = _append(self.keys, keys), _append(self.values, values)
+            keys, values = _append(cast(Tensor, self.keys), keys), _append(cast(Tensor, self.values), values)
             key_qparams = tuple(map(_append, self.key_qparams, key_qparams))
             value_qparams = tuple(map(_append, self.value_qparams, value_qparams))
         self.keys, self.key_qparams = keys, key_qparams
@@ -155,7 +157,7 @@ class QuantizedCacheLayer(DynamicLayer):
         """Apply one change to every stored tensor."""
         if not self.is_initialized:
             return
-        self.keys, self.values = change(self.keys), change(self.values)
+        self.keys, self.values = change(cast(Tensor, self.keys)), change(cast(Tensor, self.values))
         self.key_qparams = tuple(map(change, self.key_qparams))
         self.value_qparams = tuple(map(change, self.value_qparams))
 

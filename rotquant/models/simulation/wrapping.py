@@ -7,7 +7,7 @@ Inputs of linear layers are quantized where they arise, once for all linear laye
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -137,7 +137,11 @@ def _wrap_site(handle: Handle, layer: nn.Module, site: Site, function: Callable[
         return
     if site.norm is not None:
         norm = layer.get_submodule(site.norm)
-        handle.add(norm.register_forward_hook(lambda _module, _inputs, output: function(output)))
+        handle.add(
+            norm.register_forward_hook(
+                lambda _module, _inputs, output: function(output)  # pyright: ignore[reportArgumentType]  # no kwargs
+            )
+        )
     else:
         for name in site.linears:
             linear = layer.get_submodule(name)
@@ -194,7 +198,7 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
     def at_base(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         cache, use_cache = kwargs.get("past_key_values"), kwargs.get("use_cache")
         if use_cache is None:
-            use_cache = module.config.use_cache
+            use_cache = cast(Any, module.config).use_cache
         if cache is None and not use_cache:
             return args, kwargs
         _check_rope(module, args, kwargs)
@@ -236,7 +240,7 @@ def _own_cache(cache: Any, quantizer: KVQuantizer, replace: bool = True) -> Any:
     """`cache` if this wrapping made it, a new one in place of none or an empty one of another kind; else an error."""
     if isinstance(cache, QuantizedCache | TransientCache) and cache.quantizer == quantizer:
         return cache
-    if replace and (cache is None or cache.get_seq_length() == 0):
+    if replace and (cache is None or cast(Any, cache).get_seq_length() == 0):
         return QuantizedCache(quantizer)
     raise RotquantError(
         f"the model quantizes its KV cache, but was given a {type(cache).__name__} filled by something else; "

@@ -4,6 +4,7 @@ Powers of two are Sylvester's; the block H_K comes from Paley's two construction
 orders, from Williamson's. No matrix is stored, and an order without a construction is refused, never approximated.
 """
 
+from collections.abc import Callable
 from functools import cache, lru_cache
 from math import isqrt
 from operator import index
@@ -88,7 +89,11 @@ def core_matrix(order: int) -> np.ndarray:
     if order == 1:
         matrix = np.ones((1, 1), dtype=np.int8)
     else:
-        builders = {"paley1": _paley1, "paley2": _paley2, "williamson": _williamson}
+        builders: dict[str | None, Callable[[int], np.ndarray]] = {
+            "paley1": _paley1,
+            "paley2": _paley2,
+            "williamson": _williamson,
+        }
         matrix = builders[_construction(order)](order)
     matrix.setflags(write=False)
     return matrix

@@ -114,7 +114,7 @@ class _Transform(torch.autograd.Function):
             return _transform(x.contiguous(), inverse, normalize)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has *gradients
         return _Transform.apply(grad, not ctx.inverse, ctx.normalize), None, None
 
 
