@@ -29,6 +29,7 @@ from rotquant.bench.timing.gpu import Timing
 from rotquant.foundation.errors import ConfigError
 from rotquant.kernels.cpu import operators
 from rotquant.kernels.cpu.layout import DotWeight
+from rotquant.kernels.launch.operators import references
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
@@ -132,7 +133,7 @@ def test_the_network_is_the_simulated_one(name: str, recipe: Recipe, monkeypatch
         network.get_parameter(weight_name).data = weight.codes.double() * weight.qparams.scale.double()
     decoder = converted(model, rotates=recipe is HARD)
     decoder = decoder.changed(embedding=decoder.embedding.double(), head=decoder.head.double())
-    with operators.references():
+    with references():
         ours = decoded(decoder)
     # Cosines and sines of the rotary embedding are float32 on both sides.
     torch.testing.assert_close(ours, logits(network), rtol=1e-6, atol=1e-6)

@@ -4,17 +4,14 @@ Tolerances come from the paper's printed digits only; where the paper contradict
 not corrected.
 """
 
-import csv
 import math
-from pathlib import Path
 
 import pytest
 
-from rotquant.reporting.claims import outcomes
 from rotquant.study.project import Project, load_project
+from tests.project import REPOSITORY
+from tests.published import Place, Transcription
 
-PUBLISHED = Path(__file__).parents[1] / "workflow" / "papers" / "quarot" / "published"
-COMMON = ["row", "column", "metric", "value", "unit"]
 TASKS = ["piqa", "winogrande", "hellaswag", "arc_easy", "arc_challenge", "lambada_openai"]
 UNITS = {
     "perplexity": "ppl",
@@ -57,35 +54,17 @@ INCONSISTENT_AVERAGES = {
 }
 
 
-def read(table: int) -> list[dict[str, str]]:
-    with (PUBLISHED / f"table{table}.csv").open(newline="", encoding="utf-8") as lines:
-        return list(csv.DictReader(lines, strict=True))
-
-
-def cells(table: int) -> dict[tuple[str, str, str], str]:
-    return {(cell["row"], cell["column"], cell["metric"]): cell["value"] for cell in read(table)}
+PRINTED = Transcription("quarot", TABLES, UNITS)
+read, cells = PRINTED.read, PRINTED.cells
 
 
 def test_there_is_one_file_per_table() -> None:
-    assert {path.name for path in PUBLISHED.glob("*.csv")} == {f"table{n}.csv" for n in TABLES}
+    PRINTED.check_files()
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_table_has_the_documented_columns_and_number_of_cells(table: int) -> None:
-    count, columns, keys = TABLES[table]
-    rows = read(table)
-    assert list(rows[0]) == COMMON + keys
-    assert len(rows) == count
-    assert list(dict.fromkeys(cell["column"] for cell in rows)) == columns
-    for cell in rows:
-        assert None not in cell  # DictReader keeps surplus fields under None
-        assert all(text and text == text.strip() for text in cell.values()), cell
-        assert cell["unit"] == UNITS[cell["metric"]]
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_no_cell_is_given_twice(table: int) -> None:
-    assert len(cells(table)) == len(read(table))
+def test_a_table_has_the_documented_columns_and_number_of_cells_each_once(table: int) -> None:
+    PRINTED.check_format(table)
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -127,15 +106,8 @@ def test_values_are_positive_numbers_as_printed(table: int) -> None:
 
 @pytest.mark.parametrize("table", [2, 3, 9, 10, 12, 13])
 def test_a_printed_average_is_the_mean_of_the_six_tasks(table: int) -> None:
-    printed = cells(table)
-    for row, column in {(row, column) for row, column, _ in printed}:
-        average = float(printed[row, column, "average"])
-        mean = sum(float(printed[row, column, task]) for task in TASKS) / len(TASKS)
-        if (table, row, column) in INCONSISTENT_AVERAGES:
-            assert (average, round(mean, 3)) == INCONSISTENT_AVERAGES[table, row, column]
-        else:
-            # Six tasks rounded to 0.01 move their mean by up to 0.005, and the average is rounded by up to 0.005.
-            assert abs(average - mean) <= 0.01 + 1e-9, (row, column, average, mean)
+    # Six tasks rounded to 0.01 move their mean by up to 0.005, and the average is rounded by up to 0.005.
+    PRINTED.check_averages(table, TASKS, 0.01, INCONSISTENT_AVERAGES)
 
 
 def test_memory_savings_are_the_ratio_of_the_printed_gigabytes() -> None:
@@ -173,19 +145,14 @@ REPEATED_ROWS = [
 
 
 @pytest.mark.parametrize(("first", "second"), REPEATED_ROWS)
-def test_an_experiment_printed_in_two_tables_has_one_value(first: tuple[int, str], second: tuple[int, str]) -> None:
-    def row_of(table: int, row: str) -> dict[tuple[str, str], str]:
-        return {(column, metric): value for (r, column, metric), value in cells(table).items() if r == row}
-
-    one, other = row_of(*first), row_of(*second)
-    shared = one.keys() & other.keys()
-    assert len(shared) >= 3
-    assert {key: one[key] for key in shared} == {key: other[key] for key in shared}
+def test_an_experiment_printed_in_two_tables_has_one_value(first: Place, second: Place) -> None:
+    assert len(PRINTED.row(*first).keys() & PRINTED.row(*second).keys()) >= 3
+    PRINTED.check_repeated(first, second)
 
 
 @pytest.fixture(scope="module")
 def project() -> Project:
-    return load_project(root=Path(__file__).parents[1])
+    return load_project(root=REPOSITORY)
 
 
 def test_every_accuracy_table_and_the_first_figure_are_data(project: Project) -> None:
@@ -196,27 +163,17 @@ def test_every_accuracy_table_and_the_first_figure_are_data(project: Project) ->
 @pytest.mark.parametrize("table", range(1, 14))
 def test_rows_and_columns_are_those_of_the_paper(table: int, project: Project) -> None:
     """Beyond them stand only the baseline of Table 5 and Table 11's columns of Llama-2, for comparison."""
-    data, printed = project.table(f"quarot_table{table}"), read(table)
-    ours = {5: {"Baseline"}}.get(table, set())
-    assert {row.name for row in data.rows} - ours == {cell["row"] for cell in printed}
-    columns = [column.name for column in data.columns if column.published is None]
-    assert columns == list(dict.fromkeys(cell["column"] for cell in printed))
-    kinds = {"perplexity" if cell["metric"] == "perplexity" else "zero_shot" for cell in printed}
-    assert {metric["kind"] for metric in data.metrics} == kinds
+    kinds = {"perplexity" if cell["metric"] == "perplexity" else "zero_shot" for cell in read(table)}
+    PRINTED.check_data(project, table, {5: {"Baseline"}}.get(table, set()), kinds)
 
 
 @pytest.mark.parametrize("table", range(1, 14))
 def test_claims_hold_by_the_papers_own_numbers(table: int, project: Project) -> None:
-    """A claim that the paper's table contradicts would be one that we misread, or one to be listed as inconsistent."""
-    data = project.table(f"quarot_table{table}")
-    for outcome in outcomes(project, data, {}):
-        assert outcome.papers.holds, (outcome.claim.text, outcome.papers)
+    PRINTED.check_claims(project, table)
 
 
 @pytest.mark.parametrize(("first", "second"), REPEATED_ROWS)
-def test_an_experiment_printed_in_two_tables_is_run_once(
-    first: tuple[int, str], second: tuple[int, str], project: Project
-) -> None:
+def test_an_experiment_printed_in_two_tables_is_run_once(first: Place, second: Place, project: Project) -> None:
     def runs_of(table: int, row: str) -> dict[tuple[str, str], list[str]]:
         cells = [cell for cell in project.cells(f"quarot_table{table}") if cell.row == row]
         return {(cell.column, cell.metric.kind): [run.key for run in cell.runs] for cell in cells}

@@ -4,18 +4,15 @@ Tolerances come from the paper's printed digits only; where the paper contradict
 cell, the cell is listed here and not corrected.
 """
 
-import csv
 import itertools
 import math
-from pathlib import Path
 
 import pytest
 
-from rotquant.reporting.claims import outcomes
 from rotquant.study.project import Project, load_project
+from tests.project import REPOSITORY
+from tests.published import Place, Transcription
 
-PUBLISHED = Path(__file__).parents[1] / "workflow" / "papers" / "spinquant" / "published"
-COMMON = ["row", "column", "metric", "value", "unit"]
 TASKS = ["arc_easy", "arc_challenge", "boolq", "piqa", "social_iqa", "hellaswag", "openbookqa", "winogrande"]
 ACCURACY = [*TASKS, "average", "rouge_l"]
 UNITS = {
@@ -90,31 +87,23 @@ INCONSISTENT_AVERAGES = {
 DISAGREEING = {((1, "SmoothQuant 4-4-4"), (8, "SmoothQuant 4-4-4"), "Llama-3.2-1B", "perplexity"): ("2e3", "2599.6")}
 
 
-def read(table: int) -> list[dict[str, str]]:
-    with (PUBLISHED / f"table{table}.csv").open(newline="", encoding="utf-8") as lines:
-        return list(csv.DictReader(lines, strict=True))
-
-
-def cells(table: int) -> dict[tuple[str, str, str], str]:
-    return {(cell["row"], cell["column"], cell["metric"]): cell["value"] for cell in read(table)}
+PRINTED = Transcription("spinquant", TABLES, UNITS)
+read, cells = PRINTED.read, PRINTED.cells
 
 
 def test_there_is_one_file_per_table() -> None:
-    assert {path.name for path in PUBLISHED.glob("*.csv")} == {f"table{n}.csv" for n in TABLES}
+    PRINTED.check_files()
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_table_has_the_documented_columns_and_number_of_cells(table: int) -> None:
-    count, columns, further = TABLES[table]
-    rows = read(table)
-    assert list(rows[0]) == COMMON + further
-    assert len(rows) == len(cells(table)) == count
-    assert list(dict.fromkeys(cell["column"] for cell in rows)) == columns
-    for cell in rows:
-        assert None not in cell  # DictReader keeps surplus fields under None
-        assert all(text and text == text.strip() for text in cell.values()), cell
-        assert cell["unit"] == UNITS[cell["metric"]]
-        keys = {cell[key] for key in KEYS & {*further}} - {"16-16-16"}  # not part of a name
+def test_a_table_has_the_documented_columns_and_number_of_cells_each_once(table: int) -> None:
+    PRINTED.check_format(table)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_name_of_a_row_holds_its_keys(table: int) -> None:
+    for cell in read(table):
+        keys = {cell[key] for key in KEYS & {*TABLES[table][2]}} - {"16-16-16"}  # not part of a name
         assert all(key in cell["row"] for key in keys), cell
 
 
@@ -157,18 +146,8 @@ def test_deviations_are_printed_beside_every_mean_but_the_perplexities_of_table_
 
 @pytest.mark.parametrize("table", [7, 8, 9, 10, 13])
 def test_a_printed_average_is_the_mean_of_the_eight_tasks(table: int) -> None:
-    printed = cells(table)
-    for row, column in {(row, column) for row, column, _ in printed}:
-        tasks = [printed.get((row, column, task), "-") for task in TASKS]
-        if "-" in tasks:
-            continue
-        average, mean = float(printed[row, column, "average"]), sum(map(float, tasks)) / len(tasks)
-        if (table, row, column) in INCONSISTENT_AVERAGES:
-            # The mean of one decimal's eighths may lie on a tie of three decimals.
-            assert (average, mean) == pytest.approx(INCONSISTENT_AVERAGES[table, row, column], abs=6e-4)
-        else:
-            # Eight tasks rounded to 0.1 move their mean by up to 0.05, and the average is rounded by up to 0.05.
-            assert abs(average - mean) <= 0.1 + 1e-9, (row, column, average, mean)
+    # Eight tasks rounded to 0.1 move their mean by up to 0.05, and the average is rounded by up to 0.05.
+    PRINTED.check_averages(table, TASKS, 0.1, INCONSISTENT_AVERAGES)
 
 
 def test_the_gains_of_table_2_are_differences_to_random_hadamard() -> None:
@@ -214,17 +193,9 @@ REPEATED_ROWS = [
 
 
 @pytest.mark.parametrize(("first", "second"), REPEATED_ROWS)
-def test_an_experiment_printed_in_two_tables_has_one_value(first: tuple[int, str], second: tuple[int, str]) -> None:
-    def row_of(table: int, row: str) -> dict[tuple[str, str], str]:
-        return {(column, metric): value for (r, column, metric), value in cells(table).items() if r == row}
-
-    one, other = row_of(*first), row_of(*second)
-    shared = one.keys() & other.keys()
-    assert shared
-    for column, metric in shared:
-        values = one[column, metric], other[column, metric]
-        known = DISAGREEING.get((first, second, column, metric))
-        assert values == known if known else equal(*values), (column, metric, values)
+def test_an_experiment_printed_in_two_tables_has_one_value(first: Place, second: Place) -> None:
+    known = {values for (*places, _, _), values in DISAGREEING.items() if tuple(places) == (first, second)}
+    PRINTED.check_repeated(first, second, lambda one, other: (one, other) in known or equal(one, other))
 
 
 def equal(one: str, other: str) -> bool:
@@ -254,29 +225,24 @@ AS_DATA = [1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 16, 17, 19]
 
 @pytest.fixture(scope="module")
 def project() -> Project:
-    return load_project(root=Path(__file__).parents[1])
+    return load_project(root=REPOSITORY)
 
 
 @pytest.mark.parametrize("table", AS_DATA)
 def test_rows_and_columns_are_those_of_the_paper(table: int, project: Project) -> None:
     """Beyond them stands only the baseline of tables that print it elsewhere."""
-    data, printed = project.table(f"spinquant_table{table}"), read(table)
-    assert {row.name for row in data.rows} | {"FloatingPoint"} == {cell["row"] for cell in printed} | {"FloatingPoint"}
-    assert [column.name for column in data.columns] == list(dict.fromkeys(cell["column"] for cell in printed))
-    kinds = {cell["metric"] if cell["metric"] in ("perplexity", "snr") else "zero_shot" for cell in printed}
-    assert {metric["kind"] for metric in data.metrics} == kinds
+    kinds = {cell["metric"] if cell["metric"] in ("perplexity", "snr") else "zero_shot" for cell in read(table)}
+    PRINTED.check_data(project, table, {"FloatingPoint"}, kinds)
 
 
 @pytest.mark.parametrize("table", AS_DATA)
 def test_claims_hold_by_the_papers_own_numbers(table: int, project: Project) -> None:
-    """A claim that the paper's table contradicts would be one that we misread, or one to be listed as inconsistent."""
-    for outcome in outcomes(project, project.table(f"spinquant_table{table}"), {}):
-        assert outcome.papers.holds, (outcome.claim.text, outcome.papers)
+    PRINTED.check_claims(project, table)
 
 
 @pytest.mark.parametrize("path", ["config/config.yaml", "config/paper.yaml"])
 def test_accuracy_is_the_mean_of_the_papers_eight_tasks_where_they_are_at_hand(path: str) -> None:
-    project = load_project([path], root=Path(__file__).parents[1])
+    project = load_project([path], root=REPOSITORY)
     for table in AS_DATA:
         measured = [quantity.name for quantity in project.quantities(project.table(f"spinquant_table{table}"))]
         accuracy = table not in (11, 19)
@@ -291,9 +257,7 @@ def first_runs(project: Project, table: int, row: str) -> dict[tuple[str, str], 
 
 
 @pytest.mark.parametrize(("first", "second"), REPEATED_ROWS)
-def test_an_experiment_printed_in_two_tables_is_run_once(
-    first: tuple[int, str], second: tuple[int, str], project: Project
-) -> None:
+def test_an_experiment_printed_in_two_tables_is_run_once(first: Place, second: Place, project: Project) -> None:
     one, other = first_runs(project, *first), first_runs(project, *second)
     shared = one.keys() & other.keys()
     assert shared or not one

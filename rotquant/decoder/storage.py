@@ -20,12 +20,12 @@ from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.models.checkpoints import DECODER_MANIFEST as MANIFEST
 from rotquant.models.checkpoints import check_kind, load_tokenizer, read_safetensors_header
 from rotquant.models.integrity import check_digests, check_finite, file_digests
+from rotquant.models.shards import write_shards
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _STEM = "decoder"
-_LARGEST_SHARD = "5GB"
 
 
 class DecoderManifest(Frozen):
@@ -58,24 +58,17 @@ def save_decoder(
     source: dict[str, Any] | None = None,
 ) -> None:
     """Write a folder; an existing one is replaced once the new one is complete."""
-    from huggingface_hub import split_torch_state_dict_into_shards
-    from safetensors.torch import save_file
-
     tensors = {name: tensor.cpu().contiguous() for name, tensor in decoder.state_dict().items()}
-    shards = split_torch_state_dict_into_shards(
-        tensors, filename_pattern=_STEM + "{suffix}.safetensors", max_shard_size=_LARGEST_SHARD
-    )
     with atomic_directory(folder) as temporary:
-        for file, names in shards.filename_to_tensors.items():
-            save_file({name: tensors[name] for name in names}, temporary / file)
+        files = write_shards(temporary, tensors, _STEM)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
         manifest = DecoderManifest(
             config=decoder.config,
             precision=decoder.precision,
-            files=tuple(shards.filename_to_tensors),
+            files=files,
             source=source or {},
-            digests=file_digests(temporary / file for file in shards.filename_to_tensors),
+            digests=file_digests(temporary / file for file in files),
         )
         write_json(temporary / MANIFEST, manifest.model_dump(mode="json"))
 

@@ -13,10 +13,9 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import atomic_directory, check_output_folder, folder_size
 from rotquant.foundation.progress import task
 from rotquant.models.checkpoints import quiet_transformers
+from rotquant.models.shards import LARGEST_SHARD
 from rotquant.recipes.recipe import Recipe
 from rotquant.weights.storage import load_quantized, read_manifest
-
-_LARGEST_SHARD = "5GB"
 
 
 @task("exporting")
@@ -38,7 +37,7 @@ def export_plain(source: str | Path, output: str | Path, dtype: torch.dtype | No
     check_exportable(read_manifest(source).recipe)
     model, tokenizer, _ = load_quantized(source, "cpu", dtype)
     with atomic_directory(output) as temporary, quiet_transformers():
-        model.save_pretrained(temporary, max_shard_size=_LARGEST_SHARD)
+        model.save_pretrained(temporary, max_shard_size=LARGEST_SHARD)
         tokenizer.save_pretrained(temporary)
 
 

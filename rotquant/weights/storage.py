@@ -31,6 +31,7 @@ from rotquant.models.checkpoints import (
     weight_files,
 )
 from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests
+from rotquant.models.shards import write_shards
 from rotquant.models.simulation.wrapping import SiteKey
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.lattice import WIDTH, LatticeWeight
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 #: Not "model": transformers, which would fill what it does not know with random weights, then finds no weights at all.
 _STEM = "quantized"
-_LARGEST_SHARD = "5GB"
 _SITES = "rotquant.sites"
 _WEIGHT_PARTS = ("codes", "scale", "zero_point", "columns", "outlier_values", "outlier_scale")
 
@@ -148,9 +148,6 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
     Args:
         source: what the manifest shall say of the origin, as plain data.
     """
-    from huggingface_hub import split_torch_state_dict_into_shards
-    from safetensors.torch import save_file
-
     tensors = _floating_tensors(stored.model, set(stored.weights))
     for name, weight in stored.weights.items():
         tensors |= _weight_tensors(name, weight)
@@ -161,14 +158,7 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     with atomic_directory(folder) as temporary:
-        shards = split_torch_state_dict_into_shards(
-            tensors, filename_pattern=_STEM + "{suffix}.safetensors", max_shard_size=_LARGEST_SHARD
-        )
-        for file, names in shards.filename_to_tensors.items():
-            save_file({name: tensors[name] for name in names}, temporary / file, metadata={"format": "pt"})
-        if shards.is_sharded:
-            index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
-            write_json(temporary / f"{_STEM}.safetensors.index.json", index)
+        files = write_shards(temporary, tensors, _STEM)
         stored.model.config.save_pretrained(temporary)
         if getattr(stored.model, "generation_config", None) is not None:
             stored.model.generation_config.save_pretrained(temporary)
@@ -176,7 +166,7 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
             stored.tokenizer.save_pretrained(temporary)
         written = {
             "source": source or stored.manifest.source,
-            "digests": file_digests(temporary / file for file in shards.filename_to_tensors),
+            "digests": file_digests(temporary / file for file in files),
         }
         write_json(temporary / MANIFEST, stored.manifest.model_copy(update=written).model_dump(mode="json"))
 

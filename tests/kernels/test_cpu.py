@@ -20,6 +20,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import PRELUDE
 from rotquant.kernels.cpu import compiling, layout, operators, reference
 from rotquant.kernels.cpu.layout import DotWeight, unpack
+from rotquant.kernels.launch.operators import references
 from rotquant.tensors.hadamard import HadamardSizeError, hadamard_transform
 
 compiled = pytest.mark.skipif(
@@ -167,7 +168,7 @@ def test_operators_have_shape_rules_and_references(generator: torch.Generator) -
     ]
     for operator, arguments in calls:
         torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
-        with operators.references():
+        with references():
             expected = operator(*arguments)
         torch.testing.assert_close(operator(*arguments), expected, rtol=2**-8, atol=1e-5)
 

@@ -2,13 +2,11 @@
 
 SpinQuant Table 6 decodes with 4-bit weights, symmetric with a scale per output feature, and 8-bit activations,
 asymmetric with a scale per token; their products are summed in integers, exactly. Tensors lie on a CPU. With
-`references()` plain torch computes the same.
+`launch.operators.references()` plain torch computes the same.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,23 +16,13 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.cpu import reference
 from rotquant.kernels.cpu.compiling import functions
 from rotquant.kernels.cpu.layout import BLOCK, STRIP, DotWeight
+from rotquant.kernels.launch.operators import references_asked
 from rotquant.tensors.hadamard.constructions import decompose, hadamard_matrix
 
 _LIBRARY = torch.library.Library("rotquant", "FRAGMENT")
-_references: ContextVar[bool] = ContextVar("rotquant_cpu_references", default=False)
 _FLOATS = (torch.bfloat16, torch.float32)
 #: Neighbours that one dense factor of a transform covers: a vector of decoding.cpp.
 _LANES = 16
-
-
-@contextlib.contextmanager
-def references() -> Iterator[None]:
-    """Run every operator's torch reference: for tests, and where there is no C++ compiler."""
-    token = _references.set(True)
-    try:
-        yield
-    finally:
-        _references.reset(token)
 
 
 def _operator(schema: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Callable[[Callable], Any]:
@@ -45,7 +33,7 @@ def _operator(schema: str, plain: Callable[..., Any], fake: Callable[..., Any]) 
 
         @functools.wraps(kernel)
         def on_cpu(*arguments: Any) -> Any:
-            return (plain if _references.get() else kernel)(*arguments)
+            return (plain if references_asked() else kernel)(*arguments)
 
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, on_cpu, "CPU")

@@ -36,6 +36,11 @@ def references() -> Iterator[None]:
         _references.reset(token)
 
 
+def references_asked() -> bool:
+    """Whether the caller stands inside of `references()`."""
+    return _references.get()
+
+
 def operator(schema: str, *, reference: Callable[..., Any], cuda: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     """Register one operator; returns `torch.ops.rotquant.<name>`, to be called with the arguments of the schema.
 
