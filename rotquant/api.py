@@ -32,7 +32,6 @@ from rotquant.text import (
     DOCSTRINGS,
     WIKITEXT2,
     CorpusSpec,
-    calibration_characters,
     calibration_samples,
     load_text,
     tokenize,
@@ -250,6 +249,5 @@ def zero_shot(
 
 def calibration_tokens(corpus: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase") -> Tensor:
     """Calibration samples of a corpus, int64 [samples, sequence_length]: random windows of its train split's head."""
-    characters = calibration_characters(calibration.samples, calibration.sequence_length)
-    tokens = tokenize(load_text(corpus, "train", max_characters=characters), tokenizer)
-    return calibration_samples(tokens, calibration.samples, calibration.sequence_length, calibration.seed)
+    tokens = tokenize(load_text(corpus, "train", max_characters=calibration.characters), tokenizer)
+    return calibration_samples(tokens, calibration)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rotquant.foundation.errors import CorpusError
+from rotquant.recipes.schemes import Calibration
 from rotquant.text import (
     CALIBRATION_CHARACTERS,
     DOCSTRINGS,
     CorpusSpec,
     Tokens,
-    calibration_characters,
     calibration_samples,
     content_hash,
     corpus_identity,
@@ -286,13 +286,13 @@ def test_windows_are_the_text_in_order_without_overlap_and_without_its_tail(n, l
 def test_calibration_samples_are_windows_of_the_text_drawn_by_seed_alone():
     ids = Tokens(torch.arange(100))
     torch.manual_seed(1)
-    samples = calibration_samples(ids, 8, 10, seed=3)
+    samples = calibration_samples(ids, Calibration(samples=8, sequence_length=10, seed=3))
     torch.manual_seed(2)
-    assert torch.equal(samples, calibration_samples(ids, 8, 10, seed=3))
-    assert not torch.equal(samples, calibration_samples(ids, 8, 10, seed=4))
+    assert torch.equal(samples, calibration_samples(ids, Calibration(samples=8, sequence_length=10, seed=3)))
+    assert not torch.equal(samples, calibration_samples(ids, Calibration(samples=8, sequence_length=10, seed=4)))
     assert torch.equal(samples, samples[:, :1] + torch.arange(10))
     with pytest.raises(CorpusError, match="fewer than one sample"):
-        calibration_samples(ids, 1, 101, seed=0)
+        calibration_samples(ids, Calibration(samples=1, sequence_length=101))
 
 
 @pytest.mark.skipif("ROTQUANT_WIKITEXT2" not in os.environ, reason="ROTQUANT_WIKITEXT2 names no WikiText-2 folder")
@@ -315,5 +315,5 @@ def test_the_language_reference_is_text_for_calibration_and_for_nothing_else() -
 
 
 def test_large_calibration_sets_read_more_of_the_text() -> None:
-    assert calibration_characters(128, 2048) == calibration_characters(16, 512) == CALIBRATION_CHARACTERS
-    assert calibration_characters(800, 2048) > 3 * CALIBRATION_CHARACTERS
+    assert Calibration().characters == Calibration(samples=16, sequence_length=512).characters == CALIBRATION_CHARACTERS
+    assert Calibration(samples=800).characters > 3 * CALIBRATION_CHARACTERS

@@ -60,11 +60,6 @@ DOCSTRINGS = CorpusSpec()
 WIKITEXT2 = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext", subset="wikitext-2-raw-v1")
 
 
-def calibration_characters(samples: int, sequence_length: int) -> int:
-    """How many characters at the head of the train split calibration samples are drawn from."""
-    return max(CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN * samples * sequence_length)
-
-
 def content_hash(text: str) -> str:
     """SHA-256 of the text's UTF-8 bytes, in hexadecimal."""
     return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()

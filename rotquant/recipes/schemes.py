@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rotquant.foundation.data import Frozen
+from rotquant.recipes.corpus import CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN
 
 Granularity = Literal["tensor", "channel", "token", "group", "head"]
 
@@ -63,6 +64,11 @@ class Calibration(Frozen):
     """Tokens of a window."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Draws the windows."""
+
+    @property
+    def characters(self) -> int:
+        """How many characters at the head of the train split the windows are drawn from."""
+        return max(CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN * self.samples * self.sequence_length)
 
 
 class RotationLearning(Frozen):

@@ -11,7 +11,6 @@ from rotquant.recipes.corpus import (
     WIKITEXT2,
     CorpusSpec,
     Split,
-    calibration_characters,
     content_hash,
     expected_hashes,
 )
@@ -27,7 +26,6 @@ __all__ = [
     "CorpusSpec",
     "Split",
     "Tokens",
-    "calibration_characters",
     "calibration_samples",
     "content_hash",
     "corpus_identity",

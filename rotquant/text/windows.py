@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from rotquant.recipes.schemes import Calibration
+
 BOS = Literal["text", "window", "none"]
 
 #: What results say where a BOS was asked for and the tokenizer has none.
@@ -86,18 +88,18 @@ def evaluation_windows(tokens: Tokens, sequence_length: int, bos: BOS = "text") 
     return torch.cat([windows.new_full((n_windows, 1), tokens.bos), windows], dim=1)
 
 
-def calibration_samples(tokens: Tokens, n_samples: int, sequence_length: int, seed: int) -> torch.Tensor:
-    """Draw windows at uniformly random starts, int64 [n_samples, sequence_length]; equal seeds draw equal windows.
+def calibration_samples(tokens: Tokens, calibration: Calibration) -> torch.Tensor:
+    """Draw windows at uniformly random starts, int64 [samples, sequence_length]; equal seeds draw equal windows.
 
     Raises:
         CorpusError: the text is shorter than one window.
     """
     import torch
 
-    ids = tokens.whole
-    last_start = ids.numel() - sequence_length
+    ids, length = tokens.whole, calibration.sequence_length
+    last_start = ids.numel() - length
     if last_start < 0:
-        raise CorpusError(f"The calibration text has {ids.numel()} tokens, fewer than one sample of {sequence_length}.")
-    generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(last_start + 1, (n_samples, 1), generator=generator)
-    return ids[starts + torch.arange(sequence_length)]
+        raise CorpusError(f"The calibration text has {ids.numel()} tokens, fewer than one sample of {length}.")
+    generator = torch.Generator().manual_seed(calibration.seed)
+    starts = torch.randint(last_start + 1, (calibration.samples, 1), generator=generator)
+    return ids[starts + torch.arange(length)]

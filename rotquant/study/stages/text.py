@@ -16,7 +16,6 @@ from rotquant.text import (
     CorpusSpec,
     Split,
     Tokens,
-    calibration_characters,
     calibration_samples,
     content_hash,
     corpus_identity,
@@ -68,6 +67,5 @@ def text_samples(
     Raises:
         CorpusError: the text cannot be read or is shorter than one sample.
     """
-    characters = calibration_characters(calibration.samples, calibration.sequence_length)
-    tokens, identity = token_ids(spec, "train", tokenizer, characters)
-    return calibration_samples(tokens, calibration.samples, calibration.sequence_length, calibration.seed), identity
+    tokens, identity = token_ids(spec, "train", tokenizer, calibration.characters)
+    return calibration_samples(tokens, calibration), identity
