@@ -118,15 +118,19 @@ def _walk(loc: tuple[int | str, ...], data: Any) -> Iterator[tuple[str, str]]:
 
 
 def _message(problem: ErrorDetails) -> str:
-    message, given = problem["msg"].removeprefix("Value error, "), problem["input"]
+    """What is wrong with a value, in the words of YAML instead of Python's, the value, and the nearest right ones."""
+    kind, context, given = problem["type"], problem.get("ctx", {}), problem["input"]
+    message = problem["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    message = message.replace("valid tuple", "list").replace("Tuple should", "List should")
+    known = context.get("expected") if kind == "literal_error" else None
+    if kind == "union_tag_invalid":
+        known, given = context["expected_tags"], context["tag"]
+        message = f"{context['discriminator']} should be one of {known}"
     if isinstance(given, Mapping | BaseModel):
         return message
-    shown = repr(given)
-    shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}..."
-    if problem["type"] == "literal_error":
-        known = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
-        close = difflib.get_close_matches(str(given), known, n=3, cutoff=0.5)
-        shown += f"; nearest: {', '.join(close)}" if close else ""
-    if problem["type"] in ("int_type", "float_type") and isinstance(given, str) and re.fullmatch(r"[-+.\deE]+", given):
+    shown = repr(given) if len(repr(given)) <= LONGEST else f"{repr(given)[:LONGEST]}..."
+    if close := difflib.get_close_matches(str(given), re.findall(r"'([^']*)'", known or ""), n=3, cutoff=0.5):
+        shown += f"; nearest: {', '.join(close)}"
+    if kind in ("int_type", "float_type") and isinstance(given, str) and re.fullmatch(r"[-+.\deE]+", given):
         shown += ", which is text in YAML: write it without quotes, and a power of ten as 1.0e-3"
     return f"{message} (given {shown})"

@@ -41,7 +41,7 @@ class ResultError(RotquantError):
     """A run file or manifest is missing or damaged."""
 
 
-class ConfigError(RotquantError):
+class ConfigError(RotquantError, ValueError):
     """A configuration file or table definition does not satisfy its schema."""
 
 

@@ -339,7 +339,7 @@ CHECKS: dict[str, Callable[..., Results]] = {
     "range_at_least": _range_at_least,
     "best_column": _best_column,
 }
-"""Every kind of check of workflow/schemas/tables.schema.yaml, which says what each asks."""
+"""Every kind of check of `study.checks`, which says what each asks."""
 
 
 def _place(column: str, than: list[str], other: str) -> str:

@@ -20,7 +20,8 @@ from rotquant.reporting.words.markdown import markdown_table
 from rotquant.study.project import Project
 from rotquant.study.results import REPORTS
 from rotquant.study.speed.definitions import SpeedTable
-from rotquant.study.tables import Table, load_targets
+from rotquant.study.tables import Table
+from rotquant.study.targets import load_targets
 from rotquant.study.values import Values, read_values
 
 Status = Literal["computed", "recorded", "not yet"]
@@ -68,17 +69,14 @@ def standings(project: Project) -> dict[str, tuple[Standing, ...]]:
     Reports that are about no paper come last, under the name of their subject.
     """
     data = load_targets(project.root)
-    listed = {target["id"] for target in data["targets"]}
+    listed = {target.id for target in data.targets}
     found: dict[str, tuple[Standing, ...]] = {}
     for paper in subjects(project):
-        targets = [target for target in data["targets"] if target["paper"] == paper]
+        targets = [target for target in data.targets if target.paper == paper]
         tables = [*project.tables.values(), *project.speed.values()]
         own = [table for table in tables if table.paper == paper and table.id not in listed]
         found[paper] = (
-            *(
-                _standing(project, target["id"], paper, target["title"], data["kinds"][target["kind"]])
-                for target in targets
-            ),
+            *(_standing(project, target.id, paper, target.title, data.kinds[target.kind]) for target in targets),
             *(_standing(project, table.id, paper, table.title, "report of our own", listed=False) for table in own),
         )
     return found
@@ -87,9 +85,8 @@ def standings(project: Project) -> dict[str, tuple[Standing, ...]]:
 def subjects(project: Project) -> dict[str, str]:
     """The papers by their short name, with their titles; then what else there are reports about."""
     others = {table.paper: table.paper_title for table in project.speed.values()}
-    return load_targets(project.root)["papers"] | {
-        name: title for name, title in others.items() if name not in load_targets(project.root)["papers"]
-    }
+    papers = load_targets(project.root).papers
+    return papers | {name: title for name, title in others.items() if name not in papers}
 
 
 def totals(scores: Iterable[Score]) -> Score:

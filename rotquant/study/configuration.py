@@ -2,52 +2,70 @@
 
 config/config.yaml is the default, for the models that ship with the project. A further file changes the keys it names,
 or stands alone (`standalone: true`): then nothing of the default is read, so that no setting of the shipped models can
-reach the papers' set-up through a key that config/paper.yaml leaves out. All of it is checked against a JSON schema
-before anything is computed. Nothing here imports torch.
+reach the papers' set-up through a key that config/paper.yaml leaves out. All of it is checked before anything is
+computed. Nothing here imports torch.
 """
 
 import functools
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
-from rotquant.foundation.data import Frozen, first_problem, merge
+from rotquant.foundation.data import first_problem, merge, problem_keys
 from rotquant.foundation.errors import ConfigError, lookup, nearest
-from rotquant.text import CorpusSpec
+from rotquant.foundation.written import Many, Written, read_yaml, some_of
+from rotquant.recipes.corpus import CorpusSpec
+from rotquant.recipes.schemes import LLMQAT, Calibration, OmniQuant, Perplexity, RotationLearning, ZeroShot
 
 DEFAULT = Path("config/config.yaml")
-SCHEMAS = Path("workflow/schemas")
+PAPERS = Path("workflow/papers")
 
-#: Sections that hold for every slot, unless the slot has its own.
-SHARED = ("calibration", "evaluation", "omniquant", "llm_qat", "learning", "zero_shot")
+CalibrationText = Annotated[dict[str, Any], some_of(Calibration, "corpus")]
+EvaluationText = Annotated[dict[str, Any], some_of(Perplexity, "kind", "corpus", "split", "bos")]
+Scaled = dict[Annotated[int, Field(gt=0, strict=False)], Annotated[int, Field(gt=0)]]
+"""The paper's number to the one on a checkpoint; keys are text here, as in JSON."""
 
 
-class Slot(Frozen):
-    """What stands for one of the papers' models.
+class Amounts(Written):
+    """Amounts of data and work: for every slot, unless the slot has its own."""
 
-    group_sizes, outlier_features: the paper's number to this checkpoint's, since both scale with the width; without
-        them, the paper's own.
-    calibration, evaluation, omniquant, llm_qat, learning, zero_shot: amounts of data and work, the configuration's
-        with the slot's own on top.
-    compute: False leaves the slot's columns uncomputed.
-    """
+    calibration: CalibrationText = Field(default_factory=dict)
+    """Text that methods which calibrate read: windows of the train split."""
+    evaluation: EvaluationText = Field(default_factory=dict)
+    """Text that models are evaluated on: windows of the test split, the first `max_windows` of them or all."""
+    omniquant: Annotated[dict[str, Any], some_of(OmniQuant)] = Field(default_factory=dict)
+    """Work of OmniQuant."""
+    llm_qat: Annotated[dict[str, Any], some_of(LLMQAT)] = Field(default_factory=dict)
+    """Amounts of generated text and of training of LLM-QAT."""
+    learning: Annotated[dict[str, Any], some_of(RotationLearning)] = Field(default_factory=dict)
+    """Amounts of work and text behind learned rotations, where a table's row does not say its own."""
+    zero_shot: Annotated[dict[str, Any], some_of(ZeroShot, "kind")] = Field(default_factory=dict)
+    """The tasks behind the zero-shot columns."""
+
+
+class SlotFields(Amounts):
+    """What stands for one of the papers' models, and its own amounts of data and work."""
+
+    checkpoint: Annotated[str, Field(min_length=1)]
+    """A local Hugging Face folder (safetensors and tokenizer) or a hub id, `owner/name` or `owner/name@revision`."""
+    compute: bool = True
+    """false leaves the columns of this slot uncomputed."""
+    batch_size: Annotated[int, Field(gt=0)] = 8
+    """Windows per forward pass; changes speed and memory, not results."""
+    group_sizes: Scaled = Field(default_factory=dict)
+    """The paper's group size to this model's, since it scales with the width; without it, the paper's own."""
+    outlier_features: Scaled = Field(default_factory=dict)
+    """The paper's number of outlier features to this model's; without it, the paper's own."""
+
+
+class Slot(SlotFields):
+    """A slot with the configuration's amounts of data and work under its own."""
 
     name: str
-    checkpoint: str
-    compute: bool = True
-    batch_size: int = 8
-    group_sizes: dict[int, int] = Field(default_factory=dict)
-    outlier_features: dict[int, int] = Field(default_factory=dict)
-    calibration: dict[str, Any] = Field(default_factory=dict)
-    evaluation: dict[str, Any] = Field(default_factory=dict)
-    omniquant: dict[str, Any] = Field(default_factory=dict)
-    llm_qat: dict[str, Any] = Field(default_factory=dict)
-    learning: dict[str, Any] = Field(default_factory=dict)
-    zero_shot: dict[str, Any] = Field(default_factory=dict)
+    """The papers' name of the model."""
 
     def scaled(self, kind: str, number: int) -> int:
         """The paper's group size or number of outlier features on this slot's checkpoint.
@@ -66,21 +84,58 @@ class Slot(Frozen):
         return mapping[number]
 
 
-class Config(Frozen):
-    """The validated configuration.
+class Corpus(CorpusSpec):
+    """The text behind a corpus name that the tables use."""
 
-    trials: how many seeds tables about the distribution over seeds take, 0, 1, ...; None: `seeds`, as others do.
-    layers: the data that it comes from by the name of its file, each on top of those before.
+    name: Annotated[str, Field(min_length=1)]
+    source: Literal["docstrings", "reference", "hub", "local"]
+
+
+class Settings(Written):
+    """What a configuration says beside corpora and slots."""
+
+    device: Literal["cpu", "cuda", "auto"]
+    """Where weights are quantized and models evaluated; auto takes a GPU when there is one."""
+    dtype: Literal["float32", "bfloat16", "float16"]
+    """Floating-point type of the simulated network."""
+    seeds: Annotated[Many[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
+    """Seeds of the random rotations; a row without rotation is computed once."""
+    trials: Annotated[int, Field(gt=0)] | None = None
+    """Tables about the distribution over seeds take the seeds 0 to trials - 1; without it, `seeds`, as others do."""
+    tracking: bool = True
+    """Whether MLflow shows the runs of each report."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed occurs twice")
+        return seeds
+
+
+class ConfigFile(Amounts, Settings):
+    """Which checkpoint stands for each column of the papers' tables, on which text, how much of it, with which seeds.
+
+    It is the whole: a file on top of others names what differs, and takes a key of theirs away by null.
     """
 
-    device: str
-    dtype: str
-    seeds: tuple[int, ...]
-    trials: int | None = None
-    tracking: bool = True
+    standalone: bool = False
+    """Whether nothing of config/config.yaml lies below this file."""
+    calibration: CalibrationText
+    evaluation: EvaluationText
+    corpora: Annotated[dict[str, Corpus], Field(min_length=1)]
+    """The text behind each corpus name that the tables use."""
+    slots: Annotated[dict[str, SlotFields], Field(min_length=1)]
+    """The papers' models by the names of the tables' columns, and what stands for each of them."""
+
+
+class Config(Settings):
+    """The validated configuration."""
+
     corpora: dict[str, CorpusSpec]
     slots: dict[str, Slot]
     layers: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude=True, repr=False)
+    """The data that it comes from by the name of its file, each on top of those before."""
 
     @property
     def alone(self) -> dict[str, Any]:
@@ -110,34 +165,26 @@ def load_config(
         options: what Snakemake's --config says.
 
     Raises:
-        ConfigError: a missing or unreadable file, or a key that does not satisfy the schema (the sentence names both).
+        ConfigError: a missing or unreadable file, or a key that does not fit (the sentence names both).
     """
     layers = read_layers(overrides, root)
     if options:
         layers["--config"] = _typed(options)
     data = plain(merged(layers))
-    problem = find_problem(data, "config", root)
-    if problem is not None:
-        path, what = problem
-        mistyped = path[:-1] == ["slots"]  # which then looks like a new one that lacks something
-        what += nearest(path[-1], [name for name in data["slots"] if name != path[-1]]) if mistyped else ""
-        raise ConfigError(f"{named(layers, path)}: {what}.")
-    corpora = {name: _corpus(fields, name, layers) for name, fields in data["corpora"].items()}
-    shared = {section: data.get(section, {}) for section in SHARED}
-    slots = {}
-    for name, fields in data["slots"].items():
-        own = {section: merge(values, fields.get(section, {})) for section, values in shared.items()}
-        slots[name] = Slot.model_validate({**fields, **own, "name": name})
-    top = {key: data[key] for key in ("device", "dtype", "seeds", "trials", "tracking") if key in data}
-    return Config.model_validate({**top, "corpora": corpora, "slots": slots, "layers": layers})
-
-
-def _corpus(fields: dict[str, Any], name: str, layers: Mapping[str, dict[str, Any]]) -> CorpusSpec:
     try:
-        return CorpusSpec.model_validate(fields)
+        said = ConfigFile.model_validate(data)
     except ValidationError as error:
-        place = ("corpora", name)
-        raise ConfigError(f"{named(layers, place)}: {'.'.join(place)}: {first_problem(error)}.") from None
+        keys = problem_keys(error, data)
+        mistyped = keys[:-1] == ("slots",)  # which then looks like a new one that lacks something
+        others = nearest(keys[-1], [name for name in data["slots"] if name != keys[-1]]) if mistyped else ""
+        raise ConfigError(f"{named(layers, keys)}: {first_problem(error, data)}{others}.") from None
+    slots = {}
+    for name, slot in said.slots.items():
+        own = {section: merge(getattr(said, section), getattr(slot, section)) for section in Amounts.model_fields}
+        slots[name] = Slot.model_validate({**dict(slot), **own, "name": name})
+    corpora = {name: CorpusSpec.model_validate(dict(corpus)) for name, corpus in said.corpora.items()}
+    shared = {key: getattr(said, key) for key in Settings.model_fields}
+    return Config.model_validate({**shared, "corpora": corpora, "slots": slots, "layers": layers})
 
 
 def read_layers(overrides: Sequence[str | Path], root: Path) -> dict[str, dict[str, Any]]:
@@ -168,17 +215,17 @@ def named(layers: Mapping[str, dict[str, Any]], path: Sequence[str]) -> str:
 
 
 def find_root(start: Path | None = None) -> Path:
-    """The project folder: `start` (default: the working folder) or the nearest parent with config/config.yaml.
+    """The project folder: `start` (default: the working folder) or the nearest parent with a configuration and papers.
 
     Raises:
         ConfigError: when there is none.
     """
     start = (start or Path.cwd()).resolve()
     for folder in [start, *start.parents]:
-        if (folder / DEFAULT).is_file() and (folder / SCHEMAS).is_dir():
+        if (folder / DEFAULT).is_file() and (folder / PAPERS).is_dir():
             return folder
     raise ConfigError(
-        f"{start} is not inside a rotquant project: neither it nor a parent holds {DEFAULT} and {SCHEMAS}/."
+        f"{start} is not inside a rotquant project: neither it nor a parent holds {DEFAULT} and {PAPERS}/."
     )
 
 
@@ -188,82 +235,6 @@ def plain(data: Any) -> Any:
     if isinstance(data, dict):
         return {str(key): plain(value) for key, value in data.items() if value is not None}
     return [plain(value) for value in data] if isinstance(data, list) else data
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a YAML mapping.
-
-    Raises:
-        ConfigError: a missing file, invalid YAML, a key that occurs twice, or something that is not a mapping.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-        node = loader.get_single_node()
-        _check_keys(node, str(path))
-        data = None if node is None else loader.construct_document(node)
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist.") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not valid YAML: {reason}.") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold a mapping of keys to values.")
-    return data
-
-
-def _check_keys(node: yaml.Node | None, where: str, above: tuple[yaml.Node, ...] = ()) -> None:
-    """Refuse a mapping that names a key twice, of which YAML keeps the last, and an alias inside of what it names."""
-    if node in above:
-        raise ConfigError(f"{where}, line {node.start_mark.line + 1}: an alias stands inside of what it names.")
-    if isinstance(node, yaml.MappingNode):
-        seen: set[tuple[str, str]] = set()
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
-                line = key.start_mark.line + 1
-                raise ConfigError(f"{where}, line {line}: the key {key.value!r} occurs twice in one mapping.")
-            seen.add((key.tag, str(key.value)))
-            _check_keys(value, where, (*above, node))
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _check_keys(value, where, (*above, node))
-
-
-def validate(data: Any, schema: str, where: str, root: Path = Path()) -> None:
-    """Check `data` against workflow/schemas/<schema>.schema.yaml.
-
-    Raises:
-        ConfigError: one sentence about the most telling problem: the file, the key, what is wrong.
-    """
-    problem = find_problem(data, schema, root)
-    if problem is not None:
-        raise ConfigError(f"{where}: {problem[1]}.")
-
-
-def find_problem(data: Any, schema: str, root: Path = Path()) -> tuple[list[str], str] | None:
-    """The most telling problem of `data` under workflow/schemas/<schema>.schema.yaml: where it is, and a sentence that
-    says so too; None where there is none."""
-    from jsonschema.exceptions import best_match
-
-    error = best_match(_validator(schema, root).iter_errors(data))
-    if error is None:
-        return next((([*path], f"{'.'.join(path)}: {value} is not finite") for path, value in _not_finite(data)), None)
-    path = [str(part) for part in error.absolute_path]
-    key, what = _explain(error)
-    return [*path, *key], f"{'.'.join(path)}: {what}" if path else what
-
-
-def _not_finite(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Numbers that are inf or nan, which a schema's bounds let pass, and where they stand."""
-    if isinstance(data, dict | list):
-        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
-            yield from _not_finite(value, (*path, str(key)))
-    elif isinstance(data, float) and not math.isfinite(data):
-        yield path, data
 
 
 def _holds(data: Any, path: Sequence[str]) -> bool:
@@ -292,26 +263,3 @@ def _shown(path: str | Path, root: Path) -> str:
     """A file's name in sentences: relative to the project where it lies inside."""
     whole, top = Path(path).resolve(), root.resolve()
     return whole.relative_to(top).as_posix() if whole.is_relative_to(top) else str(path)
-
-
-@functools.cache
-def _validator(schema: str, root: Path) -> Any:
-    from jsonschema import Draft202012Validator
-
-    return Draft202012Validator(read_yaml(root / SCHEMAS / f"{schema}.schema.yaml"))
-
-
-def _explain(error: Any) -> tuple[list[str], str]:
-    """The wrong key at the place of a schema's error, if that is what is wrong, and what is; with the nearest valid
-    names where a name is unknown."""
-    if error.validator == "additionalProperties" and error.validator_value is False:
-        known = list(error.schema.get("properties", {}))
-        unknown = next(key for key in error.instance if key not in known)
-        return [unknown], f"unknown key {unknown!r}{nearest(unknown, known)}"
-    if error.validator == "enum":
-        known = [str(value) for value in error.validator_value]
-        return [], f"{error.instance!r} is none of {', '.join(known)}{nearest(str(error.instance), known)}"
-    if error.validator == "required":
-        missing = next(key for key in error.validator_value if key not in error.instance)
-        return [], f"key {missing!r} is missing"
-    return [], str(error.message)

@@ -5,7 +5,6 @@ counts to it. Nothing here computes and nothing here imports torch.
 """
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,17 +20,17 @@ from rotquant.models.checkpoints import checkpoint_digest
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Run, check_widths, override_all
 from rotquant.recipes.schemes import Metric
-from rotquant.study.configuration import Config, Slot, find_root, load_config
+from rotquant.study.configuration import PAPERS, Config, Slot, find_root, load_config
 from rotquant.study.quantities import Quantity, quantities
 from rotquant.study.resolution import check_names, resolve, resolve_metric, site_widths
 from rotquant.study.speed.definitions import SpeedTable
 from rotquant.study.speed.loading import SPEED_FILE, load_speed
 from rotquant.study.tables import (
-    PAPERS,
     Column,
     Published,
     Row,
     Table,
+    in_order,
     load_tables,
     published_deviations,
     published_values,
@@ -336,7 +335,7 @@ def load_project(
             if table.id in found:
                 raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
             found[table.id] = table
-    tables = {table.id: table for table in sorted(found.values(), key=_natural)}
+    tables = {table.id: table for table in sorted(found.values(), key=in_order)}
     config = config or load_config(overrides, root)
     check_names(config, tables, root)
     return Project(root, config, tables)
@@ -352,9 +351,3 @@ def _known(found: Mapping[str, T], key: str, missing: str) -> T:
 def task_set(run: Run) -> str | None:
     """The key of the tasks that a run is measured on; None for other metrics."""
     return short_hash(canonical_json(run.metric.model_dump(mode="json"))) if run.metric.kind == "zero_shot" else None
-
-
-def _natural(table: Table) -> tuple[Any, ...]:
-    """Sorts by paper, then tables, figures, our own reports, and table 2 before table 10."""
-    rank = next((i for i, kind in enumerate(("table", "figure")) if table.label.startswith(kind)), 2)
-    return table.paper, rank, int(re.sub(r"\D", "", table.label) or 0), table.label

@@ -13,10 +13,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError, nearest
+from rotquant.foundation.written import read_yaml
 from rotquant.metrics.zeroshot.suites import task_names
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Metric, ZeroShot
-from rotquant.study.configuration import DEFAULT, Config, Slot, read_yaml
+from rotquant.study.configuration import DEFAULT, Config, Slot
 from rotquant.study.tables import Table
 
 _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)

@@ -1,118 +1,181 @@
 """Tables as data: rows, columns, metrics, the paper's numbers and its claims, read from workflow/papers/<paper>/.
 
-Everything is validated on reading, by a JSON schema and by names that must refer to each other. Nothing here expands
-recipes (see `rotquant.study.project`), computes or imports torch.
+Everything is validated on reading, names that must refer to each other too. Nothing here expands recipes (see
+`study.project`), computes or imports torch.
 """
 
 import csv
 import math
+import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
-from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.study.configuration import read_yaml, validate
+from rotquant.foundation.written import Many, Written, parse, read_yaml, some_of
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import Metric
+from rotquant.study.checks import Claim, Names, named_by
 
-PAPERS = Path("workflow/papers")
-TARGETS = Path("config/targets.yaml")
+P = TypeVar("P", bound=Written)
 
 Published = dict[tuple[str, str, str], float | None]
 """The paper's numbers by (row, column, quantity); None where the paper prints a dash."""
 
+Suite = Literal["paper", "shipped"]
+BY_SUITE: dict[str, Any] = {
+    "tasks": Many[str] | dict[Suite, Many[str]] | None,
+    "limit": Annotated[int, Field(gt=0)] | dict[Suite, Annotated[int, Field(gt=0)]] | None,
+}
+"""What a table may say for each suite of zero-shot tasks, since suites differ."""
 
-class Column(Frozen):
-    """A column as printed, and the slot of the configuration it is computed on.
+METRICS: dict[str, Any] = {kind.model_fields["kind"].default: kind for kind in get_args(get_args(Metric)[0])}
+_OF_EACH_KIND = create_model("Metrics", __base__=Written, **{name: (kind, None) for name, kind in METRICS.items()})
 
-    published: CSV of the paper's numbers where they stand in another table; None for the table's own.
-    """
+Changes = Annotated[dict[str, Any], some_of(Recipe)]
+"""Changes to a recipe, nested as the recipe is."""
+
+
+class Column(Written):
+    """A column as printed, and the slot of the configuration it is computed on; a text in place of it is both."""
 
     name: str
+    """As printed."""
     slot: str
+    """The slot of the configuration that this column is computed on."""
     published: str | None = None
+    """CSV of the paper's numbers where they stand in another table, relative to this file; else the table's own."""
 
 
-class Row(Frozen):
-    """A row as printed: its name, what stands beside it, and its recipe as a preset with changes.
-
-    not_computed: in place of a method, why the row holds the paper's numbers alone.
-    columns: further changes to the recipe in single columns.
-    metrics: changes to the table's metrics in this row, by kind.
-    """
+class Row(Written):
+    """A row as printed: its name, what stands beside it, and its recipe as a preset with changes."""
 
     name: str
-    labels: tuple[str | int | float, ...] = ()
+    """As printed."""
+    labels: Many[str | int | float] = ()
+    """What stands in the label columns."""
     method: str | None = None
-    not_computed: str | None = None
-    recipe: dict[str, Any] = Field(default_factory=dict)
-    columns: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    metrics: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """A preset, see `rotquant methods`. A row has this or `not_computed`."""
+    not_computed: Annotated[str, Field(min_length=1)] | None = None
+    """Why this row shows the paper's numbers and none of ours."""
+    recipe: Changes = Field(default_factory=dict)
+    """Changes to the method's recipe."""
+    columns: dict[str, Changes] = Field(default_factory=dict)
+    """Further changes to the recipe in single columns, by column."""
+    metrics: Annotated[dict[str, dict[str, Any]], some_of(_OF_EACH_KIND, **BY_SUITE)] = Field(default_factory=dict)
+    """Changes to the table's metrics in this row, by kind."""
+
+    @model_validator(mode="after")
+    def _has_a_method_or_a_reason(self) -> Self:
+        if (self.method is None) == (self.not_computed is None):
+            raise ValueError("a row has a method, or says why it is not computed")
+        return self
 
 
-class Claim(Frozen):
-    """A statement of the paper about a table, with its section and the check that decides it (`reporting.claims`).
+class Figure(Written):
+    """The figure that goes with a table."""
 
-    note: where the check departs from the paper's words. if_it_fails: why a small model may differ.
-    """
-
-    text: str
-    section: str
-    note: str | None = None
-    if_it_fails: str | None = None
-    columns: tuple[str, ...] | None = None
-    quantity: str | None = None
-    check: dict[str, dict[str, Any]]
-
-
-class Figure(Frozen):
-    """The figure that goes with a table.
-
-    x: title of the horizontal axis of `lines` (None: the last label column).
-    over: row that `relative_increase` draws changes against (None: the table's baseline).
-    rows: which are drawn, by `relative_increase` and `tasks` beside that one (None: all).
-    """
-
-    kind: str
+    kind: Literal[
+        "relative_increase", "lines", "tasks", "magnitudes", "outliers", "distribution", "range_use", "learning"
+    ]
+    """What is drawn."""
     caption: str
+    """What the figure shows."""
     x: str | None = None
+    """Title of the horizontal axis of `lines`; default the last label column's."""
     over: str | None = None
-    rows: tuple[str, ...] | None = None
+    """Row that `relative_increase` draws changes against; default the table's baseline."""
+    rows: Names | None = None
+    """Rows that are drawn, by `relative_increase` and `tasks` beside the one that these are compared with; else all."""
 
 
-class Table(Frozen):
-    """One table or figure of a paper, or a report of our own.
+class Titled(Written):
+    """What every table or figure says of itself."""
 
-    repeats: with which seeds what is random is computed: the configuration's first, all of them, or its `trials`.
-    published: path of the paper's numbers.
-    """
-
-    id: str
-    paper: str
-    paper_title: str
+    id: Annotated[str, Field(pattern="^[a-z0-9]+_[a-z0-9]+$")]
+    """`<paper>_table<N>` or `<paper>_figure<N>`; a report of our own has a word in its place."""
     title: str
+    """As shown, in our words."""
     section: str
+    """Where it stands in the paper."""
     caption: str
-    notes: tuple[str, ...] = ()
-    metrics: tuple[dict[str, Any], ...]
-    columns: tuple[Column, ...]
-    label_columns: tuple[str, ...] = ()
-    baseline: str
-    repeats: Literal["once", "seeds", "trials"] = "seeds"
-    rows: tuple[Row, ...]
+    """What it shows, in our own words."""
+    notes: Many[str] = ()
+    """Remarks printed under it, such as settings that the paper leaves open."""
     published: str | None = None
-    claims: tuple[Claim, ...]
-    figure: Figure | None = None
-
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _names_are_slots(cls, columns: Any) -> Any:
-        return [{"name": column, "slot": column} if isinstance(column, str) else column for column in columns]
+    """CSV of the paper's numbers, relative to this file; none where the paper prints no numbers."""
 
     @property
     def label(self) -> str:
         """The part after the paper's name: "table1", "figure1", "switches"."""
-        return self.id.removeprefix(f"{self.paper}_")
+        return self.id.partition("_")[2]
+
+
+class TableFields(Titled):
+    """One table or figure of a paper, or a report of our own."""
+
+    metrics: Annotated[Many[Annotated[dict[str, Any], some_of(Metric, **BY_SUITE)]], Field(min_length=1)]
+    """What is measured for each cell. The first one is the table's main metric."""
+    columns: Annotated[Many[Column], Field(min_length=1)]
+    """The columns; a text is a slot of the configuration and its own name."""
+    label_columns: Many[str] = ()
+    """Further columns printed between a row's name and its values, as in the paper."""
+    baseline: str
+    """The row that losses are relative to."""
+    repeats: Literal["once", "seeds", "trials"] = "seeds"
+    """How often what is random is repeated: `once`, with the configuration's first seed; with all its `seeds`; or
+    `trials` times, for a distribution over seeds."""
+    rows: Annotated[Many[Row], Field(min_length=1)]
+    """The rows."""
+    claims: Many[Claim]
+    """What the paper says about the numbers."""
+    figure: Figure | None = None
+    """The figure that goes with it."""
+
+    @field_validator(
+        "columns", mode="before", json_schema_input_type=Annotated[list[str | Column], Field(min_length=1)]
+    )
+    @classmethod
+    def _names_are_slots(cls, columns: Any) -> Any:
+        if not isinstance(columns, list | tuple):
+            return columns
+        return [{"name": column, "slot": column} if isinstance(column, str) else column for column in columns]
+
+    @model_validator(mode="after")
+    def _names_refer_to_something(self) -> Self:
+        rows = {row.name: row for row in self.rows}
+        columns = {column.name: column for column in self.columns}
+        if len(rows) < len(self.rows):
+            raise ValueError("rows: a row name occurs twice")
+        if len(columns) < len(self.columns):
+            raise ValueError("columns: a column name occurs twice")
+        drawn = (self.figure.over or self.baseline, *(self.figure.rows or ())) if self.figure else ()
+        for place, name in (("baseline", self.baseline), *(("figure", name) for name in drawn)):
+            if lookup(rows, name, f"{place}: unknown row").method is None:
+                raise ValueError(f"row {name!r} is not computed, so nothing can be relative to it or drawn")
+        kinds = {metric["kind"] for metric in self.metrics}
+        for row in self.rows:
+            if len(row.labels) != len(self.label_columns):
+                labels = f"{len(row.labels)} labels for {len(self.label_columns)} label columns"
+                raise ValueError(f"rows.{row.name}: {labels}")
+            for column in row.columns:
+                lookup(columns, column, f"rows.{row.name}.columns: unknown column")
+            for kind in row.metrics.keys() - kinds:
+                raise ValueError(f"rows.{row.name}.metrics: the table measures no {kind!r}")
+        for number, claim in enumerate(self.claims):
+            for kind, name in named_by(claim):
+                lookup(rows if kind == "row" else columns, name, f"claims.{number}: unknown {kind}")
+        return self
+
+
+class Table(TableFields):
+    """A table with what its file says of the paper; paths are relative to the project."""
+
+    paper: str
+    """The paper's short name."""
+    paper_title: str
+    """The paper's title."""
 
     @property
     def computed_rows(self) -> tuple[Row, ...]:
@@ -136,22 +199,43 @@ class Table(Frozen):
         return lookup({column.name: column for column in self.columns}, name, f"table {self.id}: unknown column")
 
 
+class TableFile(Written):
+    """A table is data: what each cell computes, what the paper printed there, and what the paper claims about it."""
+
+    paper: Annotated[str, Field(pattern="^[a-z0-9]+$")]
+    """The paper's short name, with which the ids of its tables begin."""
+    title: str
+    """The paper's title."""
+    tables: Annotated[Many[TableFields], Field(min_length=1)]
+    """The tables."""
+
+
+def in_order(table: Any) -> tuple[Any, ...]:
+    """Sorts tables of any kind by paper, then tables, figures, our own reports, and table 2 before table 10."""
+    rank = next((i for i, kind in enumerate(("table", "figure")) if table.label.startswith(kind)), 2)
+    return table.paper, rank, int(re.sub(r"\D", "", table.label) or 0), table.label
+
+
 def load_tables(path: Path, root: Path) -> list[Table]:
-    """Read and validate one paper's tables.yaml.
+    """Read and validate a file of one paper's tables.
 
     Raises:
         ConfigError: a problem with a key (the sentence names it), an unknown name in a claim, a wrong number of labels.
     """
-    data = read_yaml(path)
     relative = path.relative_to(root)
-    validate(data, "tables", str(relative), root)
+    file = parse(TableFile, read_yaml(path), str(relative))
     tables = []
-    for fields in data["tables"]:
-        common = {"paper": data["paper"], "paper_title": data["title"]}
-        table = Table.model_validate(_with_paths({**fields, **common}, relative.parent))
-        _check(table, str(relative), root)
-        tables.append(table)
+    for fields in file.tables:
+        said = dict(_with_path(fields, relative.parent)) | {"paper": file.paper, "paper_title": file.title}
+        said["columns"] = tuple(_with_path(column, relative.parent) for column in fields.columns)
+        tables.append(Table.model_validate(said))
+        _check_published(tables[-1], str(relative), root)
     return tables
+
+
+def _with_path(part: P, folder: Path) -> P:
+    """A table or column whose path of published values is relative to the project instead of its file."""
+    return part.model_copy(update={"published": part.published and (folder / part.published).as_posix()})
 
 
 def published_values(table: Table, root: Path) -> Published:
@@ -188,11 +272,6 @@ def read_published(path: Path, field: str = "value") -> Published:
         raise ConfigError(f"published values {path}: {error}; write a number, or - where the paper has none.") from None
 
 
-def load_targets(root: Path) -> dict[str, Any]:
-    """config/targets.yaml: every table and figure of the papers, as {papers, kinds, targets}."""
-    return read_yaml(root / TARGETS)
-
-
 def _of_all_columns(table: Table, root: Path, field: str) -> Published:
     """A field of the table's own published values, and of the columns that stand in other tables."""
     values = {} if table.published is None else read_published(root / table.published, field)
@@ -204,20 +283,6 @@ def _of_all_columns(table: Table, root: Path, field: str) -> Published:
     return values
 
 
-def _with_paths(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Paths of published values relative to the project instead of the table's file."""
-    fields = dict(fields)
-    if "published" in fields:
-        fields["published"] = (folder / fields["published"]).as_posix()
-    fields["columns"] = [
-        {**column, "published": (folder / column["published"]).as_posix()}
-        if isinstance(column, dict) and "published" in column
-        else column
-        for column in fields["columns"]
-    ]
-    return fields
-
-
 def _number(text: str) -> float | None:
     if text.strip() in ("-", ""):
         return None
@@ -227,54 +292,12 @@ def _number(text: str) -> float | None:
     return value
 
 
-def _check(table: Table, where: str, root: Path) -> None:
-    """What a schema cannot say: names that refer to each other, and as many labels as label columns."""
-    where = f"{where}: tables.{table.id}"
-    names = [row.name for row in table.rows]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"{where}.rows: a row name occurs twice.")
-    computed = [table.row(table.baseline)]
-    if table.figure is not None:
-        computed += [table.row(name) for name in (table.figure.over or table.baseline, *(table.figure.rows or ()))]
-    for row in computed:
-        if row.method is None:
-            raise ConfigError(f"{where}: row {row.name!r} is not computed, so nothing can be relative to it or drawn.")
-    kinds = [metric["kind"] for metric in table.metrics]
-    for row in table.rows:
-        if (row.method is None) == (row.not_computed is None):
-            raise ConfigError(f"{where}.rows.{row.name}: a row has a method, or says why it is not computed.")
-        if len(row.labels) != len(table.label_columns):
-            raise ConfigError(
-                f"{where}.rows.{row.name}: {len(row.labels)} labels for {len(table.label_columns)} label columns."
-            )
-        for column in row.columns:
-            table.column(column)
-        for kind in row.metrics:
-            if kind not in kinds:
-                raise ConfigError(f"{where}.rows.{row.name}.metrics: the table measures no {kind!r}.")
-    for claim in table.claims:
-        _check_claim(table, claim)
+def _check_published(table: Table, where: str, root: Path) -> None:
+    """The paper's numbers are there, and of rows and columns that the table has."""
+    where = f"{where}: tables.{table.id}.published"
+    rows, columns = ({part.name: part for part in parts} for parts in (table.rows, table.columns))
     if table.published is not None:
         for row, column, _ in read_published(root / table.published):
-            table.row(row)
-            table.column(column)
+            lookup(rows, row, f"{where}: unknown row")
+            lookup(columns, column, f"{where}: unknown column")
     published_values(table, root)
-
-
-def _check_claim(table: Table, claim: Claim) -> None:
-    """Rows and columns that a claim names exist."""
-    ((kind, arguments),) = claim.check.items()
-    columns_paired = kind == "loss_larger"
-    for column in claim.columns or ():
-        table.column(column)
-    for key, value in arguments.items():
-        if key in ("row", "over"):
-            table.row(value)
-        elif key == "column":
-            table.column(value)
-        elif key in ("than", "rows"):
-            for name in value:
-                table.row(name)
-        elif key == "pairs":
-            for name in (name for pair in value for name in pair):
-                (table.column if columns_paired else table.row)(name)

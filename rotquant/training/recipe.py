@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import ConfigError
-from rotquant.study.configuration import read_yaml
+from rotquant.foundation.written import read_yaml
 from rotquant.text import CorpusSpec
 
 

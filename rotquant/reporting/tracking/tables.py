@@ -26,7 +26,8 @@ from rotquant.reporting.tracking.store import (
 )
 from rotquant.study.project import Project
 from rotquant.study.results import RunResult, rotations_of, run_path
-from rotquant.study.tables import Table, load_targets
+from rotquant.study.tables import Table
+from rotquant.study.targets import load_targets
 from rotquant.study.values import Values, collect
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, 
 
     The paper's own tables come first.
     """
-    listed = [target["id"] for target in load_targets(project.root)["targets"]]
+    listed = [target.id for target in load_targets(project.root).targets]
     names = [name for name, table in project.tables.items() if table.paper == paper]
     found: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for name in sorted(names, key=lambda name: listed.index(name) if name in listed else len(listed)):

@@ -1,18 +1,17 @@
 """Speed tables read from workflow/papers/<paper>/speed.yaml, and everything in them checked before anything runs."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from rotquant.bench.registry import find
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.study.configuration import read_yaml
+from rotquant.foundation.written import read_yaml
 from rotquant.study.speed.definitions import SpeedTable, matches, rows
 from rotquant.study.speed.published import references
+from rotquant.study.tables import in_order
 
 #: Where speed tables stand: with each paper, and apart those that are of none.
 SPEED_FILE = "*/speed.yaml"
@@ -35,7 +34,7 @@ def load_speed(root: Path) -> dict[str, SpeedTable]:
     for table in found.values():
         for part in table.drawing.parts if table.drawing else ():
             lookup(found, part.table, f"figure {table.id}: unknown table").grid(part.grid).column(part.column)
-    return dict(sorted(found.items(), key=lambda item: _natural(item[1])))
+    return dict(sorted(found.items(), key=lambda item: in_order(item[1])))
 
 
 def _load(path: Path, root: Path) -> Iterator[SpeedTable]:
@@ -77,9 +76,3 @@ def _check(table: SpeedTable, root: Path) -> None:
     if len(devices) > 1:
         raise ConfigError(f"table {table.id}: its benchmarks measure {' and '.join(devices)}, and a record is of one.")
     references(table, root)
-
-
-def _natural(table: SpeedTable) -> tuple[Any, ...]:
-    """Sorts by paper, then tables and figures, and table 2 before table 10."""
-    rank = next((i for i, kind in enumerate(("table", "figure")) if table.label.startswith(kind)), 2)
-    return table.paper, rank, int(re.sub(r"\D", "", table.label) or 0), table.label

@@ -1,0 +1,138 @@
+"""Files that people write in YAML: read, validated by one pydantic model a kind of file, refused in one sentence.
+
+The sentence names the file, the key and what would be right. The same models give the JSON schemas with which editors
+complete and check the files (`study.schemas`). Nothing here knows what the data is about.
+"""
+
+import functools
+import types
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model
+from pydantic_core import CoreSchema, core_schema
+
+from rotquant.foundation.data import Frozen, first_problem
+from rotquant.foundation.errors import ConfigError
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+Many = Annotated[tuple[T, ...], Field(strict=False)]
+"""A list in YAML."""
+
+
+class Written(Frozen):
+    """A mapping in YAML: as `Frozen`, and no value is taken for one of another type, such as true for 1."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class AsData:
+    """Annotates a dict that is validated as a model and kept as plain data, the given fields alone."""
+
+    def __init__(self, model: Any) -> None:
+        """`model`: a model, or a union of several."""
+        self.model = model
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """What pydantic validates by; a dict is written as it is."""
+        return core_schema.no_info_after_validator_function(
+            lambda given: given.model_dump(exclude_unset=True),
+            handler.generate_schema(self.model),
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda data: data),
+        )
+
+
+def some_of(model: Any, *without: str, **instead: Any) -> AsData:
+    """Annotates a dict of some fields of a model, those that it changes, nested as the model is.
+
+    Names and values are checked as the model's own; that they fit together is not, since the others are elsewhere.
+
+    Args:
+        without: fields that cannot be changed, as "corpus" or "text.corpus".
+        instead: types that fields have here, by name.
+    """
+    return AsData(_partial(model, without, tuple(instead.items())))
+
+
+@functools.cache
+def _partial(kind: Any, without: tuple[str, ...] = (), instead: tuple[tuple[str, Any], ...] = ()) -> Any:
+    """A type in which models have all of their fields optional, and tuples are lists as YAML has them."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return _partial_model(kind, without, dict(instead))
+    if origin in (Union, types.UnionType):
+        return Union[tuple(_partial(argument, without, instead) for argument in arguments)]  # noqa: UP007
+    if origin is Annotated:
+        return Annotated[(_partial(arguments[0], without, instead), *arguments[1:])]
+    return Annotated[kind, Field(strict=False)] if origin is tuple else kind
+
+
+def _partial_model(model: type[BaseModel], without: tuple[str, ...], instead: dict[str, Any]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        inner = tuple(path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}."))
+        if name in instead:
+            fields[name] = (instead[name], None)
+        elif name not in without:
+            fields[name] = (Annotated[(_partial(field.annotation, inner), *field.metadata, Field())], None)
+    made = create_model(model.__name__, __base__=Written, __doc__=model.__doc__, **fields)
+    made.described_by = model
+    return made
+
+
+def parse(model: type[M], data: Any, where: str) -> M:
+    """The data of a file as a model.
+
+    Raises:
+        ConfigError: data that the model refuses; the sentence begins with `where` and names the key.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {first_problem(error, data)}.") from None
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a YAML mapping.
+
+    Raises:
+        ConfigError: a missing file, invalid YAML, a key that occurs twice, or something that is not a mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+        node = loader.get_single_node()
+        _check_keys(node, str(path))
+        data = None if node is None else loader.construct_document(node)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not valid YAML: {reason}.") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys to values.")
+    return data
+
+
+def _check_keys(node: yaml.Node | None, where: str, above: tuple[yaml.Node, ...] = ()) -> None:
+    """Refuse a mapping that names a key twice, of which YAML keeps the last, and an alias inside of what it names."""
+    if node in above:
+        raise ConfigError(f"{where}, line {node.start_mark.line + 1}: an alias stands inside of what it names.")
+    if isinstance(node, yaml.MappingNode):
+        seen: set[tuple[str, str]] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                line = key.start_mark.line + 1
+                raise ConfigError(f"{where}, line {line}: the key {key.value!r} occurs twice in one mapping.")
+            seen.add((key.tag, str(key.value)))
+            _check_keys(value, where, (*above, node))
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _check_keys(value, where, (*above, node))
