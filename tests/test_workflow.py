@@ -131,7 +131,7 @@ def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(com
     computed.edit("rotquant/reporting/pages/page.py", "def page(", "broken syntax\ndef page(")
     status, output = computed.snakemake(REPORT)
     assert status != 0
-    assert "markdown.py is not valid Python" in output  # found before anything is run
+    assert "page.py is not valid Python" in output  # found before anything is run
     computed.edit("rotquant/reporting/pages/page.py", "broken syntax\ndef page(", "def page(")
     computed.edit("rotquant/reporting/pages/page.py", "# {title(table)", "# {table.no_such_field}{title(table)")
     assert computed.snakemake(REPORT)[0] != 0
