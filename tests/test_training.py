@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rotquant.foundation.errors import ConfigError
+from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.models.architectures import architecture_of
 from rotquant.text import CorpusSpec
 from rotquant.training import TrainingConfig, model_card, prepare_data, train
@@ -87,12 +87,12 @@ def test_an_interrupted_training_ends_in_the_same_bits(config, data_dir, trained
     folder, curve = trained
     assert train(config, tmp_path / "tiny", data_dir=data_dir, stop_after=7) is None
     assert not (tmp_path / "tiny").exists()
-    assert (tmp_path / "tiny.state.pt").is_file()
+    assert (tmp_path / "tiny.state.safetensors").is_file()
     resumed = train(config, tmp_path / "tiny", data_dir=data_dir)
     assert resumed["loss_by_step"] == [tuple(point) for point in curve["loss_by_step"]]
     ours, theirs = weights(tmp_path / "tiny"), weights(folder)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert not (tmp_path / "tiny.state.pt").exists()
+    assert not (tmp_path / "tiny.state.safetensors").exists()
 
 
 def test_training_says_how_far_it_is_with_its_last_loss_and_perplexity(
@@ -109,7 +109,7 @@ def test_training_says_how_far_it_is_with_its_last_loss_and_perplexity(
 def test_a_resume_file_of_another_recipe_is_refused(config, data_dir, tmp_path):
     train(config, tmp_path / "tiny", data_dir=data_dir, stop_after=1)
     other = config.model_copy(update={"learning_rate": 0.02})
-    with pytest.raises(ConfigError, match="written by another recipe"):
+    with pytest.raises(ResultError, match="belongs to another learning"):
         train(other, tmp_path / "tiny", data_dir=data_dir)
 
 

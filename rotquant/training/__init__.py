@@ -32,7 +32,7 @@ def train(
     """Train a model and write it to `output_dir` as a Hugging Face folder; return its curve and final figures.
 
     The folder holds bf16 safetensors, config.json, the tokenizer, curve.json, recipe.json and MODEL_CARD.md. Progress
-    is kept in the file `<output_dir>.state.pt` beside it and continued from there by the same recipe.
+    is kept in the file `<output_dir>.state.safetensors` beside it and continued from there by the same recipe.
 
     Args:
         config: the recipe.
@@ -44,17 +44,16 @@ def train(
 
     Raises:
         CorpusError: the corpus cannot be read.
-        ConfigError: the resume file belongs to another recipe.
+        ResultError: the resume file belongs to another recipe or is damaged.
+        RotquantError: the loss is not finite.
     """
     from rotquant.training.trainer import Trainer
 
     data = prepare_data(config, data_dir)
     output_dir = Path(output_dir)
     trainer = Trainer(config, data, device, compile=compile)
-    state_file = output_dir.with_name(output_dir.name + ".state.pt")
-    trainer.resume(state_file)
-    trainer.run(state_file, stop_after)
-    if trainer.step < config.steps:
+    state_file = output_dir.with_name(output_dir.name + ".state.safetensors")
+    if not trainer.run(state_file, stop_after):
         return None
     curve = trainer.curve()
     with atomic_directory(output_dir) as folder:
