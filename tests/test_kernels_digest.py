@@ -7,41 +7,48 @@ from pathlib import Path
 import pytest
 
 from rotquant.bench.registry import BENCHMARKS
-from rotquant.study import digests as provenance
-from rotquant.study.digests import kernel_sources
+from rotquant.study.digests import SOURCES
+from rotquant.study.sources import Sources
 
-MODULE = "rotquant.bench.gpu.transforms"
+ENTRY = BENCHMARKS["transform"].entry
 
 
 @pytest.fixture
-def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """The digest of a benchmark after a comment was added to one of the CUDA sources."""
-    shutil.copytree(provenance.KERNELS, tmp_path / "kernels")
-    monkeypatch.setattr(provenance, "KERNELS", tmp_path / "kernels")
+def edited(tmp_path: Path) -> Callable[..., str]:
+    """The digest of a benchmark after something was added to one of the CUDA sources, a statement or a comment."""
+    shutil.copytree(SOURCES.kernels, tmp_path / "kernels")
+    (tmp_path / "rotquant").symlink_to(SOURCES.package)
 
-    def edit(name: str) -> str:
+    def edit(name: str, text: str = "constexpr int kEdited = 1;") -> str:
         with (tmp_path / "kernels" / name).open("a") as file:
-            file.write("// edited\n")
-        return provenance.kernels_digest.__wrapped__(MODULE)
+            file.write(f"{text}\n")
+        return Sources(tmp_path / "rotquant", SOURCES.aside).digest(ENTRY)
 
     return edit
 
 
-def test_sources_are_those_that_modules_name_and_what_these_include() -> None:
-    sources = kernel_sources(MODULE)
-    assert {"activations_16.cu", "hadamard_strips.cu", "include/rows.cuh", "include/quantize.cuh"} <= set(sources)
-    assert not {"gemv.cu", "include/gemv_ring.cuh"} & set(sources)
+def named(*entries: str) -> set[str]:
+    """The sources that entries reach, by their paths under kernels/."""
+    return {str(path.relative_to(SOURCES.kernels)) for path in SOURCES.kernel_sources(SOURCES.reached(*entries))}
 
 
-def test_an_edit_changes_the_digest_of_what_it_reaches(edited: Callable[[str], str]) -> None:
-    before = provenance.kernels_digest(MODULE)
+def test_sources_are_those_that_definitions_name_and_what_these_include() -> None:
+    assert {"activations_16.cu", "hadamard_strips.cu", "include/rows.cuh", "include/quantize.cuh"} <= named(
+        BENCHMARKS["quantize"].entry
+    )
+    assert not {"gemv.cu", "include/gemv_ring.cuh", "activations_16.cu"} & named(ENTRY)
+
+
+def test_an_edit_changes_the_digest_of_what_it_reaches(edited: Callable[..., str]) -> None:
+    before = SOURCES.digest(ENTRY)
     assert edited("gemv.cu") == edited("include/gemv_ring.cuh") == before
+    assert edited("hadamard_strips.cu", "// a comment, and /* another */") == before
     assert edited("hadamard_strips.cu") != before
     after = edited("gemv.cu")
     assert edited("include/quantize.cuh") != after
 
 
 def test_every_source_and_header_belongs_to_a_benchmark() -> None:
-    reached = {source for benchmark in BENCHMARKS.values() for source in kernel_sources(benchmark.module)}
-    paths = [path for pattern in ("*.cu", "include/*.cuh", "cpu/*") for path in provenance.KERNELS.glob(pattern)]
-    assert reached == {str(path.relative_to(provenance.KERNELS)) for path in paths}
+    reached = named(*(benchmark.entry for benchmark in BENCHMARKS.values()))
+    paths = [path for pattern in ("*.cu", "include/*.cuh", "cpu/*") for path in SOURCES.kernels.glob(pattern)]
+    assert reached == {str(path.relative_to(SOURCES.kernels)) for path in paths}

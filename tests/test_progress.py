@@ -21,7 +21,7 @@ from rotquant.metrics.snr import end_to_end_snr
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import SNR, Perplexity
-from rotquant.study.digests import STAGES, stage_modules
+from rotquant.study.digests import SOURCES, STAGES
 from rotquant.text import Tokens
 from rotquant.weights.build import build_weights
 from tests.models import VOCABULARY, tiny_model, tiny_tokens
@@ -340,7 +340,7 @@ def test_durations_are_words(seconds: float, words: str) -> None:
 
 
 def test_what_progress_says_makes_no_result_anew() -> None:
-    assert all("rotquant.foundation.progress" not in stage_modules(stage) for stage in STAGES)
+    assert all("rotquant.foundation.progress" not in SOURCES.modules(*entries) for entries in STAGES.values())
 
 
 def test_a_download_is_a_task_in_a_log_and_left_to_its_librarys_bars_at_a_terminal(

@@ -15,7 +15,7 @@ from rotquant.reporting.speed.claims import Outcome, outcomes
 from rotquant.reporting.speed.grids import digits
 from rotquant.reporting.speed.numbers import Numbers, collect, find_source, record_path
 from rotquant.reporting.speed.page import page
-from rotquant.study.digests import kernels_digest
+from rotquant.study.digests import benchmark_digest
 from rotquant.study.project import Project, load_project
 from rotquant.study.speed.definitions import Cell, SpeedTable
 from tests.project import Copy
@@ -99,7 +99,7 @@ def test_the_page_names_gpu_date_commit_and_whether_it_was_recorded_elsewhere(pr
 def test_the_page_says_whether_the_code_is_still_the_measured_one(project: Project) -> None:
     made = record(project.root / OWN, table_of(project))
     assert "6 of 6 cells were measured by **other code than the present**" in page(project, table_of(project))
-    present = kernels_digest("rotquant.bench.gpu.layers")
+    present = benchmark_digest("linear")
     cells = tuple(cell.model_copy(update={"code": present}) for cell in made.cells)
     write_record(project.root / OWN, made.model_copy(update={"cells": cells}))
     assert f"`{present}`, the present code" in page(project, table_of(project))

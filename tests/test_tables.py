@@ -17,7 +17,7 @@ from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
 from rotquant.study import project as projects
 from rotquant.study.configuration import plain
-from rotquant.study.digests import STAGES, code_digest, stage_modules
+from rotquant.study.digests import SOURCES, STAGES, code_digest
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
 
 
@@ -314,23 +314,23 @@ def test_expanding_tables_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
 
 
-def test_stages_hold_the_modules_that_they_import_and_not_those_that_import_them() -> None:
-    assert {"rotquant.weights.gptq", "rotquant.models.rotation.fusing", "rotquant.tensors.quantization"} <= set(
-        stage_modules("weights")
-    )
-    assert "rotquant.metrics.perplexity" in stage_modules("runs")
+def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
+    modules = {stage: SOURCES.modules(*entries) for stage, entries in STAGES.items()}
+    built = {"rotquant.weights.gptq", "rotquant.models.rotation.fusing", "rotquant.tensors.quantization"}
+    assert built <= modules["weights"]
+    assert "rotquant.metrics.perplexity" in modules["runs"]
     for stage in ("weights", "runs"):
-        assert not {name for name in stage_modules(stage) if "reporting" in name or "commands" in name}
-        assert "rotquant.study.tables" not in stage_modules(stage)
-    assert not {"rotquant.weights.gptq", "rotquant.study.stages.runs"} & set(stage_modules("reports"))
+        assert not {name for name in modules[stage] if "reporting" in name or "commands" in name}
+        assert not {"rotquant.study.tables", "rotquant.study.digests", "rotquant.study.sources"} & modules[stage]
+    assert not {"rotquant.weights.gptq", "rotquant.study.stages.runs"} & modules["reports"]
     plain, full = preset("quarot-rtn"), preset("quarot")
     assert code_digest("weights", full) != code_digest("weights", plain)  # only the one needs rotquant.weights.gptq
     assert code_digest("weights", plain) == code_digest("weights", preset("rtn"))
     learned = preset("spinquant-hard")
     drawn = override(learned, {"rotation": {"learning": None}}, "test")
-    assert code_digest("weights", drawn) == code_digest("weights", full)  # an edit of Cayley SGD leaves them alone
-    assert code_digest("weights", learned) != code_digest("weights", drawn)
-    assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= set(stage_modules("rotations"))
+    # An edit of Cayley SGD leaves stored weights alone: what was learned comes to them as a file.
+    assert code_digest("weights", learned) == code_digest("weights", drawn) == code_digest("weights", full)
+    assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= modules["rotations"]
     metrics = (Perplexity(), ZeroShot(corpus="wikitext2"), SNR(), Magnitudes(), Outliers(), RangeUse())
     assert len({code_digest("runs", plain, metric) for metric in metrics}) == len(metrics)
     assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)

@@ -26,12 +26,21 @@ Device = Literal["gpu", "cpu"]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark: its arguments, what it measures, and the module that holds its function, which has its name."""
+    """A benchmark: its arguments, what it measures, and the module that holds its function, which has its name.
+
+    methods: of the recipe that it times, where it times one.
+    """
 
     name: str
     arguments: type[Frozen]
     module: str
     device: Device = "gpu"
+    methods: tuple[str, ...] = ()
+
+    @property
+    def entry(self) -> str:
+        """Where its code begins: `module:function`."""
+        return f"{self.module}:{self.name}"
 
     def function(self) -> Callable[[Any], dict[str, Measurement]]:
         """The function; importing it needs torch."""
@@ -58,8 +67,13 @@ _ALL = (
     Benchmark("first_token", arguments.FirstTokenArguments, "rotquant.bench.gpu.models"),
     Benchmark("generate", arguments.GenerateArguments, "rotquant.bench.gpu.models"),
     Benchmark("ceiling", arguments.CeilingArguments, "rotquant.bench.gpu.ceilings"),
-    Benchmark("learn", learning_arguments.LearnRotationsArguments, "rotquant.bench.learning.benchmarks"),
-    Benchmark("gptq", learning_arguments.CalibrateArguments, "rotquant.bench.learning.benchmarks"),
+    Benchmark(
+        "learn",
+        learning_arguments.LearnRotationsArguments,
+        "rotquant.bench.learning.benchmarks",
+        methods=("spinquant",),
+    ),
+    Benchmark("gptq", learning_arguments.CalibrateArguments, "rotquant.bench.learning.benchmarks", methods=("gptq",)),
     Benchmark("fp8_network", fp8_arguments.Fp8NetworkArguments, "rotquant.bench.gpu.fp8"),
     Benchmark("cpu_decode", cpu_arguments.CpuDecodeArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
     Benchmark("cpu_linear", cpu_arguments.CpuLinearArguments, "rotquant.bench.cpu.benchmarks", "cpu"),

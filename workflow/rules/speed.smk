@@ -1,6 +1,5 @@
 # Speed tables: measured anew where there is a GPU, else rendered from the committed records of results/bench/<gpu>/.
 # Those of a CPU are always rendered: a machine that runs other jobs measures them badly (`rotquant bench measure` does).
-from rotquant.bench import registry
 from rotquant.reporting.speed.numbers import record_path
 
 
@@ -33,8 +32,8 @@ def speed_definition(name):
 def speed_cells(name):
     """What is measured for a table, and by which code: a renamed row is not measured anew."""
     cells = PROJECT.speed[name].cells
-    modules = {registry.find(cell.benchmark, name).module for cell in cells}
-    return [sorted(cell.key for cell in cells), sorted(digests.kernels_digest(module) for module in modules)]
+    benchmarks = {cell.benchmark for cell in cells}
+    return [sorted(cell.key for cell in cells), sorted(digests.benchmark_digest(name) for name in benchmarks)]
 
 
 # Without a GPU there is no such job: a record that lies in results/speed/ was brought from elsewhere and stays as it is.

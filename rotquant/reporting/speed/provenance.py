@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from rotquant.bench.records import CellRecord, Record, Sitting
-from rotquant.bench.registry import find
 from rotquant.reporting.speed.numbers import Source
-from rotquant.study.digests import kernels_digest
+from rotquant.study.digests import is_current
 from rotquant.study.results import REPORTS, table_path
 from rotquant.study.speed.definitions import SpeedTable
 
@@ -69,8 +68,7 @@ def _sittings(record: Record) -> list[tuple[Sitting, list[CellRecord]]]:
 
 def _code(record: Record) -> str:
     """The digests of what was measured, and whether the code is still the same."""
-    present = {cell.benchmark: kernels_digest(find(cell.benchmark, record.table).module) for cell in record.cells}
-    older = sum(cell.code != present[cell.benchmark] for cell in record.cells)
+    older = sum(not is_current(cell.benchmark, cell.code) for cell in record.cells)
     digests = _list(f"`{cell.code}`" for cell in record.cells)
     if not older:
         return f"{digests}, the present code"

@@ -20,7 +20,7 @@ from rotquant.bench.timing.gpu import gpu_state
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import KernelError, ResultError, RotquantError
-from rotquant.study.digests import kernels_digest
+from rotquant.study.digests import benchmark_digest, is_current
 from rotquant.study.speed.definitions import Cell, SpeedTable, matches
 
 Progress = Callable[[int, int, Cell, str], None]
@@ -162,7 +162,7 @@ def _retried(record: Record | None, table: SpeedTable, gpu: str) -> Record:
 
 
 def _is_current(cell: CellRecord) -> bool:
-    return cell.code == kernels_digest(find(cell.benchmark, "record").module)
+    return is_current(cell.benchmark, cell.code)
 
 
 def _wanted(table: SpeedTable, patterns: tuple[str, ...], quick: bool) -> list[Cell]:
@@ -192,7 +192,7 @@ def _record(cell: Cell, sitting: int, seconds: float, **outcome: Any) -> CellRec
     return CellRecord(
         benchmark=cell.benchmark,
         arguments=cell.arguments.model_dump(mode="json"),
-        code=kernels_digest(find(cell.benchmark, "cell").module),
+        code=benchmark_digest(cell.benchmark),
         sitting=sitting,
         seconds=round(seconds, 3),
         **outcome,

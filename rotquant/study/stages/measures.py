@@ -1,0 +1,103 @@
+"""What each kind of metric measures on a model: one function for each kind, found by its name.
+
+An edit of one of them, or of what it alone uses, leaves the results of the others as they are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rotquant.recipes.recipe import Run
+from rotquant.recipes.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
+from rotquant.text import NO_BOS, Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+#: Items of a zero-shot task per window of text that fits into a batch; they are about this much shorter.
+ITEMS_PER_WINDOW = 8
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a metric found. `source`: what provenance says of its text or tasks; `arrays`: what figures need."""
+
+    metrics: dict[str, float]
+    source: dict[str, Any]
+    arrays: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a run's model, as it computes under its recipe.
+
+    text: yields the tokens of a corpus's split and its provenance. reference: the run's checkpoint.
+    batch_size: windows of text per forward pass.
+    """
+
+    run: Run
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    text: Callable[..., tuple[Tokens, dict[str, Any]]]
+    reference: Callable[[], "PreTrainedModel"]
+    batch_size: int
+
+    def tokens(self, metric: Perplexity | SNR | Magnitudes | Outliers) -> tuple[Tokens, dict[str, Any]]:
+        """The tokens that a metric looks at, and what provenance says of them."""
+        tokens, identity = self.text(self.run.corpora[metric.corpus], metric.split)
+        return tokens, {"corpora": {"evaluation": identity}}
+
+
+def perplexity(metric: Perplexity, subject: Subject) -> Measurement:
+    """Perplexity of a text."""
+    from rotquant.metrics.perplexity import perplexity
+
+    tokens, source = subject.tokens(metric)
+    result = perplexity(subject.model, tokens, metric, batch_size=subject.batch_size)
+    return Measurement(result.as_metrics(), source)
+
+
+def zero_shot(metric: ZeroShot, subject: Subject) -> Measurement:
+    """Accuracies of tasks."""
+    from rotquant.metrics import zeroshot
+
+    tasks = zeroshot.prepare(metric, Path(), subject.run.corpora.get(metric.corpus))
+    batch_size = ITEMS_PER_WINDOW * subject.batch_size
+    metrics = zeroshot.evaluate(subject.model, subject.tokenizer, metric, tasks, batch_size=batch_size)
+    note = {"note": NO_BOS} if subject.tokenizer.bos_token_id is None else {}
+    return Measurement(metrics, {"corpora": {}, "tasks": zeroshot.identity(metric, tasks), **note})
+
+
+def snr(metric: SNR, subject: Subject) -> Measurement:
+    """Signal-to-noise ratio of the logits, against those of the checkpoint."""
+    from rotquant.metrics.snr import end_to_end_snr
+
+    tokens, source = subject.tokens(metric)
+    return Measurement(end_to_end_snr(subject.model, subject.reference(), tokens, metric).as_metrics(), source)
+
+
+def magnitudes(metric: Magnitudes, subject: Subject) -> Measurement:
+    """Magnitudes of activations or weights."""
+    from rotquant.metrics.magnitudes import magnitudes
+
+    tokens, source = subject.tokens(metric)
+    metrics, arrays = magnitudes(subject.model, tokens, metric)
+    return Measurement(metrics, source, arrays)
+
+
+def outliers(metric: Outliers, subject: Subject) -> Measurement:
+    """Statistics of outliers, site by site."""
+    from rotquant.metrics.outliers import outlier_statistics
+
+    tokens, source = subject.tokens(metric)
+    metrics, arrays = outlier_statistics(subject.model, tokens, metric)
+    return Measurement(metrics, source, arrays)
+
+
+def range_use(metric: RangeUse, subject: Subject) -> Measurement:
+    """How much of a quantizer's range made-up values use; no model is looked at."""
+    from rotquant.metrics.range_use import range_use
+
+    metrics, arrays = range_use(metric)
+    return Measurement(metrics, {"corpora": {}}, arrays)
