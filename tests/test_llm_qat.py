@@ -16,6 +16,7 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.quantization import fake_quantize
+from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import FAMILIES, tiny_model, tiny_tokens
@@ -140,6 +141,29 @@ def test_a_batch_may_pass_in_parts(monkeypatch):
         trained.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
     # Gradients in float32 of another order of summation move AdamW's steps of 1e-3 by a small share.
     assert (trained[0] - trained[1]).abs().max() < 1e-5
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error of ours
+    """Stands for the end of the process."""
+
+
+def test_an_interrupted_training_continues_with_the_same_result(tmp_path: Path, monkeypatch):
+    settings, checkpoint = recipe(steps=5), Checkpoint(tmp_path / "file", "this", every=2)
+    straight, killed, resumed = (tiny_model(tied=True) for _ in range(3))
+    losses = train_model(straight, settings)
+    losses_left = iter(range(3))
+
+    def interrupted(*arguments):
+        if next(losses_left, None) is None:
+            raise Interrupted
+        return distillation_loss(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm_qat, "distillation_loss", interrupted)
+        with pytest.raises(Interrupted):
+            train_model(killed, settings, checkpoint=checkpoint)
+    assert train_model(resumed, settings, checkpoint=checkpoint) == losses
+    assert all(torch.equal(*pair) for pair in zip(straight.parameters(), resumed.parameters(), strict=True))
 
 
 def kept_loss(settings):

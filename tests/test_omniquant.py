@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods import omniquant
 from rotquant.methods.omniquant import Block, clipped_qparams, rotary_pairs, transformed
 from rotquant.models.architectures import architecture_of, decoder_layers
@@ -223,6 +223,12 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not():
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_diverging_block_is_reported():
+    settings = recipe(4).model_copy(update={"omniquant": OmniQuant(steps=4, batch_size=4, transformation_lr=1e30)})
+    with pytest.raises(RotquantError, match=r"block of OmniQuant is nan after .* steps: lower omniquant.transform"):
+        run(settings, tiny_model(), tiny_tokens(batch=8))
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ rounding being straight-through. No corpus is read. What is trained is rounded t
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.progress import Task, task
 from rotquant.models.architectures import architecture_of, base_model, embedding
 from rotquant.models.batches import shuffled_batches
@@ -25,6 +24,9 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.quantization import fake_quantize
+from rotquant.training import loop
+from rotquant.training.loop import GradientStep
+from rotquant.training.state import Checkpoint
 
 #: Up to the third, fourth or fifth token of a sequence the likeliest is taken, then they are drawn (Sec. 2.1).
 GREEDY = range(3, 6)
@@ -97,7 +99,14 @@ def distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
     return cross_entropy(student.flatten(0, -2).float(), target)
 
 
-def train(model: nn.Module, teacher: nn.Module, ids: Tensor, recipe: Recipe) -> list[float]:
+def train(
+    model: nn.Module,
+    teacher: nn.Module,
+    ids: Tensor,
+    recipe: Recipe,
+    *,
+    checkpoint: Checkpoint | None = None,
+) -> list[float]:
     """Train the model's parameters in place: AdamW without weight decay, the learning rate along a cosine to zero.
 
     Args:
@@ -105,6 +114,7 @@ def train(model: nn.Module, teacher: nn.Module, ids: Tensor, recipe: Recipe) -> 
         teacher: the full-precision model, on the same device.
         ids: token ids, int64 [samples, tokens].
         recipe: its `llm_qat` and `weights`.
+        checkpoint: where an interrupted training continues, with the same result.
 
     Returns:
         The loss of each step in nats per token.
@@ -113,48 +123,44 @@ def train(model: nn.Module, teacher: nn.Module, ids: Tensor, recipe: Recipe) -> 
         RotquantError: the loss is not finite.
     """
     settings, scheme = recipe.llm_qat, recipe.weights.scheme
-    device = embedding(model).weight.device
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     batches = shuffled_batches(len(ids), settings.batch_size, settings.steps, settings.seed)
-    losses = []
-    with task("LLM-QAT training", "step", settings.steps) as under_way:
-        for batch in batches:
-            optimizer.zero_grad(set_to_none=True)
-            loss = 0.0
-            for part in _parts(model, ids[batch]):
-                loss += _accumulate(model, teacher, part.to(device), len(part) / len(batch), scheme)
-            if not math.isfinite(loss):
-                raise RotquantError(
-                    f"the loss of LLM-QAT is {loss} after {len(losses)} steps: lower llm_qat.learning_rate."
-                )
-            optimizer.step()
-            schedule.step()
-            losses.append(loss)
-            under_way.advance(note=f"loss {loss:.3f}")
+
+    def loss(part: Tensor) -> Tensor:
+        return _loss(model, teacher, part.to(embedding(model).weight.device), scheme) * (len(part) / len(batches[0]))
+
+    history = loop.train(
+        GradientStep(lambda step: _parts(model, ids[batches[step]]), loss, [optimizer], [schedule]),
+        settings.steps,
+        "LLM-QAT training",
+        parts={"model": model, "optimizer": optimizer, "schedule": schedule},
+        checkpoint=checkpoint,
+        not_finite="the loss of LLM-QAT is {loss} after {step} steps: lower llm_qat.learning_rate.",
+    )
     optimizer.zero_grad(set_to_none=True)
-    return losses
+    return [record["loss"] for record in history]
 
 
-def _accumulate(model: nn.Module, teacher: nn.Module, ids: Tensor, share: float, scheme: QuantizationScheme) -> float:
-    """Add the gradient of some sequences [n, tokens], a share of the batch; their share of its loss."""
-    with OneDNNLinear(), torch.enable_grad():
+def _loss(model: nn.Module, teacher: nn.Module, ids: Tensor, scheme: QuantizationScheme) -> Tensor:
+    """What the quantized model loses on sequences [n, tokens], mean over tokens."""
+    with OneDNNLinear():
         with torch.no_grad():
             target = teacher(input_ids=ids, use_cache=False).logits
         inputs = {"input_ids": ids, "use_cache": False}
         output = functional_call(model, quantized_weights(model, scheme), kwargs=inputs)
-        loss = distillation_loss(output.logits, target) * share
-        loss.backward()
-    return loss.item()
+        return distillation_loss(output.logits, target)
 
 
-def _parts(model: nn.Module, ids: Tensor) -> Iterator[Tensor]:
+def _parts(model: nn.Module, ids: Tensor) -> Sequence[Tensor]:
     """A batch in parts whose logits stay in bounds."""
     limit = _LOGITS_AT_ONCE["cpu" if embedding(model).weight.device.type == "cpu" else "cuda"]
-    yield from ids.split(max(1, limit // (ids.shape[1] * model.config.vocab_size)))
+    return ids.split(max(1, limit // (ids.shape[1] * model.config.vocab_size)))
 
 
-def train_model(model: nn.Module, recipe: Recipe, device: torch.device | str = "cpu") -> list[float]:
+def train_model(
+    model: nn.Module, recipe: Recipe, device: torch.device | str = "cpu", *, checkpoint: Checkpoint | None = None
+) -> list[float]:
     """Generate text with a model and train it on that, in place.
 
     A copy of the model in its own type is the teacher; the model is trained in float32 at least, which with gradients
@@ -164,6 +170,7 @@ def train_model(model: nn.Module, recipe: Recipe, device: torch.device | str = "
         model: a causal language model of a supported family, rotated before if the recipe rotates, and not wrapped.
         recipe: with `llm_qat` and `weights`; its run-time quantizers act while training.
         device: where to work.
+        checkpoint: where an interrupted training continues; the text, which the seed decides, is generated again.
 
     Returns:
         The loss of each step in nats per token.
@@ -182,6 +189,6 @@ def train_model(model: nn.Module, recipe: Recipe, device: torch.device | str = "
             ids = generate(teacher, settings.samples, settings.sequence_length, settings.seed)
         model.to(torch.promote_types(dtype, torch.float32))
         with on_device(model, device), wrap(model, quantizers):
-            losses = train(model, teacher, ids, recipe)
+            losses = train(model, teacher, ids, recipe, checkpoint=checkpoint)
     model.to(dtype)
     return losses

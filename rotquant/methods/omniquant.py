@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.foundation.progress import track
 from rotquant.methods.smoothquant import smoothing_scale
 from rotquant.models.architectures import Architecture, Projection
 from rotquant.models.batches import shuffled_batches
@@ -24,6 +23,9 @@ from rotquant.models.stream import LayerStream
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
+from rotquant.training import loop
+from rotquant.training.loop import GradientStep
+from rotquant.training.state import Record
 from rotquant.weights.rtn import QuantizedWeight
 
 #: Logit at which clipping starts: sigmoid(4) = 0.982 of the range (authors' code).
@@ -248,6 +250,9 @@ def train(
         targets: what the full-precision model's block gives, [n, tokens, hidden].
         recipe: its `omniquant` and `weights`.
         seed: decides the order of the samples.
+
+    Raises:
+        RotquantError: the loss is not finite.
     """
     settings, like = recipe.omniquant, next(iter(parameters.values()))
     logits = [logit for pair in learned.clipping.values() for logit in pair]
@@ -258,18 +263,24 @@ def train(
         ],
         weight_decay=0.0,
     )
-    with torch.enable_grad():
-        batches = shuffled_batches(len(inputs), settings.batch_size, settings.steps, seed)
-        for batch in track(batches, "training", "step", settings.steps):
-            quantized = quantized_parameters(
-                parameters, block.architecture, recipe.weights.scheme, learned, block.rotary_dim
-            )
-            output = block(quantized, inputs[batch].to(like))
-            loss = nn.functional.mse_loss(output, targets[batch].to(like))
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            learned.clamp()
+    batches = shuffled_batches(len(inputs), settings.batch_size, settings.steps, seed)
+
+    def loss(batch: Tensor) -> Tensor:
+        quantized = quantized_parameters(
+            parameters, block.architecture, recipe.weights.scheme, learned, block.rotary_dim
+        )
+        output = block(quantized, inputs[batch].to(like))
+        return nn.functional.mse_loss(output, targets[batch].to(like))
+
+    gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer])
+
+    def step(number: int) -> Record:
+        values = gradient(number)
+        learned.clamp()
+        return values
+
+    not_finite = "the loss of a block of OmniQuant is {loss} after {step} steps: lower omniquant.transformation_lr."
+    loop.train(step, settings.steps, "training", noted={}, not_finite=not_finite)
 
 
 @torch.no_grad()
