@@ -12,7 +12,8 @@ import pytest
 import rotquant.study.project
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import short_hash
-from rotquant.reporting.pages import page as markdown
+from rotquant.reporting.pages.markdown import markdown
+from rotquant.reporting.pages.report import report_of
 from rotquant.reporting.tracking import Logged
 from rotquant.study import values as collected
 from rotquant.study.project import Project, load_project
@@ -150,7 +151,8 @@ def changed(values: Values, place: Place, *numbers: float) -> Values:
 def page(project: Project, name: str = "quarot_table1", logged: Logged | None = None) -> str:
     """The page with ordinary spaces."""
     chosen = project.table(name)
-    return markdown.page(project, chosen, *collected.collect(project, chosen), logged).replace("\u00a0", " ")
+    found = report_of(project, chosen, *collected.collect(project, chosen), logged)
+    return markdown(found).replace("\u00a0", " ")
 
 
 @contextmanager

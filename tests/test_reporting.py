@@ -19,7 +19,8 @@ from rotquant.foundation.files import write_text
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.reporting import claims, html, scoreboard
 from rotquant.reporting.figures import draw as figures
-from rotquant.reporting.pages import page as markdown
+from rotquant.reporting.pages.markdown import markdown
+from rotquant.reporting.pages.report import report_of
 from rotquant.reporting.tracking import Logged
 from rotquant.reporting.words import describe
 from rotquant.reporting.words.numbers import loss_words, show, show_change
@@ -254,7 +255,7 @@ def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: 
     assert [math.isfinite(number) for number in (*again.values, again.mean)] == [False, True, False]
     about = chosen.claims[0].model_copy(update={"quantity": "average"})
     chosen = chosen.model_copy(update={"claims": (*chosen.claims, about)})
-    text = markdown.page(project, chosen, values, results, None).replace("\u00a0", " ")
+    text = markdown(report_of(project, chosen, values, results)).replace("\u00a0", " ")
     assert "| NaN | *65.64* |" in text
     assert "1 of 1 hold here, 1 not checkable" in text  # the perplexity is a number
     assert "QuaRot, Llama-2-7B: NaN, not finite (not checkable)" in text

@@ -10,11 +10,13 @@ from rotquant.bench.records import CellRecord, Measurement, read_record, write_r
 from rotquant.commands.report import report_app
 from rotquant.foundation.errors import ResultError
 from rotquant.reporting import html
+from rotquant.reporting.claims import Outcome
+from rotquant.reporting.pages.markdown import markdown
 from rotquant.reporting.speed import figures, limits
-from rotquant.reporting.speed.claims import Outcome, outcomes
+from rotquant.reporting.speed.claims import outcomes
 from rotquant.reporting.speed.grids import digits
 from rotquant.reporting.speed.numbers import Numbers, collect, find_source, record_path
-from rotquant.reporting.speed.page import page
+from rotquant.reporting.speed.report import speed_report
 from rotquant.study.digests import benchmark_digest
 from rotquant.study.project import Project, load_project
 from rotquant.study.speed.definitions import Cell, SpeedTable
@@ -29,6 +31,10 @@ COMMITTED = Path("results/bench/some-gpu/quarot_table14.json")
 def project(tmp_path: Path) -> Project:
     Copy(tmp_path).write("workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
     return load_project(root=tmp_path)
+
+
+def page(project: Project, table: SpeedTable) -> str:
+    return markdown(speed_report(project, table))
 
 
 def table_of(project: Project) -> SpeedTable:

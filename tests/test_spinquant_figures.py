@@ -13,14 +13,13 @@ from rotquant.foundation.files import short_hash, write_json
 from rotquant.reporting import claims
 from rotquant.reporting.figures import draw as figures
 from rotquant.reporting.figures.learning import gains, layers_of, smoothed
-from rotquant.reporting.pages import page as markdown
 from rotquant.study import project as projects
 from rotquant.study import values as tables
 from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import SNR_DB, quantities
 from rotquant.study.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
 from tests.project import CONFIG, Copy
-from tests.reports import changed
+from tests.reports import changed, page
 
 ROTATED = {"rotation": {"learning": None}, "keys": None, "values": None, "weights": {"gptq": None}}
 LEARNED = {**ROTATED, "rotation": {"learning": {"network": "all"}}}
@@ -218,7 +217,7 @@ def test_a_row_that_learns_nothing_has_no_history(project: Project) -> None:
 
 def test_an_illustration_speaks_of_no_model(project: Project) -> None:
     chosen = project.table("spinquant_figure6")
-    text = markdown.page(project, chosen, *tables.collect(project, chosen), None)
+    text = page(project, chosen.id)
     assert "stand for the paper's" not in text
     assert "What each column is" not in text
     assert "Change from" not in text
@@ -226,7 +225,7 @@ def test_an_illustration_speaks_of_no_model(project: Project) -> None:
 
 def test_ratios_in_decibels_are_not_compared_in_percent(project: Project) -> None:
     chosen = project.table("spinquant_figure7")
-    text = markdown.page(project, chosen, *tables.collect(project, chosen), None)
+    text = page(project, chosen.id)
     assert "Signal-to-noise ratio of the logits (dB), higher is better" in text
     assert "Change from" not in text
     values, _ = tables.collect(project, chosen)

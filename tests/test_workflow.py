@@ -93,7 +93,7 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
             computed.edit(path, new, old)
 
     rendering = {"report"}
-    assert planned_after("rotquant/reporting/pages/page.py", "Upright numbers", "Numbers") == rendering
+    assert planned_after("rotquant/reporting/pages/report.py", "Upright numbers", "Numbers") == rendering
     assert planned_after("rotquant/reporting/figures/style.py", 'OURS = "#0072B2"', 'OURS = "#0072B1"') >= {
         "figure",
         "report",
@@ -128,15 +128,15 @@ def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed:
 
 def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(computed: Copy) -> None:
     earlier = computed.read(REPORT)
-    computed.edit("rotquant/reporting/pages/page.py", "def page(", "broken syntax\ndef page(")
+    computed.edit("rotquant/reporting/pages/report.py", "def lead(", "broken syntax\ndef lead(")
     status, output = computed.snakemake(REPORT)
     assert status != 0
-    assert "page.py is not valid Python" in output  # found before anything is run
-    computed.edit("rotquant/reporting/pages/page.py", "broken syntax\ndef page(", "def page(")
-    computed.edit("rotquant/reporting/pages/page.py", "# {title(table)", "# {table.no_such_field}{title(table)")
+    assert "report.py is not valid Python" in output  # found before anything is run
+    computed.edit("rotquant/reporting/pages/report.py", "broken syntax\ndef lead(", "def lead(")
+    computed.edit("rotquant/reporting/pages/report.py", "title=title(table)", "title=table.no_such_field")
     assert computed.snakemake(REPORT)[0] != 0
     assert computed.read(REPORT) == earlier
-    computed.edit("rotquant/reporting/pages/page.py", "# {table.no_such_field}{title(table)", "# {title(table)")
+    computed.edit("rotquant/reporting/pages/report.py", "title=table.no_such_field", "title=title(table)")
     assert set(computed.planned(REPORT)) == {"report"}
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
@@ -254,7 +254,7 @@ def test_bad_requests_are_one_sentence_before_anything_is_computed(tmp_path: Pat
     project.set_config({**CONFIG, "evaluation": {"sequence_lenght": 16}})
     status, output = project.snakemake(REPORT)
     assert status != 0
-    assert "evaluation: unknown field 'sequence_lenght'; nearest: sequence_length" in output
+    assert "evaluation: unknown key 'sequence_lenght'; nearest: sequence_length" in output
     assert "Traceback (most recent call last)" not in output
     assert not (tmp_path / "results" / "runs").exists()
 

@@ -72,8 +72,9 @@ def speed(name: TableName, config: Configs = None) -> None:
     MLflow shows the record (unless `tracking: false`); where it cannot be used, there is a warning.
     """
     from rotquant.commands.tracking import log_speed, warning
-    from rotquant.reporting.pages.page import page_path
-    from rotquant.reporting.speed import numbers, page
+    from rotquant.reporting.pages.markdown import markdown, page_path
+    from rotquant.reporting.speed import numbers
+    from rotquant.reporting.speed.report import speed_report
 
     project = open_project(config)
     table = project.speed_table(name)
@@ -82,7 +83,7 @@ def speed(name: TableName, config: Configs = None) -> None:
         values = numbers.collect(project, table, source)
         gpu = None if source is None else source.record.gpu
         numbers.write_csv(project.root / table_path(name), table, values, gpu)
-    write_text(project.root / page_path(name), page.page(project, table))
+    write_text(project.root / page_path(name), markdown(speed_report(project, table)))
     typer.echo(str(page_path(name)))
     if project.config.tracking:
         with warning(_LATER.format(name)):
@@ -115,7 +116,8 @@ def index(config: Configs = None) -> None:
     project = open_project(config)
     for name, text in render_pages(project).items():
         write_text(project.root / REPORTS / name, text)
-    for name, text in (("index.md", scoreboard.index(project)), ("index.html", html.index(project))):
+    found = scoreboard.standings(project)
+    for name, text in (("index.md", scoreboard.index(project, found)), ("index.html", html.index(project, found))):
         write_text(project.root / REPORTS / name, text)
         typer.echo(str(REPORTS / name))
 

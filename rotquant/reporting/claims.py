@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from rotquant.foundation.errors import lookup
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity
+from rotquant.study.speed import definitions as speed
 from rotquant.study.tables import Claim, Table
 from rotquant.study.values import Number, Place, Values, known_quantities, percent_of
 
@@ -52,7 +53,7 @@ class Verdict:
 class Outcome:
     """A claim with the verdict by our numbers and the verdict by the paper's own."""
 
-    claim: Claim
+    claim: Claim | speed.Claim
     ours: Verdict
     papers: Verdict
 

@@ -6,19 +6,20 @@ from a list. `index` writes it as Markdown; `rotquant.reporting.html` shows the 
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rotquant.bench.records import gpu_folder
 from rotquant.foundation.errors import ResultError
-from rotquant.reporting.claims import Outcome, Score, outcomes, score
-from rotquant.reporting.speed.claims import Outcome as SpeedOutcome
-from rotquant.reporting.speed.claims import outcomes as speed_outcomes
-from rotquant.reporting.speed.numbers import collect, find_source
+from rotquant.reporting.claims import Score
+from rotquant.reporting.pages.model import Report
+from rotquant.reporting.pages.report import report_of
+from rotquant.reporting.speed.numbers import find_source
+from rotquant.reporting.speed.report import speed_report
 from rotquant.reporting.words.markdown import markdown_table
 from rotquant.study.project import Project
-from rotquant.study.results import REPORTS
+from rotquant.study.results import REPORTS, RunResult, read_result, run_path
 from rotquant.study.speed.definitions import SpeedTable
 from rotquant.study.tables import Table
 from rotquant.study.targets import load_targets
@@ -33,9 +34,8 @@ class Standing:
 
     kind: what sort of target, in words. listed: whether it stands in the paper; the others are reports of our own.
     status, machines: computed here, recorded on these GPUs, or neither.
-    rendered: whether its report is there.
-    table, speed: its definition, as a table of accuracy or of speed; neither before there is one.
-    values: its numbers, of accuracy. claims: the outcome of each claim. None and empty before they are collected.
+    rendered: whether its page is there.
+    report: what it says; None before its numbers are collected. of_speed: whether these are measured times and memory.
     """
 
     id: str
@@ -46,10 +46,8 @@ class Standing:
     status: Status
     machines: tuple[str, ...]
     rendered: bool
-    table: Table | None = None
-    speed: SpeedTable | None = None
-    values: Values | None = None
-    claims: tuple[Outcome | SpeedOutcome, ...] = ()
+    report: Report | None = None
+    of_speed: bool = False
 
     @property
     def label(self) -> str:
@@ -60,10 +58,14 @@ class Standing:
     @property
     def score(self) -> Score:
         """How many of its claims hold, fail and are not checkable."""
-        return score(self.claims)
+        return Score(0, 0, 0) if self.report is None else self.report.claims.score
 
 
-def standings(project: Project) -> dict[str, tuple[Standing, ...]]:
+Standings = Mapping[str, Sequence[Standing]]
+"""Standings by paper."""
+
+
+def standings(project: Project) -> Standings:
     """Every target by paper, in the order of config/targets.yaml, then the paper's further reports.
 
     Reports that are about no paper come last, under the name of their subject.
@@ -108,10 +110,9 @@ def summary(group: Iterable[Standing]) -> str:
     return f"{len(done)} of {len(listed)} tables and figures are built{claims}."
 
 
-def index(project: Project) -> str:
-    """The scoreboard as Markdown; links are relative to the reports folder."""
-    papers = subjects(project)
-    found = standings(project)
+def index(project: Project, found: Standings | None = None) -> str:
+    """The scoreboard as Markdown; links are relative to the reports folder. found: the standings, where known."""
+    papers, found = subjects(project), found or standings(project)
     parts = [
         "# Scoreboard\n",
         f"{summary(standing for group in found.values() for standing in group)}\n",
@@ -132,36 +133,44 @@ def index(project: Project) -> str:
 def _standing(project: Project, name: str, paper: str, title: str, kind: str, *, listed: bool = True) -> Standing:
     rendered = (project.root / REPORTS / f"{name}.md").exists()
     if name in project.speed:
-        found = _speed(project, project.speed[name])
-        return Standing(name, paper, title, kind, listed, rendered=rendered, speed=project.speed[name], **found)
-    table = project.tables.get(name)
-    values = None if table is None else _values(project, table)
-    claims = () if table is None or values is None else outcomes(project, table, values)
+        return Standing(name, paper, title, kind, listed, rendered=rendered, **_speed(project, project.speed[name]))
     status: Status = "computed" if rendered else "not yet"
-    return Standing(name, paper, title, kind, listed, status, (), rendered, table, None, values, claims)
+    report = _report(project, project.tables[name]) if name in project.tables else None
+    return Standing(name, paper, title, kind, listed, status, (), rendered, report)
 
 
 def _speed(project: Project, table: SpeedTable) -> dict[str, Any]:
-    """Status, machines and claims of a speed table; a figure is as far as all the tables that it draws."""
+    """Status, machines and report of a speed table; a figure is as far as all the tables that it draws."""
     try:
         sources = [find_source(project, project.speed_table(name)) for name in table.sources]
     except ResultError:  # rendering it says so
         sources = [None]
     known = [source for source in sources if source is not None]
     if len(known) < len(sources):
-        return {"status": "not yet", "machines": ()}
+        return {"status": "not yet", "machines": (), "of_speed": True}
     machines = tuple(sorted({gpu_folder(source.record.gpu) for source in known}))
     status = "recorded" if any(source.recorded for source in known) else "computed"
-    decided = speed_outcomes(project, table, collect(project, table, known[0])) if table.grids else ()
-    return {"status": status, "machines": machines, "claims": decided}
+    return {"status": status, "machines": machines, "report": speed_report(project, table), "of_speed": True}
 
 
-def _values(project: Project, table: Table) -> Values | None:
-    """A table's collected numbers; None where there are none or the file is damaged (rendering it says so)."""
+def _report(project: Project, table: Table) -> Report | None:
+    """The report of a table's written values; None where there are none or they are damaged (rendering it says so)."""
     try:
-        return read_values(project.root, table.id)
+        values = read_values(project.root, table.id)
     except ResultError:
         return None
+    return report_of(project, table, values, _results(project, values))
+
+
+def _results(project: Project, values: Values) -> dict[str, RunResult]:
+    """The run files behind values that are there, by key: a table may be older than the configuration."""
+    found = {}
+    for key in dict.fromkeys(key for number in values.values() for key in number.runs):
+        try:
+            found[key] = read_result(project.root / run_path(key))
+        except ResultError:
+            continue
+    return found
 
 
 def _table(group: Sequence[Standing]) -> str:
@@ -173,6 +182,6 @@ def _line(standing: Standing) -> list[object]:
     link = f"[{standing.id}]({standing.id}.md)" if standing.rendered else standing.id
     status = f"recorded on {', '.join(standing.machines)}" if standing.status == "recorded" else standing.status
     counts: list[object] = ["-", "-", "-"]
-    if standing.values is not None or (standing.speed and standing.claims):
+    if standing.report is not None and (standing.report.claims.lines or not standing.of_speed):
         counts = [standing.score.holds, standing.score.fails, standing.score.unchecked]
     return [link, standing.title, standing.kind, status, *counts]

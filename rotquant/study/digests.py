@@ -33,8 +33,11 @@ STAGES: dict[str, tuple[str, ...]] = {
     "tasks": ("rotquant.metrics.zeroshot.folders:prepare",),
     "tables": ("rotquant.study.values",),
     "figures": ("rotquant.reporting.figures.draw",),
-    "reports": ("rotquant.reporting.pages.page", "rotquant.reporting.tracking"),
-    "speed": ("rotquant.reporting.speed.page", "rotquant.reporting.speed.figures", "rotquant.reporting.tracking"),
+    "reports": ("rotquant.reporting.pages.report", "rotquant.reporting.pages.markdown", "rotquant.reporting.tracking"),
+    "speed": (
+        *("rotquant.reporting.speed.report", "rotquant.reporting.pages.markdown"),
+        *("rotquant.reporting.speed.figures", "rotquant.reporting.tracking"),
+    ),
     "index": ("rotquant.reporting.scoreboard", "rotquant.reporting.html", "rotquant.reporting.html.pages"),
 }
 

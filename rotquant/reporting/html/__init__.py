@@ -10,19 +10,19 @@ from markupsafe import Markup, escape
 
 from rotquant.reporting.html.templates import FOLDER, environment
 from rotquant.reporting.html.views import papers
-from rotquant.reporting.scoreboard import standings, summary
+from rotquant.reporting.scoreboard import Standings, standings, summary
 from rotquant.study.project import Project
 
 
-def index(project: Project) -> str:
-    """The page; links are relative to the reports folder.
+def index(project: Project, found: Standings | None = None) -> str:
+    """The page; links are relative to the reports folder. found: the standings, where known.
 
     Raises:
         ResultError: a figure is damaged.
     """
     templates = environment()
     templates.filters["code"] = _code
-    found = standings(project)
+    found = found or standings(project)
     everything = [standing for group in found.values() for standing in group]
     return templates.get_template("index.html.jinja").render(
         style=(FOLDER / "style.css").read_text(encoding="utf-8"),
@@ -33,5 +33,8 @@ def index(project: Project) -> str:
 
 
 def _code(text: str) -> Markup:
-    """Escaped text in which what stands between backticks, as tables write names, is code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    """Escaped text with what tables write in Markdown: `code`, **bold** and an *italic* word."""
+    shown = str(escape(text))
+    for mark, element in ((r"`([^`]+)`", "code"), (r"\*\*([^*]+)\*\*", "strong"), (r"\*(\w+)\*", "em")):
+        shown = re.sub(mark, rf"<{element}>\1</{element}>", shown)
+    return Markup(shown)

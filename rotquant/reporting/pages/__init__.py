@@ -1,1 +1,1 @@
-"""The sections of a table's page, one module each; `rotquant.reporting.pages.page` puts them together."""
+"""The sections of a table's page, one module each; `rotquant.reporting.pages.report` puts them together."""

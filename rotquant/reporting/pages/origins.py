@@ -1,26 +1,30 @@
-"""Sections on where the numbers come from: checkpoints, settings, run files, and the provenance of all of them."""
+"""Where numbers come from: checkpoints, settings, run files, learned rotations, and the provenance of all of them."""
 
 import os
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.files import read_json
 from rotquant.recipes.recipe import Recipe
+from rotquant.reporting.pages.model import Block, Fact, Folded, Listing, RunLine
 from rotquant.reporting.tracking import Logged
 from rotquant.reporting.words.describe import measurement, settings
-from rotquant.reporting.words.markdown import markdown_table
-from rotquant.reporting.words.numbers import show
+from rotquant.reporting.words.numbers import listed, show
 from rotquant.study.project import Cell, Project
 from rotquant.study.quantities import quantities
-from rotquant.study.results import HISTORY_FILE, REPORTS, RunResult, rotation_path, rotations_of, run_path, table_path
+from rotquant.study.results import HISTORY_FILE, REPORTS, RunResult, rotation_path, rotations_of
 from rotquant.study.tables import Table
+from rotquant.study.values import Values
+
+Results = Mapping[str, RunResult]
+"""Run results by key: all of a table's, or of an older table those that are still there."""
 
 #: What a learned rotation's table shows of the first and the last step, and its name in the history.
 _PROGRESS = {"Loss": "loss", "Activation SNR (dB)": "activation_snr", "End-to-end SNR (dB)": "end_to_end_snr"}
 
 
-def columns_section(project: Project, table: Table) -> str:
+def column_listing(project: Project, table: Table) -> Listing:
     """Which checkpoint each column is computed on, and what the paper's group sizes and outlier counts become."""
     slots: dict[str, list[str]] = {}
     for column in project.columns(table):
@@ -29,14 +33,14 @@ def columns_section(project: Project, table: Table) -> str:
     scaled = [("Group sizes, paper → here", "group_sizes")] if any(map(_has_groups, recipes)) else []
     scaled += [("Outlier features, paper → here", "outlier_features")] if any(r.outliers for r in recipes) else []
     header = ["Column", "Checkpoint", "Digest", "Shape", *(title for title, _ in scaled)]
-    rows = []
+    lines = []
     for name, columns in slots.items():
         slot = project.config.slot(name)
         label = name if columns == [name] else f"{', '.join(columns)} (all on {name})"
         maps = [_map(getattr(slot, attribute)) for _, attribute in scaled]
         digest = f"`{project.digest(name)[:12]}`"
-        rows.append([label, _card(project, slot.checkpoint), digest, _shape(project, slot.checkpoint), *maps])
-    return f"## What each column is\n\n{markdown_table(header, rows, 'l' * len(header))}"
+        lines.append([label, _card(project, slot.checkpoint), digest, _shape(project, slot.checkpoint), *maps])
+    return Listing(header, lines, "l" * len(header))
 
 
 def _has_groups(recipe: Recipe) -> bool:
@@ -49,11 +53,9 @@ def shared_checkpoints(project: Project, slots: Iterable[str]) -> list[str]:
     sentences = []
     for name in slots:
         slot = project.config.slot(name)
-        first = next(other for other in project.config.slots.values() if other.checkpoint == slot.checkpoint)
-        if first.name != name:
-            sentences.append(
-                f"{name} and {first.name} are computed on the same checkpoint, so that their numbers agree.\n"
-            )
+        first = next(other for other in project.config.slots.values() if other.checkpoint == slot.checkpoint).name
+        if first != name:
+            sentences.append(f"{name} and {first} are computed on the same checkpoint, so that their numbers agree.")
     return sentences
 
 
@@ -78,11 +80,11 @@ def _shape(project: Project, checkpoint: str) -> str:
     return f"{layers} layers, width {width}, FFN {ffn}, {heads} heads{grouped}"
 
 
-def settings_section(project: Project, table: Table) -> str:
+def setting_blocks(project: Project, table: Table) -> list[Block]:
     """The recipe of each row in words, on the first slot; a line per column where a row's recipe changes with it."""
     cells = project.cells(table.id)
     first = project.slot(table, project.columns(table)[0]).name
-    rows = []
+    lines = []
     for row in table.computed_rows:
         found: dict[str, list[str]] = {}
         for cell in cells:
@@ -90,16 +92,12 @@ def settings_section(project: Project, table: Table) -> str:
                 found.setdefault(settings(cell.runs[0].recipe), []).append(cell.column)
         for recipe, columns in found.items():
             varies = f", {', '.join(dict.fromkeys(columns))}" if len(found) > 1 else ""
-            rows.append([f"{row.name}{varies}", f"`{row.method}`", recipe])
-    text = markdown_table(["Row", "Preset", f"Recipe on {first}"], rows, "lll")
-    return "\n".join(
-        [
-            "## Settings\n",
-            f"<details><summary>The recipe of each row</summary>\n\n{text}\n</details>\n",
-            *_measured(table, cells),
-            f"The network runs in {cells[0].runs[0].dtype}. Each run file holds its complete recipe.\n",
-        ]
-    )
+            lines.append([f"{row.name}{varies}", f"`{row.method}`", recipe])
+    return [
+        Folded("The recipe of each row", [Listing(["Row", "Preset", f"Recipe on {first}"], lines, "lll")]),
+        *_measured(table, cells),
+        f"The network runs in {cells[0].runs[0].dtype}. Each run file holds its complete recipe.",
+    ]
 
 
 def _measured(table: Table, cells: tuple[Cell, ...]) -> list[str]:
@@ -108,28 +106,36 @@ def _measured(table: Table, cells: tuple[Cell, ...]) -> list[str]:
     for cell in cells:
         lines.setdefault(measurement(cell.runs[0]), {})[cell.row] = None
     usual = {measurement(cell.runs[0]) for cell in cells if cell.row == table.baseline}
-    return [f"Measured by {line}{'' if line in usual else f' (rows {_list(rows)})'}.\n" for line, rows in lines.items()]
+    return [f"Measured by {line}{'' if line in usual else f' (rows {listed(rows)})'}." for line, rows in lines.items()]
 
 
-def runs_section(project: Project, table: Table, results: dict[str, RunResult], logged: Logged | None) -> str:
-    """Every run of the table with its seed, its main number, its file and its MLflow run."""
-    rows = []
-    for cell in project.cells(table.id):
-        quantity = quantities(cell.metric)[0]
-        for run in cell.runs:
-            link = f"[`{run.key}`]({os.path.relpath(run_path(run.key), REPORTS)})"
-            number = f"{quantity.title} {show(results[run.key].metrics[quantity.name])}"
-            seconds = f"{results[run.key].provenance.get('seconds', 0.0):.1f}"
-            mlflow = [f"`{logged.runs[run.key]}`"] if logged else []
-            rows.append([cell.row, cell.column, run.seed, number, seconds, link, *mlflow])
+def run_lines(project: Project, table: Table, values: Values, results: Results) -> tuple[RunLine, ...]:
+    """Every run of the table with the main number of what it measures."""
+    first = {quantities(cell.metric)[0].name: quantities(cell.metric)[0].title for cell in project.cells(table.id)}
+    return tuple(
+        RunLine(row, column, seed, f"{first[name]} {show(value)}", _seconds(results.get(key)), key)
+        for (row, column, name), number in values.items()
+        if name in first
+        for key, seed, value in zip(number.runs, number.seeds, number.values, strict=True)
+    )
+
+
+def _seconds(result: RunResult | None) -> str:
+    return "-" if result is None else f"{result.provenance.get('seconds', 0.0):.1f}"
+
+
+def run_listing(runs: Sequence[RunLine], logged: Logged | None) -> Folded:
+    """The runs with their files and MLflow runs."""
     header = ["Row", "Column", "Seed", "Measured", "Seconds", "Run file", *(["MLflow run"] if logged else [])]
-    text = markdown_table(header, rows, "llrrrll"[: len(header)])
-    return f"## Seeds and run files\n\n<details><summary>{len(rows)} runs</summary>\n\n{text}\n</details>\n"
+    lines = [
+        [*run[:5], f"[`{run.key}`]({run.path})", *([f"`{logged.runs[run.key]}`"] if logged else [])] for run in runs
+    ]
+    return Folded(f"{len(runs)} runs", [Listing(header, lines, "llrrrll"[: len(header)])])
 
 
-def rotations_section(results: dict[str, RunResult], logged: Logged | None) -> str:
+def rotation_listing(results: Results, logged: Logged | None) -> Folded | None:
     """Every learned rotation behind the table: its seed, how far learning came, its history and its MLflow run."""
-    rows = []
+    lines = []
     for key, record in rotations_of(results.values()).items():
         link = f"[`{key}`]({os.path.relpath(rotation_path(key) / HISTORY_FILE, REPORTS)})"
         first, last = record["first"], record["last"]
@@ -139,45 +145,52 @@ def rotations_section(results: dict[str, RunResult], logged: Logged | None) -> s
         steps = f"{learning['steps']} x {learning['batch_size']} x {learning['text']['sequence_length']}"
         mlflow = [f"`{logged.rotations[key]}`"] if logged and key in logged.rotations else []
         name = Path(record["checkpoint"]).name
-        rows.append([name, record["seed"], network, steps, *ends, f"{record['seconds']:.0f}", link, *mlflow])
-    if not rows:
-        return ""
+        lines.append([name, record["seed"], network, steps, *ends, f"{record['seconds']:.0f}", link, *mlflow])
+    if not lines:
+        return None
     header = ["Checkpoint", "Seed", "Quantized", "Steps x batch x tokens", *_PROGRESS, "Seconds", "History"]
-    header += ["MLflow run"] if len(rows[0]) > len(header) else []
-    text = markdown_table(header, rows, "lrlrrrrrll"[: len(header)])
-    summary = f"{len(rows)} learned rotation{'s' if len(rows) > 1 else ''}, from the first step to the last"
-    return f"## Learned rotations\n\n<details><summary>{summary}</summary>\n\n{text}\n</details>\n"
+    header += ["MLflow run"] if len(lines[0]) > len(header) else []
+    summary = f"{len(lines)} learned rotation{'s' if len(lines) > 1 else ''}, from the first step to the last"
+    return Folded(summary, [Listing(header, lines, "lrlrrrrrll"[: len(header)])])
 
 
-def provenance_section(project: Project, table: Table, results: dict[str, RunResult], logged: Logged | None) -> str:
-    """When, on what, by which code, from which texts."""
+def model_facts(results: Results) -> tuple[Fact, ...]:
+    """On which models and with which seeds."""
+    runs = [result.run for result in results.values()]
+    models = {run.checkpoint: run.checkpoint_digest for run in runs}
+    named = "; ".join(f"{Path(name).name} (digest {digest[:12]})" for name, digest in models.items())
+    seeds = listed(sorted({run.seed for run in runs}))
+    return (Fact("Models", named), Fact("Seeds", seeds)) if runs else ()
+
+
+def origin_facts(results: Results) -> tuple[Fact, ...]:
+    """When, on what, by which code, from which texts; nothing without results."""
     records = [result.provenance for result in results.values()]
+    if not records:
+        return ()
     stored = {result.run.weights_key: result.weights for result in results.values() if result.weights}
     learned = list(rotations_of(results.values()).values())
     stages = [*stored.values(), *learned]
     dates = sorted(record["date"] for record in records)
     seconds = sum(record.get("seconds", 0.0) for record in [*records, *stages])
-    lines = [
-        f"Computed {dates[0]} to {dates[-1]} (UTC)",
-        f"Hardware: {_list(_hardware(record) for record in [*records, *stages])}",
-        f"Wall time, summed over {_counts(records, stored, learned)}: {seconds:.0f} s",
-        f"Commit: {_list(_commit(record) for record in records)}",
-        f"Code digest: {_stage_digests(learned, list(stored.values()), records)}",
-        f"Versions: {_list(_versions(record) for record in records)}",
-        f"Python {_list(record['python'] for record in records)} on {_list(record['platform'] for record in records)}",
+    system = f"{listed(record['python'] for record in records)} on {listed(record['platform'] for record in records)}"
+    return (
+        Fact("Computed", f"{dates[0]} to {dates[-1]} (UTC)", " "),
+        Fact("Hardware", listed(_hardware(record) for record in [*records, *stages])),
+        Fact(f"Wall time, summed over {_counts(records, stored, learned)}", f"{seconds:.0f} s"),
+        Fact("Commit", listed(_commit(record) for record in records)),
+        Fact("Code digest", _stage_digests(learned, list(stored.values()), records)),
+        Fact("Versions", listed(_versions(record) for record in records)),
+        Fact("Python", system, " "),
         *_corpora([*records, *stages]),
         *_tasks(records),
-        f"Table as CSV: [{table_path(table.id)}]({os.path.relpath(table_path(table.id), REPORTS)})",
-    ]
-    if logged:
-        lines.append(
-            f"MLflow: experiment `{logged.experiment}`, run `{logged.parent}`, store `{_store(project, logged.uri)}`"
-        )
-    return "## Provenance\n\n" + "".join(f"- {line}\n" for line in lines)
+    )
 
 
-def _store(project: Project, uri: str) -> str:
-    return uri.replace(str(project.root.resolve()) + "/", "")
+def logged_fact(project: Project, logged: Logged) -> Fact:
+    """Where MLflow shows the table."""
+    store = logged.uri.replace(str(project.root.resolve()) + "/", "")
+    return Fact("MLflow", f"experiment `{logged.experiment}`, run `{logged.parent}`, store `{store}`")
 
 
 def _hardware(record: dict[str, Any]) -> str:
@@ -193,7 +206,7 @@ def _commit(record: dict[str, Any]) -> str:
 
 
 def _digests(records: list[dict[str, Any]]) -> str:
-    return _list(f"`{record['code_digest']}`" for record in records) or "-"
+    return listed(f"`{record['code_digest']}`" for record in records)
 
 
 def _counts(runs: Sized, weights: Sized, rotations: Sized) -> str:
@@ -212,30 +225,31 @@ def _versions(record: dict[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in record["versions"].items())
 
 
-def _corpora(records: list[dict[str, Any]]) -> list[str]:
-    """One line per text that was read: which, how much, its hash, and whether that is the recorded one."""
-    lines: dict[str, None] = {}
+def _corpora(records: list[dict[str, Any]]) -> list[Fact]:
+    """Each text that was read: which, how much, its hash, and whether that is the recorded one."""
+    facts: dict[Fact, None] = {}
     for record in records:
         for use, corpus in record.get("corpora", {}).items():
             name = corpus["name"] if not corpus.get("path") else f"{corpus['name']} ({corpus['path']})"
             for split, text in corpus["splits"].items():
                 size = f"{text['characters']:,} characters"
                 identity = f"sha256 `{text['sha256'][:12]}`{_expected(corpus, text)}"
-                lines[f"Text for {use}: {name}, {split}, {size}, {identity}"] = None
-    return list(lines)
+                facts[Fact(f"Text for {use}", f"{name}, {split}, {size}, {identity}")] = None
+    return list(facts)
 
 
-def _tasks(records: list[dict[str, Any]]) -> list[str]:
-    """One line per suite of zero-shot tasks: lm-eval's version, and the hash of each task's data."""
-    lines: dict[str, None] = {}
+def _tasks(records: list[dict[str, Any]]) -> list[Fact]:
+    """Each suite of zero-shot tasks: lm-eval's version, and the hash of each task's data."""
+    facts: dict[Fact, None] = {}
     for record in records:
         if suite := record.get("tasks"):
             data = [
                 f"{name} `{task['sha256'][:12]}`" if "sha256" in task else f"{name} from the hub"
                 for name, task in suite["tasks"].items()
             ]
-            lines[f"Tasks: suite {suite['suite']}, lm-eval {suite['lm_eval']}, sha256 of {', '.join(data)}"] = None
-    return list(lines)
+            words = f"suite {suite['suite']}, lm-eval {suite['lm_eval']}, sha256 of {', '.join(data)}"
+            facts[Fact("Tasks", words)] = None
+    return list(facts)
 
 
 def _expected(corpus: dict[str, Any], text: dict[str, Any]) -> str:
@@ -252,7 +266,3 @@ def _expected(corpus: dict[str, Any], text: dict[str, Any]) -> str:
 
 def _map(mapping: dict[int, int]) -> str:
     return ", ".join(f"{paper} → {here}" for paper, here in mapping.items()) or "-"
-
-
-def _list(items: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(items))

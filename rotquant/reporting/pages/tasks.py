@@ -1,32 +1,42 @@
-"""Section "Tasks": what the tasks ask, with examples or without, and accuracies task by task.
+"""How accuracy is measured: what the tasks ask, with examples or without, and which score is quoted.
 
 The shipped suite's tasks are not the paper's, so ours and the paper's stand in tables of their own.
 """
 
+from collections.abc import Iterator, Mapping
+
 from rotquant.metrics.zeroshot.suites import TASKS, Task, task_names
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import ZeroShot
+from rotquant.reporting.pages.model import Block, Folded, Listing, Tasks
 from rotquant.reporting.words.describe import corpus_words
-from rotquant.reporting.words.markdown import markdown_table
-from rotquant.reporting.words.numbers import italic, show
+from rotquant.reporting.words.numbers import show
 from rotquant.study.project import Project
-from rotquant.study.quantities import ROUGE_L, Quantity, quantities
+from rotquant.study.quantities import ROUGE_L, quantities
 from rotquant.study.results import RunResult
 from rotquant.study.tables import Table
-from rotquant.study.values import Values, printed_accuracies
 
 
-def tasks_section(project: Project, table: Table, values: Values, results: dict[str, RunResult]) -> str:
-    """How accuracy is measured, the tasks, and their accuracies by column; nothing for a table without tasks."""
-    runs = [cell.runs[0] for cell in project.cells(table.id) if isinstance(cell.metric, ZeroShot)]
-    if not runs:
-        return ""
-    firsts: dict[ZeroShot, Run] = {}
+def zero_shot_runs(project: Project, table: Table) -> list[Run]:
+    """The first run of each way in which the table measures accuracy; nothing for a table without tasks."""
+    found: dict[ZeroShot, Run] = {}
+    for run in (cell.runs[0] for cell in project.cells(table.id)):
+        if isinstance(run.metric, ZeroShot):
+            found.setdefault(run.metric, run)
+    return list(found.values())
+
+
+def task_blocks(
+    table: Table, runs: list[Run], results: Mapping[str, RunResult], columns: tuple[Tasks, ...]
+) -> Iterator[Block]:
+    """How accuracy is measured, the tasks, and their accuracies by column."""
     for run in runs:
-        firsts.setdefault(run.metric, run)
-    facts = [part for run in firsts.values() for part in (_method(run), _facts(run.metric, results[run.key]))]
-    columns = [_column(project, table, column, values, results) for column in project.columns(table)]
-    return "\n".join(["## Tasks\n", *facts, *columns])
+        yield _method(run)
+        yield _asked(run, results.get(run.key))
+    note = f"The standard error is that of the {table.baseline} row, from the number of items."
+    for tasks in columns:
+        papers = ["*Published*:", tasks.published] if tasks.published.lines else []
+        yield Folded(f"{tasks.column}: accuracy by task", ["Computed here:", tasks.ours, note, *papers])
 
 
 def _method(run: Run) -> str:
@@ -58,80 +68,17 @@ def _method(run: Run) -> str:
         )
     return (
         f"{shots} {what} in percent through lm-eval, suite `{metric.suite}`: {origin[metric.suite]}. {scored}. Every "
-        f"item begins {'with' if metric.bos else 'without'} BOS; {items}{examples}.\n"
+        f"item begins {'with' if metric.bos else 'without'} BOS; {items}{examples}."
     )
 
 
-def _facts(metric: ZeroShot, result: RunResult) -> str:
+def _asked(run: Run, result: RunResult | None) -> Listing:
     """What each task asks and how it is scored."""
-    rows = []
-    for name in task_names(metric):
-        task: Task = TASKS[metric.suite][name]
-        items = result.metrics.get(f"{name}.items")
-        rows.append([task.title, task.description, f"`{task.measure}`", show(task.chance, None, 1), _count(items)])
-    return markdown_table(["Task", "What it asks", "Measure", "Chance", "Items"], rows, "lllrr")
-
-
-def _column(project: Project, table: Table, column: str, values: Values, results: dict[str, RunResult]) -> str:
-    """One column of the table, opened up by task."""
-    measured = [quantity for quantity in project.quantities(table) if _is_accuracy(quantity)]
-    lines = [
-        [row.name, *(_ours(values, row.name, column, quantity) for quantity in measured)]
-        for row in table.rows
-        if (row.name, column, measured[0].name) in values
-    ]
-    baseline = _baseline(project, table, column, results)
-    lines.append(["chance", *(show(quantity.chance, None, 1) for quantity in measured)])
-    lines.append(["standard error", *(_error(baseline, quantity) for quantity in measured)])
-    header = ["Method", *(quantity.title for quantity in measured)]
-    parts = [f"<details><summary>{column}: accuracy by task</summary>\n", "Computed here:\n"]
-    parts.append(markdown_table(header, lines, "l" + "r" * len(measured)))
-    parts.append(f"The standard error is that of the {table.baseline} row, from the number of items.\n")
-    if papers := _papers(table, column, values):
-        parts += ["*Published*:\n", papers]
-    return "\n".join([*parts, "</details>\n"])
-
-
-def _papers(table: Table, column: str, values: Values) -> str:
-    """The paper's accuracies in a column by its own tasks; nothing where it prints none."""
-    published = {(row, name): number.mean for (row, place, name), number in values.published.items() if place == column}
-    names = {name for _, name in published}
-    shown = [quantity for quantity in printed_accuracies(values) if quantity.name in names]
-    lines = [
-        [row.name, *(italic(show(published.get((row.name, quantity.name)))) for quantity in shown)]
-        for row in table.rows
-        if any((row.name, quantity.name) in published for quantity in shown)
-    ]
-    header = ["Method", *(quantity.title for quantity in shown)]
-    return markdown_table(header, lines, "l" + "r" * len(shown)) if lines else ""
-
-
-def _is_accuracy(quantity: Quantity) -> bool:
-    return quantity.unit == "%"
-
-
-def _ours(values: Values, row: str, column: str, quantity: Quantity) -> str:
-    value = values[row, column, quantity.name]
-    return show(value.mean, value.deviation)
-
-
-def _error(results: list[RunResult], quantity: Quantity) -> str:
-    """Standard error of a task's quoted accuracy or of ROUGE-L in percent; "-" for the average."""
-    result = next(result for result in results if quantity.name in result.metrics)
-    assert isinstance(result.run.metric, ZeroShot)
-    task = TASKS[result.run.metric.suite].get(quantity.name)
-    name = f"{quantity.name}_stderr" if task is None else f"{quantity.name}.{task.measure}_stderr"
-    return show(result.metrics.get(name), None, 1)
-
-
-def _count(items: float | None) -> str:
-    return "-" if items is None else f"{items:,.0f}"
-
-
-def _baseline(project: Project, table: Table, column: str, results: dict[str, RunResult]) -> list[RunResult]:
-    """Runs of a column's baseline row, one for each set of tasks."""
-    return [
-        results[cell.runs[0].key]
-        for cell in project.cells(table.id)
-        if (cell.row, cell.column) == (table.baseline, column) and isinstance(cell.metric, ZeroShot)
-    ]
+    assert isinstance(run.metric, ZeroShot)
+    lines = []
+    for name in task_names(run.metric):
+        task: Task = TASKS[run.metric.suite][name]
+        items = None if result is None else result.metrics.get(f"{name}.items")
+        count = "-" if items is None else f"{items:,.0f}"
+        lines.append([task.title, task.description, f"`{task.measure}`", show(task.chance, None, 1), count])
+    return Listing(["Task", "What it asks", "Measure", "Chance", "Items"], lines, "lllrr")

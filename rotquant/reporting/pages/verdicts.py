@@ -1,44 +1,31 @@
-"""Section "Claims": each statement of the paper, whether it holds here and by the paper's own numbers, and why not."""
+"""The claims of a report: whether each holds here and by the paper's own numbers, and what may explain why not."""
 
 from collections.abc import Sequence
 
 from rotquant.reporting.claims import Outcome, Verdict, score
-from rotquant.reporting.words.describe import is_of_the_paper, is_stand_in
-from rotquant.reporting.words.markdown import markdown_table
-from rotquant.reporting.words.numbers import SPACE
-from rotquant.study.project import Project
-from rotquant.study.tables import Table
+from rotquant.reporting.pages.model import ClaimLine, Claims, Decision
+
+_DECISIONS: dict[bool | None, Decision] = {True: "holds", False: "fails", None: "not checkable"}
 
 
-def claims_section(project: Project, table: Table, decided: Sequence[Outcome]) -> str:
-    """The verdicts as a table, the numbers behind them folded below; nothing for a table without claims."""
-    if not decided:
-        return ""
-    on_stand_ins = any(is_stand_in(project.slot(table, column)) for column in project.columns(table))
-    rows, details = [], []
-    for number, outcome in enumerate(decided, 1):
-        claim, here = outcome.claim, outcome.ours.holds
-        text = claim.text + (f"<br><sub>Check: {claim.note}</sub>" if claim.note else "")
-        if claim.if_it_fails and here is False and on_stand_ins:
-            text += f"<br>❌ Why it may fail here: {claim.if_it_fails}"
-        rows.append([number, text, claim.section, verdict_words(here), verdict_words(outcome.papers.holds)])
-        details.append(f"{number}. {claim.text}\n")
-        details.append(f"   - here: {findings(outcome.ours)}\n   - *published*: {findings(outcome.papers)}\n")
-    counted = score(decided)
-    title = "Claims of the paper" if is_of_the_paper(table) else "Claims"
-    unchecked = f", {counted.unchecked} not checkable" if counted.unchecked else ""
-    return "\n".join(
-        [
-            f"## {title}: {counted.holds} of {counted.checked} hold here{unchecked}\n",
-            markdown_table(["", "Claim", "Section", "here", "*paper's numbers*"], rows, "rllll"),
-            f"<details><summary>The numbers behind each verdict</summary>\n\n{''.join(details)}\n</details>\n",
-        ]
-    )
-
-
-def verdict_words(holds: bool | None) -> str:
-    """A verdict as pages print it."""
-    return "not checkable" if holds is None else f"✅{SPACE}holds" if holds else f"❌{SPACE}fails"
+def claims_of(decided: Sequence[Outcome], *, of_paper: bool, explain: bool = True) -> Claims:
+    """The claims with their verdicts. explain: whether a failure here has the reason that the claim gives for one."""
+    lines = []
+    for outcome in decided:
+        claim, fails = outcome.claim, outcome.ours.holds is False
+        lines.append(
+            ClaimLine(
+                claim.text,
+                claim.section,
+                claim.note,
+                claim.if_it_fails if fails and explain else None,
+                _DECISIONS[outcome.ours.holds],
+                _DECISIONS[outcome.papers.holds],
+                findings(outcome.ours),
+                findings(outcome.papers),
+            )
+        )
+    return Claims(tuple(lines), score(decided), of_paper)
 
 
 def findings(verdict: Verdict) -> str:

@@ -9,9 +9,8 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from rotquant.reporting.claims import EPSILON, Finding, Verdict
+from rotquant.reporting.claims import EPSILON, Finding, Outcome, Verdict
 from rotquant.reporting.speed.numbers import Numbers, row_names
 from rotquant.study.project import Project
 from rotquant.study.speed.definitions import FACTORS, Check, Claim, Grid, SpeedTable, matches
@@ -25,15 +24,6 @@ Ratio = Callable[[str, str, str, str | None], float | None]
 
 Without `over` the number itself, in SI units.
 """
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A claim with the verdict by our numbers and the verdict by the paper's own."""
-
-    claim: Claim
-    ours: Verdict
-    papers: Verdict
 
 
 def outcomes(project: Project, table: SpeedTable, numbers: Numbers) -> tuple[Outcome, ...]:

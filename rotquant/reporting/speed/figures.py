@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED, save_svg, styled
-from rotquant.reporting.speed.numbers import Numbers, collect, find_source, shown_ratio
+from rotquant.reporting.speed.numbers import Numbers, collect, find_source, short_gpu, shown_ratio
 from rotquant.reporting.speed.roofline import roofline
 from rotquant.study.project import Project
 from rotquant.study.speed.definitions import Part, SpeedTable, matches, rows
@@ -34,12 +34,12 @@ def bars(project: Project, table: SpeedTable, path: Path) -> None:
         for axis, part in zip(grid.flat, parts, strict=True):
             origin = project.speed_table(part.table)
             _panel(axis, origin, part, collect(project, origin, sources[part.table]))
-        gpus = [_short(source.record.gpu) for source in sources.values() if source is not None]
+        gpus = [short_gpu(source.record.gpu) for source in sources.values() if source is not None]
         ours = f"ours, {gpus[0]}" if gpus else "ours (not measured yet)"
         handles = [plt.Rectangle((0, 0), 1, 1, color=OURS, label=ours)]
         for gpu in table.gpus:
             look = {"facecolor": "white", "edgecolor": PUBLISHED}
-            handles.append(plt.Rectangle((0, 0), 1, 1, **look, label=f"published, {_short(gpu)}"))
+            handles.append(plt.Rectangle((0, 0), 1, 1, **look, label=f"published, {short_gpu(gpu)}"))
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
         save_svg(figure, path)
 
@@ -78,7 +78,3 @@ def _label(axis: Any, middle: float, ratio: float, top: float) -> None:
     """A bar's number, above its error bar."""
     where = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
     axis.annotate(f"{ratio:.2f}", (middle, top), **where)
-
-
-def _short(gpu: str) -> str:
-    return gpu.removeprefix("NVIDIA ")

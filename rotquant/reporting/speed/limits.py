@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rotquant.bench.records import CellRecord
+from rotquant.reporting.pages.model import Block, Listing
 from rotquant.reporting.speed.numbers import Numbers, Place
-from rotquant.reporting.words.markdown import markdown_table
 from rotquant.study.speed.definitions import Grid, SpeedTable, rows
 
 CEILING = "ceiling"
@@ -72,33 +72,30 @@ def points(numbers: Numbers) -> list[Point]:
     return [_point(place, record) for place, record in several if record is not None and _is_kernel(record)]
 
 
-def section(table: SpeedTable, numbers: Numbers) -> str:
+def limit_blocks(table: SpeedTable, numbers: Numbers) -> list[Block]:
     """Share of the floor that each kernel reaches, grid by grid; nothing without ceilings."""
     known = ceilings(table, numbers)
     if "copy" not in known:
-        return ""
+        return []
     rates = ", ".join(f"{name} {rate / 1e12:.0f} TOP/s" for name, rate in known.items() if name not in _MEMORY)
     memory = ", ".join(f"{name} {known[name] / 1e12:.2f} TB/s" for name in _MEMORY if name in known)
-    parts = [
-        "## Against the limits\n",
+    by_place = {point.place: point for point in points(numbers)}
+    shown = [grid for grid in table.grids if grid.benchmark != CEILING]
+    return [
         f"Ceilings, of the same run unless a note says otherwise: {memory}; products {rates}. The floor is the "
         "time that bytes or operations alone would take there, whichever is longer. Shown is the floor in percent of "
-        "the kernel's time, and whether memory (m) or arithmetic (a) sets it.\n",
+        "the kernel's time, and whether memory (m) or arithmetic (a) sets it.",
+        *(block for grid in shown for block in (f"{grid.name}:", _shares(grid, by_place, known))),
     ]
-    by_place = {point.place: point for point in points(numbers)}
-    for grid in table.grids:
-        if grid.benchmark != CEILING:
-            parts += [f"{grid.name}:\n", _table(grid, by_place, known)]
-    return "\n".join(parts)
 
 
-def _table(grid: Grid, by_place: Mapping[Place, Point], known: dict[str, float]) -> str:
+def _shares(grid: Grid, by_place: Mapping[Place, Point], known: dict[str, float]) -> Listing:
     lines = []
     for row in rows(grid):
         several = (by_place.get((grid.name, row.name, column.name)) for column in grid.columns)
         lines.append([*row.labels, *("-" if point is None else _share(point, known) for point in several)])
     header = [*(axis.name for axis in grid.axes), *(column.name for column in grid.columns)]
-    return markdown_table(header, lines, "l" * len(grid.axes) + "r" * len(grid.columns))
+    return Listing(header, lines, "l" * len(grid.axes) + "r" * len(grid.columns))
 
 
 def _share(point: Point, known: dict[str, float]) -> str:

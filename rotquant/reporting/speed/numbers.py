@@ -142,6 +142,11 @@ def _cell(value: float | None) -> str:
     return "-" if value is None else repr(value)
 
 
+def short_gpu(gpu: str) -> str:
+    """A GPU's name for the head of a column."""
+    return gpu.removeprefix("NVIDIA ")
+
+
 def row_names(grid: Grid) -> list[str]:
     """The names of a grid's rows in order."""
     return [row.name for row in rows(grid)]

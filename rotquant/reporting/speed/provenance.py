@@ -1,11 +1,12 @@
 """Where the numbers of a speed table come from: device and its state before and after, versions, commit, code, time."""
 
 import os
-from collections.abc import Iterable
 from typing import Any
 
 from rotquant.bench.records import CellRecord, Record, Sitting
+from rotquant.reporting.pages.model import Fact
 from rotquant.reporting.speed.numbers import Source
+from rotquant.reporting.words.numbers import listed
 from rotquant.study.digests import is_current
 from rotquant.study.results import REPORTS, table_path
 from rotquant.study.speed.definitions import SpeedTable
@@ -28,36 +29,31 @@ def when_and_where(source: Source) -> str:
     used = _sittings(source.record)
     dates = sorted(str(sitting.environment.get("date", "-"))[:10] for sitting, _ in used) or ["-"]
     day = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    commits = _list(_commit(sitting.environment) for sitting, _ in used)
+    commits = listed(_commit(sitting.environment) for sitting, _ in used)
     # A CPU is measured when someone asks for it, so that its record may well be of this machine.
     elsewhere = "were recorded" if all(_is_cpu(sitting) for sitting, _ in used) else "were recorded on another machine"
     verb = f"{elsewhere}, with" if source.recorded else "were measured on this machine, with"
     return f"Upright numbers {verb} an **{source.record.gpu}** ({day}, {commits})."
 
 
-def facts(source: Source) -> tuple[tuple[str, str], ...]:
-    """The same for a page that shows facts one by one: (name, text)."""
-    record = source.record
-    return (
-        ("GPU", f"{record.gpu}{', recorded on another machine' if source.recorded else ''}"),
-        ("Measured", "; ".join(_place(sitting).replace("`", "") for sitting, _ in _sittings(record))),
-        ("Code", f"digest {_code(record).replace('`', '')}"),
-    )
+def gpu_fact(source: Source) -> Fact:
+    """On which GPU, and whether it was this machine's."""
+    return Fact("GPU", f"{source.record.gpu}{', recorded on another machine' if source.recorded else ''}")
 
 
-def provenance_section(table: SpeedTable, source: Source | None) -> str:
-    """The circumstances of each sitting that cells come from, and links to the files."""
-    if source is None:
-        return ""
-    record = source.record
-    lines = []
-    for sitting, cells in _sittings(record):
+def origin_facts(source: Source) -> tuple[Fact, ...]:
+    """The circumstances of each sitting that cells come from, and the code."""
+    facts = []
+    for sitting, cells in _sittings(source.record):
         seconds = sum(cell.seconds for cell in cells)
-        lines += [f"{len(cells)} cells in {seconds:.0f} s, {_place(sitting)}", *_states(sitting)]
-    lines.append(f"Digest of kernels and benchmarks: {_code(record)}")
-    for words, path in (("Record", source.path), ("Table as CSV", table_path(table.id))):
-        lines.append(f"{words}: [{path}]({os.path.relpath(path, REPORTS)})")
-    return "## Provenance\n\n" + "".join(f"- {line}\n" for line in lines)
+        facts += [Fact(f"{len(cells)} cells in {seconds:.0f} s", _place(sitting), ", "), *_states(sitting)]
+    return (*facts, Fact("Digest of kernels and benchmarks", _code(source.record)))
+
+
+def file_links(table: SpeedTable, source: Source) -> list[str]:
+    """The record, and the numbers as CSV."""
+    files = (("Record", source.path), ("Table as CSV", table_path(table.id)))
+    return [f"{words}: [{path}]({os.path.relpath(path, REPORTS)})" for words, path in files]
 
 
 def _sittings(record: Record) -> list[tuple[Sitting, list[CellRecord]]]:
@@ -69,7 +65,7 @@ def _sittings(record: Record) -> list[tuple[Sitting, list[CellRecord]]]:
 def _code(record: Record) -> str:
     """The digests of what was measured, and whether the code is still the same."""
     older = sum(not is_current(cell.benchmark, cell.code) for cell in record.cells)
-    digests = _list(f"`{cell.code}`" for cell in record.cells)
+    digests = listed(f"`{cell.code}`" for cell in record.cells)
     if not older:
         return f"{digests}, the present code"
     return f"{digests}; {older} of {len(record.cells)} cells were measured by **other code than the present**"
@@ -84,10 +80,10 @@ def _place(sitting: Sitting) -> str:
     return f"{data.get('date', '-')}, {_commit(data)};{software} {versions}; {data.get('cpu', '-')}"
 
 
-def _states(sitting: Sitting) -> list[str]:
+def _states(sitting: Sitting) -> list[Fact]:
     device = "CPU" if _is_cpu(sitting) else "GPU"
     return [
-        f"{device} {when}: {', '.join(form.format(state[name]) for name, form in _STATE.items() if name in state)}"
+        Fact(f"{device} {when}", ", ".join(form.format(state[name]) for name, form in _STATE.items() if name in state))
         for when, state in (("before", sitting.gpu_before), ("after", sitting.gpu_after))
         if state
     ]
@@ -106,7 +102,3 @@ def _commit(data: dict[str, Any]) -> str:
     words = f"commit `{commit[:12]}`{' with uncommitted changes' if data.get('git_dirty') else ''}"
     found = data.get("identified")
     return words if not found else f"{words}; the measured code is that of `{found['git_commit'][:12]}` by its digest"
-
-
-def _list(items: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(items))

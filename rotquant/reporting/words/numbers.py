@@ -72,3 +72,8 @@ def not_finite(known: Iterable[Quantity], values: Values) -> list[str]:
 def italic(text: str) -> str:
     """A published number, so that it cannot be taken for one of ours."""
     return text if text == "-" else f"*{text}*"
+
+
+def listed(items: Iterable[object]) -> str:
+    """Each once, in order, with commas; "-" for none."""
+    return ", ".join(dict.fromkeys(map(str, items))) or "-"

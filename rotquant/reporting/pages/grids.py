@@ -1,0 +1,182 @@
+"""The grids of a table: its main quantities, their change from the baseline, and accuracy task by task.
+
+Ours stand beside the paper's, in the paper's order. What a row, a column or a place prints is decided here and nowhere
+else.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from rotquant.metrics.zeroshot.suites import TASKS
+from rotquant.recipes.schemes import ZeroShot
+from rotquant.reporting.figures.changes import change_between
+from rotquant.reporting.pages.model import Grid, GridCell, GridColumn, GridLine, Tasks, Whose
+from rotquant.reporting.words.describe import is_stand_in, model_name
+from rotquant.reporting.words.numbers import show, show_change, words
+from rotquant.study.project import Project
+from rotquant.study.quantities import DESCRIPTIVE, Quantity
+from rotquant.study.results import RunResult
+from rotquant.study.tables import Row, Table
+from rotquant.study.values import Number, Place, Values, main_quantities, printed_accuracies
+
+#: Numbers that a line of one grid can hold; with more, each quantity gets a grid of its own.
+WIDTH = 8
+
+Pair = Callable[[str, str, Quantity], tuple[str, str]]
+"""What a place prints of (row, column, quantity): ours, and the paper's."""
+
+
+def value_grids(project: Project, table: Table, values: Values) -> tuple[Grid, ...]:
+    """Mean and deviation of every main quantity beside the published number."""
+    mains = main_quantities(project, table)
+    decimals = {quantity.name: printed_decimals(values, quantity) for quantity in mains}
+
+    def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
+        place, digits = (row, column, quantity.name), decimals[quantity.name]
+        ours, paper = values.ours.get(place), values.published.get(place)
+        mine = "-" if ours is None else show(ours.mean, ours.deviation, max(2, digits))
+        return mine, show(paper and paper.mean, None, digits)
+
+    return _grids(project, table, table.rows, pair, mains)
+
+
+def change_grids(project: Project, table: Table, values: Values) -> tuple[Grid, ...]:
+    """What each row gains or loses on the baseline row, in percent, ours and the paper's."""
+    mains = [quantity for quantity in main_quantities(project, table) if quantity.relative]
+
+    def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
+        sign = 1.0 if quantity.better == "lower" else -1.0
+        loss = change_between(values, (row, column), (table.baseline, column), quantity)
+        ours, papers = (None if number is None else sign * number for number in (loss.ours, loss.papers))
+        own = values.ours.get((row, column, quantity.name))
+        return show_change(ours, loss.spread if own and own.deviation is not None else None), show_change(papers)
+
+    rows = [row for row in table.computed_rows if row.name != table.baseline]
+    return _grids(project, table, rows, pair, mains) if mains and rows else ()
+
+
+def task_grids(project: Project, table: Table, values: Values, results: Mapping[str, RunResult]) -> tuple[Tasks, ...]:
+    """Accuracies task by task for each column: ours by our tasks with chance, and the paper's by its own."""
+    ours = [quantity for quantity in project.quantities(table) if quantity.unit == "%"]
+    papers = printed_accuracies(values)
+    return tuple(
+        Tasks(
+            column,
+            _our_tasks(project, table, column, ours, values, results),
+            _task_grid(table, column, _printed(papers, column, values), values.published, "published"),
+        )
+        for column in project.columns(table)
+    )
+
+
+def _our_tasks(
+    project: Project,
+    table: Table,
+    column: str,
+    tasks: Sequence[Quantity],
+    values: Values,
+    results: Mapping[str, RunResult],
+) -> Grid:
+    """Our accuracies, with what guessing scores and the standard errors of the baseline row."""
+    grid = _task_grid(table, column, tasks, values.ours, "ours")
+    found = [
+        results[cell.runs[0].key]
+        for cell in project.cells(table.id)
+        if (cell.row, cell.column) == (table.baseline, column) and cell.runs[0].key in results
+    ]
+    below = {
+        "chance": [show(task.chance, None, 1) for task in tasks],
+        "standard error": [show(_standard_error(found, task), None, 1) for task in tasks],
+    }
+    lines = (GridLine((name,), tuple(GridCell(text, "chance") for text in texts)) for name, texts in below.items())
+    return replace(grid, lines=(*grid.lines, *lines))
+
+
+def _task_grid(
+    table: Table, column: str, tasks: Sequence[Quantity], numbers: Mapping[Place, Number], whose: Whose
+) -> Grid:
+    """The rows that have a number for some task."""
+    rows = [row.name for row in table.rows if any((row.name, column, task.name) in numbers for task in tasks)]
+
+    def cell(row: str, task: Quantity) -> GridCell:
+        number = numbers.get((row, column, task.name))
+        if number is None:
+            return GridCell("-", whose)
+        return GridCell(show(number.mean, number.deviation if whose == "ours" else None), whose)
+
+    lines = tuple(GridLine((row,), tuple(cell(row, task) for task in tasks)) for row in rows)
+    return Grid("", ("Method",), tuple(GridColumn(task.title, title=task.title) for task in tasks), lines)
+
+
+def _printed(tasks: Sequence[Quantity], column: str, values: Values) -> list[Quantity]:
+    """The tasks that the paper prints some number of in a column."""
+    names = {name for _, place, name in values.published if place == column}
+    return [task for task in tasks if task.name in names]
+
+
+def _standard_error(results: Sequence[RunResult], quantity: Quantity) -> float | None:
+    """Standard error of a task's quoted accuracy or of ROUGE-L in percent; None for the average."""
+    for result in results:
+        if quantity.name in result.metrics and isinstance(result.run.metric, ZeroShot):
+            task = TASKS[result.run.metric.suite].get(quantity.name)
+            name = f"{quantity.name}_stderr" if task is None else f"{quantity.name}.{task.measure}_stderr"
+            return result.metrics.get(name)
+    return None
+
+
+def _grids(
+    project: Project, table: Table, rows: Sequence[Row], pair: Pair, mains: Sequence[Quantity]
+) -> tuple[Grid, ...]:
+    """One grid of these quantities where a line can hold them, otherwise one per quantity under its own heading."""
+    columns = project.columns(table)
+    together = len(mains) == 1 or len(columns) * len(mains) * 2 <= WIDTH
+    groups = [tuple(mains)] if together else [(quantity,) for quantity in mains]
+    return tuple(_grid(project, table, rows, pair, group, heading=not together) for group in groups)
+
+
+def _grid(
+    project: Project, table: Table, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
+) -> Grid:
+    """Ours by column and quantity, each followed by the paper's where it prints some."""
+    names = project.columns(table)
+    columns: list[GridColumn] = []
+    cells: list[list[GridCell]] = [[] for _ in rows]
+    for name, quantity in itertools.product(names, group):
+        pairs = [pair(row.name, name, quantity) for row in rows]
+        head = name if len(group) == 1 else quantity.title if len(names) == 1 else f"{name}, {quantity.title}"
+        place = {"group": name, "remark": _remark(project, table, name)}
+        columns.append(GridColumn(head, None, **place, title=quantity.title))
+        printed = any(papers != "-" for _, papers in pairs)
+        columns += [GridColumn(head, "", **place)] if printed else []
+        for line, (ours, papers) in zip(cells, pairs, strict=True):
+            line += [GridCell(ours), *([GridCell(papers, "published")] if printed else [])]
+    lines = (GridLine((row.name, *map(str, row.labels)), tuple(line)) for row, line in zip(rows, cells, strict=True))
+    return Grid(_caption(names, group), ("Method", *table.label_columns), tuple(columns), tuple(lines), heading)
+
+
+def _caption(columns: Sequence[str], group: Sequence[Quantity]) -> str:
+    """What the numbers are and which way is better."""
+    text = "; ".join((f"{quantity.title}: " if len(group) > 1 else "") + _described(quantity) for quantity in group)
+    if len(columns) == 1 and len(group) > 1:
+        return f"{columns[0]}. {text}"
+    return text[0].upper() + text[1:]
+
+
+def _described(quantity: Quantity) -> str:
+    unit = f" ({quantity.unit})" if quantity.unit else ""
+    better = "" if quantity in DESCRIPTIVE else f", {quantity.better} is better"
+    return f"{words(quantity)}{unit}{better}"
+
+
+def _remark(project: Project, table: Table, column: str) -> str:
+    """What a column is computed on, where its name does not say it."""
+    slot = project.slot(table, column)
+    here = f"here: {model_name(slot)}" if is_stand_in(slot) else ""
+    return here if column == slot.name else f"on {slot.name}{f' ({here})' if here else ''}"
+
+
+def printed_decimals(values: Values, quantity: Quantity) -> int:
+    """As many decimals as the paper prints, or two where it prints none. Ours have at least two."""
+    texts = [repr(number.mean) for (_, _, name), number in values.published.items() if name == quantity.name]
+    return max((min(len(text.partition(".")[2]), 3) for text in texts if "e" not in text), default=2)
