@@ -8,6 +8,7 @@ largest |down_proj input| exceeds 64 times the median over tokens, taken before 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from rotquant.recipes.schemes import Calibration, Perplexity, QuantizationScheme
 from rotquant.text import Tokens
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import QuantizedState
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 #: PrefixQuant Sec. 5.1: a token whose maximum is this many times the median is an outlier token.
 OUTLIER_TOKEN_RATIO = 64.0
@@ -67,7 +71,7 @@ class OutlierTokens:
 
 
 def diagnose_activations(
-    model: nn.Module,
+    model: "PreTrainedModel",
     tokens: Tokens,
     metric: Perplexity,
     calibration: Tensor,

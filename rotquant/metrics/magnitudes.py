@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rotquant.models.architectures import architecture_of, base_model, decoder_layers
+from rotquant.models.architectures import architecture_of, base_model, decoder_layers, linear_of
 from rotquant.models.limits import model_windows
 from rotquant.recipes.schemes import Magnitudes
 from rotquant.text import Tokens
@@ -96,8 +96,8 @@ def _first_linear(model: nn.Module, place: Place) -> str:
     return architecture_of(model).site(place[1]).linears[0]
 
 
-def _module(model: nn.Module, place: Place) -> nn.Module:
-    return decoder_layers(model)[place[0]].get_submodule(_first_linear(model, place))
+def _module(model: nn.Module, place: Place) -> nn.Linear:
+    return linear_of(decoder_layers(model)[place[0]], _first_linear(model, place))
 
 
 def _tensors(model: nn.Module, tokens: Tokens, metric: Magnitudes, places: list[Place]) -> dict[Place, Tensor]:

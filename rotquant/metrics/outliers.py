@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.metrics.magnitudes import read_inputs
-from rotquant.models.architectures import Projection, architecture_of, decoder_layers
+from rotquant.models.architectures import Projection, architecture_of, decoder_layers, linear_of
 from rotquant.models.limits import model_windows
 from rotquant.recipes.schemes import Outliers, QuantizationScheme
 from rotquant.tensors.distortion import kurtosis, relative_error
@@ -73,7 +73,7 @@ def _weight_errors(model: nn.Module, bits: int) -> dict[str, list[float]]:
 
 def _weight(layer: nn.Module, projection: Projection) -> Tensor:
     """The projection's rows [out, in] of its linear layer."""
-    weight = layer.get_submodule(projection.name).weight
+    weight = linear_of(layer, projection.name).weight
     return weight if projection.rows is None else weight[slice(*projection.rows)]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rotquant.foundation.progress import task
+from rotquant.models.architectures import config_of
 from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.onednn import OneDNNLinear
@@ -99,7 +100,7 @@ def perplexity(
         CheckpointError: a token lies beyond the model's vocabulary.
     """
     windows = metric_windows(model, tokens, metric)
-    vocabulary = model.config.vocab_size
+    vocabulary: int = config_of(model).vocab_size
     device = next(model.parameters()).device
     limit = _LOGITS_AT_ONCE["cpu" if device.type == "cpu" else "cuda"]
     batch_size = max(1, min(batch_size, limit // (metric.sequence_length * vocabulary)))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from rotquant.foundation.errors import CorpusError
 from rotquant.foundation.files import cache_folder
@@ -99,7 +100,8 @@ def _hub_rows(spec: CorpusSpec, split: Split, max_characters: int | None) -> Ite
 
     try:
         with downloading(str(spec.path)), _bars_at_terminals():
-            data = load_dataset(spec.path, spec.subset, split=split, streaming=max_characters is not None)
+            streaming: Any = max_characters is not None  # the library declares True and False apart
+            data = load_dataset(str(spec.path), spec.subset, split=split, streaming=streaming)
     except Exception as error:  # The hub client has many failure types, some from libraries below it.
         reason = str(error).strip().split("\n")[0][:200]
         raise CorpusError(

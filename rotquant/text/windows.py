@@ -8,7 +8,7 @@ papers' codes, which take what their tokenizer gives. Nothing here touches globa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from rotquant.foundation.errors import CorpusError
 from rotquant.foundation.progress import task
@@ -57,7 +57,12 @@ def tokenize(text: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as error:  # the tokenizers library raises bare Exception, as for a text that has no token
         raise CorpusError(f"The tokenizer cannot read the text: {str(error).strip()}.") from None
-    return Tokens(torch.tensor(ids, dtype=torch.long), tokenizer.bos_token_id)
+    return Tokens(torch.tensor(ids, dtype=torch.long), bos_of(tokenizer))
+
+
+def bos_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that a text begins with, or None where the tokenizer has none."""
+    return cast("int | None", tokenizer.bos_token_id)
 
 
 def evaluation_windows(tokens: Tokens, sequence_length: int, bos: BOS = "text") -> torch.Tensor:
@@ -85,7 +90,7 @@ def evaluation_windows(tokens: Tokens, sequence_length: int, bos: BOS = "text") 
     windows = cut[: n_windows * length].view(n_windows, length)
     if bos != "window":
         return windows
-    return torch.cat([windows.new_full((n_windows, 1), tokens.bos), windows], dim=1)
+    return torch.cat([windows.new_full((n_windows, 1), cast(int, tokens.bos)), windows], dim=1)
 
 
 def calibration_samples(tokens: Tokens, calibration: Calibration) -> torch.Tensor:

@@ -56,7 +56,9 @@ def evaluate(
         set_shots(tasks, metric.shots)
         try:
             harness = Harness(model, tokenizer, metric.bos, batch_size)
-            results = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=False)
+            results: Any = run_tasks(
+                harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=False
+            )
         finally:
             model.train(was_training)
     return _flat(metric, names, results, harness.not_finite)

@@ -11,12 +11,12 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
-from lm_eval.api.task import Task
+from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from torch import Tensor
@@ -77,13 +77,17 @@ def set_shots(tasks: dict[str, Task], shots: int) -> None:
         TaskError: a task has fewer.
     """
     for name, task in tasks.items():
-        if shots and (available := len(task.sampler.df)) < shots:
+        if shots and (available := len(cast(ConfigurableTask, task).sampler.df)) < shots:
             raise TaskError(f"zero-shot task {name!r} has {available} examples, fewer than {shots} shots.")
         task.set_config("num_fewshot", shots)
         task.set_fewshot_seed(_EXAMPLES_SEED)
 
 
-class Harness(HFLM):
+#: lm-eval registers its class by a decorator, after which type checkers take it for the interface that it implements.
+_Model: Any = HFLM
+
+
+class Harness(_Model):
     """A causal language model in memory, for log-likelihoods of continuations and for greedy generation.
 
     not_finite: names of the tasks on which the network's outputs were not: the first of several choices would be the
@@ -111,7 +115,7 @@ class Harness(HFLM):
         Raises:
             TaskError: an item is longer than the model's context.
         """
-        encoded = self.encode([request.args for request in requests])
+        encoded = self.encode([request.arguments for request in requests])
         lengths = [len(context) + len(continuation) - 1 for _, context, continuation in encoded]
         self._check_lengths(requests, lengths)
         at_once = _LOGITS_AT_ONCE // (max(lengths) * self.model.config.vocab_size)
@@ -120,7 +124,7 @@ class Harness(HFLM):
             self.set_cache_hook(_Answers(under_way))
             scores = self._loglikelihood_tokens(encoded, disable_tqdm=True)
         scored = zip(requests, scores, strict=True)
-        self.not_finite |= {request.task_name for request, (score, _) in scored if not math.isfinite(score)}
+        self.not_finite |= {str(request.task_name) for request, (score, _) in scored if not math.isfinite(score)}
         return scores
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -129,8 +133,10 @@ class Harness(HFLM):
         Raises:
             TaskError: context and continuation together may be longer than the model's context.
         """
-        contexts = [context for _, context, _ in self.encode([(request.args[0], "") for request in requests])]
-        settings = [(tuple(args["until"]), args["max_gen_toks"]) for _, args in (request.args for request in requests)]
+        contexts = [context for _, context, _ in self.encode([(request.arguments[0], "") for request in requests])]
+        settings = [
+            (tuple(args["until"]), args["max_gen_toks"]) for _, args in (request.arguments for request in requests)
+        ]
         lengths = [len(context) + tokens for context, (_, tokens) in zip(contexts, settings, strict=True)]
         self._check_lengths(requests, lengths)
         order = sorted(range(len(requests)), key=lambda index: (settings[index], -lengths[index]))
@@ -142,7 +148,7 @@ class Harness(HFLM):
                     for index, text in zip(batch, found, strict=True):
                         texts[index] = text
                     if not finite:
-                        self.not_finite |= {requests[index].task_name for index in batch}
+                        self.not_finite |= {str(requests[index].task_name) for index in batch}
                     under_way.advance(len(batch))
         return texts
 
@@ -214,7 +220,7 @@ class _Watch(LogitsProcessor):
 
     finite = True
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         self.finite = self.finite and bool(scores.isfinite().all())
         return scores
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from rotquant.recipes.corpus import Split
 from rotquant.text.docstrings import PACKAGES, package_files
@@ -141,7 +141,7 @@ def continuation(source: Source) -> Iterator[Item]:
         return three_words.match(cut.rest) is not None
 
     cuts = list(_cuts("continuation", source.paragraphs, range(5, 7), plain))
-    phrases = [three_words.match(cut.rest)[0] for cut in cuts]
+    phrases = [found[0] for cut in cuts if (found := three_words.match(cut.rest))]
     for cut, phrase, other in zip(cuts, phrases, phrases[1:] + phrases[:1], strict=True):
         if other != phrase:
             yield _choice_item("continuation", cut.context, phrase, [other])
@@ -183,7 +183,8 @@ def function_name(source: Source) -> Iterator[Item]:
     """A function's name and the beginning of its documentation, up to a word of the name."""
     for function in _ordered("function_name", source.functions, lambda string: f"{string.function} {string.text}"):
         summary = function.text.split("\n\n")[0]
-        yield from _named_item("function_name", source, function.function, summary, "{name}: {text}", range(2, 11))
+        name = cast(str, function.function)
+        yield from _named_item("function_name", source, name, summary, "{name}: {text}", range(2, 11))
 
 
 def parameter(source: Source) -> Iterator[Item]:

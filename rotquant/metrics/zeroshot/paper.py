@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -197,7 +197,8 @@ def parts(name: str) -> tuple[str, ...]:
     """lm-eval's tasks that a task of a suite consists of: MMLU's subjects, or the task itself."""
     if name != "mmlu":
         return (name,)
-    return tuple(sorted(file.stem for file in (lm_eval_tasks() / PAPER_TASKS["mmlu"].definition).glob("mmlu_*.yaml")))
+    folder = lm_eval_tasks() / cast(str, PAPER_TASKS["mmlu"].definition)
+    return tuple(sorted(file.stem for file in folder.glob("mmlu_*.yaml")))
 
 
 def data_files(path: str | Path, names: tuple[str, ...], shots: int = 0) -> DataFiles:
