@@ -25,7 +25,6 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
-from rotquant.training.state import Record
 from rotquant.weights.rtn import QuantizedWeight
 
 #: Logit at which clipping starts: sigmoid(4) = 0.982 of the range (authors' code).
@@ -272,15 +271,10 @@ def train(
         output = block(quantized, inputs[batch].to(like))
         return nn.functional.mse_loss(output, targets[batch].to(like))
 
-    gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer])
-
-    def step(number: int) -> Record:
-        values = gradient(number)
-        learned.clamp()
-        return values
-
+    optimizer.register_step_post_hook(lambda *_: learned.clamp())
     not_finite = "the loss of a block of OmniQuant is {loss} after {step} steps: lower omniquant.transformation_lr."
-    loop.train(step, settings.steps, "training", noted={}, not_finite=not_finite)
+    gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer])
+    loop.train(gradient, settings.steps, "training", noted={}, not_finite=not_finite)
 
 
 @torch.no_grad()
