@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: all setup test test-machines speed lint format lock gallery clean FORCE
+.PHONY: all setup test test-machines speed lint format schemas lock gallery clean FORCE
 
 all: setup
 	snakemake --cores all
@@ -44,6 +44,10 @@ format: $(READY)
 	ruff check --fix .
 	ruff format .
 	snakefmt Snakefile workflow
+
+# JSON schemas of the YAML files for editors, from the models that validate these.
+schemas: $(READY)
+	$(BIN)/python -m rotquant.study.schemas
 
 # torch is locked by its public version, so that the same lock takes the CPU or the CUDA build of the machine.
 lock: $(READY)

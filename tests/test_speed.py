@@ -165,7 +165,8 @@ def test_patterns_choose_rows_by_name() -> None:
     [
         ({"benchmark": "linaer"}, "unknown benchmark 'linaer'; nearest: linear"),
         ({"baseline": "FP15"}, "unknown column 'FP15'; nearest: FP16"),
-        ({"unit": "s"}, "grids.0.unit"),
+        ({"unit": "s"}, "tables.quarot_table14.grids.Linear layer.unit: Input should be 'ms', 'us'"),
+        ({"rows": "{Layers} {Batch}"}, "the template names the unknown axis 'Layers'; known: Layer, Batch"),
         ({"rows": "{Layer}"}, "two rows of grid Linear layer have one name"),
         ({"arguments": {"tokns": 3}}, "benchmark linear: unknown field 'tokns'; nearest: tokens"),
         ({"arguments": {"hadamard": "float64"}}, "benchmark linear: hadamard"),

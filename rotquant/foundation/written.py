@@ -79,7 +79,7 @@ def _partial_model(model: type[BaseModel], without: tuple[str, ...], instead: di
         elif name not in without:
             fields[name] = (Annotated[(_partial(field.annotation, inner), *field.metadata, Field())], None)
     made = create_model(model.__name__, __base__=Written, __doc__=model.__doc__, **fields)
-    made.described_by = model
+    made.described_by = getattr(model, "described_by", None) or model
     return made
 
 

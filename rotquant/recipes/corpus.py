@@ -26,26 +26,23 @@ EXPECTED_HASHES = Path(__file__).resolve().parents[2] / "workflow" / "resources"
 
 
 class CorpusSpec(Frozen):
-    """A text corpus.
-
-    Attributes:
-        name: label used in reports and keys, such as "docstrings" or "wikitext2".
-        source: "docstrings" (the installed pinned packages), "reference" (of the Python language, for calibration),
-            "hub" (a Hugging Face dataset id), or "local" (a folder of parquet, json, jsonl or txt files, which are the
-            splits that words of their names say, or one such file; where its name says none, the first 80 % of its rows
-            are the train split, the next 10 % validation, the last 10 % test, so that no split holds another's text).
-        path: the hub id or the local path; none for "docstrings" and "reference".
-        subset: a dataset's configuration name on the hub, or a subfolder of a local folder.
-        text_field: the column that holds the text.
-        separator: what stands between two rows; the papers join WikiText-2 with a blank line.
-    """
+    """A text corpus."""
 
     name: str = "docstrings"
+    """Label used in reports and keys, such as docstrings or wikitext2."""
     source: Literal["docstrings", "reference", "hub", "local"] = "docstrings"
+    """`docstrings` (the installed pinned packages), `reference` (of the Python language, for calibration), `hub` (a
+    Hugging Face dataset id), or `local` (a folder of parquet, json, jsonl or txt files, which are the splits that words
+    of their names say, or one such file; where its name says none, the first 80 % of its rows are the train split, the
+    next 10 % validation, the last 10 % test, so that no split holds another's text)."""
     path: str | None = None
+    """The hub id or the local path; none for `docstrings` and `reference`."""
     subset: str | None = None
+    """A dataset's configuration name on the hub, or a subfolder of a local folder."""
     text_field: str = "text"
+    """The column that holds the text."""
     separator: str = "\n\n"
+    """What stands between two rows; the papers join WikiText-2 with a blank line."""
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> "CorpusSpec":

@@ -250,42 +250,41 @@ class LLMQAT(Frozen):
 
 
 class Perplexity(Frozen):
-    """The papers' perplexity: one BOS for the whole text, non-overlapping windows, tail dropped, exp(mean NLL).
-
-    max_windows evaluates only the first windows; None, the papers' protocol, evaluates all.
-    bos: `text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
-        the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either.
-    """
+    """The papers' perplexity: one BOS for the whole text, non-overlapping windows, tail dropped, exp(mean NLL)."""
 
     kind: Literal["perplexity"] = "perplexity"
     corpus: str = "wikitext2"
+    """The text: a key of the configuration's `corpora`."""
     split: Literal["train", "validation", "test"] = "test"
+    """Which part of the text."""
     sequence_length: Annotated[int, Field(gt=1)] = 2048
+    """Tokens of a window."""
     max_windows: Annotated[int, Field(gt=0)] | None = None
+    """Only the first windows; null, the papers' protocol, evaluates all."""
     bos: Literal["text", "window", "none"] = "text"
+    """`text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
+    the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either."""
 
 
 class ZeroShot(Frozen):
-    """Zero-shot or few-shot accuracy, or ROUGE-L of summaries, through lm-eval, in percent (`metrics.zeroshot`).
-
-    suite: `paper`, the papers' tasks from the hub or from local files; `shipped`, tasks made from a held-out text.
-    tasks: names within the suite; empty takes QuaRot's six, or the first six of the shipped ones.
-    shots: how many solved examples stand before each item; they are never items themselves.
-    path: `paper`: a folder with one data file per task; None reads the hub.
-    corpus: `shipped`: the text that the tasks are made from, a key of the configuration's `corpora`.
-    limit: only the first items of each task; None takes all.
-    bos: whether each item begins with BOS. lm-eval's default depends on the tokenizer; here it is always said.
-        Where the tokenizer has none, items begin without.
-    """
+    """Zero-shot or few-shot accuracy, or ROUGE-L of summaries, through lm-eval, in percent (`metrics.zeroshot`)."""
 
     kind: Literal["zero_shot"] = "zero_shot"
     suite: Literal["paper", "shipped"] = "shipped"
+    """`paper`, the papers' tasks from the hub or from local files; `shipped`, tasks made from a held-out text."""
     tasks: tuple[str, ...] = ()
+    """Names within the suite; empty takes QuaRot's six, or the first six of the shipped ones."""
     shots: Annotated[int, Field(ge=0)] = 0
+    """How many solved examples stand before each item; they are never items themselves."""
     path: str | None = None
+    """`paper`: a folder with one data file per task; null reads the hub."""
     corpus: str | None = None
+    """`shipped`: the text that the tasks are made from, a key of the configuration's `corpora`."""
     limit: Annotated[int, Field(gt=0)] | None = None
+    """Only the first items of each task; null takes all."""
     bos: bool = True
+    """Whether each item begins with BOS. lm-eval's default depends on the tokenizer; here it is always said. Where the
+    tokenizer has none, items begin without."""
 
     @model_validator(mode="after")
     def _data_fits_suite(self) -> "ZeroShot":
@@ -299,16 +298,21 @@ class ZeroShot(Frozen):
 class SNR(Frozen):
     """End-to-end signal-to-quantization-noise ratio in dB (SpinQuant Sec. B.2), the mean over windows of text.
 
-    The signal is the unquantized checkpoint's logits, the noise what the run's logits differ by. Windows and `bos` are
-    those of `Perplexity`.
+    The signal is the unquantized checkpoint's logits, the noise what the run's logits differ by.
     """
 
     kind: Literal["snr"] = "snr"
     corpus: str = "wikitext2"
+    """The text: a key of the configuration's `corpora`."""
     split: Literal["train", "validation", "test"] = "test"
+    """Which part of the text."""
     sequence_length: Annotated[int, Field(gt=1)] = 2048
+    """Tokens of a window."""
     max_windows: Annotated[int, Field(gt=0)] | None = None
+    """Only the first windows; null, the papers' protocol, evaluates all."""
     bos: Literal["text", "window", "none"] = "text"
+    """`text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
+    the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either."""
 
 
 Depth = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -318,20 +322,21 @@ SiteName = Literal["attention_input", "attention_output", "mlp_input", "mlp_outp
 
 
 class Magnitudes(Frozen):
-    """Magnitudes of what linear layers read, or of their weights, as matrices (QuaRot Figure 1, SpinQuant Figure 2).
-
-    tensor: `activations`, token by feature, or `weights`, output by input feature, of each site's first linear layer.
-    sites, depths: which sites, of which layers.
-    tokens: how many tokens of the text (one window, with BOS) are looked at.
-    """
+    """Magnitudes of what linear layers read, or of their weights, as matrices (QuaRot Figure 1, SpinQuant Figure 2)."""
 
     kind: Literal["magnitudes"] = "magnitudes"
     corpus: str = "wikitext2"
+    """The text: a key of the configuration's `corpora`."""
     split: Literal["train", "validation", "test"] = "test"
+    """Which part of the text."""
     tensor: Literal["activations", "weights"] = "activations"
+    """`activations`, token by feature, or `weights`, output by input feature, of each site's first linear layer."""
     sites: Annotated[tuple[SiteName, ...], Field(min_length=1)] = ("mlp_input",)
+    """Which sites."""
     depths: Annotated[tuple[Depth, ...], Field(min_length=1)] = (0.5,)
+    """Of which layers, by their share of the model's depth: 0.5 is the middle one."""
     tokens: Annotated[int, Field(gt=1)] = 128
+    """How many tokens of the text (one window, with BOS) are looked at."""
 
 
 class Outliers(Frozen):
@@ -339,31 +344,33 @@ class Outliers(Frozen):
 
     These are Q, K, V, gate and up projection, which read two inputs a layer. Activations are rounded asymmetrically
     with one scale per token, weights symmetrically with one per output channel (SpinQuant Eq. 1, Sec. A.4).
-
-    bits: of both.
-    tokens: how many tokens of the text (one window, with BOS) are looked at.
     """
 
     kind: Literal["outliers"] = "outliers"
     corpus: str = "wikitext2"
+    """The text: a key of the configuration's `corpora`."""
     split: Literal["train", "validation", "test"] = "test"
+    """Which part of the text."""
     bits: Annotated[int, Field(ge=2, le=8)] = 4
+    """Of activations and weights."""
     tokens: Annotated[int, Field(gt=1)] = 512
+    """How many tokens of the text (one window, with BOS) are looked at."""
 
 
 class RangeUse(Frozen):
     """How evenly rotated points of two or three features fill the axes, an example (SpinQuant Sec. 4.4, Figure 6).
 
-    No model takes part in it: the points lie between the ends +-`magnitudes` of the axes.
-
-    rotation: `none`; `turns`, by 45 degrees from the first axis towards each other one, the last first; or `learned` by
-        Cayley SGD, starting from there.
+    No model takes part in it.
     """
 
     kind: Literal["range_use"] = "range_use"
     corpus: None = None
+    """No text takes part in it."""
     magnitudes: Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], Field(min_length=2, max_length=3)] = (2.0, 0.5)
+    """The points lie between the ends +-`magnitudes` of the axes."""
     rotation: Literal["none", "turns", "learned"] = "none"
+    """`none`; `turns`, by 45 degrees from the first axis towards each other one, the last first; or `learned` by Cayley
+    SGD, starting from there."""
 
 
 Metric = Annotated[Perplexity | ZeroShot | SNR | Magnitudes | Outliers | RangeUse, Field(discriminator="kind")]

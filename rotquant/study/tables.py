@@ -32,6 +32,7 @@ BY_SUITE: dict[str, Any] = {
 
 METRICS: dict[str, Any] = {kind.model_fields["kind"].default: kind for kind in get_args(get_args(Metric)[0])}
 _OF_EACH_KIND = create_model("Metrics", __base__=Written, **{name: (kind, None) for name, kind in METRICS.items()})
+_OF_EACH_KIND.described_by = Written  # its fields are the metrics, which describe themselves
 
 Changes = Annotated[dict[str, Any], some_of(Recipe)]
 """Changes to a recipe, nested as the recipe is."""
@@ -226,14 +227,14 @@ def load_tables(path: Path, root: Path) -> list[Table]:
     file = parse(TableFile, read_yaml(path), str(relative))
     tables = []
     for fields in file.tables:
-        said = dict(_with_path(fields, relative.parent)) | {"paper": file.paper, "paper_title": file.title}
-        said["columns"] = tuple(_with_path(column, relative.parent) for column in fields.columns)
+        said = dict(with_path(fields, relative.parent)) | {"paper": file.paper, "paper_title": file.title}
+        said["columns"] = tuple(with_path(column, relative.parent) for column in fields.columns)
         tables.append(Table.model_validate(said))
         _check_published(tables[-1], str(relative), root)
     return tables
 
 
-def _with_path(part: P, folder: Path) -> P:
+def with_path(part: P, folder: Path) -> P:
     """A table or column whose path of published values is relative to the project instead of its file."""
     return part.model_copy(update={"published": part.published and (folder / part.published).as_posix()})
 

@@ -9,37 +9,43 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from rotquant.foundation.data import Frozen, first_problem
-from rotquant.foundation.errors import ConfigError
-from rotquant.foundation.written import read_yaml
+from rotquant.foundation.data import Frozen
+from rotquant.foundation.written import parse, read_yaml
 from rotquant.text import CorpusSpec
 
 
 class ModelShape(Frozen):
-    """The model configuration to train; names and defaults as in Hugging Face's `LlamaConfig`.
-
-    Attributes:
-        model_type: the architecture. "phi3" keeps q, k, v in one linear layer and gate, up in another; its
-            configuration has no head size of its own, so its heads fill the hidden size.
-        tie_word_embeddings: whether the language-model head is the token embedding.
-    """
+    """The model configuration to train; names and defaults as in Hugging Face's `LlamaConfig`."""
 
     model_config = ConfigDict(protected_namespaces=())
 
     model_type: Literal["llama", "phi3"] = "llama"
+    """The architecture. phi3 keeps q, k, v in one linear layer and gate, up in another; its configuration has no head
+    size of its own, so its heads fill the hidden size."""
     hidden_size: int = Field(gt=0)
+    """Width of the residual stream."""
     intermediate_size: int = Field(gt=0)
+    """Width of the MLP."""
     num_hidden_layers: int = Field(gt=0)
+    """Layers."""
     num_attention_heads: int = Field(gt=0)
+    """Heads of the queries."""
     num_key_value_heads: int = Field(gt=0)
+    """Heads of keys and values."""
     head_dim: int = Field(gt=0, multiple_of=2)
+    """Features of a head."""
     max_position_embeddings: int = Field(default=2048, gt=0)
+    """Longest text in tokens."""
     rope_theta: float = Field(default=10000.0, gt=0)
+    """Base of the rotary embedding."""
     rms_norm_eps: float = Field(default=1e-5, gt=0)
+    """Added to the mean square in norms."""
     initializer_range: float = Field(default=0.02, gt=0)
+    """Standard deviation of the initial weights."""
     tie_word_embeddings: bool = False
+    """Whether the language-model head is the token embedding."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelShape:
@@ -51,44 +57,55 @@ class ModelShape(Frozen):
 
 
 class TrainingConfig(Frozen):
-    """A training recipe: what is trained, on what, for how long.
-
-    Attributes:
-        name: the model's name, and what it stands for in `stands_for`.
-        sequence_length: tokens of one sample, BOS included.
-        bos_fraction: share of samples that begin with BOS; the others begin in the middle of a text, as the windows of
-            the perplexity protocol do.
-        learning_rate: peak, reached in `warmup_steps` linearly, then lowered by a cosine to `final_learning_rate_ratio`
-            of it.
-        weight_decay: decoupled, on matrices (embeddings included); on norm scales too if `decay_norms`.
-        precision: "bf16" computes in bf16 autocast over float32 weights; "fp32" in float32.
-        validate_every: steps between two measurements of validation perplexity.
-        checkpoint_minutes: minutes between two resume files.
-    """
+    """A training recipe: what is trained, on what, for how long."""
 
     name: str
+    """The model's name."""
     stands_for: str = ""
+    """The papers' model that it stands for."""
     model: ModelShape
+    """Its shape."""
     corpus: CorpusSpec = CorpusSpec()
+    """The text."""
     vocab_size: int = Field(default=4096, gt=258, le=65536)
+    """Tokens of the tokenizer, which is trained on the text."""
     sequence_length: int = Field(default=512, ge=2)
+    """Tokens of one sample, BOS included."""
     bos_fraction: float = Field(default=1.0, ge=0, le=1)
+    """Share of samples that begin with BOS; the others begin in the middle of a text, as the windows of the perplexity
+    protocol do."""
     batch_size: int = Field(default=16, gt=0)
+    """Samples in each step."""
     steps: int = Field(gt=0)
+    """Steps of AdamW."""
     learning_rate: float = Field(default=1.5e-3, gt=0)
+    """Peak, reached in `warmup_steps` linearly, then lowered by a cosine to `final_learning_rate_ratio` of it."""
     final_learning_rate_ratio: float = Field(default=0.1, ge=0, le=1)
+    """Share of the peak at the last step."""
     warmup_steps: int = Field(default=300, ge=0)
+    """Steps to the peak."""
     weight_decay: float = Field(default=0.1, ge=0)
+    """Decoupled, on matrices (embeddings included); on norm scales too if `decay_norms`."""
     decay_norms: bool = False
+    """Whether norm scales decay too."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
+    """Of AdamW."""
     adam_eps: float = Field(default=1e-8, gt=0)
+    """Of AdamW."""
     gradient_clip: float = Field(default=1.0, gt=0)
+    """Largest norm of the gradient."""
     precision: Literal["bf16", "fp32"] = "bf16"
+    """bf16 computes in bf16 autocast over float32 weights; fp32 in float32."""
     seed: int = Field(default=0, ge=0)
+    """Of the initial weights and of the order of samples."""
     log_every: int = Field(default=50, gt=0)
+    """Steps between two lines of the log."""
     validate_every: int = Field(default=1000, gt=0)
+    """Steps between two measurements of validation perplexity."""
     validation_windows: int = Field(default=256, gt=0)
+    """Windows of the validation text that are measured."""
     checkpoint_minutes: float = Field(default=2.0, gt=0)
+    """Minutes between two resume files."""
 
     @model_validator(mode="after")
     def _samples_fit_the_context(self) -> TrainingConfig:
@@ -102,10 +119,7 @@ class TrainingConfig(Frozen):
     @classmethod
     def from_yaml(cls, path: str | Path) -> TrainingConfig:
         """Read a recipe; `ConfigError` names the file and the key that does not fit."""
-        try:
-            return cls.model_validate(read_yaml(path))
-        except ValidationError as error:
-            raise ConfigError(f"Training recipe {path}: {first_problem(error)}.") from None
+        return parse(cls, read_yaml(path), f"Training recipe {path}")
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of update number `step` (from 0): linear warm-up, then a cosine."""

@@ -9,14 +9,17 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from rotquant.bench.records import cell_key
-from rotquant.bench.registry import Device, find
+from rotquant.bench.registry import BENCHMARKS, Device, find
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import lookup
+from rotquant.foundation.written import Many, Written
+from rotquant.study.checks import Statement
+from rotquant.study.tables import Titled
 
 Units = Literal["ms", "us", "min", "GiB"]
 
@@ -24,64 +27,96 @@ Units = Literal["ms", "us", "min", "GiB"]
 FACTORS: dict[str, float] = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "GiB": 2.0**30}
 
 
-class Axis(Frozen):
-    """One part of a row's name, such as the layer: its values as printed, each with the arguments it stands for."""
+Benchmarked = Annotated[str, Field(json_schema_extra={"enum": sorted(BENCHMARKS)})]
+"""The name of a benchmark, see `bench.registry`."""
+
+Arguments = dict[str, Any]
+"""Some of a benchmark's arguments; those of grid, row and column together are checked as the benchmark's own."""
+
+
+class Axis(Written):
+    """One part of a row's name, such as the layer."""
 
     name: str
-    values: dict[str, dict[str, Any]]
+    """What varies, as in the template of the rows' names."""
+    values: dict[str, Arguments]
+    """The values as printed, each with the arguments it stands for."""
 
-    @field_validator("values", mode="before")
+    @field_validator("values", mode="before", json_schema_input_type=dict[str, Arguments])
     @classmethod
     def _names_are_text(cls, values: Any) -> Any:
         return {str(name): fields for name, fields in values.items()} if isinstance(values, dict) else values
 
 
-class Printed(Frozen):
-    """Where a cell's numbers stand in the published file; {row}, {column} and axis names are filled in.
-
-    metric: of the number itself; ratio: of the printed speedup, None where it follows from two printed numbers.
-    """
+class Printed(Written):
+    """Where a cell's numbers stand in the published file; {row}, {column} and names of axes are filled in."""
 
     row: str = "{row}"
+    """The row."""
     column: str = "{column}"
+    """The column."""
     metric: str = "milliseconds"
+    """The metric of the number itself."""
     ratio: str | None = None
+    """The metric of the printed speedup; without it, it follows from two printed numbers."""
 
 
-class Column(Frozen):
-    """One implementation.
-
-    benchmark, quantity, printed: its own, where they differ from the grid's. over: the column that its speedup is over,
-    where that is not the grid's baseline.
-    """
+class Column(Written):
+    """One implementation."""
 
     name: str
-    benchmark: str | None = None
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    """As shown."""
+    benchmark: Benchmarked | None = None
+    """Its own benchmark, where it differs from the grid's."""
+    arguments: Arguments = Field(default_factory=dict)
+    """What the column gives to the arguments."""
     over: str | None = None
+    """The column that its speedup is over, where that is not the grid's baseline."""
     quantity: str | None = None
+    """Its own quantity, where it differs from the grid's."""
     printed: Printed | None = None
+    """Its own place in the published file, where it differs from the grid's."""
 
 
-class Grid(Frozen):
-    """A benchmark over rows and columns.
-
-    arguments: what all cells share. rows: template of a row's name. unit: in which our numbers are shown.
-    ratio: how a column compares with its baseline: speedup and saving divide the baseline's number by the column's,
-        cost the other way round.
-    """
+class Grid(Written):
+    """A benchmark over rows and columns; the rows are the product of the axes."""
 
     name: str
-    benchmark: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    axes: tuple[Axis, ...] = Field(min_length=1)
+    """As shown above the grid."""
+    benchmark: Benchmarked
+    """What is measured."""
+    arguments: Arguments = Field(default_factory=dict)
+    """What all cells share."""
+    axes: Annotated[Many[Axis], Field(min_length=1)]
+    """What varies from row to row, the last one fastest."""
     rows: str
-    columns: tuple[Column, ...] = Field(min_length=1)
+    """Template of a row's name, with the names of axes in braces."""
+    columns: Annotated[Many[Column], Field(min_length=1)]
+    """The implementations."""
     baseline: str
+    """The column that speedups are over."""
     quantity: str = "seconds"
+    """The quantity that is shown."""
     unit: Units = "ms"
+    """In which our numbers are shown."""
     ratio: Literal["speedup", "saving", "cost"] = "speedup"
+    """How a column compares with its baseline: speedup and saving divide the baseline's number by the column's, cost
+    the other way round."""
     printed: Printed = Printed()
+    """Where the paper's numbers stand."""
+
+    @model_validator(mode="after")
+    def _names_refer_to_something(self) -> Self:
+        for column in self.columns:
+            self.column(column.over or self.baseline)
+        try:
+            names = [row.name for row in rows(self)]
+        except (KeyError, IndexError) as error:
+            axes = ", ".join(axis.name for axis in self.axes)
+            raise ValueError(f"rows: the template names the unknown axis {error}; known: {axes}") from None
+        if len(set(names)) != len(names):
+            raise ValueError(f"two rows of grid {self.name} have one name")
+        return self
 
     def column(self, name: str) -> Column:
         """The column of that name.
@@ -101,24 +136,27 @@ class Grid(Frozen):
         return None if over == column.name else over
 
 
-class Check(Frozen):
-    """A bound on how two columns compare, or on a column's own numbers.
-
-    compare: speedup is the number of `over` by that of `column`, cost its inverse; amount is the number of `column`
-        itself, in the grid's unit. Of several columns each is compared.
-    of: what is held against the bound; `best` is the largest. increasing: that it grows from row to row.
-    """
+class Check(Written):
+    """A bound on how two columns compare, or on a column's own numbers."""
 
     compare: Literal["speedup", "cost", "amount"] = "speedup"
-    column: str | tuple[str, ...]
+    """speedup is the number of `over` by that of `column`, cost its inverse; amount is the number of `column` itself,
+    in the grid's unit."""
+    column: str | Many[str]
+    """The column; of several each is compared."""
     over: str | None = None
+    """The column that they are compared with; none for an amount."""
     at_least: float | None = None
+    """Lower bound."""
     at_most: float | None = None
+    """Upper bound."""
     increasing: bool = False
+    """That it grows from row to row."""
     of: Literal["every", "best", "mean"] = "every"
+    """What is held against the bound; `best` is the largest."""
 
     @model_validator(mode="after")
-    def _asks_one_thing(self) -> "Check":
+    def _asks_one_thing(self) -> Self:
         if (self.at_least is not None) + (self.at_most is not None) + self.increasing != 1:
             raise ValueError("a check asks one of at_least, at_most and increasing")
         if (self.over is None) != (self.compare == "amount"):
@@ -131,69 +169,91 @@ class Check(Frozen):
         return (self.column,) if isinstance(self.column, str) else self.column
 
 
-class Claim(Frozen):
-    """A statement about a table's numbers, or a goal, with the check that decides it (`reporting.speed.claims`).
+class Claim(Statement):
+    """A statement about a table's numbers, or a goal, with the check that decides it (`reporting.speed.claims`)."""
 
-    grid, rows: patterns with * of where it applies. note: where the check departs from the words. if_it_fails: why it
-    may fail on another GPU than the paper's.
-    """
-
-    text: str
-    section: str
-    note: str | None = None
-    if_it_fails: str | None = None
     grid: str = "*"
-    rows: tuple[str, ...] = ("*",)
+    """Pattern with * of the grids that it is about."""
+    rows: Many[str] = ("*",)
+    """Patterns with * of the rows that it is about."""
     check: Check
+    """The check that decides it."""
 
 
-class Part(Frozen):
+class Part(Written):
     """One panel of a figure: a column of a table's grid, in the rows that match."""
 
     table: str
+    """The id of the table."""
     title: str
+    """As shown above the panel."""
     grid: str
-    rows: tuple[str, ...] = ("*",)
+    """The grid."""
+    rows: Many[str] = ("*",)
+    """Patterns with * of the rows."""
     column: str
+    """The column."""
 
 
-class Drawing(Frozen):
+class Drawing(Written):
     """The figure of a table: bars of speedups, or the roofline."""
 
     kind: Literal["bars", "roofline"]
+    """What is drawn."""
     caption: str
-    parts: tuple[Part, ...] = ()
+    """What the figure shows."""
+    parts: Many[Part] = ()
+    """The panels."""
 
 
-class SpeedTable(Frozen):
-    """A table; without grids of its own a figure, which shows parts of other tables.
+class SpeedFields(Titled):
+    """A table of time or memory; without grids of its own a figure, which shows parts of other tables."""
 
-    timing: how times are taken, where not by replays of CUDA graphs on a GPU. gpus: what the paper measured on.
-    published: the paper's numbers; where it has several GPUs, with a column `gpu`.
-    ceilings: operations per second by number format that were measured elsewhere, where they are above the table's own.
-    see: files to read beside it, relative to the project.
-    """
-
-    id: str
-    paper: str
-    paper_title: str
-    title: str
-    section: str
-    caption: str
     timing: str | None = None
-    notes: tuple[str, ...] = ()
-    gpus: tuple[str, ...] = ()
-    published: str | None = None
+    """How times are taken, where not by replays of CUDA graphs on a GPU."""
+    gpus: Many[str] = ()
+    """What the paper measured on; where these are several, the published file has a column `gpu`."""
     ceilings: dict[str, float] = Field(default_factory=dict)
-    see: tuple[str, ...] = ()
-    grids: tuple[Grid, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    """Operations per second by number format that were measured elsewhere, where they are above the table's own."""
+    see: Many[str] = ()
+    """Files to read beside it, relative to the project."""
+    grids: Many[Grid] = ()
+    """The grids."""
+    claims: Many[Claim] = ()
+    """What the paper says about the numbers, or goals of our own."""
     drawing: Drawing | None = None
+    """The figure that goes with it."""
 
-    @property
-    def label(self) -> str:
-        """The part after the paper's name: "table14"."""
-        return self.id.removeprefix(f"{self.paper}_")
+    @model_validator(mode="after")
+    def _claims_are_about_something(self) -> Self:
+        for claim in self.claims:
+            named = [grid for grid in self.grids if matches(grid.name, claim.grid)]
+            if not any(matches(row.name, *claim.rows) for grid in named for row in rows(grid)):
+                raise ValueError(f"no grid and row is what the claim {claim.text!r} is about")
+            for grid in named:
+                for column in filter(None, (*claim.check.columns, claim.check.over)):
+                    grid.column(column)
+        return self
+
+
+class SpeedFile(Written):
+    """Tables of time and memory: a cell is a benchmark applied to arguments."""
+
+    paper: Annotated[str, Field(pattern="^[a-z0-9]+$")]
+    """The paper's short name, with which the ids of its tables begin; of no paper, the subject."""
+    title: str
+    """The paper's title."""
+    tables: Annotated[Many[SpeedFields], Field(min_length=1)]
+    """The tables."""
+
+
+class SpeedTable(SpeedFields):
+    """A table with what its file says of the paper; paths are relative to the project."""
+
+    paper: str
+    """The paper's short name."""
+    paper_title: str
+    """The paper's title."""
 
     @property
     def sources(self) -> tuple[str, ...]:
