@@ -135,7 +135,7 @@ def test_two_definitions_of_one_name_are_told_apart(digest: Digest) -> None:
         ("def run(x):\n    y = x\n    return y", "def run(x):\n    y: int = x\n    z: str\n    return y"),
         ("A = 1\ndef run():\n    return A", "A: int = 1\ndef run():\n    return A"),
         ("def run(x):\n    return x", "from typing import cast\ndef run(x):\n    return cast(int, x)"),
-        ("def run(x):\n    return x", "import typing as t\ndef run(x):\n    return t.cast('int', x)"),
+        ("def run(x):\n    return x.a.b", "import typing as t\ndef run(x):\n    return t.cast('int', x.a).b"),
         (
             "def run(x):\n    return x",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pack import more\ndef run(x):\n    return x",

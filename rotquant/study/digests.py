@@ -18,6 +18,9 @@ from rotquant.study.sources import Sources
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
+#: See `carrying`.
+CARRIED = PACKAGE.parent / "results" / "bench" / "carried.json"
+
 #: What decides no result: how a sentence is worded, a file put in place, progress shown, by which code it was.
 NEUTRAL = ("rotquant.foundation", "rotquant.study.digests")
 #: And no time: recipes are data, and what is asked of a benchmark is in the cell's key.
@@ -79,27 +82,29 @@ def benchmark_digest(name: str) -> str:
     Raises:
         ConfigError: for an unknown benchmark.
     """
-    return SOURCES.digest(find(name, "digest").entry, aside=_not_timed(name))
+    return SOURCES.digest(find(name, "digest").entry, aside=not_timed(name))
 
 
 def benchmark_modules(name: str) -> set[str]:
     """The modules that hold what the time of a benchmark depends on."""
-    return SOURCES.modules(find(name, "digest").entry, aside=_not_timed(name))
+    return SOURCES.modules(find(name, "digest").entry, aside=not_timed(name))
 
 
-def _not_timed(name: str) -> frozenset[str]:
+def not_timed(name: str) -> frozenset[str]:
+    """What the time of a benchmark does not depend on: data, and methods that its recipe does not name."""
     methods = find(name, "digest").methods
     return frozenset((*DATA, *(module for module in OPTIONAL if module.rpartition(".")[2] not in methods)))
 
 
 def is_current(benchmark: str, recorded: str) -> bool:
     """Whether a time was measured by the present code, going by the digest that its record holds."""
-    present = benchmark_digest(benchmark)
-    return present in (recorded, carried().get(benchmark, {}).get(recorded))
+    for step in _carried():
+        recorded = step.get(benchmark, {}).get(recorded, recorded)
+    return recorded == benchmark_digest(benchmark)
 
 
 @functools.cache
-def carried() -> dict[str, dict[str, str]]:
-    """Digests by the rule of before and what this one says of the same code, by benchmark (`rotquant bench carry`)."""
-    path = PACKAGE.parent / "results" / "bench" / "carried.json"
-    return json.loads(path.read_text(encoding="utf-8"))["digests"] if path.exists() else {}
+def _carried() -> tuple[dict[str, dict[str, str]], ...]:
+    """The steps by which digests of before are carried on (`carrying`), by benchmark."""
+    steps = json.loads(CARRIED.read_text(encoding="utf-8"))["steps"] if CARRIED.exists() else ()
+    return tuple(step["digests"] for step in steps)

@@ -91,6 +91,20 @@ class Sources:
         texts += [_hash(self._text(path)) for path in (*self.kernel_sources(found), *self._data(found))]
         return _hash("\n".join(sorted(texts)))[:16]
 
+    def contents(self, *entries: str, aside: frozenset[str] = frozenset()) -> dict[str, set[str]]:
+        """Digests of what entries use, definition by definition, each with the names that it binds or the file's."""
+        found = self.reached(*entries, aside=aside)
+        paths = (*self.kernel_sources(found), *self._data(found))
+        return {self._content(one): self._names(one) for one in found if self._content(one)} | {
+            _hash(self._text(path)): {path.name} for path in paths
+        }
+
+    def _names(self, one: Statement) -> set[str]:
+        file = self._file(one.module)
+        if file is None or one.node is None:
+            return set()
+        return {name for name, target in file.reader.bound(one.node) if target is None} or {ast.unparse(one.node)}
+
     def modules(self, *entries: str, aside: frozenset[str] = frozenset()) -> set[str]:
         """The modules that hold what entries use."""
         return {one.module for one in self.reached(*entries, aside=aside)}

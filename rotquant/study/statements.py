@@ -64,12 +64,12 @@ _FIELDS = {
 _UNHEARD = {"typing.final", "typing.override", "typing_extensions.override"}
 
 
-def chain(node: ast.AST) -> tuple[str, ...]:
-    """("a", "b", "c") of `a.b.c`, nothing of another expression."""
+def chain(node: ast.AST, inner: Callable[[ast.AST], ast.AST] = lambda node: node) -> tuple[str, ...]:
+    """("a", "b", "c") of `a.b.c`, nothing of another expression; `inner` says what a part of it stands for."""
     attributes: list[str] = []
     while isinstance(node, ast.Attribute):
         attributes.append(node.attr)
-        node = node.value
+        node = inner(node.value)
     return (node.id, *reversed(attributes)) if isinstance(node, ast.Name) else ()
 
 
@@ -183,7 +183,7 @@ class Reader:
             scope.bound[name] = target if scope.bound.get(name, target) == target else None
 
     def _name(self, node: ast.Name | ast.Attribute) -> None:
-        names = chain(node)
+        names = chain(node, self._uncast)
         if not names:
             self._plain(node)
             return
@@ -251,8 +251,14 @@ class Reader:
         self._plain(node)
 
     def _call(self, node: ast.Call) -> None:
-        is_cast = len(node.args) == 2 and self.origin(node.func) == "typing.cast"
-        self._node(node.args[1]) if is_cast else self._plain(node)
+        plain = self._uncast(node)
+        self._plain(node) if plain is node else self._node(plain)
+
+    def _uncast(self, node: ast.AST) -> ast.AST:
+        """What `typing.cast` is given, and that alone."""
+        while isinstance(node, ast.Call) and len(node.args) == 2 and self.origin(node.func) == "typing.cast":
+            node = node.args[1]
+        return node
 
     def _subscript(self, node: ast.Subscript) -> None:
         """`Path(__file__).resolve().parents[2]` in a module is `parents[3]` of the same module one folder deeper."""
