@@ -157,13 +157,13 @@ class Reader:
             self._value(getattr(node, name, None))
 
     def _value(self, value: Any) -> None:
-        if isinstance(value, list):
+        if type(value) in _FIELDS:
+            self._node(value)
+        elif isinstance(value, list):
             self._words.append("[")
             for one in self.body(value) if value and isinstance(value[0], ast.stmt) else value:
                 self._value(one)
             self._words.append("]")
-        elif isinstance(value, ast.AST):
-            self._node(value)
         else:
             self._words.append(repr(value))
 
