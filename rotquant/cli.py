@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 #: The exit status of a command that Ctrl-C ended, as shells have it.
 _INTERRUPTED = 128 + signal.SIGINT
@@ -69,7 +70,7 @@ def _run() -> int:
         return _stop("the GPU's memory does not suffice: use a smaller batch, shorter texts, another device or GPU.")
 
 
-def _usage(error: Exception) -> str:
+def _usage(error: Any) -> str:
     """What typer says of arguments that it refuses, as a sentence; nothing where it has printed the help."""
     message = error.format_message().strip().rstrip(".")
     command = error.ctx.command_path if error.ctx else "rotquant"

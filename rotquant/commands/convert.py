@@ -69,4 +69,4 @@ def generate(
     limits.check_length(capacity, "the prompt and its continuation")
     with task(f"writing {tokens} tokens"):
         new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens)
-    typer.echo(prompt + stored.tokenizer.decode(new[0].tolist()))
+    typer.echo(f"{prompt}{stored.tokenizer.decode(new[0].tolist())}")

@@ -1,13 +1,17 @@
 """`rotquant corpus` and `rotquant train`: the text, and the small models made from it."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.table import Table
 
 from rotquant.commands.options import Device, corpus_spec, print_table
 from rotquant.tensors.devices import torch_device
+
+if TYPE_CHECKING:
+    from rotquant.recipes.corpus import Split
 
 
 def corpus(
@@ -23,7 +27,7 @@ def corpus(
     from rotquant.recipes.corpus import SPLITS
     from rotquant.text import content_hash, expected_hashes, load_rows
 
-    names = split or SPLITS
+    names = cast("Sequence[Split]", split or SPLITS)
     if output is not None:
         for name in names:
             check_output_file(output / f"{name}.txt")

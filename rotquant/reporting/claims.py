@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from rotquant.foundation.errors import lookup
 from rotquant.study.project import Project
@@ -210,7 +211,7 @@ def _close(view: View, row: str, over: str, **bound: float) -> Results:
 def _bounded(
     view: View, row: str, over: str, *, both_ways: bool, percent: float | None = None, points: float | None = None
 ) -> Results:
-    bound, unit = (points, "") if percent is None else (percent, " %")
+    bound, unit = (cast(float, points), "") if percent is None else (percent, " %")
     limit = f"{'within ±' if both_ways else 'at most '}{bound:g}{unit}"
     for column in view.columns:
         if lacking := view.lacking(column, row, over):
@@ -291,7 +292,7 @@ def _spread_smaller(view: View, row: str, than: list[str]) -> Results:
         if lacking := view.lacking(column, row, other) or unknown:
             yield from lacking
             continue
-        mine, theirs = view.deviation(row, column), view.deviation(other, column)
+        mine, theirs = cast("tuple[float, float]", (view.deviation(row, column), view.deviation(other, column)))
         left, right = _apart(mine, theirs)
         yield Finding(_place(column, than, other), f"a deviation of {left} < {right}", theirs - mine > EPSILON)
 

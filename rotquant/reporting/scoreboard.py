@@ -5,7 +5,6 @@ its measurements from another machine's GPU. The list is config/targets.yaml; wh
 from a list. `index` writes it as Markdown; `rotquant.reporting.html` shows the same standings as a page.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,8 +51,9 @@ class Standing:
     @property
     def label(self) -> str:
         """What the paper calls it, such as "Table 1"; a word for a report of our own."""
-        word, number = re.fullmatch(r"(.*?)(\d*)", self.id.removeprefix(f"{self.paper}_")).groups()
-        return f"{word.capitalize()} {number}".strip()
+        name = self.id.removeprefix(f"{self.paper}_")
+        word = name.rstrip("0123456789")
+        return f"{word.capitalize()} {name[len(word) :]}".strip()
 
     @property
     def score(self) -> Score:

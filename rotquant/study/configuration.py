@@ -87,8 +87,8 @@ class Slot(SlotFields):
 class Corpus(CorpusSpec):
     """The text behind a corpus name that the tables use."""
 
-    name: Annotated[str, Field(min_length=1)]
-    source: Literal["docstrings", "reference", "hub", "local"]
+    name: Annotated[str, Field(min_length=1)]  # pyright: ignore[reportGeneralTypeIssues]  # required here
+    source: Literal["docstrings", "reference", "hub", "local"]  # pyright: ignore[reportGeneralTypeIssues]  # required
 
 
 class Settings(Written):
@@ -121,8 +121,8 @@ class ConfigFile(Amounts, Settings):
 
     standalone: bool = False
     """Whether nothing of config/config.yaml lies below this file."""
-    calibration: CalibrationText
-    evaluation: EvaluationText
+    calibration: CalibrationText  # pyright: ignore[reportGeneralTypeIssues]  # required here
+    evaluation: EvaluationText  # pyright: ignore[reportGeneralTypeIssues]  # required here
     corpora: Annotated[dict[str, Corpus], Field(min_length=1)]
     """The text behind each corpus name that the tables use."""
     slots: Annotated[dict[str, SlotFields], Field(min_length=1)]
@@ -210,7 +210,7 @@ def merged(layers: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 def named(layers: Mapping[str, dict[str, Any]], path: Sequence[str]) -> str:
     """Which layer says what stands at a path: the last that has it, or all where none does or the path is empty."""
-    holding = (name for name in reversed(layers) if path and _holds(layers[name], path))
+    holding = (name for name in reversed([*layers]) if path and _holds(layers[name], path))
     return next(holding, " + ".join(layers))
 
 

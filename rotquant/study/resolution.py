@@ -108,7 +108,7 @@ def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None
             if name not in known:
                 raise ConfigError(f"{config.where(section, name)}: unknown {kind}{nearest(name, [*known])}.")
     for name, corpus in config.corpora.items():
-        if corpus.source == "local" and not (root / corpus.path).exists():
+        if corpus.source == "local" and not (root / str(corpus.path)).exists():
             raise ConfigError(f"{config.where('corpora', name)}.path: there is no folder or file {corpus.path}.")
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from rotquant.foundation.errors import ConfigError
 from rotquant.study.statements import Import, Reader, Reference, Statement, chain
@@ -228,7 +228,9 @@ class Sources:
         found = list(self._member(module, (name,) if name else ()).statements)
         functions = [one for one in found if name and isinstance(one.node, ast.FunctionDef)]
         for one in functions:
-            annotations = (part.annotation for part in ast.walk(one.node.args) if isinstance(part, ast.arg))
+            annotations = (
+                part.annotation for part in ast.walk(cast(ast.FunctionDef, one.node).args) if isinstance(part, ast.arg)
+            )
             for said in (Statement(one.module, ast.Expr(node)) for node in annotations if node is not None):
                 references = [reference._replace(place=None) for reference in self._read(said).references]
                 found.append(Statement(one.module, references=references))

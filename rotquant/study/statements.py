@@ -225,9 +225,9 @@ class Reader:
         inside = self._scope.node
         if isinstance(inside, ast.ClassDef) and self.fields_count(inside):
             self._plain(node)
-            texts = (one.value for one in ast.walk(node.annotation) if isinstance(one, ast.Constant))
-            for text in filter(str.__instancecheck__, texts):  # of a class that is named before it is there
-                self._statement.references += map(Reference, re.findall(r"\w+", text))
+            for one in ast.walk(node.annotation):  # a text is of a class that is named before it is there
+                if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                    self._statement.references += map(Reference, re.findall(r"\w+", one.value))
         elif node.value is not None:
             self._node(ast.Assign([node.target], node.value))
         elif isinstance(node.target, ast.Name):

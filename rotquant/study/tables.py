@@ -8,7 +8,7 @@ import csv
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_args
 
 from pydantic import Field, create_model, field_validator, model_validator
 
@@ -26,12 +26,13 @@ Published = dict[tuple[str, str, str], float | None]
 Suite = Literal["paper", "shipped"]
 BY_SUITE: dict[str, Any] = {
     "tasks": Many[str] | dict[Suite, Many[str]] | None,
-    "limit": Annotated[int, Field(gt=0)] | dict[Suite, Annotated[int, Field(gt=0)]] | None,
+    "limit": Annotated[int, Field(gt=0)] | dict[Suite, Annotated[int, Field(gt=0)]] | None,  # pyright: ignore[reportOperatorIssue]  # to it no type
 }
 """What a table may say for each suite of zero-shot tasks, since suites differ."""
 
 METRICS: dict[str, Any] = {kind.model_fields["kind"].default: kind for kind in get_args(get_args(Metric)[0])}
-_OF_EACH_KIND = create_model("Metrics", __base__=Written, **{name: (kind, None) for name, kind in METRICS.items()})
+_FIELDS: dict[str, Any] = {name: (kind, None) for name, kind in METRICS.items()}
+_OF_EACH_KIND = create_model("Metrics", __base__=Written, **_FIELDS)
 _OF_EACH_KIND.described_by = Written  # its fields are the metrics, which describe themselves
 
 Changes = Annotated[dict[str, Any], some_of(Recipe)]
@@ -236,7 +237,8 @@ def load_tables(path: Path, root: Path) -> list[Table]:
 
 def with_path(part: P, folder: Path) -> P:
     """A table or column whose path of published values is relative to the project instead of its file."""
-    return part.model_copy(update={"published": part.published and (folder / part.published).as_posix()})
+    published: str | None = cast(Any, part).published
+    return part.model_copy(update={"published": published and (folder / published).as_posix()})
 
 
 def published_values(table: Table, root: Path) -> Published:

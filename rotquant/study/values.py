@@ -7,10 +7,10 @@ no run file holds is never printed: collecting fails instead. inf and nan are re
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pyarrow as pa
@@ -93,7 +93,7 @@ class Values(Mapping[Place, Number]):
     def of(cls, frame: pd.DataFrame) -> "Values":
         """The numbers of a frame."""
         ours, published = {}, {}
-        lines = frame.itertuples(index=False)
+        lines: Iterable[Any] = frame.itertuples(index=False)
         for place, group in itertools.groupby(lines, lambda line: (line.row, line.column, line.quantity)):
             seeds = list(group)
             first = seeds[0]
@@ -171,7 +171,7 @@ def read_frame(path: Path, fields: pa.Schema) -> pd.DataFrame:
     """
     try:
         if path.suffix == ".parquet":
-            return pd.read_parquet(path, dtype_backend="pyarrow")[fields.names]
+            return cast("pd.DataFrame", pd.read_parquet(path, dtype_backend="pyarrow")[fields.names])
         convert = csv.ConvertOptions(column_types=fields, include_columns=fields.names, null_values=[""])
         convert.strings_can_be_null, convert.quoted_strings_can_be_null = True, True
         return csv.read_csv(path, convert_options=convert).cast(fields).to_pandas(types_mapper=pd.ArrowDtype)

@@ -15,7 +15,7 @@ from rotquant.recipes.corpus import (
     expected_hashes,
 )
 from rotquant.text.loading import corpus_identity, load_rows, load_text
-from rotquant.text.windows import BOS, NO_BOS, Tokens, calibration_samples, evaluation_windows, tokenize
+from rotquant.text.windows import BOS, NO_BOS, Tokens, bos_of, calibration_samples, evaluation_windows, tokenize
 
 __all__ = [
     "BOS",
@@ -26,6 +26,7 @@ __all__ = [
     "CorpusSpec",
     "Split",
     "Tokens",
+    "bos_of",
     "calibration_samples",
     "content_hash",
     "corpus_identity",

@@ -70,5 +70,6 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, trained_le
     import torch
 
     tokenizer.model_max_length = trained_length
-    model.eval().to(torch.bfloat16).save_pretrained(folder, max_shard_size="1GB")
+    model.eval().to(torch.bfloat16)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
+    model.save_pretrained(folder, max_shard_size="1GB")
     tokenizer.save_pretrained(folder)

@@ -101,13 +101,15 @@ class Checkpoint:
                 metadata = file.metadata() or {}
                 # Copies: the file's map need not be aligned, and products of unaligned matrices may round differently.
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
-            wrong = next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)
         except (OSError, SafetensorError) as error:
-            wrong = error
-        if wrong is not None:
-            problem = f"tensor {wrong} holds inf or nan" if isinstance(wrong, str) else wrong
-            raise ResultError(f"checkpoint {self.path} is damaged ({problem}); delete it to learn from the start.")
+            raise self._damaged(error) from None
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise self._damaged(f"tensor {name} holds inf or nan")
         return metadata, tensors
+
+    def _damaged(self, problem: object) -> ResultError:
+        return ResultError(f"checkpoint {self.path} is damaged ({problem}); delete it to learn from the start.")
 
 
 def _state_of(part: Part) -> Any:

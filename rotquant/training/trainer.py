@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -56,8 +56,8 @@ class Trainer:
     def __init__(self, config: TrainingConfig, data: TrainingData, device: str, *, compile: bool) -> None:
         self.config, self.provenance = config, data.provenance
         self.device = torch.device(device)
-        self.model = build_model(config).to(self.device)
-        self.bos = int(data.tokenizer.bos_token_id)
+        self.model = build_model(config).to(self.device)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
+        self.bos = cast(int, data.tokenizer.bos_token_id)
         self.train_ids = torch.from_numpy(data.train.astype("int32")).to(self.device)
         self.validation = self._validation_windows(data.validation)
         on_gpu = self.device.type == "cuda"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures.style import NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, save_svg, styled
+from rotquant.reporting.figures.style import NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, drawn_rows, save_svg, styled
 from rotquant.reporting.words.describe import panel_title
 from rotquant.reporting.words.numbers import show
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity
 from rotquant.study.tables import Table
-from rotquant.study.values import Values, printed_accuracies
+from rotquant.study.values import Place, Values, printed_accuracies
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ def _blocks(project: Project, table: Table, values: Values) -> list[Accuracies]:
     measured = tuple(quantity for quantity in project.quantities(table) if quantity.unit == "%")
     ours = {place: (value.mean, value.deviation) for place, value in values.items()}
     blocks = [Accuracies("computed here", measured, ours, OURS_MARK)]
-    published = {place: (number.mean, None) for place, number in values.published.items()}
+    published: dict[Place, tuple[float, float | None]] = {
+        place: (number.mean, None) for place, number in values.published.items()
+    }
     printed = printed_accuracies(values)
     return [*blocks, Accuracies("published", printed, published, PUBLISHED_MARK)] if printed else blocks
 
@@ -76,10 +78,10 @@ def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
             axis.plot([min(means), max(means)], [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
         for row, number in found.items():
             axis.errorbar(number[0], place, xerr=number[1], color=_colors(table)[row], elinewidth=1, **block.mark)
-        broken = [row for row, number in known.items() if number is not None and row not in found]
-        for index, row in enumerate(broken):
+        broken = {row: number[0] for row, number in known.items() if number is not None and row not in found}
+        for index, (row, mean) in enumerate(broken.items()):
             text = {"color": _colors(table)[row], "fontsize": 6.5, "va": "center"}
-            axis.annotate(show(known[row][0]), (1 + 10 * index, place), **text)
+            axis.annotate(show(mean), (1 + 10 * index, place), **text)
         if task.chance is not None:
             axis.plot(task.chance, place, "|", color="black", markersize=9)
     axis.set(xlim=(0, 100), ylim=(len(block.tasks) - 0.5, -0.5), yticks=range(len(block.tasks)))
@@ -87,6 +89,5 @@ def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
 
 
 def _colors(table: Table) -> dict[str, str]:
-    chosen = table.figure.rows or [row.name for row in table.computed_rows]
-    others = [row for row in chosen if row != table.baseline]
+    others = [row for row in drawn_rows(table) if row != table.baseline]
     return {table.baseline: NEUTRAL} | {row: SERIES[index % len(SERIES)] for index, row in enumerate(others)}

@@ -33,6 +33,7 @@ def draw(project: Project, table: Table, values: Values, path: Path) -> None:
 
 def relative_increase(project: Project, table: Table, values: Values, path: Path) -> None:
     """Loss on one row, row by row: a panel per column and main quantity; ours filled, published hollow."""
+    assert table.figure is not None
     columns, mains = project.columns(table), main_quantities(project, table)
     over = table.figure.over or table.baseline
     rows = list(table.figure.rows or [row.name for row in table.computed_rows if row.name != over])

@@ -82,7 +82,9 @@ def lines(project: Project, table: Table, values: Values, path: Path) -> None:
                     axis.set_yticklabels([])
             axes[0].set_ylabel(block.label(over))
         for axis in grid[-1]:
-            axis.set_xlabel(table.figure.x or (table.label_columns[-1] if table.label_columns else ""))
+            axis.set_xlabel(
+                (table.figure and table.figure.x) or (table.label_columns[-1] if table.label_columns else "")
+            )
         handles = _handles(plt, blocks)
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if len(handles) <= 5 else 4)
         save_svg(figure, path)
@@ -179,7 +181,7 @@ def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: 
             where = {"xytext": (0, -6), "textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 6.5}
             axis.annotate(change_label(height), (place, scale.place(height)), color=color, **where)
     if name == "ours":
-        bars = [0.0 if scale.beyond(change.ours) else change.spread for change in drawn.values()]
+        bars = [0.0 if scale.beyond(heights[place]) else change.spread for place, change in drawn.items()]
         axis.errorbar(list(heights), tops, yerr=bars, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
 
 

@@ -34,7 +34,7 @@ PUBLISHED_MARK: dict[str, Any] = {"marker": "D", "markersize": 4.5, "markerfacec
 
 _CLIP = re.compile(r"\bp[0-9a-f]{10}\b")
 
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
     "axes.titlesize": 9,

@@ -64,7 +64,7 @@ def _measured(
 ) -> tuple[tuple[Grid, ...], Sections]:
     """The grids, and the sections of a page that shows them, each grid under its name where there are several."""
     grids = speed_grids(table, numbers)
-    named = [
+    named: Sections = [
         (name if len(table.grids) > 1 else "Numbers", [*several])
         for name, several in itertools.groupby(grids, lambda grid: grid.name)
     ]

@@ -61,7 +61,7 @@ def _bandwidth(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict
 def _roof(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict[str, float]) -> None:
     """Kernels that multiply: ceilings as lines, a colour per number format, a mark per grid."""
     formats = [name for name in ("fp16", "fp8", "int8") if name in known]
-    colors = dict(zip(formats, SERIES, strict=False)) | {"bf16": SERIES[0]}
+    colors: dict[str | None, str] = {**dict(zip(formats, SERIES, strict=False)), "bf16": SERIES[0]}
     if formats and "copy" in known:
         for name in formats:
             memory = known.get("read", known["copy"])

@@ -6,7 +6,7 @@ runs, their order, and the columns. A link that names a view shows it, and the m
 """
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rotquant.reporting.tracking.store import KIND, Store
 from rotquant.study.project import Project
@@ -44,7 +44,7 @@ def _create(store: Store, paper: str) -> "Experiment":
     except MlflowException:
         if store.client.get_experiment_by_name(paper) is None:
             raise
-    return store.client.get_experiment_by_name(paper)
+    return cast("Experiment", store.client.get_experiment_by_name(paper))
 
 
 def links(store: Store, server: str) -> dict[str, str]:

@@ -32,9 +32,9 @@ class Location:
     path: Path | None = None
 
     @property
-    def is_database(self) -> bool:
-        """Whether it is a SQLite file, which this process alone writes and may repair."""
-        return self.path is not None and self.uri.startswith("sqlite")
+    def database(self) -> Path | None:
+        """The SQLite file, which this process alone writes and may repair; None for any other store."""
+        return self.path if self.uri.startswith("sqlite") else None
 
     @property
     def is_server(self) -> bool:
@@ -43,9 +43,9 @@ class Location:
 
     def artifacts(self, experiment: str) -> str | None:
         """Where an experiment keeps reports and figures: beside our database; None: elsewhere the store decides."""
-        if not self.is_database:
+        if self.database is None:
             return None
-        return (self.path.parent / "mlartifacts" / experiment).as_uri()
+        return (self.database.parent / "mlartifacts" / experiment).as_uri()
 
 
 def find_location(root: Path) -> Location:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rotquant.reporting.tracking.location import Location, TrackingError, find_location, printable
 
@@ -117,15 +117,15 @@ def opened(root: Path) -> Iterator[Store]:
 def _client(location: Location) -> "MlflowClient":
     from mlflow import MlflowClient
 
-    if location.is_database:
-        _check_whole(location.path)
+    if location.database:
+        _check_whole(location.database)
     try:
         client = MlflowClient(location.uri)
         client.search_experiments(max_results=1)
     except Exception as error:  # MLflow, its stores and their drivers raise many types
         raise unusable(location, error) from None
-    if location.is_database:
-        _relocate(location)
+    if location.database:
+        _relocate(location, location.database)
     return client
 
 
@@ -140,9 +140,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 def unusable(location: Location, error: Exception) -> TrackingError:
     """What is wrong with a store, in a sentence that says what to do."""
-    if location.is_database:
+    if location.database:
         try:
-            _check_whole(location.path)
+            _check_whole(location.database)
         except TrackingError as damage:
             return damage
         advice = "see to the file, unset MLFLOW_TRACKING_URI"
@@ -183,15 +183,15 @@ def _check_whole(path: Path) -> None:
         )
 
 
-def _relocate(location: Location) -> None:
+def _relocate(location: Location, path: Path) -> None:
     """Let the artifacts of experiments of ours lie beside the database, also after the project was moved or copied.
 
     MLflow keeps absolute paths, and would make the old folder again and write there.
     """
-    with closing(sqlite3.connect(location.path)) as database, database:
+    with closing(sqlite3.connect(path)) as database, database:
         known = database.execute("SELECT experiment_id, name, artifact_location FROM experiments").fetchall()
         for experiment, name, old in known:
-            new = location.artifacts(name)
+            new = cast(str, location.artifacts(name))
             ours = old.startswith("file:") and old.endswith(new[new.index("/mlartifacts/") :])
             if ours and old != new:
                 database.execute(

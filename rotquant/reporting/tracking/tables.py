@@ -198,7 +198,7 @@ class _Experiment:
             "code_digest": provenance.get("code_digest"),
         }
 
-    def _short(self, key: str) -> dict[str, str]:
+    def _short(self, key: str) -> dict[str, Any]:
         """What tells runs apart in a table's column or on an axis, where paths and recipes are too long."""
         first = self.project.table(next(iter(self.cells[key])))
         row, column = self._first_cell(key)

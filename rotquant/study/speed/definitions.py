@@ -27,7 +27,7 @@ Units = Literal["ms", "us", "min", "GiB"]
 FACTORS: dict[str, float] = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "GiB": 2.0**30}
 
 
-Benchmarked = Annotated[str, Field(json_schema_extra={"enum": sorted(BENCHMARKS)})]
+Benchmarked = Annotated[str, Field(json_schema_extra={"enum": [*sorted(BENCHMARKS)]})]
 """The name of a benchmark, see `bench.registry`."""
 
 Arguments = dict[str, Any]

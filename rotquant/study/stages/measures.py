@@ -62,7 +62,7 @@ def zero_shot(metric: ZeroShot, subject: Subject) -> Measurement:
     """Accuracies of tasks."""
     from rotquant.metrics import zeroshot
 
-    tasks = zeroshot.prepare(metric, Path(), subject.run.corpora.get(metric.corpus))
+    tasks = zeroshot.prepare(metric, Path(), subject.run.corpora.get(metric.corpus or ""))
     batch_size = ITEMS_PER_WINDOW * subject.batch_size
     metrics = zeroshot.evaluate(subject.model, subject.tokenizer, metric, tasks, batch_size=batch_size)
     note = {"note": NO_BOS} if subject.tokenizer.bos_token_id is None else {}

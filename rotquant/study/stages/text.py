@@ -16,6 +16,7 @@ from rotquant.text import (
     CorpusSpec,
     Split,
     Tokens,
+    bos_of,
     calibration_samples,
     content_hash,
     corpus_identity,
@@ -51,7 +52,7 @@ def token_ids(
     description = f"{content_hash(text)} {backend.to_str()}"
     path = TOKENS / f"{hashlib.sha256(description.encode()).hexdigest()[:32]}.npy"
     try:
-        return Tokens(torch.from_numpy(np.load(path, allow_pickle=False)), tokenizer.bos_token_id), identity
+        return Tokens(torch.from_numpy(np.load(path, allow_pickle=False)), bos_of(tokenizer)), identity
     except (OSError, ValueError, EOFError):  # not there yet, or damaged: make it
         tokens = tokenize(text, tokenizer)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
