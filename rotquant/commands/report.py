@@ -3,7 +3,7 @@
 import re
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,11 +20,23 @@ _LATER = "the page of {0} is written without MLflow, and `rotquant runs sync-tra
 
 
 @report_app.command()
-def table(name: TableName, config: Configs = None) -> None:
-    """Collect a table's numbers from the run files into `results/tables/<name>.csv`."""
+def table(
+    name: TableName,
+    form: Annotated[
+        Literal["latex", "markdown", "csv", "json"] | None,
+        typer.Option("--format", help="Print the table, of accuracy or of speed, instead; LaTeX needs booktabs."),
+    ] = None,
+    config: Configs = None,
+) -> None:
+    """Collect a table's numbers from the run files into `results/tables/<name>.csv` and `.parquet`, or print them."""
     from rotquant.study import values
 
     project = open_project(config)
+    if form is not None:
+        from rotquant.reporting.export import exported
+
+        typer.echo(exported(project, name, form), nl=False)
+        return
     numbers, _ = values.collect(project, project.table(name))
     values.write_values(project.root, name, numbers)
     typer.echo(str(table_path(name)))
@@ -74,15 +86,16 @@ def speed(name: TableName, config: Configs = None) -> None:
     from rotquant.commands.tracking import log_speed, warning
     from rotquant.reporting.pages.markdown import markdown, page_path
     from rotquant.reporting.speed import numbers
+    from rotquant.reporting.speed.frame import speed_frame
     from rotquant.reporting.speed.report import speed_report
+    from rotquant.study.values import write_frame
 
     project = open_project(config)
     table = project.speed_table(name)
     if table.grids:
         source = numbers.find_source(project, table)
-        values = numbers.collect(project, table, source)
-        gpu = None if source is None else source.record.gpu
-        numbers.write_csv(project.root / table_path(name), table, values, gpu)
+        frame = speed_frame(numbers.collect(project, table, source), source)
+        write_frame(project.root / table_path(name), frame)
     write_text(project.root / page_path(name), markdown(speed_report(project, table)))
     typer.echo(str(page_path(name)))
     if project.config.tracking:

@@ -200,7 +200,12 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as indented JSON to `path` atomically; NaN and infinities become their names as strings."""
-    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """`value` as indented JSON; NaN and infinities become their names as strings."""
+    return json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_json(path: str | Path, what: str = "file") -> Any:

@@ -18,11 +18,11 @@ from rotquant.reporting.speed.numbers import find_source
 from rotquant.reporting.speed.report import speed_report
 from rotquant.reporting.words.markdown import markdown_table
 from rotquant.study.project import Project
-from rotquant.study.results import REPORTS, RunResult, read_result, run_path
+from rotquant.study.results import REPORTS
 from rotquant.study.speed.definitions import SpeedTable
 from rotquant.study.tables import Table
 from rotquant.study.targets import load_targets
-from rotquant.study.values import Values, read_values
+from rotquant.study.values import read_values, results_behind
 
 Status = Literal["computed", "recorded", "not yet"]
 
@@ -159,18 +159,7 @@ def _report(project: Project, table: Table) -> Report | None:
         values = read_values(project.root, table.id)
     except ResultError:
         return None
-    return report_of(project, table, values, _results(project, values))
-
-
-def _results(project: Project, values: Values) -> dict[str, RunResult]:
-    """The run files behind values that are there, by key: a table may be older than the configuration."""
-    found = {}
-    for key in dict.fromkeys(key for number in values.values() for key in number.runs):
-        try:
-            found[key] = read_result(project.root / run_path(key))
-        except ResultError:
-            continue
-    return found
+    return report_of(project, table, values, results_behind(project, values))
 
 
 def _table(group: Sequence[Standing]) -> str:

@@ -149,6 +149,17 @@ def read_values(root: Path, name: str) -> Values:
     return Values.of(frame)
 
 
+def results_behind(project: Project, values: Values) -> dict[str, RunResult]:
+    """The run files behind written values that are there, by key: a table may be older than the configuration."""
+    found = {}
+    for key in dict.fromkeys(key for number in values.values() for key in number.runs):
+        try:
+            found[key] = read_result(project.root / run_path(key))
+        except ResultError:
+            continue
+    return found
+
+
 def to_frame(lines: list[tuple[Any, ...]], fields: pa.Schema) -> pd.DataFrame:
     """Lines as a frame whose columns tell nan, a number, from None, no number."""
     columns = zip(*lines, strict=True) if lines else [[] for _ in fields]

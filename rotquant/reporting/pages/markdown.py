@@ -26,6 +26,12 @@ def markdown(report: Report) -> str:
     return _environment().get_template("page.md.jinja").render(report=report)
 
 
+def grids_markdown(report: Report) -> str:
+    """The grids alone, each below what it is."""
+    parts = ((f"{grid.name}: " if grid.name else "", grid) for grid in report.grids)
+    return "\n".join(f"{name}{grid.caption}.\n\n{_table(grid_listing(grid))}\n" for name, grid in parts)
+
+
 def grid_listing(grid: Grid) -> Listing:
     """A grid as texts. A paper's one set of numbers stands in brackets behind ours where few of the rows have one."""
     header = [*grid.stub]

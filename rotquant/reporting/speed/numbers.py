@@ -4,14 +4,11 @@ A record lies in results/speed/ when this machine measured it, in results/bench/
 another; the first goes before the second, and the newest of several goes first.
 """
 
-import csv
-import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from rotquant.bench.records import SPEED, CellRecord, Measurement, Record, committed, read_record
-from rotquant.foundation.files import write_text
 from rotquant.study.project import Project
 from rotquant.study.speed.definitions import Cell, Grid, SpeedTable, rows
 from rotquant.study.speed.published import Reference, references
@@ -85,23 +82,6 @@ def shown_ratio(grid: Grid, speedup: float) -> float:
     return 1 / speedup if grid.ratio == "cost" else speedup
 
 
-def write_csv(path: Path, table: SpeedTable, numbers: Numbers, gpu: str | None) -> None:
-    """All numbers of a table, one line per cell and GPU, in SI units; - where there is none."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("grid", "row", "column", "gpu", "source", "unit", "value", "low", "high", "ratio", "missing"))
-    for place, number in numbers.items():
-        one = number.ours
-        measured = ("-",) * 4 if one is None else (one.unit, repr(one.value), _cell(one.low), _cell(one.high))
-        writer.writerow((*place, gpu or "-", "measured", *measured, _cell(number.ratio), number.missing or "-"))
-        for paper in number.papers:
-            unit = "-" if one is None else one.unit
-            writer.writerow(
-                (*place, paper.gpu, "published", unit, _cell(paper.value), "-", "-", _cell(paper.ratio), "-")
-            )
-    write_text(path, text.getvalue())
-
-
 def _number(
     table: SpeedTable,
     cells: dict[Place, Cell],
@@ -136,10 +116,6 @@ def _why(record: CellRecord | None, ours: Measurement | None) -> str | None:
 
 def _date(record: Record) -> str:
     return max((str(sitting.environment.get("date", "")) for sitting in record.sittings), default="")
-
-
-def _cell(value: float | None) -> str:
-    return "-" if value is None else repr(value)
 
 
 def short_gpu(gpu: str) -> str:

@@ -1,0 +1,44 @@
+"""A table's numbers for elsewhere: LaTeX and Markdown of its grids, CSV and JSON of its frame."""
+
+from typing import Literal
+
+import pandas as pd
+
+from rotquant.foundation.files import json_text
+from rotquant.reporting.pages.latex import latex
+from rotquant.reporting.pages.markdown import grids_markdown
+from rotquant.reporting.pages.model import Report
+from rotquant.reporting.pages.report import report_of
+from rotquant.reporting.speed.frame import speed_frame
+from rotquant.reporting.speed.numbers import collect, find_source
+from rotquant.reporting.speed.report import speed_report
+from rotquant.study.project import Project
+from rotquant.study.values import read_values, results_behind
+
+Format = Literal["latex", "markdown", "csv", "json"]
+
+
+def exported(project: Project, name: str, form: Format) -> str:
+    """A table, of accuracy as it was written or of speed as it was measured, in one of the formats.
+
+    Raises:
+        ConfigError: there is no such table.
+        ResultError: its numbers are not collected yet, or a file is damaged.
+    """
+    report, frame = _report_and_frame(project, name)
+    if form == "csv":
+        return frame.to_csv(index=False)
+    if form == "json":
+        lines = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        return json_text({"table": name, "title": report.title, "values": lines})
+    return latex(report) if form == "latex" else grids_markdown(report)
+
+
+def _report_and_frame(project: Project, name: str) -> tuple[Report, pd.DataFrame]:
+    if name in project.speed:
+        table = project.speed[name]
+        source = find_source(project, table)
+        return speed_report(project, table), speed_frame(collect(project, table, source), source)
+    chosen = project.table(name)
+    values = read_values(project.root, name)
+    return report_of(project, chosen, values, results_behind(project, values)), values.frame
