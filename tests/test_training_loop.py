@@ -176,6 +176,22 @@ def test_a_finished_training_is_restored_without_a_step(tmp_path: Path) -> None:
     assert again.same(first)
 
 
+def test_blocks_that_are_tuned_one_after_the_other_continue_at_the_one_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, killed, resumed = ([Toy("AdamW") for _ in range(3)] for _ in range(3))
+    histories = [block.train() for block in straight]
+    killed[0].train(tmp_path / "0")
+    with dying(monkeypatch, killed[1], "after the step", 4), pytest.raises(Killed):
+        killed[1].train(tmp_path / "1")
+    steps: list[tuple[int, int]] = []
+    for index, block in enumerate(resumed):
+        block.die = lambda place, step, index=index: steps.append((index, step)) if place == "listening" else None
+        assert block.train(tmp_path / f"{index}") == histories[index]
+        assert block.same(straight[index])
+    assert steps == [(1, 4), (1, 5), (1, 6), *((2, step) for step in range(STEPS))]
+
+
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     Toy("AdamW").train(path)

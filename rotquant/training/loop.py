@@ -12,9 +12,8 @@ Where things lie is the caller's: optimizer states lie with their parameters, au
 
 Tuning block by block calls `train` for each decoder layer while `LayerStream` holds it on the accelerator, with a
 checkpoint file of its own: a finished block takes no step and is restored. Training under accelerate or FSDP2 gives
-`GradientStep` the accelerator's `backward` and clipping and the process's share of a batch, a loss that is reduced over
-processes, and as parts objects whose `state_dict` gathers (torch.distributed.checkpoint.state_dict), of which one
-process `writes`.
+`GradientStep` the process's share of a batch, clipping and (accelerate) `backward`, records a loss that is reduced over
+processes, and has parts whose `state_dict` gathers, of which one process `writes` (tests/test_training_distributed.py).
 """
 
 import math
