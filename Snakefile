@@ -18,5 +18,5 @@ include: "workflow/rules/reports.smk"
 rule all:
     default_target: True
     input:
-        expand("reports/{table}.md", table=[*PROJECT.tables, *PROJECT.speed]),
+        expand("reports/{table}.md", table=[*PLAN.tables, *PLAN.speed]),
         "reports/index.md",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rotquant.commands.runs import Configs, open_project
+from rotquant.commands.runs import Configs, PlanFile, open_project
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import atomic_path, write_text
 from rotquant.study.results import FIGURES, REPORTS, table_path
@@ -27,11 +27,12 @@ def table(
         typer.Option("--format", help="Print the table, of accuracy or of speed, instead; LaTeX needs booktabs."),
     ] = None,
     config: Configs = None,
+    plan: PlanFile = None,
 ) -> None:
     """Collect a table's numbers from the run files into `results/tables/<name>.csv` and `.parquet`, or print them."""
     from rotquant.study import values
 
-    project = open_project(config)
+    project = open_project(config, plan)
     if form is not None:
         from rotquant.reporting.export import exported
 
@@ -43,12 +44,12 @@ def table(
 
 
 @report_app.command()
-def figure(name: TableName, config: Configs = None) -> None:
+def figure(name: TableName, config: Configs = None, plan: PlanFile = None) -> None:
     """Draw a table's figure into `reports/figures/<name>.svg`."""
     from rotquant.reporting.figures import draw as figures
     from rotquant.study.values import read_values
 
-    project = open_project(config)
+    project = open_project(config, plan)
     if project.table(name).figure is None:
         raise ResultError(f"table {name} has no figure.")
     values = read_values(project.root, name)
@@ -57,7 +58,7 @@ def figure(name: TableName, config: Configs = None) -> None:
 
 
 @report_app.command()
-def page(name: TableName, config: Configs = None) -> None:
+def page(name: TableName, config: Configs = None, plan: PlanFile = None) -> None:
     """Render a table's page into `reports/<name>.md`, and show its runs in MLflow (unless `tracking: false`).
 
     Where MLflow cannot be used, the page is written all the same, with a warning.
@@ -65,7 +66,7 @@ def page(name: TableName, config: Configs = None) -> None:
     from rotquant.commands.tracking import attach, render_page, warning
     from rotquant.reporting import tracking
 
-    project = open_project(config)
+    project = open_project(config, plan)
     chosen = project.table(name)
     logged = None
     if project.config.tracking:
@@ -78,7 +79,7 @@ def page(name: TableName, config: Configs = None) -> None:
 
 
 @report_app.command()
-def speed(name: TableName, config: Configs = None) -> None:
+def speed(name: TableName, config: Configs = None, plan: PlanFile = None) -> None:
     """Render the page of a speed table, and its numbers as CSV, from the record of this machine or a committed one.
 
     MLflow shows the record (unless `tracking: false`); where it cannot be used, there is a warning.
@@ -90,7 +91,7 @@ def speed(name: TableName, config: Configs = None) -> None:
     from rotquant.reporting.speed.report import speed_report
     from rotquant.study.values import write_frame
 
-    project = open_project(config)
+    project = open_project(config, plan)
     table = project.speed_table(name)
     if table.grids:
         source = numbers.find_source(project, table)
@@ -104,12 +105,12 @@ def speed(name: TableName, config: Configs = None) -> None:
 
 
 @report_app.command()
-def speed_figure(name: TableName, config: Configs = None) -> None:
+def speed_figure(name: TableName, config: Configs = None, plan: PlanFile = None) -> None:
     """Draw the figure of a speed table into `reports/figures/<name>.svg`."""
     from rotquant.reporting.figures.draw import figure_path
     from rotquant.reporting.speed import figures
 
-    project = open_project(config)
+    project = open_project(config, plan)
     table = project.speed_table(name)
     if table.drawing is None:
         raise ResultError(f"table {name} has no figure.")
@@ -118,7 +119,7 @@ def speed_figure(name: TableName, config: Configs = None) -> None:
 
 
 @report_app.command()
-def index(config: Configs = None) -> None:
+def index(config: Configs = None, plan: PlanFile = None) -> None:
     """Render the scoreboard over all targets of the papers into reports/index.md, and as a page into index.html.
 
     Beside it, every report that index.html links to as a page: `reports/<name>.html`.
@@ -126,7 +127,7 @@ def index(config: Configs = None) -> None:
     from rotquant.reporting import html, scoreboard
     from rotquant.reporting.html.pages import render_pages
 
-    project = open_project(config)
+    project = open_project(config, plan)
     for name, text in render_pages(project).items():
         write_text(project.root / REPORTS / name, text)
     found = scoreboard.standings(project)

@@ -11,10 +11,8 @@ rule figure:
     log:
         "logs/figures/{table}.log",
     params:
-        code=code("figures"),
-        definition=lambda wildcards: definition(wildcards.table),
-        attempt=lambda wildcards: attempt(f"reports/figures/{wildcards.table}.svg"),
+        current=lambda wildcards: sentence(CURRENT.figure, wildcards.table),
     message:
         "figure {wildcards.table}"
     shell:
-        JOB + "rotquant report figure {wildcards.table} --config {CONFIG_FILE}"
+        JOB + "report figure {wildcards.table}" + BY_PLAN

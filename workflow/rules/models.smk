@@ -11,4 +11,4 @@ rule train:
     resources:
         gpu=GPU,
     shell:
-        "OMP_NUM_THREADS={threads} rotquant train {input} --output {output} --device {CONFIG.device} > {log} 2>&1"
+        "OMP_NUM_THREADS={threads} rotquant train {input} --output {output} --device {PLAN.device} > {log} 2>&1"

@@ -1,7 +1,4 @@
 # Rendered reports, the scoreboard, and MLflow's view of the runs.
-import os
-
-
 localrules:
     tracking,
     report,
@@ -18,11 +15,11 @@ rule tracking:
     log:
         "logs/tracking.log",
     params:
-        uri=os.environ.get("MLFLOW_TRACKING_URI", ""),
+        current=CURRENT.tracking(os.environ.get("MLFLOW_TRACKING_URI", "")),
     message:
         "MLflow database"
     shell:
-        JOB + "rotquant runs init-tracking --output {output}"
+        JOB + "runs init-tracking --output {output}"
 
 
 rule report:
@@ -30,26 +27,24 @@ rule report:
         runs=lambda wildcards: measured(wildcards.table),
         table="results/tables/{table}.csv",
         figure=lambda wildcards: (
-            f"reports/figures/{wildcards.table}.svg" if sentence(PROJECT.table, wildcards.table).figure else []
+            f"reports/figures/{wildcards.table}.svg" if sentence(PLAN.table, wildcards.table).figure else []
         ),
-        tracking="results/tracking.json" if CONFIG.tracking else [],
+        tracking="results/tracking.json" if PLAN.tracking else [],
     output:
         update("reports/{table}.md"),
     log:
         "logs/reports/{table}.log",
     params:
-        code=code("reports"),
-        definition=lambda wildcards: definition(wildcards.table),
-        attempt=lambda wildcards: attempt(f"reports/{wildcards.table}.md"),
+        current=lambda wildcards: sentence(CURRENT.page, wildcards.table),
     message:
         "report {wildcards.table}"
     shell:
-        JOB + "rotquant report page {wildcards.table} --config {CONFIG_FILE}"
+        JOB + "report page {wildcards.table}" + BY_PLAN
 
 
 rule index:
     input:
-        reports=expand("reports/{table}.md", table=[*PROJECT.tables, *PROJECT.speed]),
+        reports=expand("reports/{table}.md", table=[*PLAN.tables, *PLAN.speed]),
         targets="config/targets.yaml",
     output:
         update("reports/index.md"),
@@ -57,12 +52,11 @@ rule index:
     log:
         "logs/reports/index.log",
     params:
-        code=code("index"),
-        attempt=attempt("reports/index.md"),
+        current=CURRENT.index(),
     message:
         "scoreboard"
     shell:
-        JOB + "rotquant report index --config {CONFIG_FILE}"
+        JOB + "report index" + BY_PLAN
 
 
 # One paper's reports, and then the scoreboard as it stands: reports/index.md itself would ask for all papers.
@@ -71,13 +65,13 @@ def reports_of(tables, paper):
     return [f"reports/{name}.md" for name, table in tables.items() if table.paper == paper]
 
 
-INDEX = "rotquant report index --config {CONFIG_FILE} > {log} 2>&1"
+INDEX = "rotquant report index --plan {PLAN.path} > {log} 2>&1"
 
 
 # The accuracy half of QuaRot: Tables 1 to 13, Figure 1 and the switches.
 rule quarot_accuracy:
     input:
-        reports_of(PROJECT.tables, "quarot"),
+        reports_of(PLAN.tables, "quarot"),
     log:
         "logs/reports/quarot_accuracy.log",
     message:
@@ -89,8 +83,8 @@ rule quarot_accuracy:
 # SpinQuant: all of its tables and figures, of accuracy and of speed.
 rule spinquant:
     input:
-        reports_of(PROJECT.tables, "spinquant"),
-        reports_of(PROJECT.speed, "spinquant"),
+        reports_of(PLAN.tables, "spinquant"),
+        reports_of(PLAN.speed, "spinquant"),
     log:
         "logs/reports/spinquant.log",
     message:

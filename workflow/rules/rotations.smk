@@ -13,9 +13,8 @@ rule rotations:
     resources:
         gpu=GPU,
     params:
-        code=lambda wildcards: code("rotations", sentence(PROJECT.rotation, wildcards.rotation)[0]),
-        attempt=lambda wildcards: attempt(f"results/rotations/{wildcards.rotation}/rotation.json"),
+        current=lambda wildcards: sentence(CURRENT.rotation, wildcards.rotation),
     message:
-        "learn rotations of {CELL:{wildcards.rotation}}"
+        "learn rotations of {LABEL:rotations {wildcards.rotation}}"
     shell:
-        JOB + "rotquant runs rotations {wildcards.rotation} --config {CONFIG_FILE}"
+        JOB + "runs rotations {wildcards.rotation}" + BY_PLAN

@@ -12,24 +12,23 @@ rule tasks:
         "logs/tasks/{tasks}.log",
     priority: 1
     params:
-        code=code("tasks"),
-        attempt=lambda wildcards: attempt(f"results/tasks/{wildcards.tasks}.json"),
+        current=lambda wildcards: CURRENT.tasks(wildcards.tasks),
     message:
         "zero-shot tasks"
     shell:
-        JOB + "rotquant runs tasks {wildcards.tasks} --config {CONFIG_FILE}"
+        JOB + "runs tasks {wildcards.tasks}" + BY_PLAN
 
 
 def weights_of_group(group):
     """The stored weights that a group of runs needs; those of the checkpoint itself need none."""
-    batch = PROJECT.batch_of(sentence(PROJECT.group, group)[0])
+    batch = sentence(PLAN.group, group).batch
     return [f"results/weights/{batch}.json"] if batch else []
 
 
 rule measure:
     input:
         weights=lambda wildcards: weights_of_group(wildcards.group),
-        tasks=lambda wildcards: task_files(sentence(PROJECT.group, wildcards.group)),
+        tasks=lambda wildcards: task_files(sentence(PLAN.group, wildcards.group).tasks),
     output:
         update("results/measured/{group}.json"),
     log:
@@ -38,9 +37,8 @@ rule measure:
     resources:
         gpu=GPU,
     params:
-        code=lambda wildcards: sorted({code("runs", run) for run in sentence(PROJECT.group, wildcards.group)}),
-        attempt=lambda wildcards: attempt(f"results/measured/{wildcards.group}.json"),
+        current=lambda wildcards: sentence(CURRENT.group, wildcards.group),
     message:
-        "measure {CELL:{wildcards.group}}"
+        "measure {LABEL:groups {wildcards.group}}"
     shell:
-        JOB + "rotquant runs measure {wildcards.group} --config {CONFIG_FILE}"
+        JOB + "runs measure {wildcards.group}" + BY_PLAN

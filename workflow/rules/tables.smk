@@ -11,10 +11,8 @@ rule table:
     log:
         "logs/tables/{table}.log",
     params:
-        code=code("tables"),
-        definition=lambda wildcards: definition(wildcards.table),
-        attempt=lambda wildcards: attempt(f"results/tables/{wildcards.table}.csv"),
+        current=lambda wildcards: sentence(CURRENT.table, wildcards.table),
     message:
         "table {wildcards.table}"
     shell:
-        JOB + "rotquant report table {wildcards.table} --config {CONFIG_FILE}"
+        JOB + "report table {wildcards.table}" + BY_PLAN

@@ -1,20 +1,15 @@
 #!/usr/bin/env bash
-# Run a job's command: job.sh OUTPUT LOG COMMAND...   All messages go to LOG; the last one of a failure
-# and warnings also to the screen.
-#
-# Snakemake deletes a job's old outputs before it starts, and a failing re-run would cost an earlier good result; outputs
-# marked `update` are kept. Then, however, Snakemake takes the kept file of a failed job for that job's own. So each output
-# has an attempt file: it gets a new content when the job starts and the old one back at the very end. Its content is a
-# parameter of the rule (common.smk), hence a job that failed or was interrupted in any way is tried again.
+# Run a job's command: STATE=... job.sh OUTPUT LOG COMMAND...   All messages go to LOG; the last one of a failure
+# and warnings also to the screen. While the job runs, and after a failure, its output has a mark; at the end the mark
+# is that of the state the job was started for (rotquant/study/currency.py says why).
 set -euo pipefail
 output=$1
 log=$2
 shift 2
 
-attempt=.snakemake/attempts/$output
-mkdir -p "$(dirname "$attempt")"
-if [ -e "$attempt" ]; then cp "$attempt" "$attempt.before"; else : > "$attempt.before"; fi
-date +%s%N > "$attempt"
+mark=.snakemake/attempts/$output
+mkdir -p "$(dirname "$mark")"
+date +%s%N > "$mark"
 
 "$@" > "$log" 2>&1 || {
     status=$?
@@ -23,4 +18,6 @@ date +%s%N > "$attempt"
 }
 grep '^warning: ' "$log" >&2 || true
 
-mv "$attempt.before" "$attempt"
+earlier=${STATE:-}
+earlier=${earlier#*-}
+if [ -n "$earlier" ]; then echo "$earlier" > "$mark"; else rm "$mark"; fi

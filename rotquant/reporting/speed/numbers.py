@@ -8,10 +8,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from rotquant.bench.records import SPEED, CellRecord, Measurement, Record, committed, read_record
+from rotquant.bench.records import SPEED, CellRecord, Measurement, Record, read_record
 from rotquant.study.project import Project
 from rotquant.study.speed.definitions import Cell, Grid, SpeedTable, rows
 from rotquant.study.speed.published import Reference, references
+from rotquant.study.speed.records import record_path
 
 Place = tuple[str, str, str]
 """Grid, row and column."""
@@ -57,18 +58,6 @@ def find_source(project: Project, table: SpeedTable) -> Source | None:
     return Source(read_record(project.root / path, table.id), path, path.parent != SPEED)
 
 
-def record_path(root: Path, table: str) -> Path | None:
-    """Where the record of a table lies, relative to the project; None when it was never measured."""
-    own = SPEED / f"{table}.json"
-    if (root / own).exists():
-        return own
-    found = list(committed(root, table).values())
-    if not found:
-        return None
-    newest = max(found, key=lambda path: _date(read_record(path, table)))
-    return newest.relative_to(root)
-
-
 def collect(project: Project, table: SpeedTable, source: Source | None) -> Numbers:
     """Every cell of a table, measured or not."""
     printed = references(table, project.root)
@@ -112,10 +101,6 @@ def _why(record: CellRecord | None, ours: Measurement | None) -> str | None:
     if record is None:
         return "not measured"
     return record.missing or "the benchmark returns no such quantity"
-
-
-def _date(record: Record) -> str:
-    return max((str(sitting.environment.get("date", "")) for sitting in record.sittings), default="")
 
 
 def short_gpu(gpu: str) -> str:

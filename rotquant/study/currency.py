@@ -1,0 +1,158 @@
+"""Whether what lies on disk is there, whole and current: decided here alone, for Snakemake's rules and for their jobs.
+
+A rule's one parameter is `Currency.of`: Snakemake runs a job again when it is not what it was at the job's last end.
+It changes with the code behind an output, with what the output is defined by, and with what became of the output.
+
+Snakemake deletes a job's old outputs before it starts, and a failing re-run would cost an earlier good result; outputs
+marked `update` are kept. Then, however, Snakemake takes the kept file of a failed job for that job's own. So a job has
+a mark from its start on, which at its end becomes the state that it was started for (workflow/scripts/job.sh): one
+that failed or was interrupted in any way is of another state, and is tried again.
+"""
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import canonical_json, file_digest, read_json, short_hash
+from rotquant.study.plan import Plan
+from rotquant.study.results import (
+    FIGURES,
+    HISTORY_FILE,
+    REPORTS,
+    ROTATION_RECORD,
+    ROTATIONS_FILE,
+    TABLES,
+    RunResult,
+    batch_path,
+    group_path,
+    read_result,
+    rotation_path,
+    run_path,
+    task_set_path,
+)
+
+#: Where the marks of jobs lie, each under the path of the job's first output.
+MARKS = Path(".snakemake/attempts")
+
+
+def rotation_files(key: str) -> list[Path]:
+    """What learned rotations consist of."""
+    return [rotation_path(key) / name for name in (ROTATION_RECORD, ROTATIONS_FILE, HISTORY_FILE)]
+
+
+class Currency:
+    """The states of a plan's outputs, in the working folder."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def rotation(self, key: str) -> str:
+        """The state of learned rotations."""
+        return self._state(rotation_path(key) / ROTATION_RECORD, self.plan.rotation(key).code)
+
+    def batch(self, key: str) -> str:
+        """The state of a batch of weights.
+
+        Snakemake makes a deleted intermediate file only for a job that has to run anyway. Rotations are small and
+        wanted for themselves, so weights whose rotations were deleted have their job run again: it finds the weights
+        there if the rotations are learned as before.
+        """
+        batch = self.plan.batch(key)
+        whole = all(path.exists() for rotation in batch.rotations for path in rotation_files(rotation))
+        return self._state(batch_path(key), [batch.code, sorted(batch.weights)], whole)
+
+    def tasks(self, key: str) -> str:
+        """The state of a set of zero-shot tasks."""
+        return self._state(task_set_path(key), self.plan.codes["tasks"])
+
+    def group(self, key: str) -> str:
+        """The state of a group of runs.
+
+        A record stands for its runs' files. Where one was deleted, damaged or made anew by hand, the job runs again:
+        it finds the others there.
+        """
+        runs = self.plan.group(key).runs
+        codes = sorted({self.plan.runs[run].code for run in runs})
+        return self._state(group_path(key), codes, _none_newer(group_path(key), map(run_path, runs)))
+
+    def table(self, name: str) -> str:
+        """The state of a table's numbers."""
+        return self._state(TABLES / f"{name}.csv", [self.plan.codes["tables"], self.plan.table(name).definition])
+
+    def figure(self, name: str) -> str:
+        """The state of a table's figure."""
+        return self._state(FIGURES / f"{name}.svg", [self.plan.codes["figures"], self.plan.table(name).definition])
+
+    def page(self, name: str) -> str:
+        """The state of a table's page."""
+        return self._state(REPORTS / f"{name}.md", [self.plan.codes["reports"], self.plan.table(name).definition])
+
+    def speed(self, name: str) -> str:
+        """The state of a measured table of speed: a renamed row is not measured anew."""
+        table = self.plan.speed[name]
+        return self._state(Path("results/speed") / f"{name}.json", [table.cells, table.kernels])
+
+    def speed_figure(self, name: str) -> str:
+        """The state of the figure of a table of speed."""
+        return self._state(FIGURES / f"{name}.svg", [self.plan.codes["speed"], self.plan.speed[name].definition])
+
+    def speed_page(self, name: str) -> str:
+        """The state of a page of speed, which says whether the code is still the one that was measured."""
+        table = self.plan.speed[name]
+        return self._state(REPORTS / f"{name}.md", [self.plan.codes["speed"], table.definition, table.kernels])
+
+    def index(self) -> str:
+        """The state of the scoreboard."""
+        return self._state(REPORTS / "index.md", self.plan.codes["index"])
+
+    def tracking(self, place: str) -> str:
+        """The state of MLflow's database, for where it lies."""
+        return self._state(Path("results/tracking.json"), place)
+
+    def _state(self, output: Path, basis: Any, whole: bool = True) -> str:
+        """What an output is computed from, and after a dash what became of it: nothing where all went well."""
+        mark = self._marks.get(str(output), "")
+        if output.exists() and not whole:
+            mark = short_hash(f"{mark} {output.stat().st_mtime_ns}")
+        return f"{short_hash(canonical_json(basis))}-{mark}"
+
+    @cached_property
+    def _marks(self) -> dict[str, str]:
+        files = (path for path in MARKS.rglob("*") if path.is_file())
+        return {str(path.relative_to(MARKS)): path.read_text(encoding="utf-8").strip() for path in files}
+
+
+def rotation_is_current(folder: Path, code: str) -> bool:
+    """Whether learned rotations are there, whole, and learned by that code."""
+    if not (folder / ROTATION_RECORD).exists():
+        return False
+    record = read_json(folder / ROTATION_RECORD, "record of rotations")
+    whole = record.get("digest") == file_digest(folder / ROTATIONS_FILE) and (folder / HISTORY_FILE).exists()
+    return bool(whole and record.get("code_digest") == code)
+
+
+def weights_are_current(record: dict[str, Any], code: str, rotation: str | None) -> bool:
+    """Whether stored weights were made by that code, with the learned rotations of that digest."""
+    return record.get("code_digest") == code and record.get("rotation", {}).get("digest") == rotation
+
+
+def current_result(path: Path, code: str, weights: dict[str, Any] | None) -> RunResult | None:
+    """A run's result, if it is there and whole, by that code and on weights of that record; else None."""
+    if not path.exists():
+        return None
+    try:
+        result = read_result(path)
+    except ResultError:
+        return None
+    return result if result.provenance.get("code_digest") == code and result.weights == weights else None
+
+
+def _none_newer(record: Path, files: Iterable[Path]) -> bool:
+    """Whether files are all there and none is newer than their record."""
+    try:
+        made = record.stat().st_mtime_ns
+        return all(path.stat().st_mtime_ns <= made for path in files)
+    except FileNotFoundError:
+        return False

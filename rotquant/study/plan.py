@@ -1,0 +1,327 @@
+"""The plan: all tables of one configuration expanded into runs, weights, groups and batches, written once and read by
+Snakemake's rules and by every job.
+
+A plan's file is named by everything that it follows from, so a plan in use is never replaced: another configuration,
+an edited source or a changed checkpoint has another file. Reading one loads neither recipes nor tables.
+"""
+
+import contextlib
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rotquant.foundation.errors import ConfigError, ResultError, lookup
+from rotquant.foundation.files import canonical_json, read_json, short_hash, write_json, write_text
+
+if TYPE_CHECKING:
+    from rotquant.recipes.recipe import Run
+
+T = TypeVar("T")
+
+PLANS = Path("results/plans")
+#: Part of every plan's name: to be raised when a plan of the same inputs says something else than before.
+FORMAT = 1
+#: Plans that no job has read for so many seconds are removed when a new one is written.
+KEPT = 14 * 24 * 3600
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+class Entry(BaseModel):
+    """A part of the plan as plain data."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PlannedCell(Entry):
+    """A cell of a table: its runs, one per seed."""
+
+    row: str
+    column: str
+    runs: tuple[str, ...]
+
+
+class PlannedTable(Entry):
+    """A table. definition: digest of what its files say; figure: whether there is one; groups: measured for it."""
+
+    paper: str
+    definition: str
+    figure: bool
+    columns: tuple[str, ...]
+    quantities: tuple[str, ...]
+    cells: tuple[PlannedCell, ...]
+    groups: tuple[str, ...]
+
+
+class PlannedSpeed(Entry):
+    """A page of speed. cells, kernels: what is measured for it, and by which code; sources: the tables it shows, each
+    with the committed record that stands for it where there is none of this machine."""
+
+    paper: str
+    definition: str
+    figure: bool
+    measured: bool
+    cells: tuple[str, ...]
+    kernels: tuple[str, ...]
+    sources: dict[str, str | None]
+
+
+class PlannedRun(Entry):
+    """A run as it is given to its job. fields: of a `Run`, the large ones by their name in the plan's `parts`."""
+
+    fields: dict[str, Any]
+    code: str
+    batch_size: int
+
+
+class PlannedGroup(Entry):
+    """The runs that one job measures; batch: of their weights, None where they need none."""
+
+    label: str
+    runs: tuple[str, ...]
+    batch: str | None
+    tasks: tuple[str, ...]
+
+
+class PlannedBatch(Entry):
+    """Weights that one job makes. weights: the first run on each; group: what the job measures besides, if anything."""
+
+    label: str
+    code: str
+    weights: dict[str, str]
+    rotations: tuple[str, ...]
+    group: str | None
+    tasks: tuple[str, ...]
+
+
+class PlannedRotation(Entry):
+    """Learned rotations, and the first run on them."""
+
+    label: str
+    code: str
+    run: str
+
+
+class Plan(Entry):
+    """What is to be computed under one configuration.
+
+    inputs: digest of all that the plan follows from. config: as the data of one file that stands alone. codes: digest
+    of the code of the stages that do not depend on a recipe. local: checkpoints that are folders. parts: recipes,
+    metrics and corpora of the runs, each once.
+    """
+
+    inputs: str
+    config: dict[str, Any]
+    device: str
+    tracking: bool
+    codes: dict[str, str]
+    local: tuple[str, ...]
+    tables: dict[str, PlannedTable]
+    speed: dict[str, PlannedSpeed]
+    groups: dict[str, PlannedGroup]
+    batches: dict[str, PlannedBatch]
+    rotations: dict[str, PlannedRotation]
+    tasks: dict[str, str]
+    runs: dict[str, PlannedRun]
+    parts: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """The plan's file, relative to the project."""
+        return PLANS / f"{self.inputs}.json"
+
+    def table(self, name: str) -> PlannedTable:
+        """The table of that id.
+
+        Raises:
+            ConfigError: for an unknown table; the sentence lists the nearest ones.
+        """
+        return lookup(self.tables, name, "unknown table")
+
+    def group(self, key: str) -> PlannedGroup:
+        """A group of runs.
+
+        Raises:
+            ConfigError: when there is none of that key under this configuration.
+        """
+        return known(self.groups, key, "no group of runs")
+
+    def batch(self, key: str) -> PlannedBatch:
+        """A batch of weights.
+
+        Raises:
+            ConfigError: when no run uses them under this configuration.
+        """
+        return known(self.batches, key, "no run uses weights")
+
+    def rotation(self, key: str) -> PlannedRotation:
+        """Learned rotations.
+
+        Raises:
+            ConfigError: when no run is on them under this configuration.
+        """
+        return known(self.rotations, key, "no run has learned rotations")
+
+    def planned(self, key: str) -> PlannedRun:
+        """A run as the plan holds it.
+
+        Raises:
+            ConfigError: when no table asks for it under this configuration.
+        """
+        return known(self.runs, key, "no table asks for a run")
+
+    def run(self, key: str) -> "Run":
+        """A run, built from the plan.
+
+        Raises:
+            ConfigError: when no table asks for it under this configuration.
+        """
+        from rotquant.recipes.recipe import Run  # recipes take time to load, and most readers of a plan need none
+
+        fields = self.planned(key).fields
+        return Run.model_validate({**fields, **{name: self.parts[fields[name]] for name in LARGE}})
+
+    def checkpoint_path(self, checkpoint: str) -> str:
+        """Where a checkpoint lies: a path that is valid from anywhere, or its id on the hub."""
+        return str(Path.cwd() / checkpoint) if checkpoint in self.local else checkpoint
+
+
+#: Fields of a run that many runs share.
+LARGE = ("recipe", "metric", "corpora")
+
+
+def known(found: Mapping[str, T], key: str, missing: str) -> T:
+    """The entry of a key; `missing` begins the sentence that says there is none."""
+    if key not in found:
+        raise ConfigError(f"{missing} {key!r} under this configuration; `rotquant runs list` prints all keys.")
+    return found[key]
+
+
+def current_plan(root: Path, overrides: Sequence[str | Path] = (), options: Mapping[str, Any] | None = None) -> Plan:
+    """The plan of a configuration as the files are now: read where it was written, else made and written.
+
+    Args:
+        root: the project's folder.
+        overrides: files on top of config/config.yaml, or the first of them alone.
+        options: what Snakemake's --config says.
+
+    Raises:
+        ConfigError, RecipeError, CheckpointError: what is wrong with the configuration or a table.
+    """
+    said = _said_digest(root, overrides, options or {})
+    with contextlib.suppress(ResultError):
+        seen = read_json(root / PLANS / f"{said}.seen")
+        return _with_config(root, read_plan(root / PLANS / f"{_inputs(root, said, seen)}.json"))
+    from rotquant.study.configuration import load_config
+    from rotquant.study.planning import make_plan, places_seen  # what an unchanged project does without
+    from rotquant.study.project import load_project
+
+    project = load_project((), root, load_config(overrides, root, options))
+    seen = places_seen(project)
+    plan = make_plan(project, _inputs(root, said, seen))
+    write_plan(root, plan)
+    write_json(root / PLANS / f"{said}.seen", seen)
+    return _with_config(root, plan)
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan's file; doing so keeps it from being removed as forgotten.
+
+    Raises:
+        ResultError: it is missing, damaged or not what its name says.
+    """
+    try:
+        digest, _, text = path.read_text(encoding="utf-8").partition("\n")
+        if digest != short_hash(text):
+            raise ValueError
+        plan = Plan.model_validate_json(text)
+    except FileNotFoundError:
+        raise ResultError(f"the plan {path} does not exist; start Snakemake again, or name --config.") from None
+    except (OSError, ValueError, ValidationError):
+        raise ResultError(f"the plan {path} is damaged; start Snakemake again, or name --config.") from None
+    if plan.inputs != path.stem:
+        raise ResultError(f"the plan {path} is that of other inputs ({plan.inputs}); start Snakemake again.")
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return plan
+
+
+def write_plan(root: Path, plan: Plan) -> None:
+    """Write a plan atomically, and remove those that nobody has read for long."""
+    text = plan.model_dump_json()
+    write_text(root / plan.path, f"{short_hash(text)}\n{text}")
+    for other in (root / PLANS).iterdir():
+        with contextlib.suppress(OSError):
+            if other.stat().st_mtime < time.time() - KEPT:
+                other.unlink()
+
+
+def config_path(plan: Plan) -> Path:
+    """The plan's configuration as one file, for the commands that expand tables themselves."""
+    return Path("results/config") / f"{short_hash(canonical_json(plan.config))}.yaml"
+
+
+def _with_config(root: Path, plan: Plan) -> Plan:
+    """The plan, once the file of its configuration is there."""
+    if not (root / config_path(plan)).exists():
+        write_json(root / config_path(plan), plan.config)
+    return plan
+
+
+def _said_digest(root: Path, overrides: Sequence[str | Path], options: Mapping[str, Any]) -> str:
+    """Digest of what files say: sources of the package, tables, published numbers and the configuration's layers."""
+    digest = hashlib.sha256(canonical_json([FORMAT, sys.version_info[:2], repr(sorted(options.items()))]).encode())
+    folders = [PACKAGE, PACKAGE.parent / "kernels", *(root / "workflow" / name for name in ("papers", "kernels"))]
+    files = (path for folder in [*folders, root / "workflow" / "schemas"] for path in _files(str(folder)))
+    layers = [root / "config/config.yaml", *overrides]
+    for path in (*files, *layers, *_methods_elsewhere()):
+        with contextlib.suppress(OSError):  # which is told by whoever reads the file for what it says
+            content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            digest.update(f"{os.path.relpath(path, root)}:{content}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _methods_elsewhere() -> Iterator[str]:
+    """The files of methods that other packages bring."""
+    for point in entry_points(group="rotquant.methods"):
+        with contextlib.suppress(ImportError, ValueError):
+            found = find_spec(point.module)
+            if found is not None and found.origin is not None:
+                yield found.origin
+
+
+def _inputs(root: Path, said: str, seen: Mapping[str, Iterable[str]]) -> str:
+    """Digest of what files say and of the places that a plan looks at without reading them whole.
+
+    Of a file it takes name, size and the times at which it and its entry changed: large files are not read for it.
+    """
+    whole = [[place, _stamps(root / place)] for place in seen["content"]]
+    there = [[place, (root / place).exists()] for place in seen["existence"]]
+    return short_hash(canonical_json([said, whole, there]))
+
+
+def _stamps(place: Path) -> list[Any]:
+    """What tells a changed file from an unchanged one, for a file or all of a folder; nothing where there is none."""
+    found = []
+    for path in _files(str(place)) if place.is_dir() else [str(place)]:
+        with contextlib.suppress(OSError):
+            entry = os.stat(path)
+            found.append([os.path.relpath(path, place), entry.st_size, entry.st_mtime_ns, entry.st_ctime_ns])
+    return found
+
+
+def _files(folder: str) -> list[str]:
+    """The files below a folder, sorted, without what Python compiled."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        found += [os.path.join(parent, name) for name in names if not name.endswith(".pyc")]
+    return sorted(found)
