@@ -1,0 +1,177 @@
+"""A plan says what the tables' direct expansion says; it is read while nothing changed, and made anew when anything did."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rotquant.foundation.errors import ConfigError, ResultError
+from rotquant.foundation.files import short_hash
+from rotquant.study import plan as plans
+from rotquant.study import planning
+from rotquant.study import project as projects
+from rotquant.study.currency import MARKS, Currency
+from rotquant.study.plan import Plan, current_plan, read_plan
+from rotquant.study.results import group_path, run_path
+from tests.project import PUBLISHED, REPOSITORY, Copy
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
+    """A small project with its own package, whose checkpoints are told apart by what their file says."""
+
+    def digest(path: str) -> str:
+        return short_hash(path + (Path(path) / "model").read_text())
+
+    made = Copy(tmp_path)
+    for name in ("small", "larger"):
+        made.write(f"models/{name}/model", "weights")
+    monkeypatch.setattr(projects, "checkpoint_digest", digest)
+    monkeypatch.setattr(plans, "PACKAGE", tmp_path / "rotquant")
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def test_a_plan_is_the_direct_expansion_of_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(path))
+    project = projects.load_project(root=REPOSITORY)
+    plan = Plan.model_validate_json(planning.make_plan(project, "0" * 16).model_dump_json())
+    assert {key: plan.run(key) for key in plan.runs} == project.runs
+    assert {key: group.runs for key, group in plan.groups.items()} == {
+        key: tuple(run.key for run in runs) for key, runs in project.groups.items()
+    }
+    assert {key: [*batch.weights] for key, batch in plan.batches.items()} == {
+        key: [*members] for key, members in project.batches.items()
+    }
+    assert {key: batch.group for key, batch in plan.batches.items()} == {
+        key: project.measured_with(key) for key in project.batches
+    }
+    assert plan.rotations.keys() == project.rotations.keys()
+    assert plan.tasks.keys() == project.task_sets.keys()
+    for name, table in plan.tables.items():
+        cells = [(cell.row, cell.column, tuple(run.key for run in cell.runs)) for cell in project.cells(name)]
+        assert [(cell.row, cell.column, cell.runs) for cell in table.cells] == cells
+        assert table.groups == tuple(sorted({project.group_of[run] for *_, runs in cells for run in runs}))
+    assert {name: [*page.sources] for name, page in plan.speed.items()} == {
+        name: list(dict.fromkeys(table.sources)) for name, table in project.speed.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("config/config.yaml", "seeds", "# other\nseeds"),
+        ("workflow/papers/quarot/tables.yaml", "A small table.", "A little table."),
+        ("workflow/papers/quarot/published/small.csv", "8.37", "8.38"),
+        ("rotquant/recipes/presets.py", '"""', '"""More. ', ),
+        ("models/small/model", "weights", "heights"),
+    ],
+)  # fmt: skip
+def test_another_plan_is_made_when_anything_that_it_follows_from_is_edited(
+    copy: Copy, path: str, old: str, new: str
+) -> None:
+    earlier = current_plan(copy.root)
+    assert current_plan(copy.root) == earlier
+    copy.edit(path, old, new)
+    later = current_plan(copy.root)
+    assert later.path != earlier.path
+    assert (later.runs.keys() != earlier.runs.keys()) == path.startswith("models")
+    assert read_plan(earlier.path) == earlier  # which a running workflow may still read
+    copy.edit(path, new, old)
+    reverted = current_plan(copy.root)
+    assert reverted.model_dump(exclude={"inputs"}) == earlier.model_dump(exclude={"inputs"})
+
+
+def test_a_checkpoint_that_keeps_its_size_and_time_is_still_another(copy: Copy) -> None:
+    earlier = current_plan(copy.root)
+    file = copy.root / "models/small/model"
+    times = file.stat()
+    file.write_text("heights")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert current_plan(copy.root).runs.keys() != earlier.runs.keys()
+
+
+def test_two_configurations_have_two_plans_at_once(copy: Copy) -> None:
+    copy.write("mine.yaml", "seeds: [5]")
+    default, mine = current_plan(copy.root), current_plan(copy.root, ["mine.yaml"])
+    option = current_plan(copy.root, [], {"seeds": [5]})
+    assert len({default.path, mine.path, option.path}) == 3
+    assert mine.runs == option.runs != default.runs
+    assert [read_plan(plan.path) for plan in (default, mine, option)] == [default, mine, option]
+    with pytest.raises(ConfigError, match="under this configuration"):
+        default.run(next(iter(mine.runs.keys() - default.runs.keys())))
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "foreign", "other numbers", "deleted", "list"])
+def test_a_damaged_or_foreign_plan_is_made_anew_and_refused_in_a_sentence_by_a_job(copy: Copy, damage: str) -> None:
+    plan = current_plan(copy.root)
+    text = plan.path.read_text()
+    other = current_plan(copy.root, [], {"seeds": [5]}).path.read_text()
+    content = {"cut": text[:500], "empty": "", "foreign": other, "other numbers": text.replace("0", "1"), "list": "[]"}
+    plan.path.unlink() if damage == "deleted" else plan.path.write_text(content[damage])
+    with pytest.raises(ResultError, match="start Snakemake again"):
+        read_plan(plan.path)
+    assert current_plan(copy.root) == plan
+    for notes in copy.root.glob("results/plans/*.seen"):
+        notes.write_text(content.get(damage, ""))
+    assert current_plan(copy.root) == plan
+    assert plan.path.read_text() == text
+
+
+def test_an_unchanged_project_is_not_expanded_again(copy: Copy) -> None:
+    for folder in ("models/small", "models/larger"):
+        copy.write(f"{folder}/config.json", "{}")
+    script = (
+        "import sys; from pathlib import Path; from rotquant.study.plan import current_plan; current_plan(Path());"
+        "print({'rotquant.study.project', 'rotquant.recipes.recipe', 'rotquant.study.digests', 'torch'} & {*sys.modules})"
+    )
+
+    def loaded() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=copy.environment(), cwd=copy.root, capture_output=True, text=True
+        )
+        return done.stdout + done.stderr
+
+    assert "rotquant.study.project" in loaded()
+    assert loaded() == "set()\n"
+    copy.write("workflow/papers/quarot/published/small.csv", PUBLISHED.replace("8.37", "nothing"))
+    assert "write a number" in loaded()
+
+
+def test_plans_that_nobody_read_for_long_are_removed(copy: Copy) -> None:
+    old = current_plan(copy.root)
+    os.utime(old.path, (0, 0))
+    new = current_plan(copy.root, [], {"seeds": [5]})
+    assert (old.path.exists(), new.path.exists()) == (False, True)
+    assert current_plan(copy.root) == old
+
+
+def test_the_state_of_a_group_follows_its_files_and_its_jobs(copy: Copy) -> None:
+    plan = current_plan(copy.root)
+    key, group = next(iter(plan.groups.items()))
+    record = group_path(key)
+
+    def state() -> str:
+        return Currency(plan).group(key)
+
+    absent = state()
+    for path in (*map(run_path, group.runs), record):
+        copy.write(str(path), "{}")
+    os.utime(record)
+    whole = state()
+    assert whole == absent
+    assert whole.endswith("-")
+    run_path(group.runs[0]).unlink()
+    lost = state()
+    assert lost != whole
+    assert state() == lost  # so that a job ends in the state that it was started for
+    copy.write(str(run_path(group.runs[0])), "{}")
+    os.utime(run_path(group.runs[0]), ns=(0, record.stat().st_mtime_ns + 1))  # made anew by hand
+    assert state() == lost
+    os.utime(record, ns=(0, record.stat().st_mtime_ns + 2))
+    copy.write(str(MARKS / record), lost.partition("-")[2])  # what the job leaves at its end
+    assert state() == lost
+    copy.write(str(MARKS / record), "a job that failed")
+    assert state() not in (lost, whole)
