@@ -1,4 +1,4 @@
-"""A plan says what the tables' direct expansion says; it is read while nothing changed, and made anew when anything did."""
+"""A plan says what the tables' direct expansion says, is read while nothing changed, and made again when not."""
 
 import os
 import subprocess
@@ -9,11 +9,11 @@ import pytest
 
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
-from rotquant.study import plan as plans
-from rotquant.study import planning
+from rotquant.study import expansion, planning
 from rotquant.study import project as projects
 from rotquant.study.currency import MARKS, Currency
-from rotquant.study.plan import Plan, current_plan, read_plan
+from rotquant.study.plan import Plan, read_plan
+from rotquant.study.planning import current_plan
 from rotquant.study.results import group_path, run_path
 from tests.project import PUBLISHED, REPOSITORY, Copy
 
@@ -29,7 +29,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
     for name in ("small", "larger"):
         made.write(f"models/{name}/model", "weights")
     monkeypatch.setattr(projects, "checkpoint_digest", digest)
-    monkeypatch.setattr(plans, "PACKAGE", tmp_path / "rotquant")
+    monkeypatch.setattr(planning, "PACKAGE", tmp_path / "rotquant")
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -37,7 +37,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
 def test_a_plan_is_the_direct_expansion_of_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(path))
     project = projects.load_project(root=REPOSITORY)
-    plan = Plan.model_validate_json(planning.make_plan(project, "0" * 16).model_dump_json())
+    plan = Plan.model_validate_json(expansion.make_plan(project, "0" * 16).model_dump_json())
     assert {key: plan.run(key) for key in plan.runs} == project.runs
     assert {key: group.runs for key, group in plan.groups.items()} == {
         key: tuple(run.key for run in runs) for key, runs in project.groups.items()
@@ -124,8 +124,8 @@ def test_an_unchanged_project_is_not_expanded_again(copy: Copy) -> None:
     for folder in ("models/small", "models/larger"):
         copy.write(f"{folder}/config.json", "{}")
     script = (
-        "import sys; from pathlib import Path; from rotquant.study.plan import current_plan; current_plan(Path());"
-        "print({'rotquant.study.project', 'rotquant.recipes.recipe', 'rotquant.study.digests', 'torch'} & {*sys.modules})"
+        "import sys; from pathlib import Path; from rotquant.study.planning import current_plan; current_plan(Path());"
+        "print({'rotquant.study.project', 'rotquant.recipes.recipe', 'torch'} & {*sys.modules})"
     )
 
     def loaded() -> str:
@@ -166,12 +166,13 @@ def test_the_state_of_a_group_follows_its_files_and_its_jobs(copy: Copy) -> None
     run_path(group.runs[0]).unlink()
     lost = state()
     assert lost != whole
-    assert state() == lost  # so that a job ends in the state that it was started for
+    assert state() == lost
     copy.write(str(run_path(group.runs[0])), "{}")
     os.utime(run_path(group.runs[0]), ns=(0, record.stat().st_mtime_ns + 1))  # made anew by hand
     assert state() == lost
-    os.utime(record, ns=(0, record.stat().st_mtime_ns + 2))
-    copy.write(str(MARKS / record), lost.partition("-")[2])  # what the job leaves at its end
-    assert state() == lost
+    os.utime(record)
+    assert state() == lost  # so that a job ends in the state that it was started for
     copy.write(str(MARKS / record), "a job that failed")
-    assert state() not in (lost, whole)
+    failed = state()
+    run_path(group.runs[0]).unlink()
+    assert len({state(), failed, lost, whole}) == 4

@@ -15,7 +15,8 @@ from rich.table import Table as RichTable
 
 from rotquant.foundation.errors import ConfigError
 from rotquant.study.configuration import find_root
-from rotquant.study.plan import Plan, config_path, current_plan, read_plan
+from rotquant.study.plan import Plan, config_path, read_plan
+from rotquant.study.planning import current_plan
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import read_result, run_path
 from rotquant.study.stages import jobs

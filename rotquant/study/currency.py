@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import canonical_json, file_digest, read_json, short_hash
+from rotquant.foundation.files import canonical_json, file_digest, read_json, short_hash, write_text
 from rotquant.study.plan import Plan
 from rotquant.study.results import (
     FIGURES,
@@ -115,7 +115,10 @@ class Currency:
         """What an output is computed from, and after a dash what became of it: nothing where all went well."""
         mark = self._marks.get(str(output), "")
         if output.exists() and not whole:
-            mark = short_hash(f"{mark} {output.stat().st_mtime_ns}")
+            made = output.stat().st_mtime_ns
+            if not mark.endswith(f".{made}"):
+                mark = self._marks[str(output)] = f"{short_hash(mark)}.{made}"
+                write_text(MARKS / output, mark)  # Snakemake asks again when what was lacking is there
         return f"{short_hash(canonical_json(basis))}-{mark}"
 
     @cached_property

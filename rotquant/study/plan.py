@@ -1,25 +1,18 @@
 """The plan: all tables of one configuration expanded into runs, weights, groups and batches, written once and read by
-Snakemake's rules and by every job.
-
-A plan's file is named by everything that it follows from, so a plan in use is never replaced: another configuration,
-an edited source or a changed checkpoint has another file. Reading one loads neither recipes nor tables.
+Snakemake's rules and by every job. Reading one loads neither recipes nor tables.
 """
 
 import contextlib
-import hashlib
 import os
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import entry_points
-from importlib.util import find_spec
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
-from rotquant.foundation.files import canonical_json, read_json, short_hash, write_json, write_text
+from rotquant.foundation.files import canonical_json, short_hash, write_text
 
 if TYPE_CHECKING:
     from rotquant.recipes.recipe import Run
@@ -27,18 +20,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PLANS = Path("results/plans")
-#: Part of every plan's name: to be raised when a plan of the same inputs says something else than before.
-FORMAT = 1
 #: Plans that no job has read for so many seconds are removed when a new one is written.
 KEPT = 14 * 24 * 3600
-
-PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class Entry(BaseModel):
     """A part of the plan as plain data."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Places(Entry):
+    """The places that decide what a plan says and are not read whole for it, relative to the project or absolute.
+
+    content: checkpoints and records of speed. existence: corpora, of which a plan asks only that they are there.
+    """
+
+    content: tuple[str, ...]
+    existence: tuple[str, ...]
 
 
 class PlannedCell(Entry):
@@ -205,33 +204,6 @@ def known(found: Mapping[str, T], key: str, missing: str) -> T:
     return found[key]
 
 
-def current_plan(root: Path, overrides: Sequence[str | Path] = (), options: Mapping[str, Any] | None = None) -> Plan:
-    """The plan of a configuration as the files are now: read where it was written, else made and written.
-
-    Args:
-        root: the project's folder.
-        overrides: files on top of config/config.yaml, or the first of them alone.
-        options: what Snakemake's --config says.
-
-    Raises:
-        ConfigError, RecipeError, CheckpointError: what is wrong with the configuration or a table.
-    """
-    said = _said_digest(root, overrides, options or {})
-    with contextlib.suppress(ResultError):
-        seen = read_json(root / PLANS / f"{said}.seen")
-        return _with_config(root, read_plan(root / PLANS / f"{_inputs(root, said, seen)}.json"))
-    from rotquant.study.configuration import load_config
-    from rotquant.study.planning import make_plan, places_seen  # what an unchanged project does without
-    from rotquant.study.project import load_project
-
-    project = load_project((), root, load_config(overrides, root, options))
-    seen = places_seen(project)
-    plan = make_plan(project, _inputs(root, said, seen))
-    write_plan(root, plan)
-    write_json(root / PLANS / f"{said}.seen", seen)
-    return _with_config(root, plan)
-
-
 def read_plan(path: Path) -> Plan:
     """Read a plan's file; doing so keeps it from being removed as forgotten.
 
@@ -267,61 +239,3 @@ def write_plan(root: Path, plan: Plan) -> None:
 def config_path(plan: Plan) -> Path:
     """The plan's configuration as one file, for the commands that expand tables themselves."""
     return Path("results/config") / f"{short_hash(canonical_json(plan.config))}.yaml"
-
-
-def _with_config(root: Path, plan: Plan) -> Plan:
-    """The plan, once the file of its configuration is there."""
-    if not (root / config_path(plan)).exists():
-        write_json(root / config_path(plan), plan.config)
-    return plan
-
-
-def _said_digest(root: Path, overrides: Sequence[str | Path], options: Mapping[str, Any]) -> str:
-    """Digest of what files say: sources of the package, tables, published numbers and the configuration's layers."""
-    digest = hashlib.sha256(canonical_json([FORMAT, sys.version_info[:2], repr(sorted(options.items()))]).encode())
-    folders = [PACKAGE, PACKAGE.parent / "kernels", *(root / "workflow" / name for name in ("papers", "kernels"))]
-    files = (path for folder in [*folders, root / "workflow" / "schemas"] for path in _files(str(folder)))
-    layers = [root / "config/config.yaml", *overrides]
-    for path in (*files, *layers, *_methods_elsewhere()):
-        with contextlib.suppress(OSError):  # which is told by whoever reads the file for what it says
-            content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-            digest.update(f"{os.path.relpath(path, root)}:{content}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-def _methods_elsewhere() -> Iterator[str]:
-    """The files of methods that other packages bring."""
-    for point in entry_points(group="rotquant.methods"):
-        with contextlib.suppress(ImportError, ValueError):
-            found = find_spec(point.module)
-            if found is not None and found.origin is not None:
-                yield found.origin
-
-
-def _inputs(root: Path, said: str, seen: Mapping[str, Iterable[str]]) -> str:
-    """Digest of what files say and of the places that a plan looks at without reading them whole.
-
-    Of a file it takes name, size and the times at which it and its entry changed: large files are not read for it.
-    """
-    whole = [[place, _stamps(root / place)] for place in seen["content"]]
-    there = [[place, (root / place).exists()] for place in seen["existence"]]
-    return short_hash(canonical_json([said, whole, there]))
-
-
-def _stamps(place: Path) -> list[Any]:
-    """What tells a changed file from an unchanged one, for a file or all of a folder; nothing where there is none."""
-    found = []
-    for path in _files(str(place)) if place.is_dir() else [str(place)]:
-        with contextlib.suppress(OSError):
-            entry = os.stat(path)
-            found.append([os.path.relpath(path, place), entry.st_size, entry.st_mtime_ns, entry.st_ctime_ns])
-    return found
-
-
-def _files(folder: str) -> list[str]:
-    """The files below a folder, sorted, without what Python compiled."""
-    found = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        found += [os.path.join(parent, name) for name in names if not name.endswith(".pyc")]
-    return sorted(found)

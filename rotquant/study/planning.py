@@ -1,170 +1,109 @@
-"""Making a plan: every table of a project expanded, with digests of the code behind each result and of what tables say.
+"""Which plan is the current one: that of the configuration, tables, sources and checkpoints as they are now.
 
-It takes seconds, so it is done once per configuration and state of the sources (`rotquant.study.plan`).
+A plan's file is named by everything that it follows from, so a plan in use is never replaced: another configuration,
+an edited source or a changed checkpoint has another file. Where that file is there, nothing is expanded again.
 """
 
-from collections.abc import Iterable
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rotquant.bench import registry
-from rotquant.bench.records import BENCH
-from rotquant.foundation.files import canonical_json, short_hash
-from rotquant.recipes.recipe import Run
-from rotquant.study.digests import code_digest, kernels_digest
-from rotquant.study.plan import (
-    LARGE,
-    Plan,
-    PlannedBatch,
-    PlannedCell,
-    PlannedGroup,
-    PlannedRotation,
-    PlannedRun,
-    PlannedSpeed,
-    PlannedTable,
-)
-from rotquant.study.project import Project, task_set
-from rotquant.study.speed.records import committed_path
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import canonical_json, short_hash, write_json, write_text
+from rotquant.study.plan import PLANS, Places, Plan, config_path, read_plan, write_plan
 
-#: Stages of which all results are made by the same code, whatever the recipe.
-STAGES = ("tasks", "tables", "figures", "reports", "speed", "index")
+#: Part of every plan's name: to be raised when a plan of the same inputs says something else than before.
+FORMAT = 1
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def places_seen(project: Project) -> dict[str, list[str]]:
-    """The places that decide what a plan says and are not read whole for it, relative to the project or absolute.
-
-    content: checkpoints and records of speed. existence: corpora, of which a plan asks only that they are there.
-    """
-    checkpoints = {slot.checkpoint for slot in project.config.slots.values()}
-    corpora = {corpus.path for corpus in project.config.corpora.values() if corpus.source == "local"}
-    return {"content": sorted({*checkpoints, str(BENCH)}), "existence": sorted(filter(None, corpora))}
-
-
-def make_plan(project: Project, inputs: str) -> Plan:
-    """The plan of a project.
+def current_plan(root: Path, overrides: Sequence[str | Path] = (), options: Mapping[str, Any] | None = None) -> Plan:
+    """The plan of a configuration as the files are now: read where it was written, else made and written.
 
     Args:
-        inputs: digest of all that it follows from.
+        root: the project's folder.
+        overrides: files on top of config/config.yaml, or the first of them alone.
+        options: what Snakemake's --config says.
 
     Raises:
-        ConfigError, RecipeError, CheckpointError: what is wrong with a table, a checkpoint or a source.
+        ConfigError, RecipeError, CheckpointError: what is wrong with the configuration or a table.
     """
-    parts: dict[str, Any] = {}
-    return Plan(
-        inputs=inputs,
-        config=project.config.alone,
-        device=project.config.device,
-        tracking=project.config.tracking,
-        codes={stage: code_digest(stage) for stage in STAGES},
-        local=tuple(sorted(_local(project))),
-        tables={name: _table(project, name) for name in project.tables},
-        speed={name: _speed(project, name) for name in project.speed},
-        groups={key: _group(project, key) for key in project.groups},
-        batches={key: _batch(project, key) for key in project.batches},
-        rotations={key: _rotation(project, key) for key in project.rotations},
-        tasks={key: run.key for key, run in project.task_sets.items()},
-        runs={key: _run(project, run, parts) for key, run in project.runs.items()},
-        parts=parts,
-    )
+    said = _said_digest(root, overrides, options or {})
+    with contextlib.suppress(ResultError, OSError, ValueError):
+        seen = Places.model_validate_json((root / PLANS / f"{said}.seen").read_bytes())
+        return _with_config(root, read_plan(root / PLANS / f"{_inputs(root, said, seen)}.json"))
+    from rotquant.study.configuration import load_config
+    from rotquant.study.expansion import make_plan, places_seen  # what an unchanged project does without
+    from rotquant.study.project import load_project
+
+    project = load_project((), root, load_config(overrides, root, options))
+    seen = places_seen(project)
+    plan = make_plan(project, _inputs(root, said, seen))
+    write_plan(root, plan)
+    write_text(root / PLANS / f"{said}.seen", seen.model_dump_json())
+    return _with_config(root, plan)
 
 
-def definition(project: Project, name: str) -> str:
-    """Digest of what a table's files say besides the numbers computed: its YAML, the published values, the slots."""
-    table = project.table(name)
-    printed = (project.published(table), project.published_deviations(table))
-    published = [sorted((*cell, str(value)) for cell, value in numbers.items()) for numbers in printed]
-    slots = {column: project.slot(table, column).model_dump(mode="json") for column in project.columns(table)}
-    return short_hash(canonical_json([table.model_dump(mode="json"), published, slots]))
+def _with_config(root: Path, plan: Plan) -> Plan:
+    """The plan, once the file of its configuration is there."""
+    if not (root / config_path(plan)).exists():
+        write_json(root / config_path(plan), plan.config)
+    return plan
 
 
-def speed_definition(project: Project, name: str) -> str:
-    """Digest of everything that the definitions and the papers' numbers behind a page of speed say."""
-    tables = [project.speed[source] for source in dict.fromkeys([name, *project.speed[name].sources])]
-    texts = [(project.root / table.published).read_text() for table in tables if table.published]
-    return short_hash(canonical_json([[table.model_dump(mode="json") for table in tables], texts]))
+def _said_digest(root: Path, overrides: Sequence[str | Path], options: Mapping[str, Any]) -> str:
+    """Digest of what files say: sources of the package, tables, published numbers and the configuration's layers."""
+    digest = hashlib.sha256(canonical_json([FORMAT, sys.version_info[:2], repr(sorted(options.items()))]).encode())
+    folders = [PACKAGE, PACKAGE.parent / "kernels", *(root / "workflow" / name for name in ("papers", "kernels"))]
+    files = (path for folder in [*folders, root / "workflow" / "schemas"] for path in _files(str(folder)))
+    layers = [root / "config/config.yaml", *overrides]
+    for path in (*files, *layers, *_methods_elsewhere()):
+        with contextlib.suppress(OSError):  # which is told by whoever reads the file for what it says
+            content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            digest.update(f"{os.path.relpath(path, root)}:{content}\n".encode())
+    return digest.hexdigest()[:16]
 
 
-def _local(project: Project) -> set[str]:
-    checkpoints = {run.checkpoint for run in project.runs.values()}
-    return {name for name in checkpoints if project.checkpoint_path(name) != name or Path(name).is_absolute()}
+def _methods_elsewhere() -> Iterator[str]:
+    """The files of methods that other packages bring."""
+    for point in entry_points(group="rotquant.methods"):
+        with contextlib.suppress(ImportError, ValueError):
+            found = find_spec(point.module)
+            if found is not None and found.origin is not None:
+                yield found.origin
 
 
-def _table(project: Project, name: str) -> PlannedTable:
-    table, cells = project.table(name), project.cells(name)
-    keys = [run.key for cell in cells for run in cell.runs]
-    return PlannedTable(
-        paper=table.paper,
-        definition=definition(project, name),
-        figure=table.figure is not None,
-        columns=project.columns(table),
-        quantities=tuple(quantity.name for quantity in project.quantities(table)),
-        cells=tuple(PlannedCell(row=c.row, column=c.column, runs=tuple(run.key for run in c.runs)) for c in cells),
-        groups=tuple(sorted({project.group_of[key] for key in keys})),
-    )
+def _inputs(root: Path, said: str, seen: Places) -> str:
+    """Digest of what files say and of the places that a plan looks at without reading them whole.
+
+    Of a file it takes name, size and the times at which it and its entry changed: large files are not read for it.
+    """
+    whole = [[place, _stamps(root / place)] for place in seen.content]
+    there = [[place, (root / place).exists()] for place in seen.existence]
+    return short_hash(canonical_json([said, whole, there]))
 
 
-def _speed(project: Project, name: str) -> PlannedSpeed:
-    table = project.speed[name]
-    modules = {registry.find(cell.benchmark, name).module for cell in table.cells}
-    committed = {source: committed_path(project.root, source) for source in table.sources}
-    return PlannedSpeed(
-        paper=table.paper,
-        definition=speed_definition(project, name),
-        figure=table.drawing is not None,
-        measured=table.device == "gpu",
-        cells=tuple(sorted(cell.key for cell in table.cells)),
-        kernels=tuple(sorted(kernels_digest(module) for module in modules)),
-        sources={source: None if path is None else str(path) for source, path in committed.items()},
-    )
+def _stamps(place: Path) -> list[Any]:
+    """What tells a changed file from an unchanged one, for a file or all of a folder; nothing where there is none."""
+    found = []
+    for path in _files(str(place)) if place.is_dir() else [str(place)]:
+        with contextlib.suppress(OSError):
+            entry = os.stat(path)
+            found.append([os.path.relpath(path, place), entry.st_size, entry.st_mtime_ns, entry.st_ctime_ns])
+    return found
 
 
-def _group(project: Project, key: str) -> PlannedGroup:
-    runs = project.groups[key]
-    more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-    return PlannedGroup(
-        label=_place(project, runs[0]) + more,
-        runs=tuple(run.key for run in runs),
-        batch=project.batch_of(runs[0]),
-        tasks=_tasks(runs),
-    )
-
-
-def _batch(project: Project, key: str) -> PlannedBatch:
-    members = project.batches[key]
-    runs = [run for users in members.values() for run in users]
-    group = project.measured_with(key)
-    return PlannedBatch(
-        label=_place(project, runs[0]) + (", measured at once" if group else ""),
-        code=code_digest("weights", runs[0].recipe),
-        weights={weights: users[0].key for weights, users in members.items()},
-        rotations=tuple(sorted({run.rotation_key for run in runs if run.rotation_key})),
-        group=group,
-        tasks=() if group is None else _tasks(project.group(group)),
-    )
-
-
-def _rotation(project: Project, key: str) -> PlannedRotation:
-    run = project.rotations[key][0]
-    label = f"{_place(project, run)}, seed {run.seed}"
-    return PlannedRotation(label=label, code=code_digest("rotations", run.recipe), run=run.key)
-
-
-def _run(project: Project, run: Run, parts: dict[str, Any]) -> PlannedRun:
-    """A run for its job; its large fields go to `parts` by their digest."""
-    fields = run.model_dump(mode="json")
-    for name in LARGE:
-        value = fields[name]
-        fields[name] = short_hash(canonical_json(value))
-        parts[fields[name]] = value
-    cell = project.places[run.key]
-    batch_size = project.slot(project.table(cell.table), cell.column).batch_size
-    return PlannedRun(fields=fields, code=code_digest("runs", run.recipe, run.metric), batch_size=batch_size)
-
-
-def _place(project: Project, run: Run) -> str:
-    cell = project.places[run.key]
-    return f"{cell.row} on {cell.column}"
-
-
-def _tasks(runs: Iterable[Run]) -> tuple[str, ...]:
-    return tuple(sorted({key for key in map(task_set, runs) if key}))
+def _files(folder: str) -> list[str]:
+    """The files below a folder, sorted, without what Python compiled."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        found += [os.path.join(parent, name) for name in names if not name.endswith(".pyc")]
+    return sorted(found)

@@ -9,7 +9,7 @@ from snakemake.exceptions import WorkflowError
 
 from rotquant.foundation.errors import RotquantError
 from rotquant.study.currency import Currency, rotation_files
-from rotquant.study.plan import current_plan
+from rotquant.study.planning import current_plan
 
 
 def sentence(function, *arguments):
