@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 
 from rotquant.foundation.errors import ConfigError
 from rotquant.study.configuration import find_root
-from rotquant.study.plan import Plan, config_path, read_plan
+from rotquant.study.plan import Plan, config_file, read_plan
 from rotquant.study.planning import current_plan
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import read_result, run_path
@@ -43,7 +43,8 @@ def open_project(config: list[Path] | None, plan: Path | None = None) -> Project
         plan: take the configuration from this plan.
     """
     if plan is not None:
-        return load_project([config_path(open_plan(config, plan)).resolve()])
+        chosen = open_plan(config, plan)
+        return load_project([config_file(Path.cwd(), chosen)])
     overrides = [path.resolve() for path in config or []]
     os.chdir(find_root())
     return load_project(overrides)
@@ -60,7 +61,7 @@ def open_plan(config: list[Path] | None, plan: Path | None) -> Plan:
         raise ConfigError("a plan has its configuration in it: name --plan or --config, not both.")
     overrides, path = [path.resolve() for path in config or []], plan and plan.resolve()
     os.chdir(find_root())
-    return read_plan(path) if path else current_plan(Path.cwd(), overrides)
+    return read_plan(path) if path else current_plan(Path.cwd(), overrides, write=False)
 
 
 @runs_app.command("list")

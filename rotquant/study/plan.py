@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
-from rotquant.foundation.files import canonical_json, short_hash, write_text
+from rotquant.foundation.files import canonical_json, short_hash, write_json, write_text
 
 if TYPE_CHECKING:
     from rotquant.recipes.recipe import Run
@@ -227,8 +227,9 @@ def read_plan(path: Path) -> Plan:
 
 
 def write_plan(root: Path, plan: Plan) -> None:
-    """Write a plan atomically, and remove those that nobody has read for long."""
+    """Write a plan and its configuration atomically, and remove plans that nobody has read for long."""
     text = plan.model_dump_json()
+    config_file(root, plan)
     write_text(root / plan.path, f"{short_hash(text)}\n{text}")
     for other in (root / PLANS).iterdir():
         with contextlib.suppress(OSError):
@@ -236,6 +237,9 @@ def write_plan(root: Path, plan: Plan) -> None:
                 other.unlink()
 
 
-def config_path(plan: Plan) -> Path:
-    """The plan's configuration as one file, for the commands that expand tables themselves."""
-    return Path("results/config") / f"{short_hash(canonical_json(plan.config))}.yaml"
+def config_file(root: Path, plan: Plan) -> Path:
+    """The plan's configuration as one file, for the commands that expand tables themselves; written where it is not."""
+    path = root / "results/config" / f"{short_hash(canonical_json(plan.config))}.yaml"
+    if not path.exists():
+        write_json(path, plan.config)
+    return path

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import canonical_json, short_hash, write_json, write_text
-from rotquant.study.plan import PLANS, Places, Plan, config_path, read_plan, write_plan
+from rotquant.foundation.files import canonical_json, short_hash, write_text
+from rotquant.study.plan import PLANS, Places, Plan, read_plan, write_plan
 
 #: Part of every plan's name: to be raised when a plan of the same inputs says something else than before.
 FORMAT = 1
@@ -24,13 +24,16 @@ FORMAT = 1
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def current_plan(root: Path, overrides: Sequence[str | Path] = (), options: Mapping[str, Any] | None = None) -> Plan:
+def current_plan(
+    root: Path, overrides: Sequence[str | Path] = (), options: Mapping[str, Any] | None = None, *, write: bool = True
+) -> Plan:
     """The plan of a configuration as the files are now: read where it was written, else made and written.
 
     Args:
         root: the project's folder.
         overrides: files on top of config/config.yaml, or the first of them alone.
         options: what Snakemake's --config says.
+        write: False leaves a plan that is made unwritten, as for a single command.
 
     Raises:
         ConfigError, RecipeError, CheckpointError: what is wrong with the configuration or a table.
@@ -38,7 +41,7 @@ def current_plan(root: Path, overrides: Sequence[str | Path] = (), options: Mapp
     said = _said_digest(root, overrides, options or {})
     with contextlib.suppress(ResultError, OSError, ValueError):
         seen = Places.model_validate_json((root / PLANS / f"{said}.seen").read_bytes())
-        return _with_config(root, read_plan(root / PLANS / f"{_inputs(root, said, seen)}.json"))
+        return read_plan(root / PLANS / f"{_inputs(root, said, seen)}.json")
     from rotquant.study.configuration import load_config
     from rotquant.study.expansion import make_plan, places_seen  # what an unchanged project does without
     from rotquant.study.project import load_project
@@ -46,15 +49,9 @@ def current_plan(root: Path, overrides: Sequence[str | Path] = (), options: Mapp
     project = load_project((), root, load_config(overrides, root, options))
     seen = places_seen(project)
     plan = make_plan(project, _inputs(root, said, seen))
-    write_plan(root, plan)
-    write_text(root / PLANS / f"{said}.seen", seen.model_dump_json())
-    return _with_config(root, plan)
-
-
-def _with_config(root: Path, plan: Plan) -> Plan:
-    """The plan, once the file of its configuration is there."""
-    if not (root / config_path(plan)).exists():
-        write_json(root / config_path(plan), plan.config)
+    if write:
+        write_plan(root, plan)
+        write_text(root / PLANS / f"{said}.seen", seen.model_dump_json())
     return plan
 
 
