@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rotquant.bench import registry
 from rotquant.bench.records import BENCH
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.recipes.recipe import Run
-from rotquant.study.digests import code_digest, kernels_digest
+from rotquant.study.digests import benchmark_digest, code_digest
 from rotquant.study.plan import (
     LARGE,
     Places,
@@ -103,7 +102,6 @@ def _table(project: Project, name: str) -> PlannedTable:
 
 def _speed(project: Project, name: str) -> PlannedSpeed:
     table = project.speed[name]
-    modules = {registry.find(cell.benchmark, name).module for cell in table.cells}
     committed = {source: committed_path(project.root, source) for source in table.sources}
     return PlannedSpeed(
         paper=table.paper,
@@ -111,7 +109,7 @@ def _speed(project: Project, name: str) -> PlannedSpeed:
         figure=table.drawing is not None,
         measured=table.device == "gpu",
         cells=tuple(sorted(cell.key for cell in table.cells)),
-        kernels=tuple(sorted(kernels_digest(module) for module in modules)),
+        kernels=tuple(sorted({benchmark_digest(cell.benchmark) for cell in table.cells})),
         sources={source: None if path is None else str(path) for source, path in committed.items()},
     )
 
