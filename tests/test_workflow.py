@@ -254,7 +254,7 @@ def test_bad_requests_are_one_sentence_before_anything_is_computed(tmp_path: Pat
     project.set_config({**CONFIG, "evaluation": {"sequence_lenght": 16}})
     status, output = project.snakemake(REPORT)
     assert status != 0
-    assert "evaluation: unknown key 'sequence_lenght'; nearest: sequence_length" in output
+    assert "evaluation: unknown field 'sequence_lenght'; nearest: sequence_length" in output
     assert "Traceback (most recent call last)" not in output
     assert not (tmp_path / "results" / "runs").exists()
 
