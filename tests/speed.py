@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.bench.records import CellRecord, Measurement, Record, Sitting, write_record
-from rotquant.study.speed.definitions import Cell, SpeedTable
+from rotquant.study.speed.definitions import SpeedCell, SpeedTable
 
 SPEED: dict[str, Any] = {
     "paper": "quarot",
@@ -75,7 +75,7 @@ ENVIRONMENT = {
 }
 
 
-def seconds(cell: Cell) -> float:
+def seconds(cell: SpeedCell) -> float:
     """Made-up times: in proportion to the tokens, INT4 2.5 times and FP8 1.5 times as fast as FP16."""
     arguments = cell.arguments.model_dump()
     return 1e-7 * arguments["tokens"] / {"fp16": 1.0, "int4": 2.5, "fp8": 1.5}[arguments["implementation"]]
@@ -85,7 +85,7 @@ Answer = float | str | dict[str, Measurement]
 """Of a made-up benchmark: seconds, the reason why there are none, or all quantities."""
 
 
-def kernel(cell: Cell) -> dict[str, Measurement]:
+def kernel(cell: SpeedCell) -> dict[str, Measurement]:
     """Made-up quantities of a kernel that takes twice as long as moving its bytes at 4 TB/s; of a ceiling just that."""
     arguments = cell.arguments.model_dump()
     rows = arguments.get("tokens", arguments.get("rows", 1000))
@@ -97,7 +97,7 @@ def kernel(cell: Cell) -> dict[str, Measurement]:
     return {"seconds": timed, "bytes": Measurement(size, "B"), "operations": Measurement(operations, "op")}
 
 
-def cell_record(cell: Cell, answer: Callable[[Cell], Answer] = seconds) -> CellRecord:
+def cell_record(cell: SpeedCell, answer: Callable[[SpeedCell], Answer] = seconds) -> CellRecord:
     """A cell with made-up numbers, or with the reason why it has none."""
     value = answer(cell)
     fields: dict[str, Any] = {"missing": value}
@@ -109,7 +109,9 @@ def cell_record(cell: Cell, answer: Callable[[Cell], Answer] = seconds) -> CellR
     return CellRecord(benchmark=cell.benchmark, arguments=arguments, code="0" * 16, sitting=0, seconds=0.5, **fields)
 
 
-def record(path: Path, table: SpeedTable, answer: Callable[[Cell], Answer] = seconds, gpu: str = "Some GPU") -> Record:
+def record(
+    path: Path, table: SpeedTable, answer: Callable[[SpeedCell], Answer] = seconds, gpu: str = "Some GPU"
+) -> Record:
     """Write the record of a table measured in one sitting."""
     sitting = Sitting(environment=ENVIRONMENT, gpu_before=STATE, gpu_after=STATE)
     cells = tuple(cell_record(cell, answer) for cell in table.cells)

@@ -19,7 +19,7 @@ from rotquant.reporting.speed.numbers import Numbers, collect, find_source, reco
 from rotquant.reporting.speed.report import speed_report
 from rotquant.study.digests import benchmark_digest
 from rotquant.study.project import Project, load_project
-from rotquant.study.speed.definitions import Cell, SpeedTable
+from rotquant.study.speed.definitions import SpeedCell, SpeedTable
 from tests.project import Copy
 from tests.speed import SPEED, kernel, record, seconds
 
@@ -64,7 +64,7 @@ def test_a_ratio_is_over_the_baseline_of_the_same_row(project: Project) -> None:
 
 
 def test_a_cell_that_could_not_be_measured_says_why_and_has_no_ratio(project: Project) -> None:
-    def time(cell: Cell) -> float | str:
+    def time(cell: SpeedCell) -> float | str:
         return "out of GPU memory" if cell.column == "FP16" and "batch 2" in cell.row else seconds(cell)
 
     record(project.root / OWN, table_of(project), time)
@@ -77,7 +77,7 @@ def test_a_cell_that_could_not_be_measured_says_why_and_has_no_ratio(project: Pr
 
 
 def test_reasons_that_differ_in_a_number_alone_are_one_line(project: Project) -> None:
-    def time(cell: Cell) -> float | str:
+    def time(cell: SpeedCell) -> float | str:
         return f"no product of {cell.arguments.tokens} tokens." if cell.column == "FP8" else seconds(cell)
 
     record(project.root / OWN, table_of(project), time)

@@ -14,7 +14,7 @@ from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_json
 from rotquant.reporting import tracking
-from rotquant.reporting.tracking import tables
+from rotquant.reporting.tracking import papers
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import HISTORY_FILE, RunResult, read_result, rotation_path, run_path, write_result
 from rotquant.study.tables import Claim
@@ -108,7 +108,7 @@ def test_of_runs_that_two_processes_make_at_once_one_is_kept(project: Project) -
     chosen = [project.table(name) for name in project.tables]
     found = {table.id: collect(project, table) for table in chosen}
     with tracking.opened(project.root) as store:
-        processes = [tables._Experiment(store, project, "quarot") for _ in range(2)]
+        processes = [papers._Experiment(store, project, "quarot") for _ in range(2)]
         for process, order in zip(processes, (chosen, chosen[::-1]), strict=True):
             for table in order:
                 process.show(table, *found[table.id])

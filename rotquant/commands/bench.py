@@ -8,7 +8,7 @@ import typer
 
 from rotquant.commands.options import Changes, Device, Dtype, changed
 from rotquant.foundation.progress import task
-from rotquant.study.speed.definitions import Cell
+from rotquant.study.speed.definitions import SpeedCell
 from rotquant.tensors.devices import torch_device, torch_dtype
 
 bench_app = typer.Typer(help="Measure time and memory at the papers' shapes.", no_args_is_help=True)
@@ -67,7 +67,7 @@ def measure(
     chosen = lookup(load_speed(root), table, "unknown speed table")
     with task(f"measuring {table}", "cell") as under_way:
 
-        def progress(number: int, count: int, cell: Cell, outcome: str) -> None:
+        def progress(number: int, count: int, cell: SpeedCell, outcome: str) -> None:
             under_way.total = count
             under_way.advance(number - under_way.done)
             print(f"{cell.grid}, {cell.row}, {cell.column}: {outcome}", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from typing import cast
 from rotquant.foundation.errors import lookup
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity
-from rotquant.study.speed import definitions as speed
+from rotquant.study.speed.definitions import SpeedClaim
 from rotquant.study.tables import Claim, Table
 from rotquant.study.values import Number, Place, Values, known_quantities, percent_of
 
@@ -54,7 +54,7 @@ class Verdict:
 class Outcome:
     """A claim with the verdict by our numbers and the verdict by the paper's own."""
 
-    claim: Claim | speed.Claim
+    claim: Claim | SpeedClaim
     ours: Verdict
     papers: Verdict
 

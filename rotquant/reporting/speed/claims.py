@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from rotquant.reporting.claims import EPSILON, Finding, Outcome, Verdict
 from rotquant.reporting.speed.numbers import Numbers, row_names
 from rotquant.study.project import Project
-from rotquant.study.speed.definitions import FACTORS, Check, Claim, Grid, SpeedTable, matches
+from rotquant.study.speed.definitions import FACTORS, Check, Grid, SpeedClaim, SpeedTable, matches
 from rotquant.study.speed.published import Reference, References, references
 
 #: More rows than these are summed up.
@@ -40,7 +40,7 @@ def outcomes(project: Project, table: SpeedTable, numbers: Numbers) -> tuple[Out
     return tuple(found)
 
 
-def judge(claim: Claim, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdict:
+def judge(claim: SpeedClaim, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdict:
     """Decide a claim by one set of ratios; `gpu` is named where it is not ours."""
     results = [
         result
@@ -53,7 +53,7 @@ def judge(claim: Claim, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdi
     return Verdict(findings, tuple(result for result in results if isinstance(result, str)))
 
 
-def _findings(claim: Claim, grid: Grid, column: str, ratio: Ratio, prefix: str) -> Iterator[Finding | str]:
+def _findings(claim: SpeedClaim, grid: Grid, column: str, ratio: Ratio, prefix: str) -> Iterator[Finding | str]:
     check = claim.check
     chosen = [row for row in row_names(grid) if matches(row, *claim.rows)]
     compared = column if check.over is None else f"{column} over {check.over}"

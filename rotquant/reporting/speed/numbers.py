@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rotquant.bench.records import SPEED, CellRecord, Measurement, Record, read_record
 from rotquant.study.project import Project
-from rotquant.study.speed.definitions import Cell, Grid, SpeedTable, rows
+from rotquant.study.speed.definitions import Grid, SpeedCell, SpeedTable, rows
 from rotquant.study.speed.published import Reference, references
 from rotquant.study.speed.records import record_path
 
@@ -73,7 +73,7 @@ def shown_ratio(grid: Grid, speedup: float) -> float:
 
 def _number(
     table: SpeedTable,
-    cells: dict[Place, Cell],
+    cells: dict[Place, SpeedCell],
     place: Place,
     known: dict[str, CellRecord],
     papers: tuple[Reference, ...],

@@ -169,7 +169,7 @@ class Check(Written):
         return (self.column,) if isinstance(self.column, str) else self.column
 
 
-class Claim(Statement):
+class SpeedClaim(Statement):
     """A statement about a table's numbers, or a goal, with the check that decides it (`reporting.speed.claims`)."""
 
     grid: str = "*"
@@ -219,7 +219,7 @@ class SpeedFields(Titled):
     """Files to read beside it, relative to the project."""
     grids: Many[Grid] = ()
     """The grids."""
-    claims: Many[Claim] = ()
+    claims: Many[SpeedClaim] = ()
     """What the paper says about the numbers, or goals of our own."""
     drawing: Drawing | None = None
     """The figure that goes with it."""
@@ -278,7 +278,7 @@ class SpeedTable(SpeedFields):
         return find(self.cells[0].benchmark, f"table {self.id}").device if self.cells else "gpu"
 
     @functools.cached_property
-    def cells(self) -> tuple["Cell", ...]:
+    def cells(self) -> tuple["SpeedCell", ...]:
         """All cells that are measured, grid by grid and row by row.
 
         Raises:
@@ -297,7 +297,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Cell:
+class SpeedCell:
     """One measurement of a table: the benchmark and its complete arguments."""
 
     grid: str
@@ -328,9 +328,9 @@ def matches(name: str, *patterns: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _cells(table: SpeedTable, grid: Grid, row: Row) -> Iterator[Cell]:
+def _cells(table: SpeedTable, grid: Grid, row: Row) -> Iterator[SpeedCell]:
     for column in grid.columns:
         where = f"table {table.id}, row {row.name}, column {column.name}"
         name = column.benchmark or grid.benchmark
         fields = {**grid.arguments, **row.arguments, **column.arguments}
-        yield Cell(grid.name, row.name, column.name, name, find(name, where).parse(fields, where))
+        yield SpeedCell(grid.name, row.name, column.name, name, find(name, where).parse(fields, where))

@@ -21,9 +21,9 @@ from rotquant.foundation.data import Frozen
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import KernelError, ResultError, RotquantError
 from rotquant.study.digests import benchmark_digest, is_current
-from rotquant.study.speed.definitions import Cell, SpeedTable, matches
+from rotquant.study.speed.definitions import SpeedCell, SpeedTable, matches
 
-Progress = Callable[[int, int, Cell, str], None]
+Progress = Callable[[int, int, SpeedCell, str], None]
 """Called after each cell with its number, how many there are, the cell, and its outcome in words."""
 
 
@@ -90,7 +90,7 @@ class _Attempt:
         self.record = earlier.model_copy(update={"sittings": (*earlier.sittings, sitting)})
         self.failures: list[str] = []
 
-    def measure(self, cell: Cell) -> str:
+    def measure(self, cell: SpeedCell) -> str:
         """Measure a cell unless it is known, and say in words what came of it.
 
         Raises:
@@ -165,7 +165,7 @@ def _is_current(cell: CellRecord) -> bool:
     return is_current(cell.benchmark, cell.code)
 
 
-def _wanted(table: SpeedTable, patterns: tuple[str, ...], quick: bool) -> list[Cell]:
+def _wanted(table: SpeedTable, patterns: tuple[str, ...], quick: bool) -> list[SpeedCell]:
     """The cells to measure, each measurement once."""
     cells = [cell for cell in table.cells if matches(cell.row, *patterns)]
     first = {cell.grid: cell.row for cell in reversed(cells)}
@@ -173,7 +173,7 @@ def _wanted(table: SpeedTable, patterns: tuple[str, ...], quick: bool) -> list[C
     return list({cell.key: cell for cell in chosen}.values())
 
 
-def _measure(cell: Cell, sitting: int) -> CellRecord:
+def _measure(cell: SpeedCell, sitting: int) -> CellRecord:
     """One cell: its quantities, or why it has none."""
     benchmark = find(cell.benchmark, "cell")
     start = time.perf_counter()
@@ -188,7 +188,7 @@ def _measure(cell: Cell, sitting: int) -> CellRecord:
     return _record(cell, sitting, time.perf_counter() - start, quantities=quantities, missing=missing)
 
 
-def _record(cell: Cell, sitting: int, seconds: float, **outcome: Any) -> CellRecord:
+def _record(cell: SpeedCell, sitting: int, seconds: float, **outcome: Any) -> CellRecord:
     return CellRecord(
         benchmark=cell.benchmark,
         arguments=cell.arguments.model_dump(mode="json"),
