@@ -6,6 +6,7 @@ complete and check the files (`study.schemas`). Nothing here knows what the data
 
 import functools
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -52,7 +53,7 @@ def some_of(model: Any, *without: str, **instead: Any) -> AsData:
 
     Args:
         without: fields that cannot be changed, as "corpus" or "text.corpus".
-        instead: types that fields have here, by name.
+        instead: types that fields of these names have here.
     """
     return AsData(_partial(model, without, tuple(instead.items())))
 
@@ -62,7 +63,7 @@ def _partial(kind: Any, without: tuple[str, ...] = (), instead: tuple[tuple[str,
     """A type in which models have all of their fields optional, and tuples are lists as YAML has them."""
     origin, arguments = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return _partial_model(kind, without, dict(instead))
+        return _partial_model(kind, without, instead)
     if origin in (Union, types.UnionType):
         return Union[tuple(_partial(argument, without, instead) for argument in arguments)]  # noqa: UP007
     if origin is Annotated:
@@ -72,16 +73,29 @@ def _partial(kind: Any, without: tuple[str, ...] = (), instead: tuple[tuple[str,
     return Annotated[kind, Field(strict=False)] if origin is tuple else kind
 
 
-def _partial_model(model: type[BaseModel], without: tuple[str, ...], instead: dict[str, Any]) -> type[BaseModel]:
+def _partial_model(
+    model: type[BaseModel], without: tuple[str, ...], instead: tuple[tuple[str, Any], ...]
+) -> type[BaseModel]:
     fields: dict[str, Any] = {}
+    others = dict(instead)
     for name, field in model.model_fields.items():
         inner = tuple(path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}."))
-        if name in instead:
-            fields[name] = (instead[name], None)
+        if name in others:
+            fields[name] = (others[name], None)
         elif name not in without:
-            fields[name] = (Annotated[(_partial(field.annotation, inner), *field.metadata, Field())], None)
-    made = create_model(model.__name__, __base__=Written, __doc__=model.__doc__, **fields)
-    made.described_by = getattr(model, "described_by", None) or model
+            fields[name] = (Annotated[(_partial(field.annotation, inner, instead), *field.metadata, Field())], None)
+    return _model(model.__name__, fields, getattr(model, "described_by", None) or model, model.__doc__)
+
+
+def by_name(name: str, sections: Mapping[str, Any]) -> type[Written]:
+    """A model of several sections by their names, each of which may be left out."""
+    return _model(name, {section: (kind, None) for section, kind in sections.items()}, Written, None)
+
+
+def _model(name: str, fields: Mapping[str, Any], described_by: type[BaseModel], doc: str | None) -> type[Written]:
+    make: Any = create_model
+    made = make(name, __base__=Written, __doc__=doc, **fields)
+    made.described_by = described_by
     return made
 
 

@@ -8,32 +8,30 @@ import csv
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import Field, create_model, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.foundation.written import Many, Written, parse, read_yaml, some_of
+from rotquant.foundation.written import Many, Written, by_name, parse, read_yaml, some_of
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Metric
 from rotquant.study.checks import Claim, Names, named_by
 
-P = TypeVar("P", bound=Written)
+P = TypeVar("P", bound="Column | Titled")
 
 Published = dict[tuple[str, str, str], float | None]
 """The paper's numbers by (row, column, quantity); None where the paper prints a dash."""
 
 Suite = Literal["paper", "shipped"]
+Positive = Annotated[int, Field(gt=0)]
 BY_SUITE: dict[str, Any] = {
-    "tasks": Many[str] | dict[Suite, Many[str]] | None,
-    "limit": Annotated[int, Field(gt=0)] | dict[Suite, Annotated[int, Field(gt=0)]] | None,  # pyright: ignore[reportOperatorIssue]  # to it no type
+    "tasks": Many[str] | dict[Suite, Many[str]],
+    "limit": Positive | dict[Suite, Positive],
 }
 """What a table may say for each suite of zero-shot tasks, since suites differ."""
 
-METRICS: dict[str, Any] = {kind.model_fields["kind"].default: kind for kind in get_args(get_args(Metric)[0])}
-_FIELDS: dict[str, Any] = {name: (kind, None) for name, kind in METRICS.items()}
-_OF_EACH_KIND = create_model("Metrics", __base__=Written, **_FIELDS)
-_OF_EACH_KIND.described_by = Written  # its fields are the metrics, which describe themselves
+METRICS = by_name("Metrics", {kind.model_fields["kind"].default: kind for kind in get_args(get_args(Metric)[0])})
 
 Changes = Annotated[dict[str, Any], some_of(Recipe)]
 """Changes to a recipe, nested as the recipe is."""
@@ -65,7 +63,7 @@ class Row(Written):
     """Changes to the method's recipe."""
     columns: dict[str, Changes] = Field(default_factory=dict)
     """Further changes to the recipe in single columns, by column."""
-    metrics: Annotated[dict[str, dict[str, Any]], some_of(_OF_EACH_KIND, **BY_SUITE)] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, dict[str, Any]], some_of(METRICS, **BY_SUITE)] = Field(default_factory=dict)
     """Changes to the table's metrics in this row, by kind."""
 
     @model_validator(mode="after")
@@ -237,8 +235,7 @@ def load_tables(path: Path, root: Path) -> list[Table]:
 
 def with_path(part: P, folder: Path) -> P:
     """A table or column whose path of published values is relative to the project instead of its file."""
-    published: str | None = cast(Any, part).published
-    return part.model_copy(update={"published": published and (folder / published).as_posix()})
+    return part.model_copy(update={"published": part.published and (folder / part.published).as_posix()})
 
 
 def published_values(table: Table, root: Path) -> Published:
