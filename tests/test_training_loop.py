@@ -197,6 +197,8 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     Toy("AdamW").train(path)
     with pytest.raises(ResultError, match="file belongs to another learning; delete it"):
         Toy("AdamW").train(path, identity="another")
+    with pytest.raises(ResultError, match="belongs to another learning"):
+        Checkpoint(path, "this").load({"another part": torch.zeros(2)})
     save_file({"weight": torch.zeros(2)}, path, metadata={"identity": "this"})
     with pytest.raises(ResultError, match="belongs to another learning"):
         Toy("AdamW").train(path)

@@ -56,7 +56,7 @@ def train(
         step: takes the step of a number, counted from zero, and returns its values, JSON and few: scalars, or dicts of
             them. A step that returns none leaves no record.
         steps: how many there are.
-        description: for the progress shown, see `rotquant.progress`.
+        description: for the progress shown, see `rotquant.foundation.progress`.
         parts: by name all that a step changes and a later one reads. Restored in place, before the first step.
         checkpoint: where they are kept.
         on_step: called with each new record, after the checkpoint is written.

@@ -88,9 +88,10 @@ class Checkpoint:
         if not self.path.is_file():
             return 0, []
         metadata, tensors = self._read()
-        if (metadata.get("format"), metadata.get("identity")) != (_FORMAT, self.identity):
+        ours = (metadata.get("format"), metadata.get("identity")) == (_FORMAT, self.identity)
+        state = json.loads(metadata["state"]) if ours else {"parts": {}}
+        if not ours or state["parts"].keys() != parts.keys():
             raise ResultError(f"checkpoint {self.path} belongs to another learning; delete it to learn from the start.")
-        state = json.loads(metadata["state"])
         for name, part in parts.items():
             _restore(part, _unpack(state["parts"][name], tensors))
         return state["step"], state["history"]
