@@ -23,7 +23,7 @@ from pydantic import Field
 from rotquant.bench.records import BENCH, CellRecord, Record
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import ConfigError
-from rotquant.study.digests import CARRIED, SOURCES, not_timed
+from rotquant.study.digests import CARRIED
 from rotquant.study.sources import Sources
 
 Digests = dict[str, dict[str, str]]
@@ -46,7 +46,7 @@ print(json.dumps({name: f"{one.module}:{name}" for name, one in BENCHMARKS.items
 class Step(Frozen):
     """A step: at `commit` from the rule of before, or, with `to`, from that commit to another.
 
-    aside: what is put aside at a commit that has no rooms. cells: recorded times that the proof found current.
+    aside: what does not count at these commits, by the names of then. cells: recorded times found current there.
     definitions: all that changed in what benchmarks use. why: their times are the same.
     """
 
@@ -90,13 +90,12 @@ def _between_commits(step: Step, root: Path, to: str) -> Step:
     """From one commit to another, for benchmarks that use no other new or changed definition than those named."""
     digests: Digests = {}
     with _exported(root, step.commit) as first, _exported(root, to) as second:
-        trees = [(Sources(tree / "rotquant", SOURCES.aside), _said(tree, _BEGINNINGS)) for tree in (first, second)]
+        trees = [(Sources(tree / "rotquant", step.aside), _said(tree, _BEGINNINGS)) for tree in (first, second)]
         for name in sorted(set(trees[0][1]) & set(trees[1][1])):
-            aside = not_timed(name)
-            before, after = (sources.contents(entries[name], aside=aside) for sources, entries in trees)
+            before, after = (sources.contents(entries[name]) for sources, entries in trees)
             changed = {definition for content, names in after.items() if content not in before for definition in names}
             if changed <= set(step.definitions):
-                old, new = (sources.digest(entries[name], aside=aside) for sources, entries in trees)
+                old, new = (sources.digest(entries[name]) for sources, entries in trees)
                 digests[name] = {old: new}
     return step.model_copy(update={"digests": digests})
 
