@@ -89,7 +89,7 @@ class Checkpoint:
             return 0, []
         metadata, tensors = self._read()
         ours = (metadata.get("format"), metadata.get("identity")) == (_FORMAT, self.identity)
-        state = json.loads(metadata["state"]) if ours else {"parts": {}}
+        state: dict[str, Any] = json.loads(metadata["state"]) if ours else {"parts": {}}
         if not ours or state["parts"].keys() != parts.keys():
             raise ResultError(f"checkpoint {self.path} belongs to another learning; delete it to learn from the start.")
         for name, part in parts.items():
