@@ -28,8 +28,8 @@ def test_no_job_of_a_table_makes_what_the_table_does_not_show() -> None:
         shown = runs_of(project, table)
         batches = {project.batch_of(run) for run in shown.values()} - {None}
         groups = {project.group_of[key] for key in shown} | {project.measured_with(batch) for batch in batches} - {None}
-        assert {run.key for group in groups for run in project.group(group)} == set(shown), table
-        served = [run for batch in batches for runs in project.batch(batch).values() for run in runs]
+        assert {run.key for group in groups for run in project.groups[group]} == set(shown), table
+        served = [run for batch in batches for runs in project.batches[batch].values() for run in runs]
         assert {run.weights_key for run in served} == {run.weights_key for run in shown.values()} - {None}, table
         rotations = ({run.rotation_key for run in runs} - {None} for runs in (served, shown.values()))
         assert next(rotations) == next(rotations), table
@@ -66,7 +66,7 @@ def test_what_all_tables_with_the_same_weights_show_is_measured_in_the_job_that_
         project = projects.load_project(root=copy.root)
         groups = [project.measured_with(batch) for batch in project.batches]
         assert len(groups) == 2  # one row with weights, two columns
-        return {None if group is None else project.group(group)[0].metric.kind for group in groups}
+        return {None if group is None else project.groups[group][0].metric.kind for group in groups}
 
     assert measured("one", table) == {"perplexity"}
     assert measured("both", table, {**table, "id": "quarot_table3"}) == {"perplexity"}

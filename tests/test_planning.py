@@ -104,6 +104,21 @@ def test_two_configurations_have_two_plans_at_once(copy: Copy) -> None:
         default.run(next(iter(mine.runs.keys() - default.runs.keys())))
 
 
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("run", "no table asks for a run 'feed' under this configuration"),
+        ("group", "no group of runs 'feed'"),
+        ("batch", "no run uses weights 'feed'"),
+        ("rotation", "no run has learned rotations 'feed'"),
+        ("table", "unknown table 'feed'; known: quarot_table1"),
+    ],
+)
+def test_what_a_plan_does_not_hold_is_told_by_its_name(copy: Copy, kind: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        getattr(current_plan(copy.root), kind)("feed")
+
+
 @pytest.mark.parametrize("damage", ["cut", "empty", "foreign", "other numbers", "deleted", "list"])
 def test_a_damaged_or_foreign_plan_is_made_anew_and_refused_in_a_sentence_by_a_job(copy: Copy, damage: str) -> None:
     plan = current_plan(copy.root)

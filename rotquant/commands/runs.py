@@ -90,14 +90,13 @@ def list_runs(
 @runs_app.command()
 def show(key: Key, config: Configs = None) -> None:
     """Print a run as JSON: its recipe and, once it is computed, its metrics and where they come from."""
-    project = open_project(config)
-    path = project.root / run_path(key)
+    path = find_root() / run_path(key)
     console = Console()
     if path.exists():
         read_result(path)
         console.print_json(path.read_text(encoding="utf-8"))
     else:
-        run = project.run(key)
+        run = open_plan(config, None).run(key)
         keys = {"key": key, "weights_key": run.weights_key, "rotation_key": run.rotation_key}
         console.print_json(data={**keys, "run": run.model_dump(mode="json")})
 

@@ -135,7 +135,7 @@ def _batch(project: Project, key: str) -> PlannedBatch:
         weights={weights: users[0].key for weights, users in members.items()},
         rotations=tuple(sorted({run.rotation_key for run in runs if run.rotation_key})),
         group=group,
-        tasks=() if group is None else _tasks(project.group(group)),
+        tasks=() if group is None else _tasks(project.groups[group]),
     )
 
 

@@ -5,11 +5,11 @@ counts to it. Nothing here computes and nothing here imports torch.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -35,8 +35,6 @@ from rotquant.study.tables import (
     published_deviations,
     published_values,
 )
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -155,11 +153,8 @@ class Project:
 
         It is the one that every table asking for the weights asks for, so that the job measures nothing that a
         requested table does not show; None where each table asks for runs of its own.
-
-        Raises:
-            ConfigError: when no run uses these weights under this configuration.
         """
-        runs = [run for members in self.batch(batch).values() for run in members]
+        runs = [run for members in self.batches[batch].values() for run in members]
         asking = {name for run in runs for name in self.tables_of_runs[run.key]}
         shared = (run for run in runs if asking == set(self.tables_of_runs[run.key]))
         return next((self.group_of[run.key] for run in shared), None)
@@ -172,14 +167,6 @@ class Project:
             if run.rotation_key is not None:
                 found.setdefault(run.rotation_key, []).append(run)
         return {key: tuple(runs) for key, runs in found.items()}
-
-    def rotation(self, key: str) -> tuple[Run, ...]:
-        """The runs on a learned rotation.
-
-        Raises:
-            ConfigError: when there is none of that key under this configuration.
-        """
-        return _known(self.rotations, key, "no run has learned rotations")
 
     @cached_property
     def groups(self) -> dict[str, tuple[Run, ...]]:
@@ -198,14 +185,6 @@ class Project:
     def group_of(self) -> dict[str, str]:
         """The group of each run, by the run's key."""
         return {run.key: group for group, runs in self.groups.items() for run in runs}
-
-    def group(self, key: str) -> tuple[Run, ...]:
-        """The runs of a group.
-
-        Raises:
-            ConfigError: when there is none of that key under this configuration.
-        """
-        return _known(self.groups, key, "no group of runs")
 
     @cached_property
     def task_sets(self) -> dict[str, Run]:
@@ -235,22 +214,6 @@ class Project:
             for key in dict.fromkeys(run.key for cell in self.cells(name) for run in cell.runs):
                 found.setdefault(key, []).append(name)
         return {key: tuple(names) for key, names in found.items()}
-
-    def run(self, key: str) -> Run:
-        """The run with that key.
-
-        Raises:
-            ConfigError: when no cell of any table has it under this configuration.
-        """
-        return _known(self.runs, key, "no table asks for a run")
-
-    def batch(self, key: str) -> dict[str, tuple[Run, ...]]:
-        """The weights of a batch: their keys and the runs that use each.
-
-        Raises:
-            ConfigError: when no run uses them under this configuration.
-        """
-        return _known(self.batches, key, "no run uses weights")
 
     def published(self, table: Table) -> Published:
         """The paper's numbers by (row, column, quantity); None where the paper prints a dash."""
@@ -339,13 +302,6 @@ def load_project(
     config = config or load_config(overrides, root)
     check_names(config, tables, root)
     return Project(root, config, tables)
-
-
-def _known(found: Mapping[str, T], key: str, missing: str) -> T:
-    """The entry of a key; `missing` begins the sentence that says there is none."""
-    if key not in found:
-        raise ConfigError(f"{missing} {key!r} under this configuration; `rotquant runs list` prints all keys.")
-    return found[key]
 
 
 def task_set(run: Run) -> str | None:
