@@ -104,6 +104,18 @@ def test_a_damaged_table_is_one_sentence(project: Project, old: str, new: str) -
         collected.read_values(project.root, "quarot_table1")
 
 
+def test_a_page_starts_from_a_table_that_is_of_the_run_files_there(project: Project) -> None:
+    chosen = project.table("quarot_table1")
+    compute(project, QuaRot=math.nan)
+    values, results = collected.collect(project, chosen)
+    collected.write_values(project.root, chosen.id, values)
+    again, behind = collected.read_back(project, chosen)
+    assert (repr(again.ours), behind.keys()) == (repr(values.ours), results.keys())
+    compute(project, QuaRot=11.5)
+    with pytest.raises(ResultError, match="`rotquant report table quarot_table1` collects them"):
+        collected.read_back(project, chosen)
+
+
 def test_the_page_shows_ours_the_papers_and_the_changes_of_both(project: Project) -> None:
     text = page(project)
     assert "# QuaRot, Table 1: small" in text

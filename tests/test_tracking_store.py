@@ -257,7 +257,7 @@ def test_a_project_that_was_moved_keeps_its_artifacts_and_never_writes_to_its_ol
     monkeypatch.chdir(new)
     moved = load_project(root=new)
     report.page("quarot_table1")
-    assert artifacts(moved, logged.parent) == ["earlier.md", "quarot_table1.md"]
+    assert artifacts(moved, logged.parent) == ["earlier.md", "quarot_table1.csv", "quarot_table1.md"]
     assert not old.exists()
     assert log(moved, "quarot_table1") == [replace(logged, uri=f"sqlite:///{new}/mlflow.db")]
 

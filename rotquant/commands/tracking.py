@@ -126,10 +126,10 @@ def render_page(project: Project, table: Table, logged: "Logged | None") -> Path
     """Render a table's page; the file stays as it is where it says the same already. Its path in the project."""
     from rotquant.reporting.pages.markdown import markdown, page_path
     from rotquant.reporting.pages.report import report_of
-    from rotquant.study.values import collect
+    from rotquant.study.values import read_back
 
     path = page_path(table.id)
-    text = markdown(report_of(project, table, *collect(project, table), logged))
+    text = markdown(report_of(project, table, *read_back(project, table), logged))
     file = project.root / path
     if not file.exists() or file.read_text(encoding="utf-8") != text:
         write_text(file, text)

@@ -149,6 +149,31 @@ def read_values(root: Path, name: str) -> Values:
     return Values.of(frame)
 
 
+def read_back(project: Project, table: Table) -> tuple[Values, dict[str, RunResult]]:
+    """A table's numbers as they were written, now if never before, and the run results behind them by key.
+
+    Raises:
+        ResultError: a run file is missing, it or the table is damaged, or the table holds other numbers than these.
+    """
+    if not (project.root / table_path(table.id)).exists():
+        write_values(project.root, table.id, collect(project, table)[0])
+    values = read_values(project.root, table.id)
+    keys = dict.fromkeys(run.key for cell in project.cells(table.id) for run in cell.runs)
+    results = {key: read_result(project.root / run_path(key)) for key in keys}
+    measured = {(name, key): repr(value) for key, result in results.items() for name, value in result.metrics.items()}
+    held = {
+        (name, key): repr(value)
+        for (_, _, name), number in values.items()
+        for key, value in zip(number.runs, number.values, strict=True)
+    }
+    if set(keys) != {key for _, key in held} or not held.items() <= measured.items():
+        raise ResultError(
+            f"table {table_path(table.id)} is not of the run files that are there now; `rotquant report table "
+            f"{table.id}` collects them."
+        )
+    return values, results
+
+
 def results_behind(project: Project, values: Values) -> dict[str, RunResult]:
     """The run files behind written values that are there, by key: a table may be older than the configuration."""
     found = {}
