@@ -266,6 +266,18 @@ def test_what_is_put_aside_is_not_followed(digest: Digest) -> None:
     assert digest(files, aside=("pack.help",)) != digest(edited, aside=("pack.help",))
 
 
+def test_of_a_class_what_is_silent_does_not_count(tmp_path: Path) -> None:
+    def digest(name: str, says: str) -> str:
+        text = f"class A:\n    def {name}(self):\n        return {says!r}\ndef run():\n    return A()"
+        package = tmp_path / f"{name}-{says}" / "pack"
+        package.mkdir(parents=True)
+        (package / "main.py").write_text(text)
+        return Sources(package, silent=("words",)).digest("pack.main:run")
+
+    assert digest("words", "one") == digest("words", "two")
+    assert digest("other", "one") != digest("other", "two")
+
+
 def test_sources_of_kernels_count_with_the_headers_that_they_include_and_without_comments(digest: Digest) -> None:
     files = {
         "pack/main.py": "NAME = 'fast.cu'\ndef run():\n    return NAME",

@@ -61,11 +61,12 @@ class Sources:
     """The sources of a package, each read once and when it is asked for. Those of kernels lie beside the package.
 
     aside: modules, packages with all of theirs, and `module:name`, that never count and are not followed.
+    silent: names of methods that do not count in any class.
     """
 
-    def __init__(self, package: Path, aside: Iterable[str] = ()) -> None:
+    def __init__(self, package: Path, aside: Iterable[str] = (), silent: Iterable[str] = ()) -> None:
         self.package, self.kernels = package, package.parent / "kernels"
-        self.aside = frozenset(aside)
+        self.aside, self.silent = frozenset(aside), frozenset(silent)
         self._files: dict[str, _File | None] = {}
         self._targets: dict[Statement, list[Found]] = {}
         self._contents: dict[Statement, str] = {}
@@ -147,11 +148,12 @@ class Sources:
         return sorted(path for path in beside if path.suffix not in (".py", ".pyc") and path.name != "py.typed")
 
     def _find_text(self, path: Path) -> str:
-        """What a file says; of a kernel without its comments."""
+        """What a file says; of a kernel without its comments and the lines that these leave empty."""
         text = path.read_text(encoding="utf-8")
-        if path.is_relative_to(self.kernels):
-            text = _COMMENT.sub(lambda match: match[1] or " ", text)
-        return "\n".join(filter(None, map(str.strip, text.splitlines())))
+        if not path.is_relative_to(self.kernels):
+            return text
+        lines = _COMMENT.sub(lambda match: match[1] or " ", text).splitlines()
+        return "\n".join(filter(None, map(str.strip, lines)))
 
     def _identity(self, one: Statement, found: Collection[Statement]) -> str:
         """Digest of a statement and of those that it uses, which tells apart two definitions of one name."""
@@ -306,13 +308,9 @@ class Sources:
         return self._files[module]
 
     def _parsed(self, module: str, path: Path) -> _File:
-        source = path.read_text(encoding="utf-8")
-        try:
-            tree = ast.parse(source, filename=str(path))
-        except SyntaxError as error:
-            raise ConfigError(f"{path} is not valid Python (line {error.lineno}: {error.msg}).") from None
-        origin = functools.partial(self._origin, module)
-        reader = Reader(module, path.name == "__init__.py", origin, functools.partial(self._fields_count, module))
+        source, tree = _read(path)
+        origin, count = functools.partial(self._origin, module), functools.partial(self._fields_count, module)
+        reader = Reader(module, path.name == "__init__.py", origin, count, self.silent)
         self._files[module] = file = _File(source, Counter(re.findall(r"\w+", source)), reader, Statement(module))
         for node in reader.body(tree.body):
             if isinstance(node, ast.If) and chain(getattr(node.test, "left", node.test)) == ("__name__",):
@@ -326,6 +324,15 @@ class Sources:
             for name in {name for name, target in bound if target is None}:
                 file.defined.setdefault(name, []).append(file.statements[-1])
         return file
+
+
+@functools.cache
+def _read(path: Path) -> tuple[str, ast.Module]:
+    source = path.read_text(encoding="utf-8")
+    try:
+        return source, ast.parse(source, filename=str(path))
+    except SyntaxError as error:
+        raise ConfigError(f"{path} is not valid Python (line {error.lineno}: {error.msg}).") from None
 
 
 @contextmanager

@@ -82,27 +82,35 @@ class Reader:
         is_package: bool,
         origin: Callable[[ast.expr], str],
         fields_count: Callable[[ast.ClassDef], bool],
+        silent: frozenset[str] = frozenset(),
     ) -> None:
         """Set up for a module.
 
         Args:
             origin: the dotted name of what an expression names in another package, else "".
             fields_count: whether something reads the annotations of a class.
+            silent: names of methods that say nothing.
         """
         self.module, self.is_package = module, is_package
-        self.origin, self.fields_count = origin, fields_count
+        self.origin, self.fields_count, self.silent = origin, fields_count, silent
+        self._scope = _Scope()
 
     def body(self, nodes: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
         """The statements of a body that do something."""
         for node in nodes:
             if isinstance(node, ast.If) and self.origin(node.test) == "typing.TYPE_CHECKING":
                 yield from self.body(node.orelse)
-            elif isinstance(node, _FUNCTIONS) and "typing.overload" in map(self.origin, node.decorator_list):
+            elif isinstance(node, _FUNCTIONS) and self._is_silent(node):
                 continue
             elif not isinstance(node, ast.Pass) and not (
                 isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             ):
                 yield node
+
+    def _is_silent(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        if node.name in self.silent and isinstance(self._scope.node, ast.ClassDef):
+            return True
+        return "typing.overload" in map(self.origin, node.decorator_list)
 
     def imports(self, node: ast.AST) -> Iterator[tuple[str, Import]]:
         """The names that an import statement binds, each with what it stands for; nothing of other statements."""
