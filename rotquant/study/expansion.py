@@ -34,7 +34,7 @@ def places_seen(project: Project) -> Places:
     """The places that a plan of the project looks at without reading them whole."""
     checkpoints = {slot.checkpoint for slot in project.config.slots.values()}
     corpora = {corpus.path for corpus in project.config.corpora.values() if corpus.source == "local"}
-    return Places(content=sorted({*checkpoints, str(BENCH)}), existence=sorted(filter(None, corpora)))
+    return Places(content=tuple(sorted({*checkpoints, str(BENCH)})), existence=tuple(sorted(filter(None, corpora))))
 
 
 def make_plan(project: Project, inputs: str) -> Plan:
@@ -115,12 +115,12 @@ def _speed(project: Project, name: str) -> PlannedSpeed:
 
 
 def _group(project: Project, key: str) -> PlannedGroup:
-    runs = project.groups[key]
-    more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+    first, *others = runs = project.groups[key]
+    more = f" and {len(others)} more" if others else ""
     return PlannedGroup(
-        label=_place(project, runs[0]) + more,
+        label=_place(project, first) + more,
         runs=tuple(run.key for run in runs),
-        batch=project.batch_of(runs[0]),
+        batch=project.batch_of(first),
         tasks=_tasks(runs),
     )
 

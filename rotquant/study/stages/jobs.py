@@ -5,11 +5,12 @@ So an interrupted job continues where it was. The working folder is the project'
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rotquant.foundation.errors import ConfigError, ResultError, RotquantError
 from rotquant.foundation.files import check_output_file, read_json, write_json
 from rotquant.recipes.recipe import Run
+from rotquant.recipes.schemes import ZeroShot
 from rotquant.study.currency import current_result, rotation_is_current, weights_are_current
 from rotquant.study.plan import Plan
 from rotquant.study.quantities import quantities
@@ -79,8 +80,9 @@ def prepare_tasks(plan: Plan, key: str, say: Say) -> None:
     if key not in plan.tasks:
         raise ConfigError(f"no run is measured on the tasks {key!r} under this configuration.")
     run = plan.run(plan.tasks[key])
-    folder = zeroshot.prepare(run.metric, Path(), run.corpora.get(run.metric.corpus))
-    write_json(task_set_path(key), zeroshot.identity(run.metric, folder))
+    metric = cast(ZeroShot, run.metric)
+    folder = zeroshot.prepare(metric, Path(), run.corpora.get(metric.corpus or ""))
+    write_json(task_set_path(key), zeroshot.identity(metric, folder))
     say(str(folder))
 
 
@@ -138,9 +140,10 @@ def _measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> 
         else:
             results[key] = found
             say(f"run {key}: there already")
-    if waiting:
-        check_output_file(run_path(next(iter(waiting.values()))[0].key))
-        from rotquant.study.stages.runs import measure_runs
+    if not waiting:
+        return results
+    check_output_file(run_path(next(iter(waiting.values()))[0].key))
+    from rotquant.study.stages.runs import measure_runs
 
     for (checkpoint, weights_key), members in waiting.items():
         weights = _weights_record(plan, members[0])
