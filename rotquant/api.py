@@ -17,7 +17,6 @@ from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decod
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import file_digest
 from rotquant.foundation.progress import task
-from rotquant.methods.spinquant import learn_rotations
 from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
 from rotquant.models.checkpoints import checkpoint_digest, config_of, load_checkpoint, model_max_length
@@ -92,16 +91,16 @@ def quantize(
     """
     if isinstance(recipe, str):
         recipe = limits_of(checkpoint).shorten(preset(recipe))
-    if rotations is not None and recipe.learning is None:
+    if rotations is not None and recipe.learner is None:
         raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
     network, tokenizer = load_checkpoint(checkpoint, dtype, "cpu")
     samples = calibration_tokens(corpus, recipe.calibration, tokenizer) if recipe.needs_calibration else None
     check_recipe(network, recipe, samples)
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": checkpoint_digest(checkpoint)}
-    if samples is not None or recipe.learning is not None:
+    if samples is not None or recipe.learner is not None:
         source["corpus"] = corpus.model_dump(mode="json")
     learned = None
-    if recipe.learning is not None:
+    if recipe.learner is not None:
         trained = network if dtype == learning_dtype(dtype) else load_checkpoint(checkpoint, learning_dtype(dtype))[0]
         learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations)
     stored = build_weights(network, tokenizer, recipe, seed, samples, rotations=learned, device=device)
@@ -124,9 +123,10 @@ def _learned(
     if file is not None and Path(file).exists():
         return load_rotations(file), {"file": str(file), "digest": file_digest(file), **ends_of(load_history(file))}
     started = time.perf_counter()
-    samples = calibration_tokens(corpus, recipe.learning.text, tokenizer)
+    learner, text = recipe.learned_by
+    samples = calibration_tokens(corpus, text, tokenizer)
     unfinished = None if file is None else Path(f"{file}.unfinished")
-    learned = learn_rotations(network, recipe, seed, samples, device=device, checkpoint=unfinished)
+    learned = learner.learn(network, recipe, seed, samples, device=device, checkpoint=unfinished)
     record = {"seconds": time.perf_counter() - started, **ends_of(learned.history)}
     if file is not None and unfinished is not None:
         save_rotations(file, learned.rotations, learned.history)

@@ -49,7 +49,7 @@ def compute_rotations(run, checkpoint, folder, device):
         "first": history[0],
         "last": history[-1],
         "seed": run.seed,
-        "learning": run.recipe.learning.model_dump(mode="json"),
+        "learning": run.recipe.learner.model_dump(mode="json"),
         "corpora": {},
         "seconds": 2.0,
     }
@@ -160,7 +160,7 @@ CONFIG: dict[str, Any] = {
     "corpora": {"wikitext2": {"name": "text", "source": "local", "path": "text"}},
     "calibration": {"samples": 2, "sequence_length": 16},
     "evaluation": {"sequence_length": 16, "max_windows": 2},
-    "learning": {"steps": 3, "batch_size": 2, "text": {"samples": 4, "sequence_length": 16}},
+    "methods": {"spinquant": {"steps": 3, "batch_size": 2, "text": {"samples": 4, "sequence_length": 16}}},
     "zero_shot": {"suite": "shipped", "corpus": "wikitext2"},
     "slots": {"Llama-2-7B": {"checkpoint": "models/small"}, "Llama-2-13B": {"checkpoint": "models/larger"}},
 }

@@ -57,7 +57,7 @@ def table(name: str, **fields: Any) -> dict[str, Any]:
 
 def rows(*names: str, **fields: Any) -> list[dict[str, Any]]:
     """A baseline row and QuaRot rows that differ in a setting of GPTQ, `fields` in the last one."""
-    recipes = [{"weights": {"gptq": {"block_size": 2 + place}}} for place in range(len(names))]
+    recipes = [{"methods": {"gptq": {"block_size": 2 + place}}} for place in range(len(names))]
     others = [{"name": name, "method": "quarot", "recipe": recipe} for name, recipe in zip(names, recipes, strict=True)]
     return [{"name": "Baseline", "method": "baseline"}, *others[:-1], {**others[-1], **fields}]
 

@@ -113,10 +113,10 @@ def test_windows_are_of_the_context_by_default_and_never_longer(
     [
         ("gptq", {"calibration": {"sequence_length": 513}}, "calibration samples"),
         ("smoothquant", {"calibration": {"sequence_length": 513}}, "calibration samples"),
-        ("llm-qat", {"llm_qat": {"sequence_length": 513}}, "texts that LLM-QAT trains on"),
+        ("llm-qat", {"methods": {"llm_qat": {"sequence_length": 513}}}, "texts that LLM-QAT trains on"),
         (
             "spinquant-easy",
-            {**SMALL, "rotation": {"learning": {"text": {"sequence_length": 513}}}},
+            {**SMALL, "methods": {"spinquant": {"text": {"sequence_length": 513}}}},
             "samples that rotations are learned on",
         ),
     ],
@@ -175,7 +175,7 @@ def test_every_command_takes_a_model_without_bos(
 
 def test_learning_reads_a_text_without_bos(qwen2: Path, corpora: dict[str, CorpusSpec]) -> None:
     learning = {"steps": 1, "batch_size": 2, "text": {"samples": 2, "sequence_length": 32}}
-    recipe = override(preset("spinquant-easy"), {**SMALL, "rotation": {"learning": learning}}, "test")
+    recipe = override(preset("spinquant-easy"), {**SMALL, "methods": {"spinquant": learning}}, "test")
     quantized = api.quantize(qwen2, recipe, corpus=corpora["words"])
     assert quantized.stored.manifest.source["rotation"]["last"]["step"] == 0
 

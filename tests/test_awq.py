@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.methods import awq
-from rotquant.methods.awq import Inputs, producer, scale_site, search_clip, search_scale
+from rotquant.methods.awq import AWQ
+from rotquant.methods.awq import search as awq
+from rotquant.methods.awq.search import Inputs, producer, scale_site, search_clip, search_scale
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.wrapping import Wrapping, wrap
@@ -132,7 +133,7 @@ def test_the_search_sees_the_inputs_of_the_full_precision_model():
     reference, model = outlier_model(dtype=torch.float64), outlier_model(dtype=torch.float64)
     architecture = architecture_of(model)
     stream = capture_layer_inputs(model, SAMPLES, batch_size=4)
-    weights = list(awq.quantize_model(model, stream, RECIPE))
+    weights = list(awq.quantize_model(model, stream, AWQ.of(RECIPE), RECIPE.rounded.scheme, None))
     for index, layer in enumerate(decoder_layers(reference)):
         inputs = {}
         for site in architecture.sites:
@@ -145,7 +146,7 @@ def test_the_search_sees_the_inputs_of_the_full_precision_model():
             hook.remove()
             inputs[site.name] = inputs_of(torch.cat(seen))
         untouched = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
-        expected = awq.quantize_layer(layer, architecture, inputs, RECIPE)
+        expected = awq.quantize_layer(layer, architecture, inputs, AWQ.of(RECIPE), RECIPE.rounded.scheme, None)
         for name, weight in weights[index].items():
             assert torch.equal(weight.codes, expected[name].codes)
         with torch.no_grad():
@@ -166,16 +167,14 @@ def logit_error(recipe):
 def test_awq_beats_round_to_nearest_on_outlier_channels(groups):
     recipe = override(RECIPE, {"weights": {"scheme": groups}}, "test")
     # 0.70 times the error per channel and 0.33 in groups
-    assert logit_error(recipe) < 0.8 * logit_error(override(recipe, {"awq": None}, "test"))
+    assert logit_error(recipe) < 0.8 * logit_error(override(recipe, {"methods": {"awq": None}}, "test"))
 
 
 def test_query_and_key_are_not_clipped_and_clipping_can_be_left_out():
     model = outlier_model()
+    recipes = [override(RECIPE, {"methods": {"awq": {"clip_search": on}}}, "test") for on in (True, False)]
     clipped, free = (
-        build_weights(
-            outlier_model(), None, override(RECIPE, {"awq": {"clip_search": on}}, "t"), 0, SAMPLES, progress=False
-        ).weights
-        for on in (True, False)
+        build_weights(outlier_model(), None, recipe, 0, SAMPLES, progress=False).weights for recipe in recipes
     )
     shared = {architecture_of(model).query.name, architecture_of(model).key.name}
     for name in clipped:
@@ -202,13 +201,13 @@ def test_stored_integers_are_the_weights_bit_for_bit(family, dtype, tmp_path: Pa
     ("change", "problem"),
     [
         ({"weights": None}, "awq .* needs a weights section"),
-        ({"weights": {"gptq": {}}}, "awq rounds weights in its own way"),
+        ({"methods": {"gptq": {}}}, "awq and gptq both round the weights"),
         ({"weights": {"clip_search": True}}, "awq rounds weights in its own way"),
-        ({"outliers": {"features": 4}}, "awq rounds weights in its own way"),
+        ({"methods": {"outliers": {"features": 4}}}, "awq cannot be combined with outliers"),
         ({"weights": {"scheme": {"granularity": "tensor"}}}, "granularity channel or group"),
-        ({"smoothing": {}}, "smoothing and awq both change the same weights"),
-        ({"rotation": {"learning": {"network": "all"}}}, "rotation.learning cannot be combined with awq"),
-        ({"calibration": None}, "need a calibration section"),
+        ({"methods": {"smoothquant": {}}}, "awq and smoothquant both change the same weights"),
+        ({"rotation": {}, "methods": {"spinquant": {"network": "all"}}}, "spinquant cannot be combined with awq"),
+        ({"calibration": None}, "awq needs a calibration section"),
     ],
 )
 def test_meaningless_combinations_are_refused(change, problem):

@@ -12,7 +12,9 @@ from rotquant.bench.learning import models as learning_models
 from rotquant.bench.learning.benchmarks import gptq, learn, learning_seconds
 from rotquant.bench.learning.models import MODELS, random_model_on, shape_config
 from rotquant.foundation.errors import ConfigError, KernelError
-from rotquant.methods import spinquant
+from rotquant.methods.gptq import GPTQ
+from rotquant.methods.spinquant import SpinQuant
+from rotquant.methods.spinquant import learning as spinquant
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.placement import size_in_bytes
 from rotquant.study.digests import benchmark_modules
@@ -91,7 +93,7 @@ def test_what_is_timed_is_the_librarys_learning_of_the_papers_setting(
     measured = learn(LearnRotationsArguments(shape="tiny", batch_size=2, tokens=16, taken=4, gpus=gpus))
     ((recipe, shape),) = calls
     assert shape == (2, 16)
-    assert (recipe.learning.steps, recipe.learning.batch_size) == (4, 2)
+    assert (SpinQuant.of(recipe).steps, SpinQuant.of(recipe).batch_size) == (4, 2)
     assert (recipe.activations.bits, recipe.keys.bits, recipe.values.bits) == (4, 4, 4)
     assert recipe.rotation.mlp
     assert measured["taken"].value == 4
@@ -109,7 +111,8 @@ def test_gptq_is_timed_whole_or_by_its_layers(
 
     def build_weights(model: torch.nn.Module, _: None, recipe: object, *__: object, **___: object) -> None:
         found.append(len(decoder_layers(model)))
-        assert recipe.weights.gptq is not None
+        assert GPTQ.of(recipe)
+        assert recipe.weights
         assert recipe.rotation is None
         for _ in range(len(decoder_layers(model))):
             next(clock)
@@ -157,11 +160,11 @@ def test_two_gpus_share_the_layers_evenly_and_in_order() -> None:
 
 def test_the_digest_of_a_time_covers_the_library_that_was_timed() -> None:
     learned, calibrated = benchmark_modules("learn"), benchmark_modules("gptq")
-    assert {"rotquant.methods.spinquant", "rotquant.methods.spinquant_network", "rotquant.tensors.stiefel"} <= learned
-    assert {"rotquant.weights.gptq", "rotquant.models.stream", "rotquant.kernels.hadamard.choice"} <= calibrated
+    assert {"rotquant.methods.spinquant", "rotquant.methods.spinquant.network", "rotquant.tensors.stiefel"} <= learned
+    assert {"rotquant.methods.gptq.columns", "rotquant.models.stream", "rotquant.kernels.hadamard.choice"} <= calibrated
     # Methods that are not timed, and what says in words what is: edits of these leave the record as it is.
     assert not {"rotquant.methods.awq", "rotquant.tensors.lattice", "rotquant.recipes.recipe"} & (learned | calibrated)
-    assert "rotquant.weights.gptq" not in learned
+    assert "rotquant.methods.gptq.columns" not in learned
 
 
 def test_mistrals_shape_is_known_beside_the_others() -> None:

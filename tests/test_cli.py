@@ -14,12 +14,12 @@ import torch
 from typer.main import get_command
 
 import rotquant as rotquant_package
-from rotquant import api
 from rotquant.cli import app
 from rotquant.commands.options import changed
 from rotquant.commands.root import cli
 from rotquant.foundation.files import file_digest
-from rotquant.methods.spinquant import learn_rotations
+from rotquant.methods.spinquant import learning
+from rotquant.methods.spinquant.learning import learn_rotations
 from rotquant.recipes.presets import preset
 from rotquant.recipes.schemes import RotationScheme
 from tests.models import VOCABULARY, tiny_model
@@ -79,12 +79,12 @@ def test_learned_rotations_are_kept_in_a_file_that_recipes_share_and_the_model_e
     model, text, tmp_path, monkeypatch, capsys
 ):
     file = tmp_path / "rotations.safetensors"
-    learning = [option for change in LEARNING for option in ("--set", f"rotation.learning.{change}")]
-    common = ["--method", "spinquant-easy", "--corpus", text, "--rotations", str(file), *learning, *SMALL]
+    settings = [option for change in LEARNING for option in ("--set", f"methods.spinquant.{change}")]
+    common = ["--method", "spinquant-easy", "--corpus", text, "--rotations", str(file), *settings, *SMALL]
     assert rotquant(monkeypatch, "quantize", model, "-o", str(tmp_path / "gptq"), *common) == 0
     assert "(learning " in capsys.readouterr().out
     content = file.read_bytes()
-    rtn = ["quantize", model, "-o", str(tmp_path / "rtn"), *common, "--set", "weights.gptq=null"]
+    rtn = ["quantize", model, "-o", str(tmp_path / "rtn"), *common, "--set", "methods.gptq=null"]
     assert rotquant(monkeypatch, *rtn) == 0
     assert "(learning " not in capsys.readouterr().out
     sources = [json.loads((tmp_path / name / "rotquant.json").read_text())["source"] for name in ("gptq", "rtn")]
@@ -109,9 +109,9 @@ def test_rotations_of_a_float16_model_are_learned_in_bfloat16(model, text, tmp_p
         given.append(network.dtype)
         return learn_rotations(network, *arguments, **options)
 
-    monkeypatch.setattr(api, "learn_rotations", learn)
-    learning = [option for change in LEARNING for option in ("--set", f"rotation.learning.{change}")]
-    arguments = ["--method", "spinquant-hard", "--corpus", text, "--dtype", "float16", *learning, *SMALL]
+    monkeypatch.setattr(learning, "learn_rotations", learn)
+    settings = [option for change in LEARNING for option in ("--set", f"methods.spinquant.{change}")]
+    arguments = ["--method", "spinquant-hard", "--corpus", text, "--dtype", "float16", *settings, *SMALL]
     assert rotquant(monkeypatch, "quantize", model, "-o", str(tmp_path / "quantized"), *arguments) == 0
     assert given == [torch.bfloat16]
     assert json.loads((tmp_path / "quantized" / "rotquant.json").read_text())["dtype"] == "float16"

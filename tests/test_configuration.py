@@ -62,7 +62,7 @@ def test_a_small_file_lies_on_top_of_the_default(copy: Copy) -> None:
     config = expand(copy, "seeds: [5]", "slots: {Llama-2-7B: {checkpoint: mine, batch_size: 3}}")
     assert config.seeds == (5,)
     assert (config.slot("Llama-2-7B").checkpoint, config.slot("Llama-2-7B").batch_size) == ("mine", 3)
-    assert config.slot("Llama-2-7B").learning == config.slot("Llama-2-13B").learning == CONFIG["learning"]
+    assert config.slot("Llama-2-7B").methods == config.slot("Llama-2-13B").methods == CONFIG["methods"]
     assert config.slot("Llama-2-13B").checkpoint == "models/larger"
 
 
@@ -84,10 +84,10 @@ def test_nothing_of_the_default_reaches_a_file_that_stands_alone(copy: Copy) -> 
 
 def test_a_small_file_lies_on_top_of_one_that_stands_alone(tmp_path: Path) -> None:
     small = tmp_path / "small.yaml"
-    small.write_text("learning: {steps: 7}")
+    small.write_text("methods: {spinquant: {steps: 7}}")
     paper, changed = load_config([PAPER], REPOSITORY), load_config([PAPER, small], REPOSITORY)
     for name, slot in changed.slots.items():
-        assert slot.learning == {**paper.slot(name).learning, "steps": 7}
+        assert slot.methods == merge(paper.slot(name).methods, {"spinquant": {"steps": 7}})
     with pytest.raises(ConfigError, match=r"config/paper\.yaml stands alone, so .*small\.yaml before it would change"):
         load_config([small, PAPER], REPOSITORY)
 
@@ -113,7 +113,7 @@ def test_a_hub_id_is_told_from_a_mistyped_path(copy: Copy) -> None:
 def test_the_workflow_and_the_commands_see_one_configuration(tmp_path: Path) -> None:
     """Through Snakemake's --configfile and --config, though it merges files before a workflow sees them."""
     copy = Copy(tmp_path)
-    alone = {**CONFIG, "standalone": True, "learning": {"steps": 9, "batch_size": 1}}
+    alone = {**CONFIG, "standalone": True, "methods": {"spinquant": {"steps": 9, "batch_size": 1}}}
     copy.write("with spaces/it's alone.yaml", yaml.safe_dump(alone))
     copy.write("small.yaml", "slots: {Llama-2-7B: {batch_size: 3}}")
     files = ["with spaces/it's alone.yaml", "small.yaml"]
@@ -123,7 +123,9 @@ def test_the_workflow_and_the_commands_see_one_configuration(tmp_path: Path) -> 
     said = load_config([tmp_path / file for file in files], tmp_path, {"seeds": ["4"], "dtype": "float16"})
     assert seen == said.model_copy(update={"layers": seen.layers})
     assert (seen.seeds, seen.dtype, seen.slot("Llama-2-7B").batch_size) == ((4,), "float16", 3)
-    assert seen.slot("Llama-2-7B").learning == {"steps": 9, "batch_size": 1}  # and no `text` of the default
+    assert seen.slot("Llama-2-7B").methods == {
+        "spinquant": {"steps": 9, "batch_size": 1}
+    }  # and no `text` of the default
 
 
 BAD = [
@@ -163,16 +165,28 @@ BAD = [
         "batch_size: Input should be a valid integer (given True)",
     ),
     (
-        "learning: {learning_rate: 5e-3}",
+        "methods: {spinquant: {learning_rate: 5e-3}}",
         "number (given '5e-3', which is text in YAML: write it without",
     ),
-    ("learning: {text: {samples: true}}", "learning.text.samples: Input should be a valid integer (given True)"),
     (
-        "learning: {gradient: scalse}",
+        "methods: {spinquant: {text: {samples: true}}}",
+        "methods.spinquant.text.samples: Input should be a valid integer",
+    ),
+    ("methods: {spinquant: {stepz: 3}}", "methods.spinquant: unknown field 'stepz'; nearest: steps"),
+    ("methods: {omniqant: {steps: 3}}", "methods: unknown method 'omniqant'; nearest: omniquant"),
+    ("slots: {Llama-2-7B: {methods: {awq: {grid: 0}}}}", "0.yaml: slots.Llama-2-7B.methods.awq.grid: Input should be"),
+    (
+        "methods: {spinquant: {gradient: scalse}}",
         "should be 'errors' or 'scales' (given 'scalse'; nearest: scales)",
     ),
-    ("learning: {learning_rate: .nan}", "learning.learning_rate: Input should be a finite number (given nan)"),
-    ("learning: {learning_rate: .inf}", "learning.learning_rate: Input should be a finite number (given inf)"),
+    (
+        "methods: {spinquant: {learning_rate: .nan}}",
+        "spinquant.learning_rate: Input should be a finite number (given nan)",
+    ),
+    (
+        "methods: {spinquant: {learning_rate: .inf}}",
+        "spinquant.learning_rate: Input should be a finite number (given inf)",
+    ),
     (
         "corpora: {wikitex2: {name: a, source: docstrings}}",
         "corpora.wikitex2: unknown corpus; nearest: wikitext2",
@@ -193,9 +207,9 @@ BAD = [
         "slots.Llama-2-7B.zero_shot.corpus: unknown corpus 'c5'; known: wikitext2",
     ),
     ("seeds: [0]\ndevice: cpu\nseeds: [1]", "line 3: the key 'seeds' occurs twice in one mapping"),
-    ("learning:\n  {steps: 3,\n   steps: 4}", "line 3: the key 'steps' occurs twice in one mapping"),
+    ("methods:\n  {spinquant: {steps: 3,\n   steps: 4}}", "line 3: the key 'steps' occurs twice in one mapping"),
     ("slots: &a {Llama-2-7B: *a}", "line 1: an alias stands inside of what it names"),
-    ("learning: !!python/name:os.system {}", "is not valid YAML: could not determine a constructor"),
+    ("methods: !!python/name:os.system {}", "is not valid YAML: could not determine a constructor"),
     ("seeds: [0", "is not valid YAML"),
     ("- seeds", "must hold a mapping of keys to values"),
     ("", "must hold a mapping of keys to values"),

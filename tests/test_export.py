@@ -23,7 +23,7 @@ from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 
-EASY = override(preset("spinquant-easy"), {"weights": {"gptq": None}}, "test")
+EASY = override(preset("spinquant-easy"), {"methods": {"gptq": None}}, "test")
 HEAD = {"bits": 4, "symmetric": False, "granularity": "head"}
 TEXT = Tokens(tiny_tokens(1, 400)[0])
 WINDOWS = Perplexity(sequence_length=32)
@@ -33,7 +33,7 @@ def stored(folder: Path, recipe: Recipe, family: str = "llama", **options: objec
     """A quantized folder; where the recipe learns rotations, others stand for the learned ones."""
     model = tiny_model(family, **options)
     learned = None
-    if recipe.learning:
+    if recipe.learner:
         learned = initial_rotations(architecture_of(model), recipe.rotation, seed=7)
     save_quantized(folder, build_weights(model, tiny_tokenizer(), recipe, seed=0, rotations=learned))
     return folder
@@ -63,7 +63,7 @@ def test_with_the_recipes_quantizers_an_exported_model_is_the_quantized_one(tmp_
 
 
 def test_rotated_weights_in_floating_point_keep_the_function_of_a_model_with_tied_embeddings(tmp_path: Path) -> None:
-    rotated = override(EASY, {"weights": None, "rotation": {"learning": None}}, "test")
+    rotated = override(EASY, {"weights": None, "methods": {"spinquant": None}}, "test")
     export_plain(stored(tmp_path / "rotated", rotated, tied=True), tmp_path / "plain")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
     assert not exported.config.tie_word_embeddings
@@ -82,7 +82,7 @@ def test_weights_can_be_exported_in_another_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("switch", ["mlp", "heads"])
 def test_weights_that_undo_transforms_at_run_time_are_not_exported(switch: str, tmp_path: Path) -> None:
-    recipe = override(EASY, {"rotation": {switch: True, "learning": None}}, "test")
+    recipe = override(EASY, {"rotation": {switch: True}, "methods": {"spinquant": None}}, "test")
     folder = stored(tmp_path / "quantized", recipe)
     with pytest.raises(RecipeError, match=rf"rotation.{switch}.*spinquant-easy"):
         export_plain(folder, tmp_path / "plain")
@@ -90,7 +90,7 @@ def test_weights_that_undo_transforms_at_run_time_are_not_exported(switch: str, 
 
 
 def test_keys_may_have_been_turned_at_run_time(tmp_path: Path) -> None:
-    recipe = override(EASY, {"rotation": {"keys": True, "learning": None}}, "test")
+    recipe = override(EASY, {"rotation": {"keys": True}, "methods": {"spinquant": None}}, "test")
     export_plain(stored(tmp_path / "quantized", recipe), tmp_path / "plain")
     assert (tmp_path / "plain" / "model.safetensors").exists()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RotquantError
-from rotquant.methods.spinquant import learn_rotations
+from rotquant.methods.spinquant.learning import learn_rotations
 from rotquant.models.architectures import architecture_of, base_model, final_norm
 from rotquant.models.simulation.kv_cache import QuantizedCache
 from rotquant.models.stream import capture_layer_inputs
@@ -42,7 +42,7 @@ def method(name: str, bits: int | None = None) -> Recipe:
 
 def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:
     model = tiny_model(**AWKWARD[shape], **options)
-    learned = learn_rotations(model, recipe, 3, SAMPLES, progress=False) if recipe.learning else None
+    learned = learn_rotations(model, recipe, 3, SAMPLES, progress=False) if recipe.learner else None
     rotations = learned and learned.rotations
     return build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, progress=False, rotations=rotations)
 

@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from rotquant.foundation.errors import RecipeError, RotquantError
-from rotquant.recipes.schemes import GPTQ, QuantizationScheme, WeightQuantization
+from rotquant.methods.gptq import GPTQ
+from rotquant.methods.gptq.columns import gptq_reference, quantize_gptq, quantize_gptq_site
+from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.quantization import ColumnSplit
 from rotquant.weights.clipping import search_clip
-from rotquant.weights.gptq import Hessian, gptq_reference, inverse_factor, quantize_gptq, quantize_gptq_site
+from rotquant.weights.hessian import Hessian, inverse_factor
 from rotquant.weights.rtn import quantize_rtn
 
 CHANNEL = QuantizationScheme(bits=4, granularity="channel")
@@ -15,8 +17,12 @@ ASYMMETRIC = QuantizationScheme(bits=3, granularity="channel", symmetric=False)
 GROUPS = QuantizationScheme(bits=4, granularity="group", group_size=12)
 
 
-def settings(scheme: QuantizationScheme = CHANNEL, clip_search: bool = True, **gptq: object) -> WeightQuantization:
-    return WeightQuantization(scheme=scheme, gptq=GPTQ(**gptq), clip_search=clip_search)
+def weights(scheme: QuantizationScheme = CHANNEL) -> WeightQuantization:
+    return WeightQuantization(scheme=scheme)
+
+
+def settings(scheme: QuantizationScheme = CHANNEL, **gptq: object) -> tuple[WeightQuantization, GPTQ]:
+    return weights(scheme), GPTQ(**gptq)
 
 
 def problem(out: int = 20, features: int = 48, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,15 +44,15 @@ def test_codes_equal_the_slow_reference(scheme: QuantizationScheme, block_size: 
     # float64 throughout: both derivations agree to ~1e-12, and no weight of this problem lies that close to a tie
     weight, inputs = problem()
     hessian = inputs.T @ inputs
-    fast = quantize_gptq(weight, hessian, settings(scheme, block_size=block_size))
-    assert torch.equal(fast.codes, gptq_reference(weight, hessian, settings(scheme)))
+    fast = quantize_gptq(weight, hessian, *settings(scheme, block_size=block_size))
+    assert torch.equal(fast.codes, gptq_reference(weight, hessian, *settings(scheme)))
 
 
 def test_output_error_is_clearly_below_rounding_to_nearest_on_correlated_inputs() -> None:
     weight, inputs = problem(dtype=torch.float32)
     for scheme in (CHANNEL, ASYMMETRIC, GROUPS):
-        rtn = quantize_rtn(weight, settings(scheme)).dequantize(torch.float32)
-        gptq = quantize_gptq(weight, inputs.T @ inputs, settings(scheme)).dequantize(torch.float32)
+        rtn = quantize_rtn(weight, weights(scheme)).dequantize(torch.float32)
+        gptq = quantize_gptq(weight, inputs.T @ inputs, *settings(scheme)).dequantize(torch.float32)
         # measured 0.14 to 0.18 of RTN's error; a half leaves room for other BLAS libraries
         assert output_error(gptq, weight, inputs) < 0.5 * output_error(rtn, weight, inputs)
 
@@ -54,7 +60,7 @@ def test_output_error_is_clearly_below_rounding_to_nearest_on_correlated_inputs(
 def test_uncorrelated_inputs_leave_rounding_to_nearest() -> None:
     weight, _ = problem()
     hessian = torch.eye(weight.shape[1], dtype=torch.float64)
-    assert torch.equal(quantize_gptq(weight, hessian, settings()).codes, quantize_rtn(weight, settings()).codes)
+    assert torch.equal(quantize_gptq(weight, hessian, *settings()).codes, quantize_rtn(weight, weights()).codes)
 
 
 def test_linear_layers_that_share_an_input_may_be_quantized_together() -> None:
@@ -62,9 +68,9 @@ def test_linear_layers_that_share_an_input_may_be_quantized_together() -> None:
     hessian = inputs.T @ inputs
     for scheme in (CHANNEL, ASYMMETRIC, GROUPS, CHANNEL.model_copy(update={"granularity": "tensor"})):
         parts = [weight[:6], weight[6:7], weight[7:]]
-        together = quantize_gptq_site(parts, hessian, settings(scheme))
+        together = quantize_gptq_site(parts, hessian, *settings(scheme))
         for part, joint in zip(parts, together, strict=True):
-            alone = quantize_gptq(part, hessian, settings(scheme))
+            alone = quantize_gptq(part, hessian, *settings(scheme))
             assert torch.equal(joint.codes, alone.codes)
             # corrections are matrix products of other shapes: equal up to rounding
             torch.testing.assert_close(joint.qparams.scale, alone.qparams.scale, rtol=1e-12, atol=0)
@@ -72,7 +78,7 @@ def test_linear_layers_that_share_an_input_may_be_quantized_together() -> None:
 
 def test_channel_scales_are_those_of_the_unchanged_weight() -> None:
     weight, inputs = problem()
-    quantized = quantize_gptq(weight, inputs.T @ inputs, settings())
+    quantized = quantize_gptq(weight, inputs.T @ inputs, *settings())
     expected = weight.abs().amax(1, keepdim=True) * search_clip(weight, CHANNEL, 2.0) / 7
     torch.testing.assert_close(quantized.qparams.scale, expected)
 
@@ -80,14 +86,14 @@ def test_channel_scales_are_those_of_the_unchanged_weight() -> None:
 def test_group_scales_from_the_block_start_differ_only_within_blocks() -> None:
     weight, inputs = problem()
     hessian = inputs.T @ inputs
-    updated = quantize_gptq(weight, hessian, settings(GROUPS, group_scales="updated"))
-    aligned = quantize_gptq(weight, hessian, settings(GROUPS, group_scales="block_start", block_size=12))
+    updated = quantize_gptq(weight, hessian, *settings(GROUPS, group_scales="updated"))
+    aligned = quantize_gptq(weight, hessian, *settings(GROUPS, group_scales="block_start", block_size=12))
     assert torch.equal(updated.codes, aligned.codes)  # one group per block, as with groups and blocks of 128
-    stale = quantize_gptq(weight, hessian, settings(GROUPS, group_scales="block_start", block_size=128))
-    rtn = quantize_rtn(weight, settings(GROUPS))
+    stale = quantize_gptq(weight, hessian, *settings(GROUPS, group_scales="block_start", block_size=128))
+    rtn = quantize_rtn(weight, weights(GROUPS))
     torch.testing.assert_close(stale.qparams.scale, rtn.qparams.scale)  # a single block: nothing is corrected yet
     assert not torch.allclose(updated.qparams.scale, rtn.qparams.scale)
-    spanning = quantize_gptq(weight, hessian, settings(GROUPS, group_scales="block_start", block_size=20))
+    spanning = quantize_gptq(weight, hessian, *settings(GROUPS, group_scales="block_start", block_size=20))
     assert output_error(spanning.dequantize(torch.float64), weight, inputs) < output_error(
         rtn.dequantize(torch.float64), weight, inputs
     )
@@ -99,9 +105,9 @@ def test_activation_order_is_gptq_on_reordered_columns(scheme: QuantizationSchem
     inputs = inputs * torch.linspace(0.1, 3, 48, dtype=torch.float64)
     hessian = inputs.T @ inputs
     order = hessian.diagonal().argsort(descending=True)
-    ordered = quantize_gptq(weight, hessian, settings(scheme, act_order=True)).dequantize(torch.float64)
+    ordered = quantize_gptq(weight, hessian, *settings(scheme, act_order=True)).dequantize(torch.float64)
     # the scales of rows do not depend on the order of columns; groups are formed in it
-    moved = quantize_gptq(weight[:, order], hessian[order][:, order], settings(scheme)).dequantize(torch.float64)
+    moved = quantize_gptq(weight[:, order], hessian[order][:, order], *settings(scheme)).dequantize(torch.float64)
     assert torch.equal(ordered[:, order], moved)
 
 
@@ -109,24 +115,24 @@ def test_inputs_that_never_occur_are_rounded_to_nearest() -> None:
     weight, inputs = problem()
     inputs[:, [3, 20]] = 0
     hessian = inputs.T @ inputs
-    quantized = quantize_gptq(weight, hessian, settings())
-    assert torch.equal(quantized.codes[:, [3, 20]], quantize_rtn(weight, settings()).codes[:, [3, 20]])
-    nothing = quantize_gptq(weight, torch.zeros_like(hessian), settings())
-    assert torch.equal(nothing.codes, quantize_rtn(weight, settings()).codes)
+    quantized = quantize_gptq(weight, hessian, *settings())
+    assert torch.equal(quantized.codes[:, [3, 20]], quantize_rtn(weight, weights()).codes[:, [3, 20]])
+    nothing = quantize_gptq(weight, torch.zeros_like(hessian), *settings())
+    assert torch.equal(nothing.codes, quantize_rtn(weight, weights()).codes)
 
 
 def test_sixteen_bit_outliers_absorb_the_error_of_the_others_completely() -> None:
     weight, inputs = problem()
     split = ColumnSplit(torch.randperm(48, generator=torch.Generator().manual_seed(3)), outliers=12)
     hessian = inputs.T @ inputs
-    restored = quantize_gptq(weight, hessian, settings(GROUPS), split).dequantize(torch.float64)
+    restored = quantize_gptq(weight, hessian, *settings(GROUPS), split).dequantize(torch.float64)
     damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(48, dtype=torch.float64)
     # least squares in the free columns: the gradient of tr(dW H dW^T) with respect to them is zero
     gradient = ((restored - weight) @ damped)[:, split.outlier_columns]
     assert gradient.abs().max() < 1e-9 * damped.abs().max()
     order = split.permutation
     moved = quantize_gptq(
-        weight[:, order], hessian[order][:, order], settings(GROUPS), ColumnSplit(torch.arange(48), 12)
+        weight[:, order], hessian[order][:, order], *settings(GROUPS), ColumnSplit(torch.arange(48), 12)
     )
     assert torch.equal(restored[:, order], moved.dequantize(torch.float64))
 
@@ -138,10 +144,10 @@ def test_eight_bit_outliers_cost_little_more_than_sixteen_bit_ones() -> None:
     error = {}
     for bits in (8, 16):
         split = ColumnSplit(permutation, outliers=12, outlier_bits=bits)
-        quantized = quantize_gptq(weight, hessian, settings(GROUPS), split)
+        quantized = quantize_gptq(weight, hessian, *settings(GROUPS), split)
         assert (quantized.outlier_scale is None) == (bits == 16)
         error[bits] = output_error(quantized.dequantize(torch.float64), weight, inputs)
-    rtn = quantize_rtn(weight, settings(GROUPS), split).dequantize(torch.float64)
+    rtn = quantize_rtn(weight, weights(GROUPS), split).dequantize(torch.float64)
     # measured: 478 with 8 bits, 463 with 16, 19364 rounded to nearest
     assert error[16] <= error[8] < 1.1 * error[16] < output_error(rtn, weight, inputs)
 
@@ -149,7 +155,7 @@ def test_eight_bit_outliers_cost_little_more_than_sixteen_bit_ones() -> None:
 def test_activation_order_leaves_outliers_at_the_end() -> None:
     weight, inputs = problem()
     split = ColumnSplit(torch.arange(48), outliers=12)
-    quantized = quantize_gptq(weight, inputs.T @ inputs, settings(GROUPS, act_order=True), split)
+    quantized = quantize_gptq(weight, inputs.T @ inputs, *settings(GROUPS, act_order=True), split)
     assert torch.equal(quantized.columns[-12:], torch.arange(36, 48))
     assert quantized.columns[:36].sort().values.tolist() == list(range(36))
 
@@ -186,11 +192,11 @@ def test_bad_hessians_and_groups_are_refused_in_one_sentence() -> None:
     weight, inputs = problem()
     hessian = inputs.T @ inputs
     with pytest.raises(RotquantError, match="not finite"):
-        quantize_gptq(weight, hessian * float("nan"), settings())
+        quantize_gptq(weight, hessian * float("nan"), *settings())
     with pytest.raises(RotquantError, match="not positive definite"):
-        quantize_gptq(weight, hessian - 0.5 * hessian.diagonal().diag(), settings())
+        quantize_gptq(weight, hessian - 0.5 * hessian.diagonal().diag(), *settings())
     with pytest.raises(RecipeError, match="group size 7 does not divide"):
-        quantize_gptq(weight, hessian, settings(QuantizationScheme(bits=4, granularity="group", group_size=7)))
+        quantize_gptq(weight, hessian, *settings(QuantizationScheme(bits=4, granularity="group", group_size=7)))
 
 
 @pytest.mark.gpu
@@ -199,5 +205,5 @@ def test_bad_hessians_and_groups_are_refused_in_one_sentence() -> None:
 def test_the_captured_graph_on_a_gpu_gives_the_codes_of_the_cpu(scheme: QuantizationScheme) -> None:
     weight, inputs = problem(out=300, features=288)
     hessian = inputs.T @ inputs
-    on_gpu = quantize_gptq(weight.cuda(), hessian.cuda(), settings(scheme))
-    assert torch.equal(on_gpu.codes.cpu(), quantize_gptq(weight, hessian, settings(scheme)).codes)
+    on_gpu = quantize_gptq(weight.cuda(), hessian.cuda(), *settings(scheme))
+    assert torch.equal(on_gpu.codes.cpu(), quantize_gptq(weight, hessian, *settings(scheme)).codes)

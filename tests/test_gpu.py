@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
-from rotquant.recipes.schemes import GPTQ, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.methods.gptq import GPTQ
+from rotquant.methods.gptq.columns import quantize_gptq
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.tensors.quantization import fake_quantize
-from rotquant.weights.gptq import Hessian, quantize_gptq
+from rotquant.weights.hessian import Hessian
 from tests.invariance import invariance_error
 from tests.models import tiny_model
 
@@ -52,12 +54,12 @@ def test_gptq_through_a_cuda_graph_finds_the_codes_of_the_cpu(group_size, symmet
     weight = random(40, 96, seed=2)
     granularity = "channel" if group_size is None else "group"
     scheme = QuantizationScheme(bits=4, symmetric=symmetric, granularity=granularity, group_size=group_size)
-    settings = WeightQuantization(scheme=scheme, gptq=GPTQ(block_size=32))
+    settings = WeightQuantization(scheme=scheme)
     results = []
     for device in ("cpu", "cuda"):
         hessian = Hessian(96, device=device, dtype=torch.float64)
         hessian.add(inputs.to(device).double())
-        results.append(quantize_gptq(weight.to(device), hessian.matrix, settings).to("cpu"))
+        results.append(quantize_gptq(weight.to(device), hessian.matrix, settings, GPTQ(block_size=32)).to("cpu"))
     cpu, gpu = results
     # Float32 sums in another order move a value across a rounding boundary now and then: at most 1 code in 200.
     assert (cpu.codes != gpu.codes).double().mean() < 0.005

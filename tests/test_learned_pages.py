@@ -10,7 +10,8 @@ from rotquant.study.results import RunResult, read_result, run_path, write_resul
 from tests.reports import compute, load, page, table
 from tests.test_tracking import LEARNED, learned_record
 
-ROWS = [{"name": "Baseline", "method": "baseline"}, LEARNED, {**LEARNED, "name": "8 bits", "recipe": {"weights": None}}]
+WEIGHTS_KEPT = {"weights": None, "methods": {"gptq": None}}
+ROWS = [{"name": "Baseline", "method": "baseline"}, LEARNED, {**LEARNED, "name": "8 bits", "recipe": WEIGHTS_KEPT}]
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import torch
 
 from rotquant.api import limits_of
 from rotquant.foundation.errors import CheckpointError, RecipeError
-from rotquant.methods.llm_qat import generate
-from rotquant.methods.spinquant import learn_rotations
+from rotquant.methods.llm_qat.training import generate
+from rotquant.methods.spinquant.learning import learn_rotations
 from rotquant.metrics.diagnostics import diagnose_activations, first_token_windows
 from rotquant.metrics.magnitudes import magnitudes
 from rotquant.metrics.outliers import outlier_statistics
@@ -75,11 +75,11 @@ def test_a_shipped_model_is_measured_on_texts_as_long_as_it_was_trained_on(name:
 def test_a_methods_texts_are_shortened_and_nothing_else_is() -> None:
     recipe = preset("spinquant-hard")
     short = Limits(64, 10).shorten(recipe)
-    assert short.calibration.sequence_length == short.learning.text.sequence_length == 64
-    assert Limits(64, 10).shorten(preset("llm-qat")).llm_qat.sequence_length == 64
+    assert short.calibration.sequence_length == short.methods["spinquant"].text.sequence_length == 64
+    assert Limits(64, 10).shorten(preset("llm-qat")).methods["llm_qat"].sequence_length == 64
     assert Limits(10**6, 10).shorten(recipe) == recipe
-    assert short.model_copy(update={"rotation": None, "calibration": None}) == recipe.model_copy(
-        update={"rotation": None, "calibration": None}
+    assert short.model_copy(update={"methods": {}, "calibration": None}) == recipe.model_copy(
+        update={"methods": {}, "calibration": None}
     )
     assert Limits(64, 10).shorten(Recipe()) == Recipe()
 

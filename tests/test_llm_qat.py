@@ -7,8 +7,8 @@ import torch
 from torch.nn.utils import parametrize
 
 from rotquant.foundation.errors import RecipeError, RotquantError
-from rotquant.methods import llm_qat
-from rotquant.methods.llm_qat import distillation_loss, generate, train, train_model
+from rotquant.methods.llm_qat import training as llm_qat
+from rotquant.methods.llm_qat.training import distillation_loss, generate, train, train_model
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.wrapping import Wrapping, wrap
@@ -27,7 +27,7 @@ AMOUNTS = {"samples": 12, "sequence_length": 16, "steps": 4, "batch_size": 4, "l
 
 def recipe(**changes):
     """LLM-QAT with amounts for tiny models."""
-    return override(preset("llm-qat"), {"llm_qat": {**AMOUNTS, **changes}}, "test")
+    return override(preset("llm-qat"), {"methods": {"llm_qat": {**AMOUNTS, **changes}}}, "test")
 
 
 def quantizers(settings):
@@ -177,7 +177,7 @@ def kept_loss(settings):
 
 def test_training_takes_back_what_rounding_costs_on_text_that_it_has_not_seen():
     trained = recipe(samples=64, sequence_length=24, steps=60, batch_size=8)
-    untrained = override(trained, {"llm_qat": None}, "test")
+    untrained = override(trained, {"methods": {"llm_qat": None}}, "test")
     text = generate(tiny_model(), 32, 24, seed=99)
     with torch.no_grad():
         logits = tiny_model()(text).logits
@@ -222,7 +222,9 @@ def test_a_rotated_model_is_trained_with_its_online_transforms():
 
 
 def test_a_diverging_training_is_reported():
-    with pytest.raises(RotquantError, match=r"the loss of LLM-QAT is nan after .* steps: lower llm_qat.learning_rate"):
+    with pytest.raises(
+        RotquantError, match=r"the loss of LLM-QAT is nan after .*: lower methods.llm_qat.learning_rate"
+    ):
         train_model(tiny_model(), recipe(learning_rate=1e30, steps=3))
 
 
@@ -230,11 +232,11 @@ def test_a_diverging_training_is_reported():
     ("change", "problem"),
     [
         ({"weights": None}, "llm_qat .* needs a weights section"),
-        ({"weights": {"gptq": {}}, "calibration": {}}, "llm_qat rounds weights in its own way"),
+        ({"methods": {"gptq": {}}, "calibration": {}}, "llm_qat and gptq both round the weights"),
         ({"weights": {"clip_search": True}}, "llm_qat rounds weights in its own way"),
         ({"activations": {"granularity": "tensor", "dynamic": False}, "calibration": {}}, "dynamic activations"),
-        ({"awq": {}, "calibration": {}}, "awq and llm_qat both change the same weights"),
-        ({"rotation": {"learning": {}}}, "rotation.learning cannot be combined with llm_qat"),
+        ({"methods": {"awq": {}}, "calibration": {}}, "llm_qat and awq both change the same weights"),
+        ({"rotation": {}, "methods": {"spinquant": {}}}, "spinquant cannot be combined with llm_qat"),
     ],
 )
 def test_meaningless_combinations_are_refused(change, problem):

@@ -12,6 +12,7 @@ from rotquant.commands.root import cli
 from rotquant.foundation.data import Frozen, field_meanings
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.registry import find_method, method_names
 
 
 def shown(*arguments: str) -> str:
@@ -41,7 +42,7 @@ def test_every_method_is_listed_with_its_bits():
 
 
 def test_every_field_of_a_recipe_is_documented_where_it_is_declared():
-    found = sections(Recipe)
+    found = sections(Recipe).union(*(sections(find_method(name)) for name in method_names()))
     assert len(found) == 13
     for model in found:
         assert set(field_meanings(model)) == set(model.model_fields), model
@@ -58,8 +59,8 @@ def test_a_recipe_is_shown_whole_and_can_be_copied(method):
 
 
 def test_a_recipe_shows_changes_beside_the_defaults():
-    lines = shown("recipe", "spinquant-hard", "--set", "rotation.learning.text.samples=7").splitlines()
-    (line,) = (line for line in lines if "rotation.learning.text.samples" in line)
+    lines = shown("recipe", "spinquant-hard", "--set", "methods.spinquant.text.samples=7").splitlines()
+    (line,) = (line for line in lines if "methods.spinquant.text.samples" in line)
     assert line.split("│")[2].strip() == "7"
     assert line.split("│")[3].strip() == "800"
     (bits,) = (line for line in lines if " weights.scheme.bits " in line)

@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from rotquant.foundation.errors import RecipeError, RotquantError
-from rotquant.methods import omniquant
-from rotquant.methods.omniquant import Block, clipped_qparams, rotary_pairs, transformed
+from rotquant.methods.omniquant import OmniQuant
+from rotquant.methods.omniquant import learning as omniquant
+from rotquant.methods.omniquant.learning import Block, clipped_qparams, rotary_pairs, transformed
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import OmniQuant, QuantizationScheme, RotationScheme
+from rotquant.recipes.recipe import override
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
 from rotquant.weights.rtn import quantize_rtn
 from tests.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
@@ -41,7 +42,7 @@ def recipe(steps, rotation=None, symmetric=True, **weights):
         update={
             "rotation": rotation,
             "activations": base.activations.model_copy(update={"symmetric": symmetric}),
-            "omniquant": OmniQuant(steps=steps, batch_size=4),
+            "methods": {"omniquant": OmniQuant(steps=steps, batch_size=4)},
             "weights": base.weights.model_copy(update={"scheme": scheme}),
         }
     )
@@ -226,21 +227,22 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not():
 
 
 def test_a_diverging_block_is_reported():
-    settings = recipe(4).model_copy(update={"omniquant": OmniQuant(steps=4, batch_size=4, transformation_lr=1e30)})
-    with pytest.raises(RotquantError, match=r"block of OmniQuant is nan after .* steps: lower omniquant.transform"):
+    settings = override(recipe(4), {"methods": {"omniquant": {"transformation_lr": 1e30}}}, "test")
+    with pytest.raises(
+        RotquantError, match=r"block of OmniQuant is nan after .* steps: lower methods.omniquant.transform"
+    ):
         run(settings, tiny_model(), tiny_tokens(batch=8))
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"weights": preset("quarot").weights}, "weights.gptq"),
-        ({"weights": preset("quarot-rtn").weights}, "weights.clip_search"),
-        ({"outliers": preset("quik").outliers}, "outliers"),
-        ({"activations": QuantizationScheme(bits=4, granularity="tensor", dynamic=False)}, "static activations"),
+        ({"methods": {"gptq": {}}}, "omniquant and gptq both round the weights"),
+        ({"weights": {"clip_search": True}}, "set weights.clip_search to false"),
+        ({"methods": {"outliers": {"features": 8}}}, "omniquant cannot be combined with outliers"),
+        ({"activations": {"granularity": "tensor", "dynamic": False}}, "omniquant needs dynamic activations"),
     ],
 )
 def test_meaningless_combinations_are_refused(change, problem):
-    with pytest.raises(RecipeError, match=f"omniquant cannot be combined with {problem}"):
-        omniquant.check_omniquant(recipe(1).model_copy(update=change))
-    omniquant.check_omniquant(Recipe())
+    with pytest.raises(RecipeError, match=problem):
+        override(recipe(1), change, "test")

@@ -6,14 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.methods.outliers import check_outliers, select_outliers
+from rotquant.methods.outliers import OutlierFeatures, select_outliers
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.statistics import collect_statistics, measure, observe
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import OutlierFeatures, QuantizationScheme
+from rotquant.recipes.recipe import override
+from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import fake_quantize, fake_quantize_split
+from rotquant.weights.build import check_recipe
 from tests.models import tiny_model, tiny_tokens
 
 PLANTED = [5, 40, 41]
@@ -123,24 +124,20 @@ def test_as_many_outliers_as_features_is_refused():
 def test_check_names_the_site_that_has_too_few_features():
     recipe = preset("quik")  # 256 outliers, the tiny model is 64 wide
     with pytest.raises(RecipeError, match="attention_input has only 64 features"):
-        check_outliers(architecture_of(tiny_model()), recipe)
+        check_recipe(tiny_model(), recipe, None)
 
 
 def test_check_refuses_groups_that_do_not_divide_what_outliers_leave():
-    architecture = architecture_of(tiny_model())  # 64 and 96 features
+    model, samples = tiny_model(), tiny_tokens()  # 64 and 96 features
     atom = preset("atom-128g")
     scheme = QuantizationScheme(bits=4, granularity="group", group_size=8)
 
     def recipe(outliers):
-        return atom.model_copy(
-            update={
-                "outliers": atom.outliers.model_copy(update={"features": outliers}),
-                "weights": atom.weights.model_copy(update={"scheme": scheme}),
-                "activations": scheme,
-            }
-        )
+        groups = scheme.model_dump()
+        methods = {"outliers": {"features": outliers}}
+        changes = {"methods": methods, "weights": {"scheme": groups}, "activations": groups}
+        return override(atom, changes, "test")
 
-    check_outliers(architecture, recipe(8))
+    check_recipe(model, recipe(8), samples)
     with pytest.raises(RecipeError, match="group size 8 of weights does not divide the 60 features of attention_input"):
-        check_outliers(architecture, recipe(4))
-    check_outliers(architecture, Recipe())
+        check_recipe(model, recipe(4), samples)

@@ -111,7 +111,7 @@ def printed(table: str, cell: Cell, labels: dict[str, Any]) -> Iterator[tuple[st
     if size := re.search(r"-(\d+)G\b", cell.row):
         yield from ((f"{part}.group_size", int(size[1])) for part in ("weights.scheme", "activations"))
     if cell.row.startswith("Cayley on 4-4-KV"):
-        yield "rotation.learning.network", "all"
+        yield "methods.spinquant.network", "all"
     if table == "quarot_table5" and cell.row != "Baseline":
         parts = ("activations",) if cell.row.startswith("Input") else ("keys", "values")
         yield from ((f"{part}.clip_ratio", float(cell.column)) for part in parts)
@@ -120,7 +120,7 @@ def printed(table: str, cell: Cell, labels: dict[str, Any]) -> Iterator[tuple[st
             yield f"{part}.bits", None if labels[label] == 16 else labels[label]
     for label, path in (("samples", "text.samples"), ("iterations", "steps")):
         if labels.get("Number of") == label:
-            yield f"rotation.learning.{path}", labels["Value"]
+            yield f"methods.spinquant.{path}", labels["Value"]
     for label, part, ratio in (("K", "keys", 0.95), ("K", "values", 0.95), ("A", "activations", 0.9)):  # SpinQuant A.4
         if labels.get(f"{label} asym") in ("yes", "no"):
             yield f"{part}.symmetric", labels[f"{label} asym"] == "no"
@@ -167,4 +167,4 @@ def test_models_texts_types_and_seeds_are_the_papers(project: Project) -> None:
     assert config.dtype == "float16"  # QuaRot Table 1's baseline, SpinQuant Sec. 2
     assert config.trials == 100  # SpinQuant Sec. 2.2
     other = [cell for cell in project.cells("spinquant_table13") if cell.row.startswith("C4")]
-    assert {cell.runs[0].recipe.learning.text.corpus for cell in other} == {"c4"}
+    assert {cell.runs[0].recipe.methods["spinquant"].text.corpus for cell in other} == {"c4"}

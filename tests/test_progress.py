@@ -15,7 +15,7 @@ import torch
 
 from rotquant.foundation import progress
 from rotquant.foundation.progress import Display, downloading, duration, silenced, task, track
-from rotquant.methods.spinquant import learn_rotations
+from rotquant.methods.spinquant.learning import learn_rotations
 from rotquant.metrics.perplexity import perplexity
 from rotquant.metrics.snr import end_to_end_snr
 from rotquant.recipes.presets import preset
@@ -376,8 +376,8 @@ def test_no_other_module_shows_progress() -> None:
 
 CALIBRATION = {"calibration": {"samples": 4, "sequence_length": 24}}
 CHANNELS = {"weights": {"scheme": {"granularity": "channel", "group_size": None}}}
-GENERATION = {"llm_qat": {"samples": 4, "sequence_length": 8, "steps": 2, "batch_size": 2}}
-TRAINING = {"omniquant": {"steps": 3, "batch_size": 2}}
+GENERATION = {"methods": {"llm_qat": {"samples": 4, "sequence_length": 8, "steps": 2, "batch_size": 2}}}
+TRAINING = {"methods": {"omniquant": {"steps": 3, "batch_size": 2}}}
 WEIGHTS: dict[str, tuple[dict, set[str]]] = {
     "gptq": ({}, {"GPTQ: layer"}),
     "quip-sharp": ({}, {"QuIP#: layer"}),
@@ -409,7 +409,7 @@ def test_making_weights_says_how_far_it_is(
 def test_learning_and_measuring_say_how_far_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = override(preset("spinquant-hard"), {"rotation": {"learning": {"steps": 3, "batch_size": 2}}}, "test")
+    recipe = override(preset("spinquant-hard"), {"methods": {"spinquant": {"steps": 3, "batch_size": 2}}}, "test")
     model, samples = tiny_model(), tiny_tokens(batch=4)
     with long_work(monkeypatch):
         learn_rotations(model, recipe, 0, samples)

@@ -9,14 +9,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from rotquant.foundation.errors import CheckpointError, RecipeError
-from rotquant.methods.quip import block_ldlq, quantize_quip_site
+from rotquant.methods.quip.rounding import block_ldlq, quantize_quip_site
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors import lattice
 from rotquant.tensors.lattice import LatticeWeight, absolute_values, decode, encode, incoherent, refine
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.gptq import inverse_factor
+from rotquant.weights.hessian import inverse_factor
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
@@ -190,7 +190,7 @@ def test_four_bits_are_close_to_the_model_and_two_are_not_far():
         stored = build_weights(tiny_model(), None, recipe, 0, SAMPLES, progress=False)
         with torch.no_grad(), quantized_forward(stored.model, recipe, stored.state):
             errors[bits] = error(exact, stored.model(tokens).logits)
-    rtn = override(RECIPE, {"quip": None, "weights": {"scheme": {"granularity": "channel"}}}, "test")
+    rtn = override(RECIPE, {"methods": {"quip": None}, "weights": {"scheme": {"granularity": "channel"}}}, "test")
     stored = build_weights(tiny_model(), None, rtn, 0, progress=False)
     with torch.no_grad():
         errors["rtn"] = error(exact, stored.model(tokens).logits)
@@ -203,7 +203,7 @@ def test_signs_belong_to_the_seed():
         build_weights(
             tiny_model(num_layers=1),
             None,
-            override(RECIPE, {"quip": {"seed": seed}}, "test"),
+            override(RECIPE, {"methods": {"quip": {"seed": seed}}}, "test"),
             0,
             SAMPLES,
             progress=False,
@@ -218,12 +218,12 @@ def test_signs_belong_to_the_seed():
     ("change", "problem"),
     [
         ({"weights": None}, "quip .* needs a weights section"),
-        ({"weights": {"gptq": {}}}, "quip rounds weights in its own way"),
+        ({"methods": {"gptq": {}}}, "quip and gptq both round the weights"),
         ({"weights": {"scheme": {"bits": 3}}}, "2 or 4 bits"),
         ({"weights": {"scheme": {"granularity": "channel"}}}, "granularity tensor"),
         ({"activations": {"bits": 8}}, "quip is for weights alone"),
-        ({"awq": {}}, "awq and quip both change the same weights"),
-        ({"calibration": None}, "need a calibration section"),
+        ({"methods": {"awq": {}}}, "quip and awq both change the same weights"),
+        ({"calibration": None}, "quip needs a calibration section"),
     ],
 )
 def test_meaningless_combinations_are_refused(change, problem):

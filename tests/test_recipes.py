@@ -1,6 +1,7 @@
 """Recipes and runs are validated data with one key per content; keys of the stages share what can be shared."""
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_runs_that_differ_only_at_run_time_share_their_weights():
     "change",
     [
         {"weights": {"scheme": {"bits": 3}}},
-        {"weights": {"gptq": None}},
+        {"methods": {"gptq": None}},
         {"weights": {"clip_norm": 2.4}},
         {"rotation": {"residual": "orthogonal"}},
         {"calibration": {"samples": 64}},
@@ -87,10 +88,10 @@ AT_8_BITS = {name: {"bits": 8} for name in ("activations", "attention_output")}
 @pytest.mark.parametrize(
     "change",
     [
-        {"weights": {"gptq": None}},
+        {"methods": {"gptq": None}},
         {"weights": {"scheme": {"bits": 3}}},
         {"weights": {"clip_search": False}},
-        {"weights": None},
+        {"weights": None, "methods": {"gptq": None}},
         {"calibration": {"samples": 64}},
     ],
 )
@@ -108,10 +109,10 @@ def test_rotations_learned_before_the_weights_are_quantized_serve_all_weights(ch
         {"keys": None, "values": None},
         {"rotation": {"mlp": False}},
         {"rotation": {"residual": "orthogonal"}},
-        {"rotation": {"learning": {"steps": 10}}},
-        {"rotation": {"learning": {"text": {"samples": 128}}}},
-        {"rotation": {"learning": {"text": {"corpus": "c4"}}}},
-        {"rotation": {"learning": {"network": "all"}}},
+        {"methods": {"spinquant": {"steps": 10}}},
+        {"methods": {"spinquant": {"text": {"samples": 128}}}},
+        {"methods": {"spinquant": {"text": {"corpus": "c4"}}}},
+        {"methods": {"spinquant": {"network": "all"}}},
     ],
 )
 def test_what_changes_learned_rotations_changes_their_key_and_that_of_the_weights(change):
@@ -121,8 +122,8 @@ def test_what_changes_learned_rotations_changes_their_key_and_that_of_the_weight
 
 
 def test_rotations_learned_with_quantized_weights_depend_on_their_scheme_and_not_on_gptq():
-    everything = override(HARD, {"rotation": {"learning": {"network": "all"}}}, "test")
-    gptq = run(override(everything, {"weights": {"gptq": None}}, "test"))
+    everything = override(HARD, {"methods": {"spinquant": {"network": "all"}}}, "test")
+    gptq = run(override(everything, {"methods": {"gptq": None}}, "test"))
     bits = run(override(everything, {"weights": {"scheme": {"bits": 3}}}, "test"))
     assert gptq.rotation_key == run(everything).rotation_key != bits.rotation_key
 
@@ -135,7 +136,7 @@ def test_learned_rotations_belong_to_a_seed_a_checkpoint_and_a_text():
 
 
 def test_only_recipes_that_learn_have_a_rotation_key():
-    drawn = override(HARD, {"rotation": {"learning": None}}, "test")
+    drawn = override(HARD, {"methods": {"spinquant": None}}, "test")
     assert [name for name in PRESETS if run(preset(name)).rotation_key] == ["spinquant-easy", "spinquant-hard"]
     assert run(drawn).rotation_key is None
     assert run(drawn).weights_key == run(override(drawn, {"keys": None, "values": None}, "test")).weights_key
@@ -146,8 +147,9 @@ def test_only_recipes_that_learn_have_a_rotation_key():
 def test_every_bit_width_of_the_papers_tables_is_a_recipe(name, learned):
     keys = set()
     for weights, inputs, cache in itertools.product((3, 4, 16), (4, 8, 16), (4, 8, 16)):
-        changes = {
+        changes: dict[str, Any] = {
             "weights": {"scheme": {"bits": weights}} if weights < 16 else None,
+            "methods": {} if weights < 16 else {"gptq": None},
             "activations": {"bits": inputs} if inputs < 16 else None,
             **{part: {"bits": cache} if cache < 16 else None for part in ("keys", "values")},
         }
@@ -155,7 +157,7 @@ def test_every_bit_width_of_the_papers_tables_is_a_recipe(name, learned):
             network = "activations" if min(inputs, cache) < 16 else "all"
             something = min(weights, inputs, cache) < 16
             changes["attention_output"] = changes["activations"]
-            changes["rotation"] = {"learning": {"network": network} if learned and something else None}
+            changes["methods"]["spinquant"] = {"network": network} if learned and something else None
         keys.add(run(override(preset(name), changes, "test")).key)
     assert len(keys) == 27
 
@@ -191,15 +193,22 @@ def test_calibration_text_does_not_matter_to_a_recipe_that_does_not_calibrate():
         ({"activations": {"group_size": 8}}, "group_size has no meaning for granularity 'token'"),
         ({"weights": {"scheme": {"granularity": "token"}}}, "weights take granularity"),
         ({"rotation": {"resid": "hadamard"}}, "rotation: unknown field 'resid'; nearest: residual"),
-        ({"calibration": None}, "need a calibration section"),
-        ({"smoothing": {}, "omniquant": {}}, "choose one"),
+        ({"calibration": None}, "gptq needs a calibration section"),
+        ({"methods": {"smoothquant": {}, "omniquant": {}}}, "smoothquant and omniquant both change the same weights"),
+        ({"methods": {"awq": {}, "smoothquant": None}}, "awq and gptq both round the weights: choose one"),
+        ({"methods": {"gptk": {}}}, "methods: unknown method 'gptk'; nearest: gptq"),
+        ({"methods": {"gptq": {"dampin": 0.1}}}, "methods.gptq: unknown field 'dampin'; nearest: damping"),
+        ({"weights": None}, "gptq rounds weights: it needs a weights section, or leave methods.gptq out too"),
         (
-            {"rotation": {"learning": {}}, "outliers": {"features": 8}},
-            "rotation.learning cannot be combined with outliers",
+            {"methods": {"spinquant": {}, "outliers": {"features": 8}}},
+            "spinquant cannot be combined with outliers",
         ),
-        ({"rotation": {"learning": {"network": "all"}}, "weights": None}, "network 'all' needs a weights section"),
         (
-            {"rotation": {"learning": {}}, "activations": None, "keys": None, "values": None},
+            {"methods": {"spinquant": {"network": "all"}, "gptq": None}, "weights": None},
+            "network 'all' needs a weights section",
+        ),
+        (
+            {"methods": {"spinquant": {}}, "activations": None, "keys": None, "values": None},
             "network 'activations' needs an activations, keys or values section",
         ),
     ],
@@ -216,7 +225,7 @@ def test_an_unknown_method_names_the_nearest():
 
 
 @pytest.mark.parametrize(
-    "change", [{"calibration": {"corpus": "pile"}}, {"rotation": {"learning": {"text": {"corpus": "pile"}}}}]
+    "change", [{"calibration": {"corpus": "pile"}}, {"methods": {"spinquant": {"text": {"corpus": "pile"}}}}]
 )
 def test_an_undefined_corpus_is_named(change):
     recipe = override(HARD, change, "recipe")

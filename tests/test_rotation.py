@@ -12,7 +12,7 @@ from rotquant.models.architectures import architecture_of, decoder_layers, embed
 from rotquant.models.rotation.fusing import check_rotation, fuse_norms, rotate
 from rotquant.models.rotation.matrices import Rotations, initial_rotations
 from rotquant.models.simulation.wrapping import Wrapping, wrap
-from rotquant.recipes.schemes import RotationLearning, RotationScheme
+from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors import hadamard
 from tests.invariance import invariance_error
 from tests.models import FAMILIES, tiny_model, tiny_tokens
@@ -172,7 +172,7 @@ def test_logits_stay_with_given_rotations_on_awkward_shapes(family: str, shape: 
     arguments, heads = SHAPES[shape]
     biases = {} if family == "phi3" else {"attention_bias": True}
     model = tiny_model(family, dtype=torch.float64, num_layers=2, **arguments, **biases)
-    scheme = RotationScheme(values="random_hadamard", heads=heads, learning=RotationLearning())
+    scheme = RotationScheme(values="random_hadamard", heads=heads)
     error = invariance_error(model, scheme, seed=0, input_ids=tiny_tokens(), rotations=learned(model))
     assert error <= FLOAT64_BOUND
 
@@ -208,7 +208,6 @@ def test_rotations_that_do_not_fit_are_refused_before_any_weight_is_touched() ->
         (RotationScheme(), Rotations(fitting.residual, fitting.values[:1]), "and 1 R2"),
         (RotationScheme(), Rotations(fitting.residual[:32, :32], fitting.values), r"residual has shape \(32, 32\)"),
         (RotationScheme(), Rotations(1.01 * fitting.residual, fitting.values), "residual is not orthogonal"),
-        (RotationScheme(learning=RotationLearning()), None, "learn them first"),
     ):
         with pytest.raises(RecipeError, match=message):
             rotate(model, scheme, rotations=rotations)

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from rotquant.methods.smoothquant import SMALLEST, smooth, smooth_site, smoothing_scale, weight_maxima
+from rotquant.methods.smoothquant import SmoothQuant
+from rotquant.methods.smoothquant.scaling import SMALLEST, smooth, smooth_site, smoothing_scale, weight_maxima
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.statistics import collect_statistics
 from rotquant.models.stream import capture_layer_inputs
-from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, Smoothing
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import fake_quantize
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 
@@ -65,7 +66,7 @@ def test_smoothing_does_not_change_the_logits(family):
     tokens = tiny_tokens()
     with torch.no_grad():
         before = model(tokens).logits
-        smooth(model, Smoothing(), site_maxima(model, tokens))
+        smooth(model, SmoothQuant(), site_maxima(model, tokens))
         after = model(tokens).logits
     # Exact in real numbers; float64 rounding through two layers of logits of size ~10 leaves about 1e-13.
     assert (after - before).abs().max() < 1e-10
@@ -77,7 +78,7 @@ def test_a_rotated_model_can_be_smoothed_too():
     tokens = tiny_tokens()
     with torch.no_grad():
         before = model(tokens).logits
-        smooth(model, Smoothing(), site_maxima(model, tokens))
+        smooth(model, SmoothQuant(), site_maxima(model, tokens))
         assert (model(tokens).logits - before).abs().max() < 1e-10
 
 
@@ -85,7 +86,7 @@ def test_smoothing_shrinks_planted_outliers_and_touches_only_sites_behind_a_norm
     model, tokens = plant_outliers(tiny_model()), tiny_tokens()
     down = decoder_layers(model)[0].mlp.down_proj.weight.clone()
     before = site_maxima(model, tokens)
-    smooth(model, Smoothing(), before)
+    smooth(model, SmoothQuant(), before)
     after = site_maxima(model, tokens)
     for name in ("attention_input", "mlp_input"):
         spread = [maxima[0][name].max() / maxima[0][name].median() for maxima in (before, after)]

@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rotquant.foundation.errors import RecipeError, ResultError, RotquantError
-from rotquant.methods import spinquant, spinquant_network
-from rotquant.methods.spinquant import Learned, learn_rotations, learning_rate
-from rotquant.methods.spinquant_network import quantized_network
+from rotquant.methods.spinquant import SpinQuant
+from rotquant.methods.spinquant import learning as spinquant
+from rotquant.methods.spinquant import network as spinquant_network
+from rotquant.methods.spinquant.learning import learn_rotations, learning_rate
+from rotquant.methods.spinquant.network import quantized_network
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, lm_head
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.rotation.matrices import Rotations, initial_rotations
+from rotquant.models.rotation.matrices import Learned, Rotations, initial_rotations
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import QuantizationScheme, RotationLearning, RotationScheme, WeightQuantization
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.tensors.stiefel import orthonormality_error, tangent
 from rotquant.training import loop
@@ -41,8 +43,8 @@ SAMPLES = tiny_tokens(batch=6, tokens=16)
 
 def recipe(rotation: dict[str, Any] | None = None, learning: dict[str, Any] | None = None, **changes: Any) -> Recipe:
     """SpinQuant-hard W4A4KV4 with few steps; changes to its parts."""
-    settings = RotationLearning(**{"steps": 4, "batch_size": 2, **(learning or {})})
-    scheme = RotationScheme(**{"values": "random_hadamard", "heads": False, "learning": settings, **(rotation or {})})
+    settings = SpinQuant(**{"steps": 4, "batch_size": 2, **(learning or {})})
+    scheme = RotationScheme(**{"values": "random_hadamard", "heads": False, **(rotation or {})})
     parts = {
         "weights": WeightQuantization(scheme=WEIGHTS, clip_search=False),
         "activations": INPUTS,
@@ -50,7 +52,7 @@ def recipe(rotation: dict[str, Any] | None = None, learning: dict[str, Any] | No
         "keys": PER_HEAD,
         "values": PER_HEAD,
     }
-    return Recipe(rotation=scheme, **{**parts, **changes})
+    return Recipe(rotation=scheme, **{**parts, "methods": {"spinquant": settings}, **changes})
 
 
 def drawn(model: nn.Module, of: Recipe, seed: int = 4) -> Rotations:
@@ -68,7 +70,7 @@ def rotated_network(model: nn.Module, of: Recipe, rotations: Rotations) -> Itera
     """A copy that is rotated, its weights rounded where learning sees them rounded, and wrapped."""
     model = copy.deepcopy(model)
     rotate(model, of.rotation, rotations=rotations)
-    if of.rotation.learning.network == "all":
+    if SpinQuant.of(of).network == "all":
         for layer in decoder_layers(model):
             for name in architecture_of(model).linears:
                 weight = layer.get_submodule(name).weight
@@ -337,7 +339,7 @@ def gradients(gradient: str) -> tuple[Tensor, ...]:
     x, towards = (torch.randn(5, 64, dtype=torch.float64, generator=generator) for _ in range(2))
     of, model = recipe(learning={"gradient": gradient}), tiny_model()
     rotation = drawn(model, of).residual.requires_grad_()
-    basis = spinquant_network.Bases.of(architecture_of(model), of.rotation, rotation, None).residual
+    basis = spinquant_network.Bases.of(architecture_of(model), of.rotation, gradient, rotation, None).residual
     x.requires_grad_()
     y = spinquant_network.LearningNetwork().quantize(x, INPUTS, basis, "place")
     (y * towards).sum().backward()
@@ -372,15 +374,15 @@ def test_the_gradient_through_the_errors_is_that_of_equation_5() -> None:
 
 
 def test_the_rate_falls_to_zero_linearly_as_the_paper_says_or_as_a_cosine() -> None:
-    linear, cosine = (RotationLearning(steps=100, schedule=schedule) for schedule in ("linear", "cosine"))
+    linear, cosine = (SpinQuant(steps=100, schedule=schedule) for schedule in ("linear", "cosine"))
     assert [learning_rate(linear, step) for step in (0, 50, 100)] == pytest.approx([1.5, 0.75, 0.0])
     assert [learning_rate(cosine, step) for step in (0, 50, 100)] == pytest.approx([1.5, 0.75, 0.0])
     assert learning_rate(cosine, 25) == pytest.approx(1.5 * (1 + math.sqrt(0.5)) / 2)
 
 
 def test_recipes_that_learn_nothing_or_do_not_fit_the_model_are_refused() -> None:
-    for of in (Recipe(), recipe({"learning": None})):
-        with pytest.raises(RecipeError, match="learns no rotations"):
+    for of in (Recipe(), recipe(methods={})):
+        with pytest.raises(RecipeError, match="the recipe has no method spinquant"):
             learn(tiny_model(), of)
     with pytest.raises(RecipeError, match=r"size 90 .*mlp: false"):
         learn(tiny_model(intermediate_size=90))

@@ -21,8 +21,8 @@ from rotquant.study.results import HISTORY_FILE, RunResult, rotation_path, run_p
 from tests.project import CONFIG, Copy
 from tests.reports import changed, page
 
-ROTATED = {"rotation": {"learning": None}, "keys": None, "values": None, "weights": {"gptq": None}}
-LEARNED = {**ROTATED, "rotation": {"learning": {"network": "all"}}}
+ROTATED = {"methods": {"spinquant": None, "gptq": None}, "keys": None, "values": None}
+LEARNED = {**ROTATED, "methods": {"spinquant": {"network": "all"}, "gptq": None}}
 LAYERS = 4
 
 

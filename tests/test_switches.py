@@ -4,19 +4,15 @@ import pytest
 import torch
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.methods.gptq import GPTQ
+from rotquant.methods.outliers import OutlierFeatures
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.wrapping import Wrapping
 from rotquant.recipes.recipe import Recipe, Run, override
-from rotquant.recipes.schemes import (
-    GPTQ,
-    Calibration,
-    OutlierFeatures,
-    QuantizationScheme,
-    RotationScheme,
-    WeightQuantization,
-)
+from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.tensors.quantization import ColumnSplit
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.gptq import Hessian
+from rotquant.weights.hessian import Hessian
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 from tests.test_weights import assert_gptq_by_hand
 
@@ -24,13 +20,14 @@ SAMPLES = tiny_tokens(batch=4, tokens=24, seed=5)
 CACHE = QuantizationScheme(bits=4, symmetric=False, granularity="head", clip_ratio=0.95)
 QUAROT = Recipe(
     rotation=RotationScheme(),
-    weights=WeightQuantization(scheme=QuantizationScheme(bits=4, granularity="channel"), gptq=GPTQ()),
+    methods={"gptq": GPTQ()},
+    weights=WeightQuantization(scheme=QuantizationScheme(bits=4, granularity="channel")),
     activations=QuantizationScheme(bits=4, clip_ratio=0.9),
     keys=CACHE,
     values=CACHE,
     calibration=Calibration(samples=4, sequence_length=24),
 )
-QUANTIZED_INPUTS = {"weights": {"gptq": {"hessian_inputs": "quantized"}}}
+QUANTIZED_INPUTS = {"methods": {"gptq": {"hessian_inputs": "quantized"}}}
 
 
 CORPORA = {"wikitext2": {"name": "docstrings", "source": "docstrings"}}
@@ -69,13 +66,13 @@ def test_gptq_on_quantized_inputs_leaves_outlier_features_as_floats(monkeypatch:
     add = Hessian.add
     monkeypatch.setattr(Hessian, "add", lambda self, x: seen.append(x) or add(self, x))
     recipe = Recipe(
-        outliers=OutlierFeatures(features=4),
-        weights=WeightQuantization(scheme=QUAROT.weights.scheme, gptq=GPTQ(hessian_inputs="quantized")),
+        methods={"outliers": OutlierFeatures(features=4), "gptq": GPTQ(hessian_inputs="quantized")},
+        weights=QUAROT.weights,
         activations=QuantizationScheme(bits=4),
         calibration=QUAROT.calibration,
     )
     stored = build_weights(tiny_model(), None, recipe, 0, SAMPLES, progress=False)
-    split = stored.state.splits[0, "attention_input"]
+    split = ColumnSplit(stored.state.tensors["outliers"]["0.attention_input"], 4)
     token = seen[0][0, 0]
     normal = token[split.normal_columns]
     assert len(normal.unique()) <= 16

@@ -17,7 +17,7 @@ from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
 from rotquant.study import project as projects
 from rotquant.study.configuration import plain
-from rotquant.study.digests import SOURCES, STAGES, code_digest
+from rotquant.study.digests import SOURCES, STAGES, code_digest, method_entries
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
 
 
@@ -82,12 +82,12 @@ def test_group_sizes_and_outliers_are_the_slots(shipped: Path) -> None:
     cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in project.cells("quarot_table1")}
     grouped = cells["QuaRot-128G", "Llama-2-7B"]
     assert grouped.weights.scheme.group_size == grouped.activations.group_size == slot.group_sizes[128]
-    assert cells["QUIK-4B", "Llama-2-7B"].outliers.features == slot.outlier_features[256]
+    assert cells["QUIK-4B", "Llama-2-7B"].methods["outliers"].features == slot.outlier_features[256]
     assert cells["QuaRot", "Llama-2-7B"].calibration.samples == slot.calibration["samples"]
     paper = projects.load_project([REPOSITORY / "config/paper.yaml"], root=shipped)
     cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in paper.cells("quarot_table1")}
     assert cells["QuaRot-128G", "Llama-2-70B"].weights.scheme.group_size == 128
-    assert cells["QUIK-4B", "Llama-2-70B"].outliers.features == 256
+    assert cells["QUIK-4B", "Llama-2-70B"].methods["outliers"].features == 256
     assert cells["QuaRot", "Llama-2-7B"].calibration.sequence_length == 2048
 
 
@@ -146,8 +146,8 @@ LEARNING = {
     "id": "quarot_table1",
     "rows": [
         {"name": "Baseline", "method": "baseline"},
-        {"name": "Learned", "method": "spinquant-hard", "recipe": {"weights": {"gptq": None}}},
-        {"name": "Ten", "method": "spinquant-hard", "recipe": {"rotation": {"learning": {"steps": 10}}}},
+        {"name": "Learned", "method": "spinquant-hard", "recipe": {"methods": {"gptq": None}}},
+        {"name": "Ten", "method": "spinquant-hard", "recipe": {"methods": {"spinquant": {"steps": 10}}}},
     ],
     "claims": [],
 }
@@ -161,9 +161,9 @@ def learning_tables(**fields: Any) -> dict[str, Any]:
 
 
 def test_amounts_of_learning_are_the_slots_where_the_row_does_not_say_its_own(tmp_path: Path) -> None:
-    config = merge(CONFIG, {"slots": {"Llama-2-13B": {"learning": {"text": {"samples": 2}}}}})
+    config = merge(CONFIG, {"slots": {"Llama-2-13B": {"methods": {"spinquant": {"text": {"samples": 2}}}}}})
     project = load(tmp_path, learning_tables(), config)
-    found = {(cell.row, cell.column): cell.runs[0].recipe.learning for cell in project.cells("quarot_table1")}
+    found = {(cell.row, cell.column): cell.runs[0].recipe.learner for cell in project.cells("quarot_table1")}
     assert found["Learned", "Llama-2-7B"].model_dump(include={"steps", "batch_size"}) == {"steps": 3, "batch_size": 2}
     texts = {
         place: (learning.text.samples, learning.text.sequence_length) for place, learning in found.items() if learning
@@ -310,19 +310,20 @@ def test_expanding_tables_imports_no_torch() -> None:
 
 
 def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
-    modules = {stage: SOURCES.modules(*entries) for stage, entries in STAGES.items()}
-    built = {"rotquant.weights.gptq", "rotquant.models.rotation.fusing", "rotquant.tensors.quantization"}
+    recipe = preset("spinquant-hard")
+    modules = {stage: SOURCES.modules(*begin, *method_entries(stage, recipe)) for stage, begin in STAGES.items()}
+    built = {"rotquant.methods.gptq.columns", "rotquant.models.rotation.fusing", "rotquant.tensors.quantization"}
     assert built <= modules["weights"]
     assert "rotquant.metrics.perplexity" in modules["runs"]
     for stage in ("weights", "runs"):
         assert not {name for name in modules[stage] if "reporting" in name or "commands" in name}
         assert not {"rotquant.study.tables", "rotquant.study.digests", "rotquant.study.sources"} & modules[stage]
-    assert not {"rotquant.weights.gptq", "rotquant.study.stages.runs"} & modules["reports"]
+    assert not {"rotquant.methods.gptq.columns", "rotquant.study.stages.runs"} & modules["reports"]
     plain, full = preset("quarot-rtn"), preset("quarot")
-    assert code_digest("weights", full) != code_digest("weights", plain)  # only the one needs rotquant.weights.gptq
+    assert code_digest("weights", full) != code_digest("weights", plain)  # only the one needs rotquant.methods.gptq
     assert code_digest("weights", plain) == code_digest("weights", preset("rtn"))
     learned = preset("spinquant-hard")
-    drawn = override(learned, {"rotation": {"learning": None}}, "test")
+    drawn = override(learned, {"methods": {"spinquant": None}}, "test")
     # An edit of Cayley SGD leaves stored weights alone: what was learned comes to them as a file.
     assert code_digest("weights", learned) == code_digest("weights", drawn) == code_digest("weights", full)
     assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= modules["rotations"]

@@ -236,7 +236,7 @@ def test_a_speed_table_is_one_run_with_its_cells_as_metrics_and_a_new_record_tak
     assert len(run.data.metrics) == 6
 
 
-LEARNED = {"name": "Learned", "method": "spinquant-easy", "recipe": {"weights": {"gptq": None}}}
+LEARNED = {"name": "Learned", "method": "spinquant-easy", "recipe": {"methods": {"gptq": None}}}
 HISTORY = [
     {
         "step": step,
@@ -252,7 +252,7 @@ HISTORY = [
 
 
 def learned_record(run: Any, loss: float = 3.0) -> dict[str, Any]:
-    settings = run.recipe.learning.model_dump(mode="json")
+    settings = run.recipe.methods["spinquant"].model_dump(mode="json")
     return {
         **environment(),
         "code_digest": "0123456789abcdef",
@@ -295,7 +295,7 @@ def test_a_learned_rotation_is_a_run_with_the_history_of_its_learning(project: P
     expected = {"seed": str(first.seed), "rotquant.table.quarot_table1": "Learned / Llama-2-7B"}
     assert {name: shown.data.tags.get(name) for name in expected} == expected
     assert shown.data.tags["mlflow.parentRunId"] == logged.parent
-    assert shown.data.params["learning.steps"] == str(first.recipe.learning.steps)
+    assert shown.data.params["learning.steps"] == str(first.recipe.methods["spinquant"].steps)
     with tracking.opened(project.root) as found:
         client = found.client
     for name, steps in {"loss": [0, 1, 2], "orthonormality": [0, 1, 2], "end_to_end_snr": [0, 2]}.items():

@@ -16,6 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from rotquant.foundation.errors import CheckpointError, RecipeError, ResultError, RotquantError
+from rotquant.methods.gptq import GPTQ
+from rotquant.methods.gptq.columns import quantize_gptq
+from rotquant.methods.omniquant import OmniQuant
+from rotquant.methods.outliers import OutlierFeatures
+from rotquant.methods.smoothquant import SmoothQuant
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.checkpoints import load_checkpoint
 from rotquant.models.rotation.fusing import rotate
@@ -23,19 +28,10 @@ from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
-from rotquant.recipes.schemes import (
-    GPTQ,
-    Calibration,
-    OmniQuant,
-    OutlierFeatures,
-    QuantizationScheme,
-    RotationScheme,
-    Smoothing,
-    WeightQuantization,
-)
-from rotquant.tensors.quantization import choose_qparams
+from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.tensors.quantization import ColumnSplit, choose_qparams
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.gptq import Hessian, quantize_gptq
+from rotquant.weights.hessian import Hessian
 from rotquant.weights.rtn import quantize_rtn
 from rotquant.weights.storage import (
     QuantizedState,
@@ -58,39 +54,52 @@ CALIBRATION = Calibration(samples=6, sequence_length=24)
 SAMPLES = tiny_tokens(batch=6, tokens=24, seed=5)
 
 
-def weights(scheme: QuantizationScheme = CHANNEL, gptq: bool = True, **options: object) -> WeightQuantization:
-    return WeightQuantization(scheme=scheme, gptq=GPTQ() if gptq else None, **options)
+def weights(scheme: QuantizationScheme = CHANNEL, **options: object) -> WeightQuantization:
+    return WeightQuantization(scheme=scheme, **options)
+
+
+BY_GPTQ = {"gptq": GPTQ()}
 
 
 ROTATED_GPTQ = Recipe(
-    rotation=RotationScheme(), weights=weights(), activations=INPUTS, keys=CACHE, values=CACHE, calibration=CALIBRATION
+    rotation=RotationScheme(),
+    methods=BY_GPTQ,
+    weights=weights(),
+    activations=INPUTS,
+    keys=CACHE,
+    values=CACHE,
+    calibration=CALIBRATION,
 )
 RECIPES = {
     "rotation": Recipe(rotation=RotationScheme()),
-    "rtn": Recipe(weights=weights(gptq=False), activations=INPUTS, keys=CACHE, values=CACHE),
-    "rtn-8-bit": Recipe(weights=weights(QuantizationScheme(bits=8, granularity="channel"), gptq=False)),
+    "rtn": Recipe(weights=weights(), activations=INPUTS, keys=CACHE, values=CACHE),
+    "rtn-8-bit": Recipe(weights=weights(QuantizationScheme(bits=8, granularity="channel"))),
     "asymmetric-3-bit": Recipe(
         rotation=RotationScheme(),
+        methods=BY_GPTQ,
         weights=weights(QuantizationScheme(bits=3, granularity="group", group_size=16, symmetric=False)),
         calibration=CALIBRATION,
     ),
-    "per-tensor": Recipe(weights=weights(QuantizationScheme(bits=4, granularity="tensor"), gptq=False)),
+    "per-tensor": Recipe(weights=weights(QuantizationScheme(bits=4, granularity="tensor"))),
     "quarot": ROTATED_GPTQ,
-    "act-order": Recipe(weights=WeightQuantization(scheme=GROUPS, gptq=GPTQ(act_order=True)), calibration=CALIBRATION),
+    "act-order": Recipe(methods={"gptq": GPTQ(act_order=True)}, weights=weights(GROUPS), calibration=CALIBRATION),
     "smoothquant": Recipe(
-        smoothing=Smoothing(), weights=weights(gptq=False), activations=INPUTS, calibration=CALIBRATION
+        methods={"smoothquant": SmoothQuant()}, weights=weights(), activations=INPUTS, calibration=CALIBRATION
     ),
     "omniquant": Recipe(
-        omniquant=OmniQuant(steps=3),
-        weights=weights(gptq=False, clip_search=False),
+        methods={"omniquant": OmniQuant(steps=3)},
+        weights=weights(clip_search=False),
         activations=INPUTS,
         calibration=CALIBRATION,
     ),
     "quik": Recipe(
-        outliers=OutlierFeatures(features=5), weights=weights(), activations=INPUTS, calibration=CALIBRATION
+        methods={"outliers": OutlierFeatures(features=5), **BY_GPTQ},
+        weights=weights(),
+        activations=INPUTS,
+        calibration=CALIBRATION,
     ),
     "atom": Recipe(
-        outliers=OutlierFeatures(features=8, bits=8, statistic="square"),
+        methods={"outliers": OutlierFeatures(features=8, bits=8, statistic="square"), **BY_GPTQ},
         weights=weights(GROUPS),
         activations=QuantizationScheme(bits=4, granularity="group", group_size=8),
         keys=CACHE,
@@ -99,7 +108,7 @@ RECIPES = {
     ),
     "static": Recipe(
         rotation=RotationScheme(),
-        weights=weights(gptq=False),
+        weights=weights(),
         activations=QuantizationScheme(bits=8, granularity="tensor", dynamic=False, clip_ratio=0.9),
         calibration=CALIBRATION,
     ),
@@ -117,8 +126,8 @@ def logits(model: torch.nn.Module, recipe: Recipe, state: QuantizedState | None)
 
 
 def test_learned_rotations_are_those_that_are_given_and_are_asked_for_where_they_are_missing():
-    drawn = override(preset("spinquant-hard"), {"weights": {"gptq": None}, "rotation": {"learning": None}}, "test")
-    learning = override(drawn, {"rotation": {"learning": {}}}, "test")
+    drawn = override(preset("spinquant-hard"), {"methods": {"gptq": None, "spinquant": None}}, "test")
+    learning = override(drawn, {"methods": {"spinquant": {}}}, "test")
     other = initial_rotations(architecture_of(tiny_model()), learning.rotation, seed=9)
     given_ones = build_weights(tiny_model(), None, learning, seed=0, rotations=other)
     drawn_ones = build_weights(tiny_model(), None, drawn, seed=9)
@@ -130,7 +139,11 @@ def test_learned_rotations_are_those_that_are_given_and_are_asked_for_where_they
 
 
 def test_the_input_of_o_proj_is_quantized_per_head_where_the_recipe_says_so():
-    recipe = override(preset("spinquant-easy"), {"weights": None, "rotation": None, "calibration": None}, "test")
+    recipe = override(
+        preset("spinquant-easy"),
+        {"methods": {"spinquant": None, "gptq": None}, "weights": None, "rotation": None},
+        "test",
+    )
     tokens, outputs = tiny_tokens(), {}
     for name, changes in {"token": {"attention_output": None}, "head": {}}.items():
         model = tiny_model()
@@ -202,6 +215,7 @@ def assert_gptq_by_hand(stored: StoredModel, model: nn.Module, running: Wrapping
 
     model: float64, rotated, weights as they were; running: what acts on the inputs that GPTQ sees.
     """
+    recipe = stored.manifest.recipe
     with wrap(model, running), torch.no_grad():
         for index, layer in enumerate(decoder_layers(model)):
             for site in architecture_of(model).sites:
@@ -211,7 +225,7 @@ def assert_gptq_by_hand(stored: StoredModel, model: nn.Module, running: Wrapping
                 model(samples, use_cache=False)
                 hook.remove()
                 for name, linear in zip(site.linears, linears, strict=True):
-                    quantized = quantize_gptq(linear.weight, hessian.matrix, stored.manifest.recipe.weights)
+                    quantized = quantize_gptq(linear.weight, hessian.matrix, recipe.rounded, GPTQ.of(recipe))
                     linear.weight.copy_(quantized.dequantize(torch.float64))
                     # float64: sums in another order differ by 1e-15, no weight lies that close to a tie
                     assert torch.equal(stored.weights[f"model.layers.{index}.{name}.weight"].codes, quantized.codes)
@@ -235,8 +249,8 @@ def test_calibration_may_be_batched_in_any_way() -> None:
 
 
 def test_gptq_keeps_the_hidden_states_closer_than_rounding_to_nearest() -> None:
-    rtn = Recipe(rotation=RotationScheme(), weights=weights(gptq=False), calibration=CALIBRATION)
-    gptq = Recipe(rotation=RotationScheme(), weights=weights(), calibration=CALIBRATION)
+    rtn = Recipe(rotation=RotationScheme(), weights=weights(), calibration=CALIBRATION)
+    gptq = Recipe(rotation=RotationScheme(), methods=BY_GPTQ, weights=weights(), calibration=CALIBRATION)
     with torch.no_grad():
         expected = tiny_model()(SAMPLES).logits
     errors = {}
@@ -278,8 +292,10 @@ def test_static_scales_cover_the_calibration_text() -> None:
 
 def test_outlier_columns_stay_in_higher_precision() -> None:
     original, stored = tiny_model(), build(RECIPES["quik"])
-    for (index, site), split in stored.state.splits.items():
-        assert split.outliers == 5
+    kept = stored.state.tensors["outliers"]
+    assert len(kept) == 2 * 4
+    for place, permutation in kept.items():
+        (index, site), split = place.split("."), ColumnSplit(permutation, 5)
         name = architecture_of(original).site(site).linears[0]
         weight = stored.weights[f"model.layers.{index}.{name}.weight"]
         assert torch.equal(weight.columns, split.permutation)
@@ -304,7 +320,7 @@ def test_the_runtime_part_of_the_recipe_may_change_but_not_the_stored_part() -> 
     [
         (ROTATED_GPTQ, "needs calibration text"),
         (
-            Recipe(weights=weights(QuantizationScheme(bits=4, granularity="group", group_size=24), gptq=False)),
+            Recipe(weights=weights(QuantizationScheme(bits=4, granularity="group", group_size=24))),
             "group size 24",
         ),
         (Recipe(activations=QuantizationScheme(bits=4, granularity="group", group_size=24)), "group size 24"),
@@ -330,7 +346,9 @@ def test_activations_that_overflow_are_reported_with_their_place() -> None:
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight.fill_(3e38)
     with pytest.raises(RotquantError, match=r"layer 1, attention_output: calibration activations are not finite"):
-        build_weights(model, None, Recipe(weights=weights(), calibration=CALIBRATION), 0, SAMPLES, progress=False)
+        build_weights(
+            model, None, Recipe(methods=BY_GPTQ, weights=weights(), calibration=CALIBRATION), 0, SAMPLES, progress=False
+        )
 
 
 @hypothesis_settings(max_examples=50, deadline=None)
@@ -395,7 +413,7 @@ UP = "model.layers.0.mlp.up_proj.weight"
     [
         (lambda f: (f / "rotquant.json").unlink(), ResultError, "manifest .* does not exist"),
         (lambda f: (f / "rotquant.json").write_text('{"format'), ResultError, "manifest .* is damaged"),
-        (lambda f: edit_manifest(f, format_version=7), ResultError, "has format version 7, this rotquant reads 1"),
+        (lambda f: edit_manifest(f, format_version=7), ResultError, "has format version 7, this rotquant reads 2"),
         (lambda f: edit_manifest(f, seed="red"), ResultError, r"manifest .* is damaged \(seed"),
         (lambda f: edit_manifest(f, quantized={}), CheckpointError, "it lacks"),
         (truncate, CheckpointError, "is truncated or damaged"),
@@ -412,9 +430,9 @@ UP = "model.layers.0.mlp.up_proj.weight"
             r"up_proj.weight.codes has shape \[95, 28\], expected",
         ),
         (
-            lambda f: edit_tensors(f, lambda t: t.pop("rotquant.sites.1.mlp_output.permutation")),
+            lambda f: edit_tensors(f, lambda t: t.pop("rotquant.methods.outliers.1.mlp_output")),
             CheckpointError,
-            "rotquant.sites.1.mlp_output.permutation is missing",
+            "rotquant.methods.outliers.1.mlp_output is missing",
         ),
         (
             lambda f: edit_tensors(f, lambda t: t.pop("model.norm.weight")),
@@ -441,7 +459,7 @@ def test_a_damaged_folder_is_one_sentence(folder: Path, damage: object, error: t
 def test_the_manifest_says_how_the_weights_were_made(good_folder: Path) -> None:
     manifest = read_manifest(good_folder)
     assert manifest.source == {"checkpoint": "tiny"}
-    assert manifest.seconds.keys() == {"outliers", "weights"}
+    assert manifest.seconds.keys() == {"outlier features", "GPTQ"}
     assert manifest.quantized[UP] == (96, 64)
     assert manifest.versions["torch"] == metadata.version("torch")
     assert is_quantized_folder(good_folder)
@@ -452,7 +470,7 @@ def test_a_manifest_is_what_its_file_says_and_does_not_run_a_model(good_folder: 
     assert manifest.model_dump(mode="json") == json.loads((good_folder / "rotquant.json").read_text())
     model, _, state = load_quantized(good_folder)
     assert state.manifest == manifest
-    with pytest.raises(AttributeError, match="splits"):  # without the outlier features another function would run
+    with pytest.raises(AttributeError, match="static"):  # without the outlier features another function would run
         quantized_forward(model, manifest.recipe, manifest)
 
 
@@ -466,7 +484,7 @@ def test_transformers_refuses_the_folder_instead_of_inventing_weights(good_folde
 
 
 def test_large_models_are_stored_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rotquant.weights.storage._LARGEST_SHARD", "30KB")
+    monkeypatch.setattr("rotquant.models.shards.LARGEST_SHARD", "30KB")
     stored = build(ROTATED_GPTQ)
     save_quantized(tmp_path / "model", stored)
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1

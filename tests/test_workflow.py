@@ -145,12 +145,12 @@ def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(com
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """A project whose table has two rows on the same learned rotations, and one without, on one model."""
     project = one_column(tmp_path_factory.mktemp("learned"), figure=False)
-    rtn = {"weights": {"gptq": None}}
+    rtn = {"methods": {"gptq": None}}
     rows = [
         {"name": "Baseline", "method": "baseline"},
         {"name": "GPTQ", "method": "spinquant-hard"},
         {"name": "RTN", "method": "spinquant-hard", "recipe": rtn},
-        {"name": "Hadamard", "method": "spinquant-hard", "recipe": {**rtn, "rotation": {"learning": None}}},
+        {"name": "Hadamard", "method": "spinquant-hard", "recipe": {**rtn, "methods": {"spinquant": None}}},
     ]
     (table,) = TABLES["tables"]
     fields = {key: value for key, value in table.items() if key not in ("figure", "published")}
@@ -288,8 +288,8 @@ def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Pa
     project.write("workflow/papers/quarot/published/small.csv", published)
     project.set_tables({**TABLES, "tables": [{**table, "rows": rows, "claims": []}]})
     slots = {name: {**CONFIG["slots"][name], "group_sizes": {128: 16}} for name in CONFIG["slots"]}
-    learning = {**CONFIG["learning"], "steps": 60}
-    project.set_config({**CONFIG, "slots": slots, "seeds": [1], "tracking": True, "learning": learning})
+    learning = {"spinquant": {**CONFIG["methods"]["spinquant"], "steps": 60}}
+    project.set_config({**CONFIG, "slots": slots, "seeds": [1], "tracking": True, "methods": learning})
 
     status, output = project.snakemake(REPORT, "reports/index.md", timeout=300)
     assert status == 0, output + "".join(log.decode() for log in project.read("logs/**/*.log").values())

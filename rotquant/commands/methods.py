@@ -6,29 +6,38 @@ All that is shown is read from `rotquant.recipes` and from the documentation of 
 import inspect
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
-from rich.table import Table
+from rich.table import Column, Table
 
 from rotquant.commands.options import Changes, changed, print_table
 from rotquant.foundation.data import field_meanings
-from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.method import ROLES
+from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.registry import find_method, method_names
 
 
 def methods() -> None:
     """List the methods that `rotquant quantize --method` takes: weights, inputs and KV cache in bits, what it is.
 
+    Below them, what recipes are made of: `--set methods.NAME={}` adds one to a recipe, null takes it out.
+
     Example: `rotquant methods`, then `rotquant recipe quarot` for one of them
     """
     table = Table("method", "W-A-KV", "what it is")
-    for name, make in PRESETS.items():
+    for name, make in all_presets().items():
         table.add_row(name, _widths(make()), _first_paragraph(make))
     print_table(table)
+    parts = Table(Column("in a recipe", no_wrap=True), "does", "what it is")
+    for method in map(find_method, method_names()):
+        roles = ", ".join(role for role in ROLES if role in method.roles)
+        parts.add_row(f"methods.{method.name}", roles, f"{_first_paragraph(method)} [{method.source}]")
+    print_table(parts)
 
 
 def recipe(
@@ -52,7 +61,7 @@ def recipe(
     elif format == "yaml":
         typer.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
     else:
-        typer.echo(f"{method}: {_first_paragraph(PRESETS[method])}\n")
+        typer.echo(f"{method}: {_first_paragraph(all_presets()[method])}\n")
         table = Table("field", "value", "default", "meaning")
         for path, value, default, meaning in _rows(Recipe, data):
             table.add_row(path, value, default, meaning)
@@ -77,13 +86,25 @@ def _rows(
     for name, field in section.model_fields.items():
         value, inner = values[name], _section(field.annotation)
         usual = field.default if default is None else getattr(default, name)
-        if inner:
+        if get_origin(field.annotation) is dict:  # of methods, the only one in a recipe
+            yield path + name, "", "", meanings[name]
+            yield from _method_rows(values[name])
+        elif inner:
             yield path + name, "" if value else "null", "", f"{meanings[name]} {_first_paragraph(inner)}"
             if value:
                 usual = usual if isinstance(usual, BaseModel) else None
                 yield from _rows(inner, value, usual, f"{path}{name}.")
         else:
             yield path + name, _shown(value), "" if usual is PydanticUndefined else _shown(usual), meanings[name]
+
+
+def _method_rows(values: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """The rows of the methods of a recipe, each with its fields, and of those that it could have too."""
+    for name in [*values, *(name for name in method_names() if name not in values)]:
+        method = find_method(name)
+        yield f"methods.{name}", "" if name in values else "null", "", _first_paragraph(method)
+        if name in values:
+            yield from _rows(method, values[name], path=f"methods.{name}.")
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:

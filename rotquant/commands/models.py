@@ -64,7 +64,8 @@ def quantize(
     Example: `rotquant quantize workflow/resources/models/rq-7b -o quantized/ --samples 64 --sequence-length 512`
 
     Methods that train take their papers' amounts of work, for a small model far too many: `--method llm-qat --set
-    llm_qat.samples=256 --set llm_qat.sequence_length=128 --set llm_qat.steps=128 --set llm_qat.learning_rate=5e-4`
+    methods.llm_qat.samples=256 --set methods.llm_qat.sequence_length=128 --set methods.llm_qat.steps=128 --set
+    methods.llm_qat.learning_rate=5e-4`
     """
     recipe = _recipe(preset(method), samples, sequence_length, changes)
     if recipe.is_baseline:
@@ -102,8 +103,8 @@ def _recipe(recipe: Recipe, samples: int, sequence_length: int | None, changes: 
     length = {} if sequence_length is None else {"sequence_length": sequence_length}
     if recipe.calibration:
         recipe = override(recipe, {"calibration": {"samples": samples, **length}}, "calibration options")
-    if recipe.learning:
-        recipe = override(recipe, {"rotation": {"learning": {"text": length}}}, "calibration options")
+    texts = {name: {"text": length} for name, method in recipe.methods.items() if method.own_text}
+    recipe = override(recipe, {"methods": texts}, "calibration options")
     return changed(recipe, changes)
 
 

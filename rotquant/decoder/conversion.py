@@ -59,7 +59,10 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     """
     _refuse(recipe.weights is None, "unquantized weights", "the decoder's weights are 4-bit integers")
     _refuse(recipe.activations is None, "unquantized inputs", "4-bit weights are multiplied with quantized inputs")
-    _refuse(recipe.outliers is not None, "outlier features", "the kernels quantize every feature alike")
+    for method in recipe.methods.values():
+        _refuse(
+            method.acts_at_run_time(), method.title, "the kernels know nothing of what this method does at run time"
+        )
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
     weights, inputs, rotation = (
         cast(WeightQuantization, recipe.weights).scheme,

@@ -4,27 +4,94 @@ Both rank the features of every linear layer's input over calibration text and m
 sorts the others, so that a group of neighbours shares a scale that suits all of them. Nothing is moved here.
 """
 
-import torch
-from torch import Tensor
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.models.architectures import Architecture
-from rotquant.recipes.recipe import Recipe, check_widths
-from rotquant.recipes.schemes import OutlierFeatures
-from rotquant.tensors.quantization import ColumnSplit
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rotquant.models.architectures import Architecture
+    from rotquant.models.simulation.wrapping import Wrapping
+    from rotquant.tensors.quantization import ColumnSplit
+    from rotquant.weights.stage import Stage
 
 
-def check_outliers(architecture: Architecture, recipe: Recipe) -> None:
-    """Refuse, before any work, outlier counts that leave no normal features or no whole number of groups.
+class OutlierFeatures(Method):
+    """Input features kept in higher precision, chosen by calibration and moved to the end (QUIK, Atom)."""
 
-    Raises:
-        RecipeError: naming the site, its features and what would fit.
-    """
-    if recipe.outliers is not None:
-        check_widths(recipe, {site.name: site.features for site in architecture.sites})
+    name: ClassVar[str] = "outliers"
+    title: ClassVar[str] = "outlier features"
+    source: ClassVar[str] = "QUIK (Ashkboos et al. 2023); Atom (Zhao et al. 2023), Sec. 4.1"
+    roles: ClassVar[frozenset[Role]] = frozenset({"selection"})
+    calibrates: ClassVar[bool] = True
+    scaled: ClassVar[Mapping[str, str]] = {"features": "outlier_features"}
+
+    features: Annotated[int, Field(gt=0)]
+    """How many input features of every linear layer; a slot scales the papers' numbers to its width."""
+    bits: Literal[8, 16] = 16
+    """16 keeps them as floats (QUIK), 8 quantizes them symmetrically, one scale per token or output channel (Atom)."""
+    statistic: Literal["max", "square"] = "max"
+    """What ranks a feature over the calibration set: `max` |x| (QUIK) or `square` sum of squares (Atom)."""
+    order: Literal["natural", "ascending"] = "natural"
+    """How the other features are arranged: `natural` as they were (QUIK), `ascending` by the statistic, so that the
+    members of a group have similar ranges (Atom's reordering)."""
+
+    @property
+    def held_out(self) -> int:
+        """These features."""
+        return self.features
+
+    def check(self, recipe: Recipe) -> None:
+        """Something is quantized that the features can be kept from."""
+        if recipe.weights is None and recipe.activations is None:
+            raise ValueError("outliers keep features from being quantized: they need a weights or activations section")
+
+    def check_widths(self, recipe: Recipe, widths: Mapping[str, int]) -> None:
+        """Normal features remain everywhere."""
+        for site, features in widths.items():
+            if self.features >= features:
+                raise RecipeError(
+                    f"outliers.features is {self.features}, but {site} has only {features} features: "
+                    f"choose fewer than {features}."
+                )
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        kept = "floating point" if self.bits == 16 else f"{self.bits} bits"
+        return f"{self.features} outlier features in {kept}, ranked by {self.statistic}"
+
+    def apply(self, stage: "Stage") -> None:
+        """Split the features of every site, by the calibration text's statistic."""
+        for index, measured in enumerate(stage.statistics(self.statistic)):
+            for site, statistic in measured.items():
+                split = select_outliers(statistic, self)
+                stage.splits[index, site] = split
+                stage.tensors[f"{index}.{site}"] = split.permutation
+
+    def tensors(self, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
+        """The order of the features of every site, by layer and site."""
+        layers = range(architecture.num_layers)
+        return {f"{index}.{site.name}": (site.features,) for index in layers for site in architecture.sites}
+
+    def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
+        """Quantizers leave the features out."""
+        from rotquant.tensors.quantization import ColumnSplit
+
+        splits = {}
+        for name, permutation in tensors.items():
+            index, site = name.split(".")
+            splits[int(index), site] = ColumnSplit(permutation, self.features, self.bits)
+        return replace(wrapping, outliers=splits)
 
 
-def select_outliers(statistic: Tensor, outliers: OutlierFeatures) -> ColumnSplit:
+def select_outliers(statistic: "Tensor", outliers: OutlierFeatures) -> "ColumnSplit":
     """Split the features of one site into normal ones and the `outliers.features` largest.
 
     The outliers lie last, in ascending order of the statistic. The normal features keep their natural order, or with
@@ -40,6 +107,10 @@ def select_outliers(statistic: Tensor, outliers: OutlierFeatures) -> ColumnSplit
     Raises:
         RecipeError: when no normal feature would remain.
     """
+    import torch
+
+    from rotquant.tensors.quantization import ColumnSplit
+
     features = statistic.numel()
     if outliers.features >= features:
         raise RecipeError(

@@ -6,24 +6,13 @@ these are silent.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rotquant.foundation.errors import RecipeError, nearest
-from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import (
-    AWQ,
-    GPTQ,
-    LLMQAT,
-    Calibration,
-    OmniQuant,
-    OutlierFeatures,
-    QuantizationScheme,
-    QuIP,
-    RotationLearning,
-    RotationScheme,
-    Smoothing,
-    WeightQuantization,
-)
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.recipes.registry import registered_presets
+from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 
 
 def _inputs(
@@ -40,18 +29,22 @@ def _inputs(
 
 def _weights(
     bits: int = 4,
-    gptq: bool = True,
     group_size: int | None = None,
     clip_search: bool = True,
     symmetric: bool = True,
 ) -> WeightQuantization:
     granularity = "channel" if group_size is None else "group"
     scheme = QuantizationScheme(bits=bits, symmetric=symmetric, granularity=granularity, group_size=group_size)
-    return WeightQuantization(scheme=scheme, gptq=GPTQ() if gptq else None, clip_search=clip_search)
+    return WeightQuantization(scheme=scheme, clip_search=clip_search)
 
 
 def _cache(bits: int = 4, clip_ratio: float = 1.0, symmetric: bool = False) -> QuantizationScheme:
     return QuantizationScheme(bits=bits, symmetric=symmetric, granularity="head", clip_ratio=clip_ratio)
+
+
+def _recipe(methods: Mapping[str, Mapping[str, Any]], **sections: Any) -> Recipe:
+    """A recipe of methods by their names, each with what it sets of its settings."""
+    return Recipe.model_validate({"methods": methods, **sections})
 
 
 def baseline() -> Recipe:
@@ -61,12 +54,13 @@ def baseline() -> Recipe:
 
 def rtn() -> Recipe:
     """Round-to-nearest W4A4KV4 without any rotation: what outliers do to a model that nothing protects."""
-    return Recipe(weights=_weights(gptq=False), activations=_inputs(), keys=_cache(), values=_cache())
+    return Recipe(weights=_weights(), activations=_inputs(), keys=_cache(), values=_cache())
 
 
 def gptq() -> Recipe:
     """GPTQ W4A4KV4 without any rotation (SpinQuant Table 1): asymmetric inputs and cache, none of them clipped."""
-    return Recipe(
+    return _recipe(
+        {"gptq": {}},
         weights=_weights(),
         activations=_inputs(symmetric=False),
         keys=_cache(),
@@ -78,7 +72,8 @@ def gptq() -> Recipe:
 def quarot() -> Recipe:
     """QuaRot W4A4KV4 with GPTQ: input clip 0.9, KV clip 0.95 asymmetric per head, weight clip search (Sec. 5)."""
     cache = _cache(clip_ratio=0.95)
-    return Recipe(
+    return _recipe(
+        {"gptq": {}},
         rotation=RotationScheme(),
         weights=_weights(),
         activations=_inputs(clip_ratio=0.9),
@@ -90,7 +85,7 @@ def quarot() -> Recipe:
 
 def quarot_rtn() -> Recipe:
     """QuaRot with round-to-nearest weights (Table 3): needs no calibration text."""
-    return quarot().model_copy(update={"weights": _weights(gptq=False), "calibration": None})
+    return override(quarot(), {"methods": {"gptq": None}, "calibration": None}, "quarot-rtn")
 
 
 def quarot_128g() -> Recipe:
@@ -102,9 +97,9 @@ def quarot_128g() -> Recipe:
 
 def smoothquant() -> Recipe:
     """SmoothQuant (alpha 0.5) with round-to-nearest W4A4KV4, per-token inputs and per-channel weights."""
-    return Recipe(
-        smoothing=Smoothing(),
-        weights=_weights(gptq=False, clip_search=False),
+    return _recipe(
+        {"smoothquant": {}},
+        weights=_weights(clip_search=False),
         activations=_inputs(),
         keys=_cache(),
         values=_cache(),
@@ -117,9 +112,9 @@ def omniquant() -> Recipe:
 
     Weights and inputs are asymmetric as in OmniQuant's own paper (Eq. 2), where QuaRot's numbers come from.
     """
-    return Recipe(
-        omniquant=OmniQuant(),
-        weights=_weights(gptq=False, clip_search=False, symmetric=False),
+    return _recipe(
+        {"omniquant": {}},
+        weights=_weights(clip_search=False, symmetric=False),
         activations=_inputs(symmetric=False),
         keys=_cache(),
         values=_cache(),
@@ -130,13 +125,13 @@ def omniquant() -> Recipe:
 def awq() -> Recipe:
     """AWQ with 4-bit weights alone, asymmetric with one scale per output channel, as OmniQuant's and SpinQuant's tables
     have it."""
-    weights = _weights(gptq=False, clip_search=False, symmetric=False)
-    return Recipe(awq=AWQ(), weights=weights, calibration=Calibration())
+    weights = _weights(clip_search=False, symmetric=False)
+    return _recipe({"awq": {}}, weights=weights, calibration=Calibration())
 
 
 def awq_128g() -> Recipe:
     """AWQ with groups of 128, the setting of its own paper (INT4-g128)."""
-    weights = _weights(gptq=False, group_size=128, clip_search=False, symmetric=False)
+    weights = _weights(group_size=128, clip_search=False, symmetric=False)
     return awq().model_copy(update={"weights": weights})
 
 
@@ -146,21 +141,21 @@ def llm_qat() -> Recipe:
     The paper's scale of the cache is per token, over all heads.
     """
     cache = _cache(symmetric=True)
-    weights = _weights(gptq=False, clip_search=False)
-    return Recipe(llm_qat=LLMQAT(), weights=weights, activations=_inputs(), keys=cache, values=cache)
+    weights = _weights(clip_search=False)
+    return _recipe({"llm_qat": {}}, weights=weights, activations=_inputs(), keys=cache, values=cache)
 
 
 def quip_sharp() -> Recipe:
     """QuIP# with 4-bit weights alone, without its fine-tuning."""
     scheme = QuantizationScheme(bits=4, granularity="tensor")
     weights = WeightQuantization(scheme=scheme, clip_search=False)
-    return Recipe(quip=QuIP(), weights=weights, calibration=Calibration())
+    return _recipe({"quip": {}}, weights=weights, calibration=Calibration())
 
 
 def quik() -> Recipe:
     """QUIK-4B: 256 outlier features in floating point, GPTQ, every layer in 4 bits, asymmetric inputs."""
-    return Recipe(
-        outliers=OutlierFeatures(features=256),
+    return _recipe(
+        {"outliers": {"features": 256}, "gptq": {}},
         weights=_weights(),
         activations=_inputs(symmetric=False),
         keys=_cache(),
@@ -171,8 +166,8 @@ def quik() -> Recipe:
 
 def atom_128g() -> Recipe:
     """Atom: 128 reordered outlier features in INT8, groups of 128, GPTQ, input clip 0.9, asymmetric 4-bit KV cache."""
-    return Recipe(
-        outliers=OutlierFeatures(features=128, bits=8, statistic="square", order="ascending"),
+    return _recipe(
+        {"outliers": {"features": 128, "bits": 8, "statistic": "square", "order": "ascending"}, "gptq": {}},
         weights=_weights(group_size=128),
         activations=_inputs(clip_ratio=0.9, group_size=128),
         keys=_cache(),
@@ -187,14 +182,22 @@ def spinquant_easy() -> Recipe:
     Activations and KV cache asymmetric without clipping (A.4); the input of o_proj has one scale per head, since R2
     turns each head by itself. GPTQ's weight clip search is the authors' code's; the paper does not speak of it.
     """
-    rotation = RotationScheme(values="random_hadamard", heads=False, keys=False, mlp=False, learning=RotationLearning())
-    return gptq().model_copy(update={"rotation": rotation, "attention_output": _cache()})
+    rotation = RotationScheme(values="random_hadamard", heads=False, keys=False, mlp=False)
+    return _recipe(
+        {"spinquant": {}, "gptq": {}},
+        rotation=rotation,
+        weights=_weights(),
+        activations=_inputs(symmetric=False),
+        attention_output=_cache(),
+        keys=_cache(),
+        values=_cache(),
+        calibration=Calibration(),
+    )
 
 
 def spinquant_hard() -> Recipe:
     """SpinQuant-hard W4A4KV4: the same with R3 on keys and R4 before down_proj, online Hadamard transforms."""
-    easy = spinquant_easy()
-    return easy.model_copy(update={"rotation": easy.rotation.model_copy(update={"keys": True, "mlp": True})})
+    return override(spinquant_easy(), {"rotation": {"keys": True, "mlp": True}}, "spinquant-hard")
 
 
 PRESETS: dict[str, Callable[[], Recipe]] = {
@@ -217,6 +220,19 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
 }
 
 
+def all_presets() -> dict[str, Callable[[], Recipe]]:
+    """The recipes above, and those that come with a method (`Method.presets`), by name.
+
+    Raises:
+        RecipeError: a method that another package registers has a defect, or a recipe of its has a name from above.
+    """
+    registered = registered_presets()
+    twice = next((name for name in registered if name in PRESETS), None)
+    if twice is not None:
+        raise RecipeError(f"a registered method brings the recipe {twice!r}, a name that is taken: give it another.")
+    return PRESETS | registered
+
+
 @functools.cache
 def preset(name: str) -> Recipe:
     """The recipe of a published method.
@@ -224,6 +240,7 @@ def preset(name: str) -> Recipe:
     Raises:
         RecipeError: for an unknown name; the sentence lists the nearest ones.
     """
-    if name not in PRESETS:
-        raise RecipeError(f"unknown method {name!r}{nearest(name, list(PRESETS))}.")
-    return PRESETS[name]()
+    known = PRESETS if name in PRESETS else all_presets()
+    if name not in known:
+        raise RecipeError(f"unknown method {name!r}{nearest(name, list(known))}.")
+    return known[name]()

@@ -10,31 +10,24 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property, reduce
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, TypeAdapter, ValidationError, field_validator, model_validator
 
 from rotquant.foundation.data import Frozen, first_problem, merge
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.recipes.corpus import CorpusSpec
+from rotquant.recipes.method import DOING, ROLES, Method
+from rotquant.recipes.registry import settings_by_name
 from rotquant.recipes.schemes import (
-    AWQ,
-    LLMQAT,
     Calibration,
     Metric,
-    OmniQuant,
-    OutlierFeatures,
     QuantizationScheme,
-    QuIP,
-    RotationLearning,
     RotationScheme,
-    Smoothing,
     WeightQuantization,
 )
 
 #: Fields that act while the model runs; all others decide the stored weights.
 RUNTIME_FIELDS = ("activations", "attention_output", "keys", "values")
-#: Methods that change features or weights before these are rounded: a recipe has one of them.
-TRANSFORMATIONS = ("smoothing", "omniquant", "awq", "llm_qat", "quip")
 
 _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
@@ -42,26 +35,16 @@ _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 class Recipe(Frozen):
     """Everything that is done to a model. A section left at null is not done; the empty recipe is the baseline.
 
-    Sections act in this order, those of weights seeing the effect of all before them; a recipe has at most one of
-    `smoothing`, `omniquant`, `awq`, `llm_qat` and `quip`.
+    Weights see the effect of all that comes before: rotation, then the methods in the order of their roles
+    (`rotquant.recipes.method`).
     """
 
     rotation: RotationScheme | None = None
     """Rotate the residual stream, with norms fused into the linear layers, and values, keys and the MLP's products."""
-    smoothing: Smoothing | None = None
-    """Transform equivalently as SmoothQuant does."""
-    omniquant: OmniQuant | None = None
-    """Transform equivalently and clip weights as OmniQuant learns to."""
-    awq: AWQ | None = None
-    """Transform equivalently as AWQ does."""
-    llm_qat: LLMQAT | None = None
-    """Train the weights for being rounded."""
-    quip: QuIP | None = None
-    """Round weights to points of a lattice instead of integers."""
-    outliers: OutlierFeatures | None = None
-    """Input features that are kept in higher precision, chosen and reordered."""
+    methods: dict[str, SerializeAsAny[Method]] = Field(default_factory=dict)
+    """What else is done, by the names of methods and with the settings of each; at most one method for each role."""
     weights: WeightQuantization | None = None
-    """Quantize the weights of all linear layers but lm_head."""
+    """Quantize the weights of all linear layers but lm_head, to nearest where no method rounds them."""
     activations: QuantizationScheme | None = None
     """Quantize the input of every linear layer but lm_head."""
     attention_output: QuantizationScheme | None = None
@@ -73,17 +56,17 @@ class Recipe(Frozen):
     calibration: Calibration | None = None
     """The text that methods which calibrate read."""
 
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _methods_are_known(cls, data: Any) -> Any:
+        """Settings become their methods', in the order in which these act; null leaves a method out."""
+        chosen = settings_by_name(data, lambda method: method)
+        if not isinstance(chosen, dict):
+            return chosen
+        return dict(sorted(chosen.items(), key=lambda item: min(map(ROLES.index, item[1].roles))))
+
     @model_validator(mode="after")
-    def _parts_fit_together(self) -> "Recipe":
-        if self.needs_calibration and self.calibration is None:
-            raise ValueError("GPTQ, smoothing, omniquant, awq, quip and outliers need a calibration section")
-        chosen = [name for name in TRANSFORMATIONS if getattr(self, name)]
-        if len(chosen) > 1:
-            raise ValueError(f"{chosen[0]} and {chosen[1]} both change the same weights: choose one")
-        if self.omniquant and self.weights is None:
-            raise ValueError("omniquant learns weight clipping: it needs a weights section")
-        if self.outliers and self.weights is None and self.activations is None:
-            raise ValueError("outliers keep features from being quantized: they need a weights or activations section")
+    def _schemes_fit_together(self) -> "Recipe":
         if self.weights and self.weights.scheme.granularity not in ("tensor", "channel", "group"):
             raise ValueError("weights take granularity tensor, channel or group")
         if self.activations and self.activations.granularity not in ("tensor", "token", "group"):
@@ -94,57 +77,44 @@ class Recipe(Frozen):
             self.attention_output.dynamic and self.attention_output.granularity == "head"
         ):
             raise ValueError("attention_output takes granularity head and dynamic scales")
-        if self._calibrates_quantized and not (self.activations or self.keys or self.values):
-            raise ValueError("gptq.hessian_inputs 'quantized' needs an activations, keys or values section")
-        if self._calibrates_quantized and self.activations and not self.activations.dynamic:
-            raise ValueError("gptq.hessian_inputs 'quantized' needs dynamic activations: static scales come after GPTQ")
         return self
 
     @model_validator(mode="after")
-    def _weights_are_rounded_by_one_method(self) -> "Recipe":
-        name = next((name for name in ("awq", "llm_qat", "quip") if getattr(self, name)), None)
-        if name is None:
-            return self
-        if self.weights is None:
-            raise ValueError(f"{name} makes weights fit to be rounded: it needs a weights section")
-        if self.weights.gptq or self.weights.clip_search or self.outliers:
-            raise ValueError(
-                f"{name} rounds weights in its own way: leave outliers and weights.gptq out and set "
-                "weights.clip_search to false"
-            )
-        if self.awq and self.weights.scheme.granularity == "tensor":
-            raise ValueError("awq takes weights of granularity channel or group")
-        if self.llm_qat and self.activations and not self.activations.dynamic:
-            raise ValueError("llm_qat trains with dynamic activations: static scales come after it")
-        scheme = self.weights.scheme
-        if self.quip and (scheme.bits not in (2, 4) or scheme.granularity != "tensor" or not scheme.symmetric):
-            raise ValueError("quip takes symmetric weights of 2 or 4 bits with granularity tensor")
-        if self.quip and self.activations:
-            raise ValueError("quip is for weights alone: leave activations out")
-        return self
-
-    @model_validator(mode="after")
-    def _rotations_can_be_learned(self) -> "Recipe":
-        if self.learning is None:
-            return self
-        for name in (*TRANSFORMATIONS, "outliers"):
-            if getattr(self, name):
-                raise ValueError(f"rotation.learning cannot be combined with {name}: remove this section")
-        if self.activations and not self.activations.dynamic:
-            raise ValueError("rotation.learning needs dynamic activations: static scales come after it")
-        if self.learning.network == "all" and self.weights is None:
-            raise ValueError("rotation.learning.network 'all' needs a weights section")
-        if self.learning.network == "activations" and not (self.activations or self.keys or self.values):
-            raise ValueError(
-                "rotation.learning.network 'activations' needs an activations, keys or values section: nothing else is "
-                "quantized while learning; 'all' learns for quantized weights too"
-            )
+    def _methods_fit_together(self) -> "Recipe":
+        for role in ROLES:
+            first, *others = [name for name, method in self.methods.items() if role in method.roles] or [""]
+            if others:
+                raise ValueError(f"{first} and {others[0]} both {DOING[role]}: choose one")
+        for name, method in self.methods.items():
+            for other in self.methods.values():
+                if other is not method and other.roles & method.excludes:
+                    raise ValueError(f"{name} cannot be combined with {other.name}: leave one of them out")
+            if "rounding" in method.roles and self.weights is None:
+                raise ValueError(f"{name} rounds weights: it needs a weights section, or leave methods.{name} out too")
+            method.check(self)
+        if self.calibration is None and self.needs_calibration:
+            readers = (name for name, method in self.methods.items() if method.calibrates)
+            raise ValueError(f"{next(readers, 'static activations')} needs a calibration section")
         return self
 
     @property
-    def learning(self) -> RotationLearning | None:
-        """How the rotations are learned, None where they are not."""
-        return None if self.rotation is None else self.rotation.learning
+    def learner(self) -> Method | None:
+        """The method that learns the rotations in a stage of its own, None where they are as drawn."""
+        return next((method for method in self.methods.values() if "rotations" in method.roles), None)
+
+    @property
+    def learned_by(self) -> tuple[Method, Calibration]:
+        """The method that learns the rotations and the text that it reads, in a recipe that has such a method."""
+        if self.learner is None or self.learner.own_text is None:
+            raise ValueError("no method of the recipe learns rotations from a text")
+        return self.learner, self.learner.own_text
+
+    @property
+    def rounded(self) -> WeightQuantization:
+        """The section of weights, for a method that rounds these and whose recipe therefore has one."""
+        if self.weights is None:
+            raise ValueError("the recipe has no weights section")
+        return self.weights
 
     @property
     def fuses_norms(self) -> bool:
@@ -152,11 +122,19 @@ class Recipe(Frozen):
         return self.rotation is not None and self.rotation.fuses_norms
 
     @property
+    def has_static_scales(self) -> bool:
+        """Whether activations have scales that are stored with the weights."""
+        return self.activations is not None and not self.activations.dynamic
+
+    @property
     def needs_calibration(self) -> bool:
         """Whether building the weights reads calibration text."""
-        gptq = self.weights is not None and self.weights.gptq is not None
-        static = self.activations is not None and not self.activations.dynamic
-        return bool(gptq or self.smoothing or self.omniquant or self.awq or self.quip or self.outliers or static)
+        return self.has_static_scales or any(method.calibrates for method in self.methods.values())
+
+    @property
+    def held_out(self) -> int:
+        """How many input features of every linear layer the schemes of weights and activations leave to a method."""
+        return sum(method.held_out for method in self.methods.values())
 
     @property
     def is_baseline(self) -> bool:
@@ -166,33 +144,28 @@ class Recipe(Frozen):
     @property
     def is_random(self) -> bool:
         """Whether the run's seed changes the result (calibration draws from its own seed)."""
-        return self.rotation is not None and self.rotation.is_random
-
-    @property
-    def _calibrates_quantized(self) -> bool:
-        gptq = self.weights and self.weights.gptq
-        return bool(gptq and gptq.hessian_inputs == "quantized")
+        drawn = self.rotation is not None and self.rotation.is_random
+        return drawn or any(method.seeded for method in self.methods.values())
 
     def stored(self) -> dict[str, Any]:
         """The part that decides the stored weights, as plain data.
 
-        OmniQuant and LLM-QAT train, rotations are learned and GPTQ may calibrate on the quantized activations, and
-        static scales are stored: they count.
+        What acts at run time counts where scales of it are stored, or a method sees it (`Method.sees_quantizers`).
         """
-        static = self.activations is not None and not self.activations.dynamic
-        all_count = self.omniquant or self.llm_qat or self.learning or static or self._calibrates_quantized
-        return self.model_dump(mode="json", exclude=set() if all_count else set(RUNTIME_FIELDS))
+        seen = self.has_static_scales or any(method.sees_quantizers for method in self.methods.values())
+        return self.model_dump(mode="json", exclude=set() if seen else set(RUNTIME_FIELDS))
 
     def learned(self) -> dict[str, Any]:
         """The part that decides learned rotations, as plain data: every quantizer of the network they are learned on.
 
-        Weights are rounded to nearest there or left alone (`RotationLearning.network`), so GPTQ and round-to-nearest
-        share rotations, and in the latter case all bit widths of the weights do.
+        How weights are quantized counts only where the learning method says so (`Method.learns_from`), so that
+        weights of several methods and widths share rotations.
         """
         part = self.model_dump(mode="json", include={"rotation", *RUNTIME_FIELDS})
-        if self.learning is not None and self.learning.network == "all" and self.weights is not None:
-            part["weights"] = self.weights.scheme.model_dump(mode="json")
-        return part
+        if self.learner is None:
+            return part
+        settings = {self.learner.name: self.learner.model_dump(mode="json")}
+        return part | {"methods": settings} | self.learner.learns_from(self)
 
 
 class Run(Frozen):
@@ -220,7 +193,7 @@ class Run(Frozen):
             if not recipe.needs_calibration:
                 recipe = recipe.model_copy(update={"calibration": None})
             metric = _METRIC.validate_python(data.get("metric", {"kind": "perplexity"}))
-            texts = [recipe.calibration, recipe.learning and recipe.learning.text]
+            texts = [recipe.calibration, *(method.own_text for method in recipe.methods.values())]
             used = ({metric.corpus} - {None}) | {text.corpus for text in texts if text}
             corpora = data.get("corpora", {})
             missing = used - set(corpora)
@@ -244,16 +217,16 @@ class Run(Frozen):
     @cached_property
     def rotation_key(self) -> str | None:
         """Name of the learned rotations this run needs, or None where nothing is learned."""
-        learning = self.recipe.learning
-        if learning is None:
+        learner = self.recipe.learner
+        if learner is None:
             return None
-        return self._key({"recipe": self.recipe.learned(), "text": self._text(learning.text)})
+        return self._key({"recipe": self.recipe.learned(), "text": self._text(learner.own_text)})
 
     @cached_property
     def weights_key(self) -> str | None:
         """Name of the stored weights this run needs, or None when it uses the checkpoint as it is."""
         stored = self.recipe.stored()
-        if all(value is None for value in stored.values()):
+        if not any(stored.values()):
             return None
         learned = {} if self.rotation_key is None else {"rotation": self.rotation_key}
         calibration = self._text(self.recipe.calibration)
@@ -293,7 +266,7 @@ def override_all(recipe: Recipe, changes: Iterable[dict[str, Any]], where: str) 
 
 
 def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
-    """Refuse, before any work, outlier counts that leave no normal features or no whole number of groups.
+    """Refuse, before any work, settings that leave no normal features or no whole number of groups.
 
     Args:
         widths: input features of the linear layers by the name of their site.
@@ -301,18 +274,15 @@ def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
     Raises:
         RecipeError: naming the site, its features and what would fit.
     """
-    outliers = 0 if recipe.outliers is None else recipe.outliers.features
-    beside = f" that remain beside {outliers} outliers" if outliers else ""
+    for method in recipe.methods.values():
+        method.check_widths(recipe, widths)
+    beside = f" that remain beside {recipe.held_out} outliers" if recipe.held_out else ""
     schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}
     for site, features in widths.items():
-        if outliers >= features:
-            raise RecipeError(
-                f"outliers.features is {outliers}, but {site} has only {features} features: "
-                f"choose fewer than {features}."
-            )
         for name, scheme in schemes.items():
-            if scheme and scheme.group_size and (features - outliers) % scheme.group_size:
+            normal = features - recipe.held_out
+            if scheme and scheme.group_size and normal % scheme.group_size:
                 raise RecipeError(
-                    f"the group size {scheme.group_size} of {name} does not divide the {features - outliers} "
+                    f"the group size {scheme.group_size} of {name} does not divide the {normal} "
                     f"features of {site}{beside}: choose a divisor."
                 )

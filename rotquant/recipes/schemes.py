@@ -71,32 +71,6 @@ class Calibration(Frozen):
         return max(CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN * self.samples * self.sequence_length)
 
 
-class RotationLearning(Frozen):
-    """Rotations learned by Cayley SGD on the quantized network's loss, all weights frozen (SpinQuant Sec. 3.2, 4.1)."""
-
-    steps: Annotated[int, Field(gt=0)] = 100
-    """Iterations."""
-    batch_size: Annotated[int, Field(gt=0)] = 8
-    """Sequences of text in an iteration."""
-    learning_rate: Annotated[float, Field(gt=0.0)] = 1.5
-    """At the first step; it decays to zero."""
-    schedule: Literal["linear", "cosine"] = "linear"
-    """How the learning rate decays: `linear` as the paper says, `cosine` as its authors' code does."""
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Of the gradients; zero in the paper and in its authors' code."""
-    gradient: Literal["errors", "scales"] = "errors"
-    """What the straight-through gradient of a rotation sees of the rounding errors: `errors`, that these turn with it
-    (Eq. 5, and the authors' code), or `scales`, that they grow with the scales which it decides."""
-    network: Literal["activations", "all"] = "activations"
-    """What is quantized while learning: `activations`, inputs of linear layers and KV cache alone, so that GPTQ is left
-    with the weights ("Cayley on 16-4-KV"), or `all`, weights too, round-to-nearest ("Cayley on 4-4-KV", Table 3)."""
-    targets: Literal["tokens", "predictions"] = "tokens"
-    """What the quantized network's predictions are compared with by cross entropy: the next `tokens` of the text, as
-    the paper does, or the `predictions` of the float network, which hold less noise than single tokens."""
-    text: Calibration = Calibration(samples=800)
-    """Where the sequences come from: its `samples` are gone through in random order, as often as needed."""
-
-
 class RotationScheme(Frozen):
     """Which rotations a model carries (SpinQuant's names R1..R4; QuaRot Sec. 4 stages 1a-1d)."""
 
@@ -120,13 +94,9 @@ class RotationScheme(Frozen):
     center_embeddings: bool = False
     """Subtract each embedding row's mean before rotating. The authors' code does this even for RMSNorm models, where it
     changes the function; the paper does not. Default: as the paper."""
-    learning: RotationLearning | None = None
-    """How R1 and R2 are learned, starting from those above; null leaves them as drawn."""
 
     @model_validator(mode="after")
-    def _something_to_learn(self) -> "RotationScheme":
-        if self.learning is not None and self.residual == "none" and self.values == "none":
-            raise ValueError("learning needs residual or values: there is no rotation to learn")
+    def _embeddings_belong_to_the_residual_stream(self) -> "RotationScheme":
         if self.center_embeddings and self.residual == "none":
             raise ValueError("center_embeddings is a part of R1: it needs residual")
         return self
@@ -139,25 +109,7 @@ class RotationScheme(Frozen):
     @property
     def is_random(self) -> bool:
         """Whether the seed of a run changes the rotation."""
-        return self.residual != "none" or self.values in ("random_hadamard", "orthogonal") or self.learning is not None
-
-
-class GPTQ(Frozen):
-    """GPTQ's settings (Frantar et al. 2022). Defaults as in QuaRot: natural order, block 128, 1 % damping."""
-
-    block_size: Annotated[int, Field(gt=0)] = 128
-    """Columns that are corrected together before the others are."""
-    damping: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
-    """Share of the Hessian's mean diagonal that is added to its diagonal."""
-    act_order: bool = False
-    """Whether columns are rounded by falling diagonal of the Hessian instead of in their natural order."""
-    group_scales: Literal["updated", "block_start"] = "updated"
-    """`updated` takes a group's scale from weights already corrected for all earlier columns (the algorithm as
-    published); `block_start` from weights corrected only up to the current block, as QuaRot's code does."""
-    hessian_inputs: Literal["float", "quantized"] = "float"
-    """`float` calibrates on rotated inputs that are not quantized, as QuaRot's code does (the paper is silent);
-    `quantized` on inputs and KV cache quantized as the recipe says, those of the running network. Weights of layers
-    that came before are quantized either way."""
+        return self.residual != "none" or self.values in ("random_hadamard", "orthogonal")
 
 
 class WeightQuantization(Frozen):
@@ -165,88 +117,11 @@ class WeightQuantization(Frozen):
 
     scheme: QuantizationScheme
     """The integers and their scales."""
-    gptq: GPTQ | None = None
-    """Settings of GPTQ, or null for round-to-nearest."""
     clip_search: bool = True
     """For each scale, search the clip ratio among 80 steps of 1 % for the least sum |error|^clip_norm (QuaRot Sec. 5:
     "linear search over the squared error")."""
     clip_norm: Annotated[float, Field(gt=0.0)] = 2.0
     """The norm of that search; the authors' code uses 2.4."""
-
-
-class Smoothing(Frozen):
-    """SmoothQuant (Xiao et al. 2023, Eq. 4): s_j = max|X_j|^alpha / max|W_j|^(1 - alpha), from activation to weight."""
-
-    alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    """How much of the difficulty goes from activations to weights."""
-
-
-class OutlierFeatures(Frozen):
-    """Input features kept in higher precision, chosen by calibration and moved to the end (QUIK, Atom)."""
-
-    features: Annotated[int, Field(gt=0)]
-    """How many input features of every linear layer; a slot scales the papers' numbers to its width."""
-    bits: Literal[8, 16] = 16
-    """16 keeps them as floats (QUIK), 8 quantizes them symmetrically, one scale per token or output channel (Atom)."""
-    statistic: Literal["max", "square"] = "max"
-    """What ranks a feature over the calibration set: `max` |x| (QUIK) or `square` sum of squares (Atom)."""
-    order: Literal["natural", "ascending"] = "natural"
-    """How the other features are arranged: `natural` as they were (QUIK), `ascending` by the statistic, so that the
-    members of a group have similar ranges (Atom's reordering)."""
-
-
-class OmniQuant(Frozen):
-    """OmniQuant (Shao et al. 2023): learnable weight clipping and equivalent transformation, block by block."""
-
-    steps: Annotated[int, Field(gt=0)] = 2560
-    """Optimizer steps per block (the paper: 20 epochs over 128 samples at batch 1)."""
-    batch_size: Annotated[int, Field(gt=0)] = 1
-    """Samples in each step."""
-    clipping_lr: Annotated[float, Field(gt=0.0)] = 5e-3
-    """Learning rate of the clipping, as in the paper; the authors' code has it for the transformation."""
-    transformation_lr: Annotated[float, Field(gt=0.0)] = 1e-2
-    """Learning rate of the transformation, as in the paper; the authors' code has it for the clipping."""
-    smoothing_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    """Of the SmoothQuant scales from which the transformation starts."""
-
-
-class AWQ(Frozen):
-    """AWQ (Lin et al. 2023, Sec. 3.2): input features are scaled by s = mean|x|^alpha before weights are rounded."""
-
-    grid: Annotated[int, Field(gt=0)] = 20
-    """alpha is searched for among 0, 1/grid, ... below 1 for each group of layers that read one input (Eqs. 4-5)."""
-    clip_search: bool = True
-    """Then shrink each scale to the share among 1, 1 - 1/grid, ... above 1/2 with the least error of the output (the
-    authors' code, which leaves q and k alone; the paper mentions clipping without its search)."""
-
-
-class QuIP(Frozen):
-    """QuIP# (Tseng et al. 2024) without fine-tuning: weights in a rotated basis, rounded to the E8P lattice codebook.
-
-    `weights.scheme` says 2 bits, one codebook, or 4, a second one for what the first leaves.
-    """
-
-    damping: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
-    """Share of the Hessian's mean diagonal that is added to its diagonal."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Of the signs of the randomized Hadamard transforms."""
-
-
-class LLMQAT(Frozen):
-    """LLM-QAT (Liu et al. 2023, "Data-Free Quantization Aware Training"): weights trained on the model's own text."""
-
-    samples: Annotated[int, Field(gt=0)] = 100_000
-    """How much text the model generates, in sequences (the paper: 100k)."""
-    sequence_length: Annotated[int, Field(gt=1)] = 1024
-    """Tokens of a sequence (the paper: 1024)."""
-    steps: Annotated[int, Field(gt=0)] = 12_500
-    """Of AdamW (the paper: every sample once)."""
-    batch_size: Annotated[int, Field(gt=0)] = 8
-    """Sequences in each step (the paper: one on each of 8 GPUs)."""
-    learning_rate: Annotated[float, Field(gt=0.0)] = 2e-5
-    """At the first step; it decays to zero along a cosine."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Of the text and of its order."""
 
 
 class Perplexity(Frozen):

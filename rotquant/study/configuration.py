@@ -18,7 +18,8 @@ from rotquant.foundation.data import first_problem, merge, problem_keys
 from rotquant.foundation.errors import ConfigError, lookup, nearest
 from rotquant.foundation.written import Many, Written, read_yaml, some_of
 from rotquant.recipes.corpus import CorpusSpec
-from rotquant.recipes.schemes import LLMQAT, Calibration, OmniQuant, Perplexity, RotationLearning, ZeroShot
+from rotquant.recipes.registry import settings_by_name
+from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 
 DEFAULT = Path("config/config.yaml")
 PAPERS = Path("workflow/papers")
@@ -36,14 +37,16 @@ class Amounts(Written):
     """Text that methods which calibrate read: windows of the train split."""
     evaluation: EvaluationText = Field(default_factory=dict)
     """Text that models are evaluated on: windows of the test split, the first `max_windows` of them or all."""
-    omniquant: Annotated[dict[str, Any], some_of(OmniQuant)] = Field(default_factory=dict)
-    """Work of OmniQuant."""
-    llm_qat: Annotated[dict[str, Any], some_of(LLMQAT)] = Field(default_factory=dict)
-    """Amounts of generated text and of training of LLM-QAT."""
-    learning: Annotated[dict[str, Any], some_of(RotationLearning)] = Field(default_factory=dict)
-    """Amounts of work and text behind learned rotations, where a table's row does not say its own."""
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings of methods by their names, such as amounts of work and text, where a table's row does not say its own;
+    `rotquant methods` lists them."""
     zero_shot: Annotated[dict[str, Any], some_of(ZeroShot, "kind")] = Field(default_factory=dict)
     """The tasks behind the zero-shot columns."""
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _settings_are_the_methods(cls, data: Any) -> Any:
+        return settings_by_name(data, lambda method: Annotated[dict[str, Any], some_of(method)])
 
 
 class SlotFields(Amounts):

@@ -5,6 +5,8 @@ acts; all else follows from the sources (`sources`), beginning at a function. No
 """
 
 import functools
+import importlib
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,10 @@ from typing import get_args
 
 from rotquant.bench.registry import find
 from rotquant.foundation.errors import ConfigError, nearest
+from rotquant.foundation.files import canonical_json, file_digest, short_hash
+from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.registry import GROUP, built_in_names, find_method
 from rotquant.recipes.schemes import Metric
 from rotquant.study.sources import Sources
 
@@ -48,18 +53,19 @@ STAGES: dict[str, tuple[str, ...]] = {
 MEASURES = "rotquant.study.stages.measures"
 _KINDS = tuple(metric.model_fields["kind"].default for metric in get_args(get_args(Metric)[0]))
 
-#: Modules that act only where a recipe has the section, so that an edit of one method leaves the others' results alone.
-OPTIONAL: dict[str, Callable[[Recipe], object]] = {
-    "rotquant.weights.gptq": lambda recipe: recipe.weights and recipe.weights.gptq,
-    "rotquant.methods.smoothquant": lambda recipe: recipe.smoothing,
-    "rotquant.methods.omniquant": lambda recipe: recipe.omniquant,
-    "rotquant.methods.awq": lambda recipe: recipe.awq,
-    "rotquant.methods.llm_qat": lambda recipe: recipe.llm_qat,
-    "rotquant.methods.quip": lambda recipe: recipe.quip,
-    "rotquant.tensors.lattice": lambda recipe: recipe.quip,
-    "rotquant.methods.outliers": lambda recipe: recipe.outliers,
-    "rotquant.methods.spinquant": lambda recipe: recipe.learning,
-}
+#: Counts only where a method uses it: what few need of modules that all share.
+OPTIONAL = ("rotquant.tensors.lattice",)
+
+
+def method_entries(stage: str, recipe: Recipe) -> tuple[str, ...]:
+    """Where the methods of a recipe begin that act in a stage: the learning one, the others, those at run time."""
+    acts: dict[str, Callable[[Method], bool]] = {
+        "rotations": lambda method: method is recipe.learner,
+        "weights": lambda method: method is not recipe.learner,
+        "runs": lambda method: method.acts_at_run_time(),
+    }
+    acting = (method for method in recipe.methods.values() if stage in acts and acts[stage](method))
+    return tuple(type(method).entry() for method in acting)
 
 
 def code_digest(stage: str, recipe: Recipe | None = None, metric: Metric | None = None) -> str:
@@ -70,10 +76,27 @@ def code_digest(stage: str, recipe: Recipe | None = None, metric: Metric | None 
     """
     if stage not in STAGES:
         raise ConfigError(f"unknown stage {stage!r}{nearest(stage, list(STAGES))}.")
-    idle = [] if recipe is None else [module for module, acts in OPTIONAL.items() if not acts(recipe)]
+    methods = () if recipe is None else method_entries(stage, recipe)
+    idle = [] if recipe is None else list(_unused(methods))
     if metric is not None:
         idle += (f"{MEASURES}:{kind}" for kind in _KINDS if kind != metric.kind)
-    return SOURCES.digest(*STAGES[stage], aside=frozenset(idle))
+    ours = [entry for entry in methods if entry.startswith("rotquant.")]
+    digest = SOURCES.digest(*STAGES[stage], *ours, aside=frozenset(idle))
+    others = {entry: module_digest(entry.partition(":")[0]) for entry in methods if entry not in ours}
+    return short_hash(canonical_json({"rotquant": digest, **others})) if others else digest
+
+
+def module_digest(module: str) -> str:
+    """Digest of a module outside of this package, of all that its file or its folder's Python files hold."""
+    path = Path(inspect.getfile(importlib.import_module(module)))
+    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    return short_hash("".join(file_digest(file) for file in files))
+
+
+def _unused(methods: tuple[str, ...]) -> tuple[str, ...]:
+    """The optional modules that none of these methods uses."""
+    used = SOURCES.modules(*(entry for entry in methods if entry.startswith("rotquant.")))
+    return tuple(module for module in OPTIONAL if module not in used)
 
 
 def benchmark_digest(name: str) -> str:
@@ -82,18 +105,25 @@ def benchmark_digest(name: str) -> str:
     Raises:
         ConfigError: for an unknown benchmark.
     """
-    return SOURCES.digest(find(name, "digest").entry, aside=not_timed(name))
+    return SOURCES.digest(*benchmark_entries(name), aside=not_timed(name))
 
 
 def benchmark_modules(name: str) -> set[str]:
     """The modules that hold what the time of a benchmark depends on."""
-    return SOURCES.modules(find(name, "digest").entry, aside=not_timed(name))
+    return SOURCES.modules(*benchmark_entries(name), aside=not_timed(name))
+
+
+def benchmark_entries(name: str) -> tuple[str, ...]:
+    """Where a benchmark begins: its function, and the methods of the recipe that it times."""
+    benchmark = find(name, "digest")
+    return (benchmark.entry, *(find_method(method).entry() for method in benchmark.methods))
 
 
 def not_timed(name: str) -> frozenset[str]:
     """What the time of a benchmark does not depend on: data, and methods that its recipe does not name."""
-    methods = find(name, "digest").methods
-    return frozenset((*DATA, *(module for module in OPTIONAL if module.rpartition(".")[2] not in methods)))
+    named = find(name, "digest").methods
+    others = (f"{GROUP}.{method}" for method in built_in_names() if method not in named)
+    return frozenset((*DATA, *OPTIONAL, *others))
 
 
 def is_current(benchmark: str, recorded: str) -> bool:

@@ -41,17 +41,18 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
         if recipe.weights is not None and recipe.weights.scheme.group_size is not None:
             size = slot.scaled("group_sizes", recipe.weights.scheme.group_size)
             changes["weights"] = {"scheme": {"group_size": size}}
-        if recipe.outliers is not None:
-            changes["outliers"] = {"features": slot.scaled("outlier_features", recipe.outliers.features)}
+        changes["methods"] = {
+            name: {field: slot.scaled(kind, getattr(method, field)) for field, kind in method.scaled.items()}
+            for name, method in recipe.methods.items()
+        }
     except RotquantError as error:
         raise ConfigError(f"{where}: {error}") from None
     said = said or {}
-    for section in ("calibration", "omniquant", "llm_qat"):
-        if getattr(recipe, section) is not None:
-            changes[section] = merge(getattr(slot, section), said.get(section) or {})
-    if recipe.learning is not None:
-        own = (said.get("rotation") or {}).get("learning") or {}
-        changes["rotation"] = {"learning": merge(slot.learning, own)}
+    if recipe.calibration is not None:
+        changes["calibration"] = merge(slot.calibration, said.get("calibration") or {})
+    own = said.get("methods") or {}
+    for name, scaled in changes["methods"].items():
+        changes["methods"][name] = merge(merge(slot.methods.get(name, {}), own.get(name) or {}), scaled)
     return override(recipe, changes, where)
 
 

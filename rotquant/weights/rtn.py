@@ -78,7 +78,7 @@ def quantize_rtn(weight: Tensor, settings: WeightQuantization, split: ColumnSpli
 
     Args:
         weight: [out, in], any floating-point type; scales are searched and computed in float32 (float64 for float64).
-        settings: scheme and clip search; its `gptq` is ignored.
+        settings: scheme and clip search.
         split: outlier columns, kept as they are (16 bits) or rounded to 8 bits per output channel.
 
     Raises:

@@ -33,18 +33,20 @@ from rotquant.models.checkpoints import (
 from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests
 from rotquant.models.shards import write_shards
 from rotquant.models.simulation.wrapping import SiteKey
+from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.lattice import WIDTH, LatticeWeight
-from rotquant.tensors.quantization import ColumnSplit, QParams
+from rotquant.tensors.quantization import QParams
 from rotquant.weights.rtn import QuantizedWeight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 #: Not "model": transformers, which would fill what it does not know with random weights, then finds no weights at all.
 _STEM = "quantized"
 _SITES = "rotquant.sites"
+_METHODS = "rotquant.methods"
 _WEIGHT_PARTS = ("codes", "scale", "zero_point", "columns", "outlier_values", "outlier_scale")
 
 
@@ -52,17 +54,18 @@ class Manifest(Frozen):
     """What a stored model is and how it was made: the content of rotquant.json, and nothing that is not in it.
 
     quantized: shape [out, in] of every quantized weight by its Hugging Face name.
-    seconds: wall time of each stage of the making.
+    seconds, peak_bytes: wall time of each part of the making, and on a GPU the memory that torch had allocated at most.
     source: what the caller says of the origin: checkpoint, its digest, the digest of the code.
     digests: SHA-256 of the safetensors files by name; empty in folders of before they were kept.
     """
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[2] = FORMAT_VERSION
     recipe: Recipe
     seed: int
     dtype: Literal["float32", "float16", "bfloat16", "float64"]
     quantized: dict[str, tuple[int, int]]
     seconds: dict[str, float] = Field(default_factory=dict)
+    peak_bytes: dict[str, int] = Field(default_factory=dict)
     source: dict[str, Any] = Field(default_factory=dict)
     versions: dict[str, str | None] = Field(default_factory=dict)
     digests: dict[str, str] = Field(default_factory=dict)
@@ -72,12 +75,12 @@ class Manifest(Frozen):
 class QuantizedState:
     """What the network of quantized weights needs to run: their manifest, and the tensors that its quantizers read.
 
-    splits: outlier features by (layer, site); empty where the recipe has none.
+    tensors: what methods read at run time, by the method's name and their own.
     static: scales of static activations by (layer, site); empty where they are dynamic.
     """
 
     manifest: Manifest
-    splits: dict[SiteKey, ColumnSplit]
+    tensors: dict[str, dict[str, Tensor]]
     static: dict[SiteKey, QParams]
 
     @property
@@ -151,8 +154,8 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
     tensors = _floating_tensors(stored.model, set(stored.weights))
     for name, weight in stored.weights.items():
         tensors |= _weight_tensors(name, weight)
-    for (layer, site), split in stored.state.splits.items():
-        tensors[f"{_SITES}.{layer}.{site}.permutation"] = split.permutation
+    for method, kept in stored.state.tensors.items():
+        tensors |= _named(f"{_METHODS}.{method}", kept)
     for (layer, site), qparams in stored.state.static.items():
         tensors |= _named(f"{_SITES}.{layer}.{site}", {"scale": qparams.scale, "zero_point": qparams.zero_point})
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -231,9 +234,13 @@ def read_quantized(folder: str | Path) -> StoredTensors:
     for path in files:
         tensors |= load_file(path)
     check_finite(folder, tensors.items())
-    splits, static = _take_sites(folder, manifest.recipe, architecture_of(config), tensors)
+    architecture = architecture_of(config)
+    kept = {
+        name: _take_tensors(folder, method, architecture, tensors) for name, method in manifest.recipe.methods.items()
+    }
+    static = _take_static(folder, manifest.recipe, architecture, tensors)
     weights = {name: _take_weight(folder, name, shape, manifest, tensors) for name, shape in manifest.quantized.items()}
-    return StoredTensors(config, tensors, weights, QuantizedState(manifest, splits, static))
+    return StoredTensors(config, tensors, weights, QuantizedState(manifest, kept, static))
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -293,10 +300,10 @@ def _take_weight(
     folder: Path, name: str, shape: tuple[int, int], manifest: Manifest, tensors: dict[str, Tensor]
 ) -> QuantizedWeight | LatticeWeight:
     """Take the parts of one weight out of `tensors`, checked against the manifest."""
-    if manifest.recipe.quip is not None:
-        return _take_lattice_weight(folder, name, shape, manifest.recipe.weights.scheme.bits, tensors)
+    scheme, (rows, features) = manifest.recipe.rounded.scheme, shape
+    if f"{name}.lattice" in tensors:
+        return _take_lattice_weight(folder, name, shape, scheme.bits, tensors)
     parts = {part: tensors.pop(f"{name}.{part}", None) for part in _WEIGHT_PARTS}
-    scheme, (rows, features) = manifest.recipe.weights.scheme, shape
     outliers = 0 if parts["outlier_values"] is None else parts["outlier_values"].shape[-1]
     normal = features - outliers
     groups = {"tensor": (), "channel": (rows, 1), "group": (rows, normal // (scheme.group_size or 1), 1)}
@@ -331,28 +338,34 @@ def _take_lattice_weight(
     return LatticeWeight(*parts.values())
 
 
-def _take_sites(
+def _take_tensors(
+    folder: Path, method: Method, architecture: Architecture, tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Take what a method reads at run time out of `tensors`."""
+    shapes = method.tensors(architecture)
+    return {
+        name: _take(folder, f"{_METHODS}.{method.name}.{name}", tuple(shape), tensors) for name, shape in shapes.items()
+    }
+
+
+def _take_static(
     folder: Path, recipe: Recipe, architecture: Architecture, tensors: dict[str, Tensor]
-) -> tuple[dict[SiteKey, ColumnSplit], dict[SiteKey, QParams]]:
-    """Take the splits and static scales of all sites out of `tensors`, as many as the recipe asks for."""
-    splits, static = {}, {}
-    activations, outliers = recipe.activations, recipe.outliers
-
-    def take(key: SiteKey, part: str, shape: tuple[int, ...]) -> Tensor:
-        name = f"{_SITES}.{key[0]}.{key[1]}.{part}"
-        tensor = tensors.pop(name, None)
-        _check_shape(folder, name, tensor, shape)
-        return tensor
-
+) -> dict[SiteKey, QParams]:
+    """Take the static scales of all sites out of `tensors`, where the recipe has such."""
+    static: dict[SiteKey, QParams] = {}
+    if recipe.activations is None or recipe.activations.dynamic:
+        return static
     for index, site in ((index, site) for index in range(architecture.num_layers) for site in architecture.sites):
-        place = (index, site.name)
-        if outliers is not None:
-            permutation = take(place, "permutation", (site.features,))
-            splits[place] = ColumnSplit(permutation, outliers.features, outliers.bits)
-        if activations is not None and not activations.dynamic:
-            zero_point = None if activations.symmetric else take(place, "zero_point", ())
-            static[place] = QParams(take(place, "scale", ()), zero_point)
-    return splits, static
+        place = f"{_SITES}.{index}.{site.name}"
+        zero_point = None if recipe.activations.symmetric else _take(folder, f"{place}.zero_point", (), tensors)
+        static[index, site.name] = QParams(_take(folder, f"{place}.scale", (), tensors), zero_point)
+    return static
+
+
+def _take(folder: Path, name: str, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> Tensor:
+    """Take one tensor out of `tensors`; raises CheckpointError where it is missing or of another shape."""
+    _check_shape(folder, name, tensors.get(name), shape)
+    return tensors.pop(name)
 
 
 def _check_shape(folder: Path, name: str, tensor: Tensor | None, expected: tuple[int, ...] | None) -> None:

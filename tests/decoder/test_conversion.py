@@ -45,7 +45,7 @@ UNROTATED = override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, "")
         ({"keys": {"bits": 3}}, "a 3-bit cache"),
         ({"values": {"symmetric": True}}, "a symmetric cache"),
         ({"values": {"group_size": 16}}, "groups of different size for keys and values"),
-        ({"outliers": {"features": 8}, "calibration": {}}, "outlier features"),
+        ({"methods": {"outliers": {"features": 8}}, "calibration": {}}, "outlier features"),
     ],
 )
 def test_what_the_kernels_do_not_compute_is_refused(changes: dict, sentence: str) -> None:

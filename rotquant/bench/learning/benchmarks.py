@@ -18,10 +18,10 @@ from rotquant.bench.learning.models import random_model_on, shape_config
 from rotquant.bench.records import Measurement
 from rotquant.bench.timing.case import Measurements, gpu
 from rotquant.foundation.errors import KernelError
-from rotquant.methods.spinquant import learn_rotations
+from rotquant.methods.spinquant.learning import learn_rotations
 from rotquant.models.stream import memory_peak, reset_memory_peak
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Recipe, override
 from rotquant.weights.build import build_weights
 
 #: Steps between measurements of the end-to-end signal-to-noise ratio: what the workflow does, and part of the time.
@@ -134,9 +134,8 @@ def _quantize(a: CalibrateArguments, device: torch.device, layers: int) -> float
 
 def _learning_recipe(a: LearnRotationsArguments) -> Recipe:
     """SpinQuant-hard as its table has it: activations and KV cache in 4 bits while learning."""
-    recipe = preset("spinquant-hard")
-    learning = recipe.learning.model_copy(update={"steps": a.taken or a.steps, "batch_size": a.batch_size})
-    return recipe.model_copy(update={"rotation": recipe.rotation.model_copy(update={"learning": learning})})
+    settings = {"steps": a.taken or a.steps, "batch_size": a.batch_size}
+    return override(preset("spinquant-hard"), {"methods": {"spinquant": settings}}, "benchmark")
 
 
 def _tokens(vocabulary: int, samples: int, tokens: int) -> Tensor:

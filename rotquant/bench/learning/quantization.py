@@ -11,7 +11,6 @@ import torch
 
 from rotquant.bench.shapes import SHAPES, random_model
 from rotquant.foundation.environment import environment
-from rotquant.models.stream import memory_peak, reset_memory_peak
 from rotquant.recipes.recipe import Recipe
 from rotquant.weights.build import build_weights
 
@@ -41,7 +40,6 @@ def benchmark_quantization(
         size = (recipe.calibration.samples, recipe.calibration.sequence_length)
         generator = torch.Generator().manual_seed(recipe.calibration.seed)
         samples = torch.randint(model.config.vocab_size, size, generator=generator)
-    reset_memory_peak(device)
     start = time.perf_counter()
     stored = build_weights(model, None, recipe, seed, samples, device=device)
     if device.type == "cuda":
@@ -57,7 +55,7 @@ def benchmark_quantization(
         "seed": seed,
         "recipe": recipe.model_dump(mode="json"),
         "seconds": {**stored.seconds, "total": total},
-        "peak_gpu_bytes": memory_peak(device),
+        "peak_gpu_bytes": max(stored.manifest.peak_bytes.values(), default=0),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "environment": environment(),
     }

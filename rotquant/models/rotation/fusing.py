@@ -91,23 +91,20 @@ def rotate(
     Args:
         model: a supported transformers causal language model, on any device, in any floating-point type.
         scheme: which rotations.
-        seed: of the random rotations, where none are given and none are learned.
+        seed: of the random rotations, where none are given.
         device: where the float64 products are computed; default, where each weight lies.
         rotations: R1 and R2, for example learned ones; default, those that the scheme draws with the seed.
 
     Raises:
-        RecipeError: some Hadamard matrix is not known, or the rotations do not fit, or the scheme has learned ones and
-            none are given. No weight has been touched then.
+        RecipeError: some Hadamard matrix is not known, or the rotations do not fit. No weight has been touched then.
         UnsupportedArchitectureError: unknown model family.
     """
     architecture = architecture_of(model)
     check_rotation(architecture, scheme)
     if rotations is not None:
         check_rotations(architecture, scheme, rotations)
-    elif scheme.learning is None:
-        rotations = initial_rotations(architecture, scheme, seed)
     else:
-        raise RecipeError("the rotations of this recipe are learned: learn them first, and pass them to rotate().")
+        rotations = initial_rotations(architecture, scheme, seed)
     residual = rotations.residual
     if residual is not None and device is not None:
         residual = residual.to(device)

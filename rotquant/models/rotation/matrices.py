@@ -1,6 +1,6 @@
 """A model's fused rotations as matrices: R1 of the residual stream, R2 of each layer's values (SpinQuant Sec. 3.1).
 
-Drawn at random as a `RotationScheme` says, or learned (`rotquant.methods.spinquant`), and kept in one safetensors file.
+Drawn at random as a `RotationScheme` says, or learned by a method, and kept in one safetensors file.
 What is done with them is `rotquant.models.rotation.fusing`'s business.
 """
 
@@ -51,6 +51,20 @@ class Rotations:
         exact = {name: tensor.to(torch.float64) for name, tensor in tensors.items()}
         residual = exact.pop("residual", None)
         return cls(residual, tuple(exact[f"values.{index}"] for index in range(len(exact))) or None)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What learning found.
+
+    rotations: orthogonal to float64's precision.
+    history: one record per step: `step`, `loss` (nats per token) and `learning_rate` of the step, `orthonormality`
+        max |R^T R - I| over all rotations after it; of the batch before it `site_snr` in dB by place
+        ("3.attention_input", "3.keys"), their mean `activation_snr`, and every some steps `end_to_end_snr`.
+    """
+
+    rotations: Rotations
+    history: list[dict[str, Any]]
 
 
 def initial_rotations(architecture: Architecture, scheme: RotationScheme, seed: int) -> Rotations:

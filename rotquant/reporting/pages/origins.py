@@ -31,7 +31,7 @@ def column_listing(project: Project, table: Table) -> Listing:
         slots.setdefault(project.slot(table, column).name, []).append(column)
     recipes = [run.recipe for cell in project.cells(table.id) for run in cell.runs]
     scaled = [("Group sizes, paper → here", "group_sizes")] if any(map(_has_groups, recipes)) else []
-    scaled += [("Outlier features, paper → here", "outlier_features")] if any(r.outliers for r in recipes) else []
+    scaled += [("Outlier features, paper → here", "outlier_features")] if any(r.held_out for r in recipes) else []
     header = ["Column", "Checkpoint", "Digest", "Shape", *(title for title, _ in scaled)]
     lines = []
     for name, columns in slots.items():

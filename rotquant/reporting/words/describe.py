@@ -1,7 +1,7 @@
 """Recipes, metrics and tables in words, for pages and figures."""
 
 from rotquant.recipes.recipe import Recipe, Run
-from rotquant.recipes.schemes import QuantizationScheme, RotationLearning, RotationScheme, WeightQuantization
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.study.configuration import Slot
 from rotquant.study.project import Project
 from rotquant.study.speed.definitions import SpeedTable
@@ -65,30 +65,10 @@ def corpus_words(run: Run) -> str | None:
 
 def settings(recipe: Recipe) -> str:
     """All settings of a recipe, in the order in which they act."""
-    parts = []
-    if recipe.rotation:
-        parts.append(_rotation(recipe.rotation))
-    if recipe.smoothing:
-        parts.append(f"smoothing alpha {recipe.smoothing.alpha:g}")
-    if recipe.omniquant:
-        omni = recipe.omniquant
-        rates = f"lr {omni.clipping_lr:g} clipping, {omni.transformation_lr:g} transformation"
-        parts.append(
-            f"OmniQuant {omni.steps} steps of {omni.batch_size} a block, {rates}, start alpha {omni.smoothing_alpha:g}"
-        )
-    if recipe.awq:
-        parts.append(f"AWQ, {recipe.awq.grid} values of alpha{', clipped' if recipe.awq.clip_search else ''}")
-    if recipe.llm_qat:
-        qat = recipe.llm_qat
-        text = f"{qat.samples} generated samples of {qat.sequence_length} tokens, seed {qat.seed}"
-        parts.append(f"LLM-QAT {qat.steps} steps of {qat.batch_size}, learning rate {qat.learning_rate:g}, on {text}")
-    if recipe.quip:
-        parts.append(f"QuIP#, damping {recipe.quip.damping:g}, seed {recipe.quip.seed}")
-    if recipe.outliers:
-        kept = "floating point" if recipe.outliers.bits == 16 else f"{recipe.outliers.bits} bits"
-        parts.append(f"{recipe.outliers.features} outlier features in {kept}, ranked by {recipe.outliers.statistic}")
+    parts = [_rotation(recipe, recipe.rotation)] if recipe.rotation else []
+    parts += [method.words(recipe) for method in recipe.methods.values() if method.roles - {"rotations", "rounding"}]
     if recipe.weights:
-        parts.append(f"weights {_weights(recipe.weights)}")
+        parts.append(f"weights {_weights(recipe, recipe.weights)}")
     for name, words in RUNTIME_WORDS.items():
         scheme = getattr(recipe, name)
         if scheme:
@@ -99,43 +79,25 @@ def settings(recipe: Recipe) -> str:
     return "; ".join(parts) or "the model as it is"
 
 
-def _rotation(rotation: RotationScheme) -> str:
+def _rotation(recipe: Recipe, rotation: RotationScheme) -> str:
     kinds = {"hadamard": "randomized Hadamard", "orthogonal": "random orthogonal"}
     heads = {"hadamard": "Hadamard", "random_hadamard": "randomized Hadamard", "orthogonal": "random orthogonal"}
-    learned = "learned from " if rotation.learning else ""
+    learned = "learned from " if recipe.learner else ""
     fused = [f"R1 {learned}{kinds[rotation.residual]}"] if rotation.residual != "none" else []
     fused += [f"R2 {learned}{heads[rotation.values]}"] if rotation.values != "none" else []
     switches = (("heads", rotation.heads), ("R3", rotation.keys), ("R4", rotation.mlp))
     online = [name for name, on in switches if on]
     text = f"rotation {', '.join(fused) or 'none fused'}"
-    text += f" ({_learning(rotation.learning)})" if rotation.learning else ""
+    text += f" ({recipe.learner.words(recipe)})" if recipe.learner else ""
     text += f"; online {', '.join(online)} in {rotation.online_dtype}" if online else ""
     return text + ("; embeddings centred" if rotation.center_embeddings else "")
 
 
-def _learning(learning: RotationLearning) -> str:
-    """How rotations are learned."""
-    text = learning.text
-    batch = f"{learning.batch_size} x {text.sequence_length} tokens of {text.samples} samples of {text.corpus}"
-    momentum = f", momentum {learning.momentum:g}" if learning.momentum else ""
-    rate = f"learning rate {learning.learning_rate:g} {learning.schedule}{momentum}"
-    network = {"activations": "inputs and cache quantized", "all": "everything quantized"}[learning.network]
-    gradient = ", gradient through the scales" if learning.gradient == "scales" else ""
-    gradient += ", towards the float network's predictions" if learning.targets == "predictions" else ""
-    return f"Cayley SGD, {learning.steps} steps of {batch}, {rate}{gradient}, {network}"
-
-
-def _weights(weights: WeightQuantization) -> str:
-    gptq = weights.gptq
-    if gptq is None:
-        method = "RTN"
-    else:
-        order = ", activation order" if gptq.act_order else ""
-        groups = f", group scales {gptq.group_scales}" if weights.scheme.granularity == "group" else ""
-        inputs = ", on quantized inputs" if gptq.hessian_inputs == "quantized" else ""
-        method = f"GPTQ (block {gptq.block_size}, damping {gptq.damping:.0%}{order}{groups}{inputs})"
+def _weights(recipe: Recipe, weights: WeightQuantization) -> str:
+    """The integers, by which method they are rounded where it does nothing else, and the clip search."""
+    rounding = [method.words(recipe) for method in recipe.methods.values() if method.roles == {"rounding"}]
     clip = f", clip search in norm {weights.clip_norm:g}" if weights.clip_search else ""
-    return f"{_scheme(weights.scheme)}, {method}{clip}"
+    return f"{_scheme(weights.scheme)}, {rounding[0] if rounding else 'RTN'}{clip}"
 
 
 def _scheme(scheme: QuantizationScheme) -> str:

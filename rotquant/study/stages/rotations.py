@@ -1,7 +1,7 @@
 """The rotations stage: R1 and R2 learned once (SpinQuant Sec. 3.2) for all weights that are made with them.
 
-It connects loading, text and `rotquant.methods.spinquant`; what is learned, and on which network, is decided by the
-recipe alone. An interrupted learning leaves its last checkpoint in the folder and continues from there.
+It connects loading, text and the method of the recipe that learns; what is learned, and on which network, is decided by
+the recipe alone. An interrupted learning leaves its last checkpoint in the folder and continues from there.
 """
 
 import time
@@ -32,19 +32,18 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> d
         CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
     """
     with task("starting"):
-        from rotquant.methods.spinquant import learn_rotations
         from rotquant.models.checkpoints import load_checkpoint
         from rotquant.models.rotation.matrices import ends_of, save_rotations
         from rotquant.tensors.devices import gpu_name, learning_dtype, torch_device, torch_dtype
 
     started = time.perf_counter()
-    learning = run.recipe.learning
+    learner, text = run.recipe.learned_by
     digest = code_digest("rotations", run.recipe)
     accelerator = torch_device(device)
     model, tokenizer = load_checkpoint(checkpoint, learning_dtype(torch_dtype(run.dtype)), "cpu")
-    samples, corpus = text_samples(run.corpora[learning.text.corpus], learning.text, tokenizer)
+    samples, corpus = text_samples(run.corpora[text.corpus], text, tokenizer)
     unfinished = folder / f"unfinished-{digest}"  # what other code began is not continued
-    learned = learn_rotations(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
+    learned = learner.learn(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
     save_rotations(folder / ROTATIONS_FILE, learned.rotations, learned.history)
     write_json(folder / HISTORY_FILE, learned.history)
     for path in folder.glob("unfinished-*"):
@@ -59,7 +58,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> d
         "key": run.rotation_key,
         "digest": file_digest(folder / ROTATIONS_FILE),
         "seed": run.seed,
-        "learning": learning.model_dump(mode="json"),
+        "learning": learner.model_dump(mode="json"),
         **ends_of(learned.history),
         "seconds": time.perf_counter() - started,
     }

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rotquant.methods.smoothquant import smooth_site
+from rotquant.methods.awq import AWQ
+from rotquant.methods.smoothquant.scaling import smooth_site
 from rotquant.models.architectures import Architecture, Projection, Site, architecture_of
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import LayerStream
-from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
-from rotquant.weights.gptq import Hessian
+from rotquant.weights.hessian import Hessian
 from rotquant.weights.rtn import QuantizedWeight
 
 #: Smallest scale of a feature, so that a dead one divides nothing by zero (authors' code).
@@ -163,17 +163,22 @@ def observed_inputs(layer: nn.Module, architecture: Architecture) -> Iterator[di
 
 @torch.no_grad()
 def quantize_layer(
-    layer: nn.Module, architecture: Architecture, inputs: dict[str, Inputs], recipe: Recipe
+    layer: nn.Module,
+    architecture: Architecture,
+    inputs: dict[str, Inputs],
+    settings: AWQ,
+    scheme: QuantizationScheme,
+    rotation: RotationScheme | None,
 ) -> dict[str, QuantizedWeight]:
     """Scale, clip and round one decoder layer, in place; its integer weights by name.
 
     Args:
         inputs: of every site, by name.
-        recipe: with `awq` and `weights`.
+        scheme: of the weights. rotation: of the model.
     """
-    settings, scheme, inputs = recipe.awq, recipe.weights.scheme, dict(inputs)
+    inputs = dict(inputs)
     for site in architecture.sites:
-        before = None if site.norm is not None else producer(architecture, site, recipe.rotation)
+        before = None if site.norm is not None else producer(architecture, site, rotation)
         if site.norm is None and before is None:
             continue
         stacked = torch.cat([layer.get_submodule(name).weight for name in site.linears])
@@ -195,19 +200,22 @@ def quantize_layer(
     return weights
 
 
-def quantize_model(model: nn.Module, stream: LayerStream, recipe: Recipe) -> Iterator[dict[str, QuantizedWeight]]:
+def quantize_model(
+    model: nn.Module, stream: LayerStream, settings: AWQ, scheme: QuantizationScheme, rotation: RotationScheme | None
+) -> Iterator[dict[str, QuantizedWeight]]:
     """Quantize a model in place, one decoder layer at a time on the stream's device.
 
     Args:
         model: rotated before, if the recipe rotates, and not wrapped.
         stream: the model's calibration samples before its first layer; used up.
-        recipe: with `awq` and `weights`. Activations and KV cache are not quantized meanwhile.
+        scheme: of the weights; activations and KV cache are not quantized meanwhile.
+        rotation: whose online transforms act.
 
     Yields:
         For each layer its integer weights by name; the layer holds their values.
     """
     architecture = architecture_of(model)
     for index, layer in stream.layers("AWQ"):
-        with wrap(model, Wrapping(rotation=recipe.rotation)), observed_inputs(layer, architecture) as inputs:
+        with wrap(model, Wrapping(rotation=rotation)), observed_inputs(layer, architecture) as inputs:
             stream.advance(index)  # before the layer changes: every layer reads what the full-precision model gives
-        yield quantize_layer(layer, architecture, inputs, recipe)
+        yield quantize_layer(layer, architecture, inputs, settings, scheme, rotation)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from rotquant.methods.smoothquant import SmoothQuant
 from rotquant.models.architectures import Site, architecture_of, decoder_layers
-from rotquant.recipes.schemes import Smoothing
 
 #: Smallest factor and smallest weight maximum, so that a dead channel divides nothing by zero.
 SMALLEST = 1e-5
@@ -55,7 +55,7 @@ def smooth_site(layer: nn.Module, site: Site, scale: Tensor) -> None:
         weight.copy_(weight.double() * scale)
 
 
-def smooth(model: nn.Module, smoothing: Smoothing, maxima: Sequence[Mapping[str, Tensor]]) -> None:
+def smooth(model: nn.Module, smoothing: SmoothQuant, maxima: Sequence[Mapping[str, Tensor]]) -> None:
     """Smooth every site that a norm feeds, in place; the model's logits stay what they were.
 
     Args:

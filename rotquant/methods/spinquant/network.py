@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
+from rotquant.methods.spinquant import SpinQuant
 from rotquant.models.architectures import Architecture, Site, architecture_of, decoder_layers, embedding
 from rotquant.models.rotation.fusing import online_dtype
 from rotquant.models.simulation.kv_cache import TransientCache
@@ -82,7 +83,12 @@ class Bases:
 
     @classmethod
     def of(
-        cls, architecture: Architecture, scheme: RotationScheme, residual: Tensor | None, values: Tensor | None
+        cls,
+        architecture: Architecture,
+        scheme: RotationScheme,
+        gradient: Literal["errors", "scales"],
+        residual: Tensor | None,
+        values: Tensor | None,
     ) -> "Bases":
         """The bases of the layer whose R2 is `values`, in a model whose R1 is `residual`.
 
@@ -93,7 +99,7 @@ class Bases:
             if rotation is None:
                 return UNCHANGED
             constant = rotation.detach()
-            return rotated(rotation, constant) if scheme.learning.gradient == "scales" else rotated(constant, rotation)
+            return rotated(rotation, constant) if gradient == "scales" else rotated(constant, rotation)
 
         of_values = per_head(once(values), architecture.head_dim)
         across_heads = transformed(scheme, partial(_across_heads, architecture.num_heads))
@@ -151,7 +157,7 @@ class LearningNetwork:
         """Q(x R) R^T as x + s n R^T, s the scales of x R and n its rounding errors over them.
 
         The straight-through estimator takes n, rounding's residue, for a constant: x gets the gradient of the output as
-        it is. R gets one through either of its two places (`RotationLearning.gradient`), the other being constant.
+        it is. R gets one through either of its two places (`SpinQuant.gradient`), the other being constant.
         Through the second, the error turns with R. That is what Eq. 5 has and the authors' code, but it turns
         differently for every token: on this project's models the gradients of two batches of 2048 tokens have a cosine
         of 0.00 (0.02 through both places). Through the first, R changes the ranges, hence the size of the error: 0.18.
@@ -201,7 +207,7 @@ def quantized_network(
     Args:
         model: of a supported family, in its original basis.
         recipe: its `rotation` (R1 and R2 themselves are given), its quantizers of activations and KV cache, and where
-            `rotation.learning.network` is `all`, of weights, rounded to nearest with scales from the rows' ranges.
+            `methods.spinquant.network` is `all`, of weights, rounded to nearest with scales from the rows' ranges.
         residual: R1 [hidden, hidden], or None.
         values: R2 of each layer [head_dim, head_dim], or None.
         checkpointing: keep only the input of each decoder layer for the backward pass, and compute the layer again.
@@ -213,7 +219,8 @@ def quantized_network(
         if recipe.rotation.center_embeddings:
             handle.add(embedding(model).register_forward_hook(lambda _m, _i, x: x - x.mean(dim=-1, keepdim=True)))
         for index, layer in enumerate(decoder_layers(model)):
-            bases = Bases.of(architecture, recipe.rotation, residual, None if values is None else values[index])
+            of_layer = None if values is None else values[index]
+            bases = Bases.of(architecture, recipe.rotation, SpinQuant.of(recipe).gradient, residual, of_layer)
             _Layer(network, architecture, recipe, bases, index, layer).install(stack, handle)
         # torch suspends the caller's mode in the backward pass; nothing in a layer is random.
         again = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), OneDNNLinear())}
@@ -274,7 +281,7 @@ class _Layer:
 
     @property
     def _weight_scheme(self) -> QuantizationScheme | None:
-        return self.recipe.weights.scheme if self.recipe.learning.network == "all" else None
+        return self.recipe.rounded.scheme if SpinQuant.of(self.recipe).network == "all" else None
 
     def _linear(self, module: nn.Linear, columns: Basis, rows: Basis, gain: Tensor | None, x: Tensor) -> Tensor:
         """A linear layer of weight R_out Q(R_out^T W R_in) R_in^T, where W contains the norm's gain."""

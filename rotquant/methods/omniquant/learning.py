@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rotquant.foundation.errors import RecipeError
-from rotquant.methods.smoothquant import smoothing_scale
+from rotquant.methods.omniquant import OmniQuant
+from rotquant.methods.smoothquant.scaling import smoothing_scale
 from rotquant.models.architectures import Architecture, Projection
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.simulation.wrapping import Wrapping, wrap
@@ -53,25 +53,6 @@ class Learned:
         with torch.no_grad():
             for scale in self.scales.values():
                 scale.clamp_(min=SMALLEST_SCALE)
-
-
-def check_omniquant(recipe: Recipe) -> None:
-    """Refuse combinations that have no meaning, before any work.
-
-    Raises:
-        RecipeError: omniquant beside GPTQ, clip search, outlier features or static activations.
-    """
-    if recipe.omniquant is None:
-        return
-    problems = {
-        "weights.gptq (its weights are rounded to nearest: leave gptq out)": recipe.weights.gptq is not None,
-        "weights.clip_search (it learns the clipping: set clip_search to false)": recipe.weights.clip_search,
-        "outliers (leave them out)": recipe.outliers is not None,
-        "static activations (set dynamic to true)": recipe.activations is not None and not recipe.activations.dynamic,
-    }
-    for problem, present in problems.items():
-        if present:
-            raise RecipeError(f"omniquant cannot be combined with {problem}.")
 
 
 def clipped_qparams(weight: Tensor, scheme: QuantizationScheme, upper: Tensor, lower: Tensor) -> QParams:
@@ -165,7 +146,7 @@ def initial(
     Args:
         parameters: of one decoder layer, by name.
         maxima: max |x| per feature by site name, of the full-precision block.
-        recipe: its `omniquant`, `weights` and `rotation`.
+        recipe: its method, `weights` and `rotation`.
     """
     scales = {}
     for site in architecture.sites:
@@ -178,13 +159,13 @@ def initial(
         elif site.norm is None:
             continue
         name = "value" if site.name == "attention_output" else site.name
-        scales[name] = smoothing_scale(activations, weights, recipe.omniquant.smoothing_alpha)
+        scales[name] = smoothing_scale(activations, weights, OmniQuant.of(recipe).smoothing_alpha)
     like = next(iter(scales.values()))
     pairs = architecture.head_dim - rotary_dim // 2
     scales["query_key"] = like.new_ones(architecture.num_kv_heads, pairs)
     clipping = {}
     for name in architecture.linears:
-        shape = choose_qparams(parameters[f"{name}.weight"], recipe.weights.scheme).scale.shape
+        shape = choose_qparams(parameters[f"{name}.weight"], recipe.rounded.scheme).scale.shape
         clipping[name] = tuple(like.new_full(shape, INITIAL_CLIPPING).requires_grad_() for _ in range(2))
     scales = {name: scale.clamp(min=SMALLEST_SCALE).requires_grad_() for name, scale in scales.items()}
     return Learned(scales, clipping)
@@ -247,13 +228,13 @@ def train(
         block, parameters: the decoder layer and its untransformed parameters.
         inputs: what the quantized model so far feeds the block, [n, tokens, hidden].
         targets: what the full-precision model's block gives, [n, tokens, hidden].
-        recipe: its `omniquant` and `weights`.
+        recipe: its method and `weights`.
         seed: decides the order of the samples.
 
     Raises:
         RotquantError: the loss is not finite.
     """
-    settings, like = recipe.omniquant, next(iter(parameters.values()))
+    settings, like = OmniQuant.of(recipe), next(iter(parameters.values()))
     logits = [logit for pair in learned.clipping.values() for logit in pair]
     optimizer = torch.optim.AdamW(
         [
@@ -266,13 +247,15 @@ def train(
 
     def loss(batch: Tensor) -> Tensor:
         quantized = quantized_parameters(
-            parameters, block.architecture, recipe.weights.scheme, learned, block.rotary_dim
+            parameters, block.architecture, recipe.rounded.scheme, learned, block.rotary_dim
         )
         output = block(quantized, inputs[batch].to(like))
         return nn.functional.mse_loss(output, targets[batch].to(like))
 
     optimizer.register_step_post_hook(lambda *_: learned.clamp())
-    not_finite = "the loss of a block of OmniQuant is {loss} after {step} steps: lower omniquant.transformation_lr."
+    not_finite = (
+        "the loss of a block of OmniQuant is {loss} after {step} steps: lower methods.omniquant.transformation_lr."
+    )
     gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer])
     loop.train(gradient, settings.steps, "training", noted={}, not_finite=not_finite)
 
@@ -312,7 +295,7 @@ def quantize_block(
         block: a decoder layer on its device.
         clean: what the full-precision model feeds it, [n, tokens, hidden].
         noisy: what the quantized model so far feeds it, of the same shape.
-        recipe: with `omniquant`; activations, keys and values are quantized while training.
+        recipe: with this method; activations, keys and values are quantized while training.
         seed: decides the order of the samples.
         batch_size: samples at once where nothing is trained.
 
@@ -337,7 +320,7 @@ def quantize_block(
     )
     with wrap(model, wrapping):
         train(block, parameters, learned, noisy, targets, recipe, seed)
-        weights = fuse(block, learned, recipe.weights.scheme)
+        weights = fuse(block, learned, recipe.rounded.scheme)
         quantized = {name: _exact(parameter) for name, parameter in block.layer.named_parameters()}
         return weights, targets, block.map(quantized, noisy, batch_size)
 
@@ -350,16 +333,12 @@ def quantize_model(
     Args:
         model: rotated before, if the recipe rotates, and not wrapped.
         stream: the model's calibration samples before its first layer; its hidden states stay as they are.
-        recipe: with `omniquant`.
+        recipe: with this method.
         seed: decides the order of the samples.
 
     Yields:
         For each layer its integer weights by name; the layer holds their values, its norms absorbed the scales.
-
-    Raises:
-        RecipeError: see `check_omniquant`.
     """
-    check_omniquant(recipe)
     clean = noisy = stream.hidden
     for index, layer in stream.layers("OmniQuant"):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)

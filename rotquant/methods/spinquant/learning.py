@@ -2,7 +2,7 @@
 
 R1 and every layer's R2 minimise the next-token cross entropy of the network in which activations and KV cache, and if
 the recipe says so weights, are quantized (Eq. 2). All weights are frozen; the model is left as it was. What the
-quantized network is stands in `spinquant_network`, how a rotation moves in `rotquant.tensors.stiefel`.
+quantized network is stands in `network`, how a rotation moves in `rotquant.tensors.stiefel`.
 """
 
 import hashlib
@@ -18,19 +18,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
-from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.foundation.progress import silenced
-from rotquant.methods.spinquant_network import Errors, LearningNetwork, quantized_network, running
+from rotquant.methods.spinquant import SpinQuant
+from rotquant.methods.spinquant.network import Errors, LearningNetwork, quantized_network, running
 from rotquant.models.architectures import Architecture, architecture_of, embedding
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
 from rotquant.models.placement import placed
 from rotquant.models.rotation.fusing import check_rotation
-from rotquant.models.rotation.matrices import Rotations, initial_rotations
+from rotquant.models.rotation.matrices import Learned, Rotations, initial_rotations
 from rotquant.models.simulation.wrapping import check_wrapping
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import RotationLearning
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.stiefel import CayleySGD, newton_schulz, orthonormality_error
 from rotquant.training.loop import GradientStep, train
@@ -40,20 +39,6 @@ from rotquant.training.state import Checkpoint, Record
 _LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
 #: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
 _KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What learning found.
-
-    rotations: orthogonal to float64's precision.
-    history: one record per step: `step`, `loss` (nats per token) and `learning_rate` of the step, `orthonormality`
-        max |R^T R - I| over all rotations after it; of the batch before it `site_snr` in dB by place
-        ("3.attention_input", "3.keys"), their mean `activation_snr`, and every some steps `end_to_end_snr`.
-    """
-
-    rotations: Rotations
-    history: list[Record]
 
 
 def learn_rotations(
@@ -74,9 +59,9 @@ def learn_rotations(
 
     Args:
         model: a causal language model of a supported family in its original basis; unchanged afterwards.
-        recipe: its `rotation.learning` says how; see `quantized_network` for what counts of it.
+        recipe: its `methods.spinquant` says how; see `quantized_network` for what counts of it.
         seed: of the rotations to start from, and of the order of the samples.
-        samples: token ids, int64 [samples, tokens], of the recipe's `rotation.learning.text`.
+        samples: token ids, int64 [samples, tokens], of the recipe's `methods.spinquant.text`.
         device: where to work, see `placed`; None where the model lies, which may be several devices.
         checkpoint: file that keeps the state every `checkpoint_every` steps, and from which an interrupted learning
             continues with the same result. The caller deletes it.
@@ -93,14 +78,13 @@ def learn_rotations(
         ResultError: the checkpoint belongs to another learning or is damaged.
         RotquantError: the loss is not finite.
     """
-    if recipe.learning is None:
-        raise RecipeError("the recipe learns no rotations: set rotation.learning.")
+    settings = SpinQuant.of(recipe)
     architecture = architecture_of(model)
     check_rotation(architecture, recipe.rotation)
     check_wrapping(architecture, running(recipe))
     Limits.of(model.config).check(samples, "samples that rotations are learned on")
     with nullcontext() if device is None else placed(model, device), silenced(not progress):
-        settings, rotations = recipe.learning, _initial(model, architecture, recipe, seed)
+        rotations = _initial(model, architecture, recipe, seed)
         optimizer = CayleySGD(rotations.values(), 1.0, settings.momentum)
         schedule = LambdaLR(optimizer, partial(learning_rate, settings))
         batch_size = min(settings.batch_size, batch_size or _sequences_at_once(model, samples.shape[1]))
@@ -150,7 +134,7 @@ class _Loss:
 
     model: nn.Module
     network: LearningNetwork
-    settings: RotationLearning
+    settings: SpinQuant
     sequences: int
     measuring: bool = False
     errors: Errors = field(default_factory=Errors)
@@ -194,7 +178,7 @@ def _step(loss: _Loss, gradient: GradientStep, rotations: Iterable[Tensor], snr_
     return record | ({"end_to_end_snr": loss.errors.snr()["logits"]} if loss.measuring else {})
 
 
-def learning_rate(settings: RotationLearning, step: int) -> float:
+def learning_rate(settings: SpinQuant, step: int) -> float:
     """The rate of a step, counted from zero: from the first one's to zero after the last."""
     done = step / settings.steps
     share = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from rotquant.foundation.progress import Task, task
+from rotquant.methods.llm_qat import LLMQAT
 from rotquant.models.architectures import architecture_of, base_model, embedding
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
@@ -113,7 +114,7 @@ def train(
         model: in float32 (or float64), on its device, wrapped by its quantizers.
         teacher: the full-precision model, on the same device.
         ids: token ids, int64 [samples, tokens].
-        recipe: its `llm_qat` and `weights`.
+        recipe: its method and `weights`.
         checkpoint: where an interrupted training continues, with the same result.
 
     Returns:
@@ -122,7 +123,7 @@ def train(
     Raises:
         RotquantError: the loss is not finite.
     """
-    settings, scheme = recipe.llm_qat, recipe.weights.scheme
+    settings, scheme = LLMQAT.of(recipe), recipe.rounded.scheme
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     batches = shuffled_batches(len(ids), settings.batch_size, settings.steps, settings.seed)
@@ -136,7 +137,7 @@ def train(
         "LLM-QAT training",
         parts={"model": model, "optimizer": optimizer, "schedule": schedule},
         checkpoint=checkpoint,
-        not_finite="the loss of LLM-QAT is {loss} after {step} steps: lower llm_qat.learning_rate.",
+        not_finite="the loss of LLM-QAT is {loss} after {step} steps: lower methods.llm_qat.learning_rate.",
     )
     optimizer.zero_grad(set_to_none=True)
     return [record["loss"] for record in history]
@@ -168,7 +169,7 @@ def train_model(
 
     Args:
         model: a causal language model of a supported family, rotated before if the recipe rotates, and not wrapped.
-        recipe: with `llm_qat` and `weights`; its run-time quantizers act while training.
+        recipe: with this method and `weights`; its run-time quantizers act while training.
         device: where to work.
         checkpoint: where an interrupted training continues; the text, which the seed decides, is generated again.
 
@@ -178,7 +179,7 @@ def train_model(
     Raises:
         RotquantError: the loss is not finite.
     """
-    settings, dtype = recipe.llm_qat, model.dtype
+    settings, dtype = LLMQAT.of(recipe), model.dtype
     teacher = copy.deepcopy(model).requires_grad_(False)
     online = Wrapping(rotation=recipe.rotation)
     quantizers = Wrapping(

@@ -12,49 +12,31 @@ from itertools import accumulate, repeat
 import torch
 from torch import Tensor
 
-from rotquant.foundation.errors import RotquantError
+from rotquant.methods.gptq import GPTQ
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
-from rotquant.tensors.onednn import linear
 from rotquant.tensors.quantization import ColumnSplit, QParams, dequantize, fake_quantize, quantize
 from rotquant.weights.clipping import choose_weight_qparams
+from rotquant.weights.hessian import inverse_factor
 from rotquant.weights.rtn import OUTLIER_WEIGHT_SCHEME, QuantizedWeight, check_columns
 
 #: Scales of the columns [start, stop) as QParams of shape [stop - start, rows].
 ColumnScales = Callable[[int, int], QParams]
 
 
-class Hessian:
-    """H = sum over tokens of x x^T, [features, features], in float32 (float64 for float64 inputs).
-
-    Products of float16 or bfloat16 inputs are summed in float32 by the tensor cores, which is exact per product.
-    """
-
-    def __init__(self, features: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
-        self.matrix = torch.zeros(features, features, dtype=dtype, device=device)
-        self.tokens = 0
-
-    @torch.no_grad()
-    def add(self, x: Tensor) -> None:
-        """Add the tokens of `x` [..., features]."""
-        x = x.reshape(-1, x.shape[-1])
-        self.tokens += len(x)
-        if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
-            self.matrix += torch.mm(x.T, x, out_dtype=torch.float32)
-        else:
-            x = x.to(self.matrix.dtype)
-            self.matrix += linear(x.T, x.T)
-
-
 def quantize_gptq(
-    weight: Tensor, hessian: Tensor, settings: WeightQuantization, split: ColumnSplit | None = None
+    weight: Tensor, hessian: Tensor, settings: WeightQuantization, gptq: GPTQ, split: ColumnSplit | None = None
 ) -> QuantizedWeight:
     """Quantize one weight [out, in]; see `quantize_gptq_site`."""
-    return quantize_gptq_site([weight], hessian, settings, split)[0]
+    return quantize_gptq_site([weight], hessian, settings, gptq, split)[0]
 
 
 @torch.no_grad()
 def quantize_gptq_site(
-    weights: Sequence[Tensor], hessian: Tensor, settings: WeightQuantization, split: ColumnSplit | None = None
+    weights: Sequence[Tensor],
+    hessian: Tensor,
+    settings: WeightQuantization,
+    gptq: GPTQ,
+    split: ColumnSplit | None = None,
 ) -> list[QuantizedWeight]:
     """Quantize the weights of all linear layers that read one input.
 
@@ -65,7 +47,8 @@ def quantize_gptq_site(
     Args:
         weights: each [out_i, in], any floating-point type, on the hessian's device. Arithmetic is float32, or float64.
         hessian: [in, in], symmetric, unscaled and undamped.
-        settings: with `gptq` set.
+        settings: scheme and clip search.
+        gptq: the method's own settings.
         split: outlier columns or None.
 
     Raises:
@@ -80,20 +63,20 @@ def quantize_gptq_site(
     normal = features - (0 if split is None else split.outliers)
     grouped = settings.scheme.granularity == "group"
 
-    rank = _processing_rank(hessian, base[:normal], settings.gptq.act_order)
+    rank = _processing_rank(hessian, base[:normal], gptq.act_order)
     order = torch.cat([base[:normal][rank], base[normal:]])
-    natural = split is None and not settings.gptq.act_order
+    natural = split is None and not gptq.act_order
     ordered = hessian if natural else hessian[order[:, None], order]
-    spread = _error_spread(ordered, settings.gptq.damping).to(dtype)
+    spread = _error_spread(ordered, gptq.damping).to(dtype)
     columns = torch.cat([weight.to(dtype).T for weight in weights], dim=1)[order]  # [in, all rows], to be overwritten
     if grouped:
-        codes, qparams = _quantize_grouped(columns, spread, normal, weights, settings)
+        codes, qparams = _quantize_grouped(columns, spread, normal, weights, settings, gptq)
         columns_of_codes = order
     else:
-        codes, qparams = _quantize_per_channel(columns, spread, base[:normal], weights, settings)
+        codes, qparams = _quantize_per_channel(columns, spread, base[:normal], weights, settings, gptq)
         codes = torch.empty_like(codes).index_copy_(0, rank, codes)
         columns_of_codes = base
-    values, scale = _finish_outliers(columns, spread, normal, settings.gptq.block_size, split)
+    values, scale = _finish_outliers(columns, spread, normal, gptq.block_size, split)
     if values is not None and scale is None:
         values = values.to(weights[0].dtype)
     in_place = natural or (split is None and not grouped)
@@ -112,7 +95,12 @@ def quantize_gptq_site(
 
 
 def _quantize_per_channel(
-    columns: Tensor, spread: Tensor, normal: Tensor, weights: Sequence[Tensor], settings: WeightQuantization
+    columns: Tensor,
+    spread: Tensor,
+    normal: Tensor,
+    weights: Sequence[Tensor],
+    settings: WeightQuantization,
+    gptq: GPTQ,
 ) -> tuple[Tensor, list[QParams]]:
     """Codes [normal, all rows] under scales chosen once from the unchanged weights; scales of each weight."""
     clip_norm = settings.clip_norm if settings.clip_search else None
@@ -120,15 +108,20 @@ def _quantize_per_channel(
     sizes = [len(weight) for weight in weights]
     rows = _each(lambda parts: torch.cat([t.expand(n, 1) for t, n in zip(parts, sizes, strict=True)]), qparams)
     scales = _constant_scales(rows)
-    block_size = settings.gptq.block_size
+    block_size = gptq.block_size
     return _quantize_columns(columns, spread, range(len(normal)), block_size, settings.scheme, scales), qparams
 
 
 def _quantize_grouped(
-    columns: Tensor, spread: Tensor, normal: int, weights: Sequence[Tensor], settings: WeightQuantization
+    columns: Tensor,
+    spread: Tensor,
+    normal: int,
+    weights: Sequence[Tensor],
+    settings: WeightQuantization,
+    gptq: GPTQ,
 ) -> tuple[Tensor, list[QParams]]:
     """Codes [normal, all rows] under scales [out, groups, 1] chosen on the way; scales of each weight."""
-    gptq, scheme = settings.gptq, settings.scheme
+    scheme = settings.scheme
     aligned = _aligned_block(gptq.block_size, scheme.group_size)
     block_size = aligned if gptq.group_scales == "updated" else gptq.block_size
     scales = _GroupScales(columns, scheme, settings.clip_norm if settings.clip_search else None)
@@ -159,34 +152,6 @@ def _error_spread(hessian: Tensor, damping: float) -> Tensor:
     """
     factor = inverse_factor(hessian, damping)
     return factor.div_(factor.diagonal().clone()[:, None])
-
-
-def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
-    """The upper triangular U with U^T U = (H + damping * mean(diag H) * I)^-1, in float64, new memory.
-
-    Inputs that never occur (zero diagonal) get the mean diagonal, so their weights are rounded to nearest and take part
-    in nothing.
-
-    Raises:
-        RotquantError: when `hessian` [n, n] is not finite or the damped matrix is not positive definite.
-    """
-    diagonal = hessian.diagonal().double()
-    if not torch.isfinite(diagonal.sum()):
-        raise RotquantError(
-            "calibration activations are not finite, so GPTQ has no Hessian: use bfloat16 or float32, or another text."
-        )
-    mean = diagonal.mean()
-    mean = torch.where(mean > 0, mean, torch.ones_like(mean))
-    # With rows and columns in reverse order, H = L L^T; U is then L^-1 in reverse order: one factorization.
-    reverse = hessian.flip(0, 1).double()
-    reverse.diagonal().add_(torch.where(diagonal > 0, damping * mean, mean).flip(0))
-    lower, failed = torch.linalg.cholesky_ex(reverse)
-    if failed.item():
-        raise RotquantError(f"the GPTQ Hessian is not positive definite at damping {damping}: raise the damping.")
-    identity = reverse.zero_()
-    identity.fill_diagonal_(1.0)
-    inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
-    return inverse.flip(0, 1)
 
 
 def _processing_rank(hessian: Tensor, normal: Tensor, act_order: bool) -> Tensor:
@@ -328,7 +293,7 @@ def _finish_outliers(
 
 
 @torch.no_grad()
-def gptq_reference(weight: Tensor, hessian: Tensor, settings: WeightQuantization) -> Tensor:
+def gptq_reference(weight: Tensor, hessian: Tensor, settings: WeightQuantization, gptq: GPTQ) -> Tensor:
     """GPTQ as its paper derives it (Eqs. 2-3), slow and obvious: the inverse Hessian is reduced by each column.
 
     Natural column order, no blocks, no Cholesky factor, no outliers, float64. Returns codes [out, in].
@@ -338,7 +303,7 @@ def gptq_reference(weight: Tensor, hessian: Tensor, settings: WeightQuantization
     features = weight.shape[1]
     group_size = scheme.group_size or features
     per_row = scheme.model_copy(update={"granularity": "channel", "group_size": None})
-    damped = hessian + settings.gptq.damping * hessian.diagonal().mean() * torch.eye(features, dtype=hessian.dtype)
+    damped = hessian + gptq.damping * hessian.diagonal().mean() * torch.eye(features, dtype=hessian.dtype)
     inverse = torch.linalg.inv(damped)
     codes = []
     for j in range(features):

@@ -10,25 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rotquant.foundation.errors import RecipeError
-from rotquant.models.architectures import Architecture
-from rotquant.recipes.recipe import Recipe
 from rotquant.tensors import hadamard
 from rotquant.tensors.lattice import DEVIATION, WIDTH, LatticeWeight, incoherent, refine
-from rotquant.weights.gptq import inverse_factor
-
-
-def check_quip(architecture: Architecture, recipe: Recipe) -> None:
-    """Raise `RecipeError` where a weight has no Hadamard transform or is no whole number of codes, before any work."""
-    if recipe.quip is None:
-        return
-    rows = {architecture.hidden_size, architecture.intermediate_size}
-    for size in {site.features for site in architecture.sites} | rows:
-        if not hadamard.is_supported(size) or size % WIDTH:
-            raise RecipeError(
-                f"quip needs a Hadamard matrix of the order of every weight and columns in eights, and {size}, a width "
-                f"of this {architecture.family} model, has none or is no multiple of {WIDTH}."
-            )
+from rotquant.weights.hessian import inverse_factor
 
 
 @torch.no_grad()

@@ -1,0 +1,45 @@
+"""AWQ as a method of a recipe: its settings and what they need; `search` has the mathematics."""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rotquant.weights.stage import Stage
+
+
+class AWQ(Method):
+    """AWQ (Lin et al. 2023, Sec. 3.2): input features are scaled by s = mean|x|^alpha before weights are rounded."""
+
+    name: ClassVar[str] = "awq"
+    title: ClassVar[str] = "AWQ"
+    source: ClassVar[str] = "Lin et al. 2023, Sec. 3.2, Eqs. 4-5"
+    roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
+    calibrates: ClassVar[bool] = True
+
+    grid: Annotated[int, Field(gt=0)] = 20
+    """alpha is searched for among 0, 1/grid, ... below 1 for each group of layers that read one input (Eqs. 4-5)."""
+    clip_search: bool = True
+    """Then shrink each scale to the share among 1, 1 - 1/grid, ... above 1/2 with the least error of the output (the
+    authors' code, which leaves q and k alone; the paper mentions clipping without its search)."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Weights of granularity channel or group, without clip search of their own."""
+        self.refuse_clip_search(recipe)
+        if recipe.rounded.scheme.granularity == "tensor":
+            raise ValueError("awq takes weights of granularity channel or group")
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        return f"AWQ, {self.grid} values of alpha{', clipped' if self.clip_search else ''}"
+
+    def apply(self, stage: "Stage") -> None:
+        """Scale, clip and round layer by layer, on inputs of the full-precision model."""
+        from rotquant.methods.awq.search import quantize_model
+
+        scheme, rotation = stage.recipe.rounded.scheme, stage.recipe.rotation
+        stage.keep_layers(quantize_model(stage.model, stage.capture(), self, scheme, rotation))

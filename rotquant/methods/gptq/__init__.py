@@ -1,0 +1,67 @@
+"""GPTQ as a method of a recipe: its settings and what they need; `columns` has the mathematics."""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rotquant.weights.stage import Stage
+
+
+class GPTQ(Method):
+    """GPTQ (Frantar et al. 2022). Defaults as in QuaRot: natural order, block 128, 1 % damping."""
+
+    name: ClassVar[str] = "gptq"
+    title: ClassVar[str] = "GPTQ"
+    source: ClassVar[str] = "Frantar et al. 2022, Eqs. 2-3"
+    roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
+    calibrates: ClassVar[bool] = True
+
+    block_size: Annotated[int, Field(gt=0)] = 128
+    """Columns that are corrected together before the others are."""
+    damping: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
+    """Share of the Hessian's mean diagonal that is added to its diagonal."""
+    act_order: bool = False
+    """Whether columns are rounded by falling diagonal of the Hessian instead of in their natural order."""
+    group_scales: Literal["updated", "block_start"] = "updated"
+    """`updated` takes a group's scale from weights already corrected for all earlier columns (the algorithm as
+    published); `block_start` from weights corrected only up to the current block, as QuaRot's code does."""
+    hessian_inputs: Literal["float", "quantized"] = "float"
+    """`float` calibrates on rotated inputs that are not quantized, as QuaRot's code does (the paper is silent);
+    `quantized` on inputs and KV cache quantized as the recipe says, those of the running network. Weights of layers
+    that came before are quantized either way."""
+
+    @property
+    def sees_quantizers(self) -> bool:
+        """It may calibrate on quantized inputs."""
+        return self.hessian_inputs == "quantized"
+
+    def check(self, recipe: Recipe) -> None:
+        """Something is quantized where it calibrates on quantized inputs, and by then."""
+        if self.sees_quantizers and not (recipe.activations or recipe.keys or recipe.values):
+            raise ValueError("gptq.hessian_inputs 'quantized' needs an activations, keys or values section")
+        if self.sees_quantizers and recipe.activations and not recipe.activations.dynamic:
+            raise ValueError("gptq.hessian_inputs 'quantized' needs dynamic activations: static scales come after GPTQ")
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        order = ", activation order" if self.act_order else ""
+        grouped = recipe.rounded.scheme.granularity == "group"
+        groups = f", group scales {self.group_scales}" if grouped else ""
+        inputs = ", on quantized inputs" if self.sees_quantizers else ""
+        return f"GPTQ (block {self.block_size}, damping {self.damping:.0%}{order}{groups}{inputs})"
+
+    def apply(self, stage: "Stage") -> None:
+        """Round site by site, on inputs of layers that are rounded already."""
+        from rotquant.methods.gptq.columns import quantize_gptq_site, release_graphs
+
+        weights = stage.recipe.rounded
+        stage.round_by_site(
+            self.title,
+            lambda linears, hessian, split: quantize_gptq_site(linears, hessian, weights, self, split),
+            quantized_inputs=self.sees_quantizers,
+        )
+        release_graphs()

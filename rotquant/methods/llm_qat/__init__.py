@@ -1,0 +1,62 @@
+"""LLM-QAT as a method of a recipe: its settings and what they need; `training` has the mathematics."""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rotquant.models.architectures import Architecture
+    from rotquant.models.limits import Limits
+    from rotquant.weights.stage import Stage
+
+
+class LLMQAT(Method):
+    """LLM-QAT (Liu et al. 2023, "Data-Free Quantization Aware Training"): weights trained on the model's own text."""
+
+    name: ClassVar[str] = "llm_qat"
+    title: ClassVar[str] = "LLM-QAT"
+    source: ClassVar[str] = "Liu et al. 2023, arXiv:2305.17888, Sec. 2"
+    roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
+
+    samples: Annotated[int, Field(gt=0)] = 100_000
+    """How much text the model generates, in sequences (the paper: 100k)."""
+    sequence_length: Annotated[int, Field(gt=1)] = 1024
+    """Tokens of a sequence (the paper: 1024)."""
+    steps: Annotated[int, Field(gt=0)] = 12_500
+    """Of AdamW (the paper: every sample once)."""
+    batch_size: Annotated[int, Field(gt=0)] = 8
+    """Sequences in each step (the paper: one on each of 8 GPUs)."""
+    learning_rate: Annotated[float, Field(gt=0.0)] = 2e-5
+    """At the first step; it decays to zero along a cosine."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the text and of its order."""
+
+    @property
+    def sees_quantizers(self) -> bool:
+        """It trains with them."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """Weights without clip search, activations with dynamic scales."""
+        self.refuse_clip_search(recipe)
+        self.refuse_static(recipe)
+
+    def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
+        """The generated text fits the context."""
+        limits.check_length(self.sequence_length, "texts that LLM-QAT trains on")
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        text = f"{self.samples} generated samples of {self.sequence_length} tokens, seed {self.seed}"
+        return f"LLM-QAT {self.steps} steps of {self.batch_size}, learning rate {self.learning_rate:g}, on {text}"
+
+    def apply(self, stage: "Stage") -> None:
+        """Train the whole model, then round to nearest."""
+        from rotquant.methods.llm_qat.training import train_model
+
+        train_model(stage.model, stage.recipe, stage.device)
+        stage.round_to_nearest()

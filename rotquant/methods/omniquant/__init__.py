@@ -1,0 +1,56 @@
+"""OmniQuant as a method of a recipe: its settings and what they need; `learning` has the mathematics."""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rotquant.weights.stage import Stage
+
+
+class OmniQuant(Method):
+    """OmniQuant (Shao et al. 2023): learnable weight clipping and equivalent transformation, block by block."""
+
+    name: ClassVar[str] = "omniquant"
+    title: ClassVar[str] = "OmniQuant"
+    source: ClassVar[str] = "Shao et al. 2023, Eqs. 1-5"
+    roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
+    calibrates: ClassVar[bool] = True
+
+    steps: Annotated[int, Field(gt=0)] = 2560
+    """Optimizer steps per block (the paper: 20 epochs over 128 samples at batch 1)."""
+    batch_size: Annotated[int, Field(gt=0)] = 1
+    """Samples in each step."""
+    clipping_lr: Annotated[float, Field(gt=0.0)] = 5e-3
+    """Learning rate of the clipping, as in the paper; the authors' code has it for the transformation."""
+    transformation_lr: Annotated[float, Field(gt=0.0)] = 1e-2
+    """Learning rate of the transformation, as in the paper; the authors' code has it for the clipping."""
+    smoothing_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    """Of the SmoothQuant scales from which the transformation starts."""
+
+    @property
+    def sees_quantizers(self) -> bool:
+        """It trains with them."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """Weights without clip search, activations with dynamic scales."""
+        self.refuse_clip_search(recipe)
+        self.refuse_static(recipe)
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        rates = f"lr {self.clipping_lr:g} clipping, {self.transformation_lr:g} transformation"
+        return (
+            f"OmniQuant {self.steps} steps of {self.batch_size} a block, {rates}, start alpha {self.smoothing_alpha:g}"
+        )
+
+    def apply(self, stage: "Stage") -> None:
+        """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
+        from rotquant.methods.omniquant.learning import quantize_model
+
+        stage.keep_layers(quantize_model(stage.model, stage.capture(), stage.recipe, seed=stage.seed))

@@ -1,0 +1,70 @@
+"""QuIP# as a method of a recipe: its settings and what they need; `rounding` has the mathematics."""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rotquant.models.architectures import Architecture
+    from rotquant.models.limits import Limits
+    from rotquant.weights.stage import Stage
+
+
+class QuIP(Method):
+    """QuIP# (Tseng et al. 2024) without fine-tuning: weights in a rotated basis, rounded to the E8P lattice codebook.
+
+    `weights.scheme` says 2 bits, one codebook, or 4, a second one for what the first leaves.
+    """
+
+    name: ClassVar[str] = "quip"
+    title: ClassVar[str] = "QuIP#"
+    source: ClassVar[str] = "Tseng et al. 2024, Secs. 3 and 4.1-4.2"
+    roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
+    calibrates: ClassVar[bool] = True
+
+    damping: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
+    """Share of the Hessian's mean diagonal that is added to its diagonal."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the signs of the randomized Hadamard transforms."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Weights alone, of 2 or 4 bits with one scale, without clip search."""
+        self.refuse_clip_search(recipe)
+        scheme = recipe.rounded.scheme
+        if scheme.bits not in (2, 4) or scheme.granularity != "tensor" or not scheme.symmetric:
+            raise ValueError("quip takes symmetric weights of 2 or 4 bits with granularity tensor")
+        if recipe.activations:
+            raise ValueError("quip is for weights alone: leave activations out")
+
+    def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
+        """Every weight has a Hadamard transform and is a whole number of codes."""
+        from rotquant.tensors import hadamard
+        from rotquant.tensors.lattice import WIDTH
+
+        rows = {architecture.hidden_size, architecture.intermediate_size}
+        for size in {site.features for site in architecture.sites} | rows:
+            if not hadamard.is_supported(size) or size % WIDTH:
+                raise RecipeError(
+                    f"quip needs a Hadamard matrix of the order of every weight and columns in eights, and {size}, a "
+                    f"width of this {architecture.family} model, has none or is no multiple of {WIDTH}."
+                )
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        return f"QuIP#, damping {self.damping:g}, seed {self.seed}"
+
+    def apply(self, stage: "Stage") -> None:
+        """Round site by site, on inputs of layers that are rounded already; one generator draws all signs."""
+        import torch
+
+        from rotquant.methods.quip.rounding import quantize_quip_site
+
+        bits, generator = stage.recipe.rounded.scheme.bits, torch.Generator().manual_seed(self.seed)
+        stage.round_by_site(
+            self.title, lambda weights, hessian, _: quantize_quip_site(weights, hessian, bits, self.damping, generator)
+        )

@@ -1,0 +1,98 @@
+"""SpinQuant's learning of rotations as a method of a recipe; `learning` and `network` have the mathematics."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import Calibration
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from rotquant.methods.spinquant.learning import Learned
+
+
+class SpinQuant(Method):
+    """Rotations learned by Cayley SGD on the quantized network's loss, all weights frozen (SpinQuant Sec. 3.2, 4.1)."""
+
+    name: ClassVar[str] = "spinquant"
+    title: ClassVar[str] = "SpinQuant"
+    source: ClassVar[str] = "Liu et al. 2024, Secs. 3.2 and 4.1, Eqs. 2 and 5"
+    roles: ClassVar[frozenset[Role]] = frozenset({"rotations"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"transformation", "selection"})
+    seeded: ClassVar[bool] = True
+
+    steps: Annotated[int, Field(gt=0)] = 100
+    """Iterations."""
+    batch_size: Annotated[int, Field(gt=0)] = 8
+    """Sequences of text in an iteration."""
+    learning_rate: Annotated[float, Field(gt=0.0)] = 1.5
+    """At the first step; it decays to zero."""
+    schedule: Literal["linear", "cosine"] = "linear"
+    """How the learning rate decays: `linear` as the paper says, `cosine` as its authors' code does."""
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Of the gradients; zero in the paper and in its authors' code."""
+    gradient: Literal["errors", "scales"] = "errors"
+    """What the straight-through gradient of a rotation sees of the rounding errors: `errors`, that these turn with it
+    (Eq. 5, and the authors' code), or `scales`, that they grow with the scales which it decides."""
+    network: Literal["activations", "all"] = "activations"
+    """What is quantized while learning: `activations`, inputs of linear layers and KV cache alone, so that GPTQ is left
+    with the weights ("Cayley on 16-4-KV"), or `all`, weights too, round-to-nearest ("Cayley on 4-4-KV", Table 3)."""
+    targets: Literal["tokens", "predictions"] = "tokens"
+    """What the quantized network's predictions are compared with by cross entropy: the next `tokens` of the text, as
+    the paper does, or the `predictions` of the float network, which hold less noise than single tokens."""
+    text: Calibration = Calibration(samples=800)
+    """Where the sequences come from: its `samples` are gone through in random order, as often as needed."""
+
+    @property
+    def sees_quantizers(self) -> bool:
+        """It learns with them."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """There are rotations to learn, and something is quantized, dynamically, while learning."""
+        rotation = recipe.rotation
+        if rotation is None or (rotation.residual == "none" and rotation.values == "none"):
+            raise ValueError("spinquant needs rotation.residual or rotation.values: there is no rotation to learn")
+        self.refuse_static(recipe)
+        if self.network == "all" and recipe.weights is None:
+            raise ValueError("spinquant.network 'all' needs a weights section")
+        if self.network == "activations" and not (recipe.activations or recipe.keys or recipe.values):
+            raise ValueError(
+                "spinquant.network 'activations' needs an activations, keys or values section: nothing else is "
+                "quantized while learning; 'all' learns for quantized weights too"
+            )
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        text = self.text
+        batch = f"{self.batch_size} x {text.sequence_length} tokens of {text.samples} samples of {text.corpus}"
+        momentum = f", momentum {self.momentum:g}" if self.momentum else ""
+        rate = f"learning rate {self.learning_rate:g} {self.schedule}{momentum}"
+        network = {"activations": "inputs and cache quantized", "all": "everything quantized"}[self.network]
+        gradient = ", gradient through the scales" if self.gradient == "scales" else ""
+        gradient += ", towards the float network's predictions" if self.targets == "predictions" else ""
+        return f"Cayley SGD, {self.steps} steps of {batch}, {rate}{gradient}, {network}"
+
+    def learns_from(self, recipe: Recipe) -> dict[str, Any]:
+        """The weights' scheme where these are quantized while learning: rounded to nearest, however they are later."""
+        return {"weights": recipe.rounded.scheme.model_dump(mode="json")} if self.network == "all" else {}
+
+    def learn(
+        self,
+        model: "nn.Module",
+        recipe: Recipe,
+        seed: int,
+        samples: "Tensor",
+        *,
+        device: "torch.device | str | None" = None,
+        checkpoint: Path | None = None,
+    ) -> "Learned":
+        """Cayley SGD: `rotquant.methods.spinquant.learning.learn_rotations`."""
+        from rotquant.methods.spinquant.learning import learn_rotations
+
+        return learn_rotations(model, recipe, seed, samples, device=device, checkpoint=checkpoint)

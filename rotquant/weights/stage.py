@@ -1,0 +1,188 @@
+"""What a method works with while weights are made: the model, calibration text on its way through it, what is kept.
+
+A method's `apply` gets a `Stage`. It changes the model's weights in place, and leaves here the integers that they were
+rounded to and the tensors that it needs at run time. One decoder layer at a time lies on the accelerator.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.foundation.errors import RecipeError, RotquantError
+from rotquant.foundation.progress import task
+from rotquant.models.architectures import Architecture, Site, architecture_of, decoder_layers
+from rotquant.models.simulation.wrapping import SiteKey, Wrapping, wrap
+from rotquant.models.statistics import Statistic, collect_statistics
+from rotquant.models.stream import LayerStream, capture_layer_inputs, on_device
+from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.lattice import LatticeWeight
+from rotquant.tensors.quantization import ColumnSplit, QParams, choose_qparams
+from rotquant.weights.hessian import Hessian
+from rotquant.weights.rtn import QuantizedWeight, quantize_rtn
+
+Splits = dict[SiteKey, ColumnSplit]
+Weight = QuantizedWeight | LatticeWeight
+Weights = dict[str, Weight]
+#: Rounds the weights of all linear layers that read one input, given X^T X of that and its outlier features.
+Rounding = Callable[[Sequence[Tensor], Tensor, ColumnSplit | None], Sequence[Weight]]
+
+
+class Stage:
+    """One call of `build_weights`.
+
+    model: changed in place; it may lie on the host. architecture: of it.
+    samples: calibration token ids, int64 [samples, tokens], or None.
+    device: where the work is done. seed: the run's.
+    online: the rotation's online transforms, without quantizers.
+    weights: integers by full name, on the host. splits: features that are kept in higher precision, by layer and site.
+    tensors: what the method at work wants stored for the run time, by the names that its `tensors` gives.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        samples: Tensor | None,
+        seed: int,
+        device: torch.device,
+        batch_size: int | None,
+    ) -> None:
+        self.model = model
+        self.architecture: Architecture = architecture_of(model)
+        self.recipe = recipe
+        self.samples = samples
+        self.seed = seed
+        self.device = device
+        self.batch_size = batch_size
+        self.online = Wrapping(rotation=recipe.rotation)
+        self.weights: Weights = {}
+        self.splits: Splits = {}
+        self.tensors: dict[str, Tensor] = {}
+
+    def capture(self) -> LayerStream:
+        """Calibration samples at the entrance of the first layer.
+
+        Raises:
+            RecipeError: there are none.
+        """
+        if self.samples is None:
+            raise RecipeError("the recipe needs calibration text, but no samples were given.")
+        return capture_layer_inputs(self.model, self.samples, self.device, self.batch_size)
+
+    def statistics(self, statistic: Statistic) -> list[dict[str, Tensor]]:
+        """A statistic of every site's features by layer, of the model as it is now, on the host."""
+        with wrap(self.model, self.online):
+            return collect_statistics(self.capture(), statistic)
+
+    def round_to_nearest(self) -> None:
+        """Round every weight; no calibration, no forward pass."""
+        layers, settings = decoder_layers(self.model), self.recipe.rounded
+        with task("rounding to nearest", "layer", len(layers)) as under_way:
+            for index, layer in enumerate(layers):
+                with on_device(layer, self.device):
+                    for site in under_way.parts(self.architecture.sites):
+                        split = self.splits.get((index, site.name))
+                        rounded = [
+                            quantize_rtn(layer.get_submodule(name).weight.detach(), settings, split)
+                            for name in site.linears
+                        ]
+                        self.store(index, layer, site, rounded)
+                under_way.advance()
+
+    def round_by_site(self, description: str, rounding: Rounding, *, quantized_inputs: bool = False) -> None:
+        """Round all weights site by site, by X^T X of inputs that come from layers and sites rounded already.
+
+        Args:
+            description: what progress calls it.
+            quantized_inputs: whether inputs and KV cache are quantized meanwhile, as in the running network.
+        """
+        seen = replace(self.online, outliers=self.splits, **runtime_schemes(self.recipe))
+        with wrap(self.model, seen if quantized_inputs else self.online):
+            stream = self.capture()
+            for index, layer in stream.layers(description):
+                for site in stream.sites():
+                    self._round_site(stream, index, layer, site, rounding)
+                if index + 1 < self.architecture.num_layers:
+                    stream.advance(index)
+
+    def static_scales(self) -> dict[SiteKey, QParams]:
+        """Per-tensor scales of every site from the smallest and largest normal feature over the calibration text."""
+        static: dict[SiteKey, QParams] = {}
+        with wrap(self.model, self.online):
+            stream = self.capture()
+            for index, layer in stream.layers("static scales"):
+                with _ranges(layer, self.architecture, index, self.splits) as ranges:
+                    stream.advance(index)
+                for site, extremes in ranges.items():
+                    static[index, site] = choose_qparams(extremes, self.recipe.activations).to("cpu")
+        return static
+
+    @torch.no_grad()
+    def store(self, index: int, layer: nn.Module, site: Site, quantized: Sequence[Weight]) -> None:
+        """Put the dequantized weights of a site into the layer, and keep their integers."""
+        for name, weight in zip(site.linears, quantized, strict=True):
+            parameter = layer.get_submodule(name).weight
+            parameter.copy_(weight.dequantize(parameter.dtype))
+        self._keep(index, dict(zip(site.linears, quantized, strict=True)))
+
+    def keep_layers(self, layers: Iterable[Mapping[str, Weight]]) -> None:
+        """Keep the integers of all layers, given one after the other by names within each; the layers hold their
+        values already."""
+        for index, quantized in enumerate(layers):
+            self._keep(index, quantized)
+
+    def _keep(self, index: int, quantized: Mapping[str, Weight]) -> None:
+        prefix = f"{self.model.base_model_prefix}.layers.{index}"
+        self.weights |= {f"{prefix}.{name}.weight": weight.to("cpu") for name, weight in quantized.items()}
+
+    @torch.no_grad()
+    def _round_site(self, stream: LayerStream, index: int, layer: nn.Module, site: Site, rounding: Rounding) -> None:
+        linears = [layer.get_submodule(name).weight for name in site.linears]
+        dtype = torch.promote_types(linears[0].dtype, torch.float32)
+        hessian = Hessian(site.features, self.device, dtype)
+        stream.feed(index, site, hessian.add)
+        try:
+            quantized = rounding(linears, hessian.matrix, self.splits.get((index, site.name)))
+        except RecipeError:
+            raise
+        except RotquantError as error:
+            raise RotquantError(f"layer {index}, {site.name}: {error}") from None
+        self.store(index, layer, site, quantized)
+
+
+def runtime_schemes(recipe: Recipe) -> dict[str, QuantizationScheme | None]:
+    """The quantizers that act while the model runs, by their names in `Recipe` and `Wrapping`."""
+    return {name: getattr(recipe, name) for name in RUNTIME_FIELDS}
+
+
+@contextmanager
+def _ranges(
+    layer: nn.Module, architecture: Architecture, index: int, splits: Mapping[SiteKey, ColumnSplit]
+) -> Iterator[dict[str, Tensor]]:
+    """While open, track each site's smallest and largest input, without outlier features: by site name, [2]."""
+    ranges: dict[str, Tensor] = {}
+
+    def update(site: str, x: Tensor) -> None:
+        split = splits.get((index, site))
+        if split is not None:
+            x = x[..., split.normal_columns.to(x.device)]
+        low, high = x.aminmax()
+        if site in ranges:
+            low, high = torch.minimum(low, ranges[site][0]), torch.maximum(high, ranges[site][1])
+        ranges[site] = torch.stack([low, high])
+
+    hooks = [
+        layer.get_submodule(site.linears[0]).register_forward_pre_hook(
+            lambda _module, inputs, site=site.name: update(site, inputs[0])
+        )
+        for site in architecture.sites
+    ]
+    try:
+        yield ranges
+    finally:
+        for hook in hooks:
+            hook.remove()
