@@ -52,7 +52,7 @@ def report(row: str, *cells: GridCell) -> Report:
     """A report of one grid of one row."""
     columns = tuple(GridColumn(row) for _ in cells)
     grid = Grid(f"{row}, lower is better", (row,), columns, (GridLine((row,), cells),))
-    claims = Claims((), Score(0, 0, 0), of_paper=True)
+    claims = Claims((), Score(0, 0, 0), "Claims")
     return Report(row, row, row, (), None, (grid,), (), claims, (), ())
 
 

@@ -238,6 +238,16 @@ def test_a_report_of_our_own_names_rare_published_numbers_in_brackets(kinds: Pro
     assert "bos none (rows Three)" in text
 
 
+def test_a_report_of_our_own_has_claims_that_the_papers_numbers_decide_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = load(tmp_path, monkeypatch, table("switches"))
+    compute(project, "quarot_switches")
+    text = page(project, "quarot_switches")
+    assert "## Claims: 1 of 1 hold here" in text
+    assert "|  | Claim | Section | here | *paper's numbers* |" in text
+
+
 def test_magnitudes_have_no_loss(kinds: Project) -> None:
     text = page(kinds, "quarot_figure1")
     assert "| Method | max/median | max | median |" in text

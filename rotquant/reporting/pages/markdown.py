@@ -55,13 +55,14 @@ def _text(cell: GridCell) -> str:
 
 def _verdicts(claims: Claims) -> Listing:
     """The claims with their verdicts; goals of our own have no section and no paper's numbers."""
-    header = ["", "Claim", "Section", "here", "*paper's numbers*"] if claims.of_paper else ["", "Goal", "here"]
+    goals = claims.name == "Goals"
+    header = ["", "Goal", "here"] if goals else ["", "Claim", "Section", "here", "*paper's numbers*"]
     lines = []
     for number, claim in enumerate(claims.lines, 1):
         text = claim.text + (f"<br><sub>Check: {claim.note}</sub>" if claim.note else "")
         text += f"<br>❌ Why it may fail here: {claim.why}" if claim.why else ""
         words = [text, claim.section, _VERDICTS[claim.here], _VERDICTS[claim.papers]]
-        lines.append([number, *(words if claims.of_paper else words[::2])])
+        lines.append([number, *(words[::2] if goals else words)])
     return Listing(header, lines, "rllll"[: len(header)])
 
 

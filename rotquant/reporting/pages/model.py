@@ -13,6 +13,7 @@ from rotquant.reporting.claims import Score
 from rotquant.study.results import REPORTS, run_path
 
 Whose = Literal["ours", "published", "chance"]
+ClaimsName = Literal["Claims of the paper", "Claims", "Goals"]
 Decision = Literal["holds", "fails", "not checkable"]
 
 
@@ -123,19 +124,19 @@ class ClaimLine:
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims of a table; of_paper: whether a paper makes them, and they are no goals of our own."""
+    """The claims of a table, under their name: what a paper says, what a report of ours says, or our own goals."""
 
     kind: ClassVar = "claims"
     lines: tuple[ClaimLine, ...]
     score: Score
-    of_paper: bool
+    name: ClaimsName
 
     @property
     def title(self) -> str:
         """How many of them hold."""
-        name, verb = ("Claims of the paper", "hold here") if self.of_paper else ("Goals", "are reached")
+        verb = "are reached" if self.name == "Goals" else "hold here"
         unchecked = f", {self.score.unchecked} not checkable" if self.score.unchecked else ""
-        return f"{name}: {self.score.holds} of {self.score.checked} {verb}{unchecked}"
+        return f"{self.name}: {self.score.holds} of {self.score.checked} {verb}{unchecked}"
 
 
 Block = str | Grid | Listing | Bullets | Folded | Claims

@@ -36,7 +36,8 @@ def report_of(
     """
     on_models = is_about_models(table)
     stand_ins = any(is_stand_in(project.slot(table, column)) for column in project.columns(table))
-    claims = claims_of(outcomes(project, table, values), of_paper=is_of_the_paper(table), explain=stand_ins)
+    name = "Claims of the paper" if is_of_the_paper(table) else "Claims"
+    claims = claims_of(outcomes(project, table, values), name, explain=stand_ins)
     grids, facts = value_grids(project, table, values), origins.origin_facts(results)
     measured = zero_shot_runs(project, table)
     tasks = task_grids(project, table, values, results) if measured else ()

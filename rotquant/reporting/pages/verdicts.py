@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from rotquant.reporting.claims import Outcome, Verdict, score
-from rotquant.reporting.pages.model import ClaimLine, Claims, Decision
+from rotquant.reporting.pages.model import ClaimLine, Claims, ClaimsName, Decision
 
 _DECISIONS: dict[bool | None, Decision] = {True: "holds", False: "fails", None: "not checkable"}
 
 
-def claims_of(decided: Sequence[Outcome], *, of_paper: bool, explain: bool = True) -> Claims:
+def claims_of(decided: Sequence[Outcome], name: ClaimsName, *, explain: bool = True) -> Claims:
     """The claims with their verdicts. explain: whether a failure here has the reason that the claim gives for one."""
     lines = []
     for outcome in decided:
@@ -25,7 +25,7 @@ def claims_of(decided: Sequence[Outcome], *, of_paper: bool, explain: bool = Tru
                 findings(outcome.papers),
             )
         )
-    return Claims(tuple(lines), score(decided), of_paper)
+    return Claims(tuple(lines), score(decided), name)
 
 
 def findings(verdict: Verdict) -> str:

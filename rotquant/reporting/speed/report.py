@@ -40,7 +40,7 @@ def speed_report(project: Project, table: SpeedTable) -> Report:
     source = find_source(project, table) if table.grids else None
     numbers = collect(project, table, source)
     decided = outcomes(project, table, numbers) if table.grids else ()
-    claims = claims_of(decided, of_paper=is_of_the_paper(table))
+    claims = claims_of(decided, "Claims of the paper" if is_of_the_paper(table) else "Goals")
     grids, sections = _measured(table, numbers, source, claims) if table.grids else _drawn(project, table)
     return Report(
         title=title(table),
