@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from rotquant.foundation.written import read_yaml
 from rotquant.recipes.presets import PRESETS
+from rotquant.recipes.registry import method_names
 from rotquant.study.schemas import MODELS, SCHEMAS, kind_of, schema, schema_text
 
 ROOT = Path(__file__).parents[1]
@@ -73,6 +74,10 @@ def test_a_file_on_top_of_others_says_what_differs(text: str) -> None:
 def test_an_editor_offers_every_method_and_explains_every_key() -> None:
     row = schema("tables")["$defs"]["Row"]["properties"]
     assert row["method"]["examples"] == sorted(PRESETS)
+    for kind in ("config", "tables"):
+        defined = schema(kind)["$defs"]
+        assert list(defined["Methods"]["properties"]) == list(method_names())
+        assert "steps" in defined["SpinQuant"]["properties"]
     unexplained = {
         f"{name}.{key}"
         for kind in MODELS

@@ -256,6 +256,12 @@ ROW = ("tables", 0, "rows", 1)
         ((*ROW, "recipe"), {"weights": {"scheme": {"bits": 9}}}, "weights.scheme.bits"),
         ((*ROW, "recipe"), {"activations": {"clip_ratio": 1.5}}, "activations.clip_ratio"),
         ((*ROW, "recipe"), {"wieghts": None}, "wieghts"),
+        ((*ROW, "recipe"), {"methods": {"spinqant": None}}, "unknown method 'spinqant'; nearest: spinquant"),
+        (
+            (*ROW, "recipe"),
+            {"methods": {"spinquant": {"stepz": 3}}},
+            "rows.QuaRot.recipe.methods.spinquant: unknown field 'stepz'; nearest: steps",
+        ),
         (("tables", 0, "columns"), ["Llama-2-7b", "Llama-2-13B"], "unknown slot 'Llama-2-7b'; nearest: Llama-2-7B"),
         (
             ("tables", 0, "metrics", 0, "kind"),

@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import (
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from rotquant.foundation.data import first_problem, merge, problem_keys
 from rotquant.foundation.errors import ConfigError, lookup, nearest
-from rotquant.foundation.written import Many, Written, read_yaml, some_of
+from rotquant.foundation.written import Many, Written, by_name, read_yaml, some_of
 from rotquant.recipes.corpus import CorpusSpec
-from rotquant.recipes.registry import settings_by_name
+from rotquant.recipes.registry import find_method, method_names, settings_by_name
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 
 DEFAULT = Path("config/config.yaml")
@@ -30,6 +39,27 @@ Scaled = dict[Annotated[int, Field(gt=0, strict=False)], Annotated[int, Field(gt
 """The paper's number to the one on a checkpoint; keys are text here, as in JSON."""
 
 
+class MethodSettings:
+    """Annotates some settings of methods by their names: of any method there is, each checked as its own."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """What pydantic validates by; only methods that are named are imported. A null stays: a recipe leaves a method
+        out by it."""
+        return core_schema.no_info_before_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The settings of every method there is."""
+        every = by_name("Methods", {name: find_method(name) | None for name in method_names()})
+        return handler(TypeAdapter(Annotated[dict[str, Any], some_of(every)]).core_schema)
+
+    @staticmethod
+    def _checked(data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        found = settings_by_name(data, lambda method: Annotated[dict[str, Any], some_of(method)])
+        return found | {name: None for name in data if name not in found and find_method(name)}
+
+
 class Amounts(Written):
     """Amounts of data and work: for every slot, unless the slot has its own."""
 
@@ -37,16 +67,11 @@ class Amounts(Written):
     """Text that methods which calibrate read: windows of the train split."""
     evaluation: EvaluationText = Field(default_factory=dict)
     """Text that models are evaluated on: windows of the test split, the first `max_windows` of them or all."""
-    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    methods: Annotated[dict[str, dict[str, Any]], MethodSettings()] = Field(default_factory=dict)
     """Settings of methods by their names, such as amounts of work and text, where a table's row does not say its own;
     `rotquant methods` lists them."""
     zero_shot: Annotated[dict[str, Any], some_of(ZeroShot, "kind")] = Field(default_factory=dict)
     """The tasks behind the zero-shot columns."""
-
-    @field_validator("methods", mode="before")
-    @classmethod
-    def _settings_are_the_methods(cls, data: Any) -> Any:
-        return settings_by_name(data, lambda method: Annotated[dict[str, Any], some_of(method)])
 
 
 class SlotFields(Amounts):

@@ -17,6 +17,7 @@ from rotquant.foundation.written import Many, Written, by_name, parse, read_yaml
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Metric
 from rotquant.study.checks import Claim, Names, named_by
+from rotquant.study.configuration import MethodSettings
 
 P = TypeVar("P", bound="Column | Titled")
 
@@ -33,7 +34,8 @@ BY_SUITE: dict[str, Any] = {
 
 METRICS = by_name("Metrics", {kind.model_fields["kind"].default: kind for kind in get_args(get_args(Metric)[0])})
 
-Changes = Annotated[dict[str, Any], some_of(Recipe)]
+Methods = Annotated[dict[str, dict[str, Any] | None], MethodSettings()]
+Changes = Annotated[dict[str, Any], some_of(Recipe, methods=Methods)]
 """Changes to a recipe, nested as the recipe is."""
 
 
