@@ -23,6 +23,7 @@ from rotquant.models.rotation.fusing import check_rotation, rotate
 from rotquant.models.simulation.kv_cache import check_cache_scheme
 from rotquant.models.simulation.wrapping import Handle, Wrapping, wrap
 from rotquant.models.stream import memory_peak, reset_memory_peak
+from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe, check_widths
 from rotquant.weights.stage import Stage, runtime_schemes
 from rotquant.weights.storage import Manifest, QuantizedState, StoredModel
@@ -86,6 +87,7 @@ def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations:
             stage.tensors = tensors[name] = {}
             with costs.of(method.title):
                 method.apply(stage)
+            _check_kept(method, stage)
     if recipe.weights is not None and not any("rounding" in method.roles for method in recipe.methods.values()):
         with costs.of("round-to-nearest"):
             stage.round_to_nearest()
@@ -103,6 +105,13 @@ def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations:
         versions=versions(),
     )
     return StoredModel(model, tokenizer, stage.weights, QuantizedState(manifest, tensors, static))
+
+
+def _check_kept(method: Method, stage: Stage) -> None:
+    """Raise `RecipeError` where a method keeps other tensors than it declares, which could not be loaded again."""
+    kept = {name: tuple(tensor.shape) for name, tensor in stage.tensors.items()}
+    if kept != {name: tuple(shape) for name, shape in method.tensors(stage.architecture).items()}:
+        raise RecipeError(f"the method {method.name} keeps other tensors than its `tensors` declares.")
 
 
 def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | None = None) -> Handle:

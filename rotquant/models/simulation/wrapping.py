@@ -41,6 +41,7 @@ class Wrapping:
     activations: quantizer of every site, the input of every linear layer but lm_head.
     keys, values: quantizers of the KV cache.
     outliers: sites whose features are split into normal ones and outliers.
+    inputs: what is done to the input of sites by (layer, site), after the online transform and before the quantizer.
     static: scales of sites by (layer, site), read when `activations.dynamic` is False.
     scale_gradients: whether training differentiates dynamic scales too (OmniQuant's code) or takes them as constants.
     attention_output: quantizer of o_proj's input in place of `activations`: one scale for each head (SpinQuant, which
@@ -55,6 +56,7 @@ class Wrapping:
     static: Mapping[SiteKey, QParams] | None = None
     scale_gradients: bool = False
     attention_output: QuantizationScheme | None = None
+    inputs: Mapping[SiteKey, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
     def scheme_of(self, site: Site, head_dim: int) -> QuantizationScheme | None:
         """The quantizer of a site; `head` becomes groups of `head_dim` features."""
@@ -101,6 +103,7 @@ def wrap(model: nn.Module, wrapping: Wrapping) -> Handle:
     for index, layer in enumerate(decoder_layers(model)):
         for site in architecture.sites:
             _wrap_site(handle, layer, site, _online_transform(architecture, site, wrapping.rotation))
+            _wrap_site(handle, layer, site, wrapping.inputs.get((index, site.name)))
             _wrap_site(handle, layer, site, _quantizer(index, site, wrapping, architecture.head_dim))
     if wrapping.keys is not None or wrapping.values is not None:
         quantizer = KVQuantizer(wrapping.keys, wrapping.values, wrapping.rotation, wrapping.scale_gradients)
