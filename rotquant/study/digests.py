@@ -32,6 +32,8 @@ NEUTRAL = ("rotquant.foundation", "rotquant.study.digests")
 DATA = ("rotquant.recipes",)
 
 SOURCES = Sources(PACKAGE, aside=NEUTRAL)
+#: For what computes, where neither the words of a method nor the recipes that come with it decide anything.
+COMPUTED = Sources(PACKAGE, aside=NEUTRAL, silent=("words", "presets"))
 
 #: Where each stage of the workflow begins: its function, or modules that render.
 STAGES: dict[str, tuple[str, ...]] = {
@@ -81,7 +83,8 @@ def code_digest(stage: str, recipe: Recipe | None = None, metric: Metric | None 
     if metric is not None:
         idle += (f"{MEASURES}:{kind}" for kind in _KINDS if kind != metric.kind)
     ours = [entry for entry in methods if entry.startswith("rotquant.")]
-    digest = SOURCES.digest(*STAGES[stage], *ours, aside=frozenset(idle))
+    sources = COMPUTED if stage in ("rotations", "weights", "runs") else SOURCES
+    digest = sources.digest(*STAGES[stage], *ours, aside=frozenset(idle))
     others = {entry: module_digest(entry.partition(":")[0]) for entry in methods if entry not in ours}
     return short_hash(canonical_json({"rotquant": digest, **others})) if others else digest
 
@@ -95,7 +98,7 @@ def module_digest(module: str) -> str:
 
 def _unused(methods: tuple[str, ...]) -> tuple[str, ...]:
     """The optional modules that none of these methods uses."""
-    used = SOURCES.modules(*(entry for entry in methods if entry.startswith("rotquant.")))
+    used = COMPUTED.modules(*(entry for entry in methods if entry.startswith("rotquant.")))
     return tuple(module for module in OPTIONAL if module not in used)
 
 
@@ -105,12 +108,12 @@ def benchmark_digest(name: str) -> str:
     Raises:
         ConfigError: for an unknown benchmark.
     """
-    return SOURCES.digest(*benchmark_entries(name), aside=not_timed(name))
+    return COMPUTED.digest(*benchmark_entries(name), aside=not_timed(name))
 
 
 def benchmark_modules(name: str) -> set[str]:
     """The modules that hold what the time of a benchmark depends on."""
-    return SOURCES.modules(*benchmark_entries(name), aside=not_timed(name))
+    return COMPUTED.modules(*benchmark_entries(name), aside=not_timed(name))
 
 
 def benchmark_entries(name: str) -> tuple[str, ...]:

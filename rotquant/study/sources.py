@@ -308,7 +308,7 @@ class Sources:
         return self._files[module]
 
     def _parsed(self, module: str, path: Path) -> _File:
-        source, tree = _read(path)
+        source, tree = _tree(path)
         origin, count = functools.partial(self._origin, module), functools.partial(self._fields_count, module)
         reader = Reader(module, path.name == "__init__.py", origin, count, self.silent)
         self._files[module] = file = _File(source, Counter(re.findall(r"\w+", source)), reader, Statement(module))
@@ -327,7 +327,7 @@ class Sources:
 
 
 @functools.cache
-def _read(path: Path) -> tuple[str, ast.Module]:
+def _tree(path: Path) -> tuple[str, ast.Module]:
     source = path.read_text(encoding="utf-8")
     try:
         return source, ast.parse(source, filename=str(path))
