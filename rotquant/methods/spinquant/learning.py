@@ -85,6 +85,7 @@ def learn_rotations(
     Limits.of(model.config).check(samples, "samples that rotations are learned on")
     with nullcontext() if device is None else placed(model, device), silenced(not progress):
         rotations = _initial(model, architecture, recipe, seed)
+        # The schedule gives the rate itself, as a multiple of one.
         optimizer = CayleySGD(rotations.values(), 1.0, settings.momentum)
         schedule = LambdaLR(optimizer, partial(learning_rate, settings))
         batch_size = min(settings.batch_size, batch_size or _sequences_at_once(model, samples.shape[1]))
@@ -146,9 +147,11 @@ class _Loss:
         with OneDNNLinear():
             exact = self._float_logits(ids) if soft or self.measuring else None
             logits = self.model(input_ids=ids, use_cache=False).logits
-        if self.measuring:
+        targets = ids[:, 1:].to(logits.device)
+        if exact is not None and self.measuring:
             self.errors.add("logits", exact, logits.detach() - exact)
-        targets = exact[:, :-1].float().softmax(dim=-1) if soft else ids[:, 1:].to(logits.device)
+        if exact is not None and soft:
+            targets = exact[:, :-1].float().softmax(dim=-1)
         loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets.flatten(0, 1), reduction="sum")
         return loss / (self.sequences * (ids.shape[1] - 1))
 
