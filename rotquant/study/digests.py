@@ -93,7 +93,7 @@ def module_digest(module: str) -> str:
     """Digest of a module outside of this package, of all that its file or its folder's Python files hold."""
     path = Path(inspect.getfile(importlib.import_module(module)))
     files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
-    return short_hash("".join(file_digest(file) for file in files))
+    return short_hash("".join(str(file_digest(file)) for file in files))
 
 
 def _unused(methods: tuple[str, ...]) -> tuple[str, ...]:
