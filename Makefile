@@ -39,6 +39,7 @@ lint: $(READY)
 	ruff format --check .
 	snakefmt --check Snakefile workflow
 	lint-imports --no-cache
+	basedpyright
 
 format: $(READY)
 	ruff check --fix .

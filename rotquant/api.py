@@ -7,7 +7,7 @@ transforms and quantizers of its recipe. Long work says on standard error how fa
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -94,7 +94,11 @@ def quantize(
     if rotations is not None and recipe.learner is None:
         raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
     network, tokenizer = load_checkpoint(checkpoint, dtype, "cpu")
-    samples = calibration_tokens(corpus, recipe.calibration, tokenizer) if recipe.needs_calibration else None
+    samples = (
+        calibration_tokens(corpus, cast(Calibration, recipe.calibration), tokenizer)
+        if recipe.needs_calibration
+        else None
+    )
     check_recipe(network, recipe, samples)
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": checkpoint_digest(checkpoint)}
     if samples is not None or recipe.learner is not None:
@@ -105,7 +109,7 @@ def quantize(
         learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations)
     stored = build_weights(network, tokenizer, recipe, seed, samples, rotations=learned, device=device)
     state = replace(stored.state, manifest=stored.manifest.model_copy(update={"source": source}))
-    network.to(device)
+    network.to(device)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
     handle = quantized_forward(network, recipe, state)
     return Model(network, tokenizer, recipe, handle, replace(stored, state=state))
 
@@ -169,7 +173,8 @@ def _load_decoder(path: str | Path, recipe: Recipe | None, device: torch.device 
         raise RecipeError(f"{path} is a converted decoder, whose recipe is fixed: convert another model instead.")
     with task("loading the model"):
         stored = load_decoder(path, device)
-    return Model(Network(stored.decoder), stored.tokenizer, Recipe(), Handle())
+    network: Any = Network(stored.decoder)  # which has what is asked of a transformers model here
+    return Model(network, cast("PreTrainedTokenizerBase", stored.tokenizer), Recipe(), Handle())
 
 
 def limits_of(path: str | Path) -> Limits:
@@ -243,7 +248,7 @@ def zero_shot(
     """
     metric = metric or ZeroShot(corpus=(corpus or DOCSTRINGS).name)
     place = None if root is None else Path(root)
-    folder = zeroshot.prepare(metric, place, metric.corpus and _corpus(metric.corpus, corpus))
+    folder = zeroshot.prepare(metric, place, _corpus(metric.corpus, corpus) if metric.corpus else None)
     return zeroshot.evaluate(model.network, model.tokenizer, metric, folder, batch_size)
 
 

@@ -1,7 +1,7 @@
 """`rotquant quantize`, `evaluate` and `diagnose`: one model from the command line."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.table import Table
@@ -30,6 +30,10 @@ from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity, ZeroShot
 from rotquant.tensors.devices import torch_device, torch_dtype
 from rotquant.text import NO_BOS
+
+if TYPE_CHECKING:
+    from rotquant.recipes.corpus import Split
+    from rotquant.weights.storage import StoredModel
 
 CARD_START, CARD_END = "<!-- diagnose:start -->", "<!-- diagnose:end -->"
 
@@ -90,11 +94,12 @@ def quantize(
         rotations=rotations,
     )
     quantized.save(output)
+    stored = cast("StoredModel", quantized.stored)
     size = folder_size(output) / 2**20
-    learned = quantized.stored.manifest.source.get("rotation", {})
+    learned = stored.manifest.source.get("rotation", {})
     seconds = {"learning": learned["seconds"]} if "seconds" in learned else {}
-    stages = ", ".join(f"{name} {value:.1f} s" for name, value in {**seconds, **quantized.stored.seconds}.items())
-    found = f"{method}: {len(quantized.stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB"
+    stages = ", ".join(f"{name} {value:.1f} s" for name, value in {**seconds, **stored.seconds}.items())
+    found = f"{method}: {len(stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB"
     typer.echo(found)
 
 
@@ -182,7 +187,9 @@ def evaluate(
 
     if settings is None:
         length = api.limits_of(model).length(sequence_length)
-        settings = Perplexity(corpus=spec.name, split=split, sequence_length=length, max_windows=max_windows)
+        settings = Perplexity(
+            corpus=spec.name, split=cast("Split", split), sequence_length=length, max_windows=max_windows
+        )
     loaded = api.load(model, device=torch_device(device))
     if isinstance(settings, ZeroShot):
         metrics = api.zero_shot(loaded, settings, spec, batch_size=8 * batch_size)
@@ -191,10 +198,13 @@ def evaluate(
             typer.echo(NO_BOS)
     else:
         result = api.perplexity(loaded, spec, settings, batch_size=batch_size)
-        text = corpus_identity(spec, [split])
+        text = corpus_identity(spec, [settings.split])
         metrics = result.as_metrics() | {"text": text} | ({"note": result.note} if result.note else {})
         notes = "".join(f"; {note}" for note in (text["splits"][split].get("share"), result.note) if note)
-        typer.echo(f"{model}: {result} on {spec.name} {split} ({result.windows} windows of {length} tokens{notes})")
+        typer.echo(
+            f"{model}: {result} on {spec.name} {split} ({result.windows} windows of {settings.sequence_length} tokens"
+            f"{notes})"
+        )
     if output:
         write_json(output, {"model": model, "metric": settings.model_dump(mode="json"), **metrics})
 
@@ -234,7 +244,7 @@ def diagnose(
     network, tokenizer = api.load_checkpoint(model, torch.float32)
     metric = Perplexity(corpus=spec.name, sequence_length=length, max_windows=max_windows)
     tokens = tokenize(load_text(spec, "test"), tokenizer)
-    layers = outlier_tokens(network, first_token_windows(network, tokens, length, 32), tokenizer.decode)
+    layers = outlier_tokens(network, first_token_windows(network, tokens, length, 32), cast(Any, tokenizer.decode))
     samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=length), tokenizer)
     found = diagnose_activations(network, tokens, metric, samples)
     rows = [

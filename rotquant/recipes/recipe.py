@@ -194,7 +194,7 @@ class Run(Frozen):
                 recipe = recipe.model_copy(update={"calibration": None})
             metric = _METRIC.validate_python(data.get("metric", {"kind": "perplexity"}))
             texts = [recipe.calibration, *(method.own_text for method in recipe.methods.values())]
-            used = ({metric.corpus} - {None}) | {text.corpus for text in texts if text}
+            used = {text.corpus for text in (*texts, metric) if text and text.corpus is not None}
             corpora = data.get("corpora", {})
             missing = used - set(corpora)
             if missing:

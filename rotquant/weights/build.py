@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -98,11 +98,11 @@ def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations:
     manifest = Manifest(
         recipe=recipe,
         seed=stage.seed,
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=cast(Any, str(model.dtype).removeprefix("torch.")),
         quantized={name: weight.shape for name, weight in stage.weights.items()},
         seconds=costs.seconds,
         peak_bytes=costs.peak_bytes,
-        versions=versions(),
+        versions={**versions()},
     )
     return StoredModel(model, tokenizer, stage.weights, QuantizedState(manifest, tensors, static))
 

@@ -48,13 +48,13 @@ class QuantizedWeight:
         if self.columns is None:
             return values
         if self.outlier_values is not None:
-            values = torch.cat([values, self._outliers(dtype)], dim=1)
+            values = torch.cat([values, self._outliers(self.outlier_values, dtype)], dim=1)
         return torch.empty_like(values).index_copy_(1, self.columns, values)
 
-    def _outliers(self, dtype: torch.dtype) -> Tensor:
+    def _outliers(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         if self.outlier_scale is None:
-            return self.outlier_values.to(dtype)
-        return dequantize(self.outlier_values, QParams(self.outlier_scale), OUTLIER_WEIGHT_SCHEME, dtype)
+            return values.to(dtype)
+        return dequantize(values, QParams(self.outlier_scale), OUTLIER_WEIGHT_SCHEME, dtype)
 
     def to(self, device: torch.device | str) -> "QuantizedWeight":
         """The same weight on another device."""

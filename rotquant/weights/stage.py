@@ -7,13 +7,15 @@ rounded to and the tensors that it needs at run time. One decoder layer at a tim
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.foundation.progress import task
-from rotquant.models.architectures import Architecture, Site, architecture_of, decoder_layers
+from rotquant.models.architectures import Architecture, Site, architecture_of, decoder_layers, linear_of
 from rotquant.models.simulation.wrapping import SiteKey, Wrapping, wrap
 from rotquant.models.statistics import Statistic, collect_statistics
 from rotquant.models.stream import LayerStream, capture_layer_inputs, on_device
@@ -23,6 +25,9 @@ from rotquant.tensors.lattice import LatticeWeight
 from rotquant.tensors.quantization import ColumnSplit, QParams, choose_qparams
 from rotquant.weights.hessian import Hessian
 from rotquant.weights.rtn import QuantizedWeight, quantize_rtn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Splits = dict[SiteKey, ColumnSplit]
 Weight = QuantizedWeight | LatticeWeight
@@ -44,7 +49,7 @@ class Stage:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: "PreTrainedModel",
         recipe: Recipe,
         samples: Tensor | None,
         seed: int,
@@ -87,7 +92,7 @@ class Stage:
                     for site in under_way.parts(self.architecture.sites):
                         split = self.splits.get((index, site.name))
                         rounded = [
-                            quantize_rtn(layer.get_submodule(name).weight.detach(), settings, split)
+                            quantize_rtn(linear_of(layer, name).weight.detach(), settings, split)
                             for name in site.linears
                         ]
                         self.store(index, layer, site, rounded)
@@ -118,14 +123,16 @@ class Stage:
                 with _ranges(layer, self.architecture, index, self.splits) as ranges:
                     stream.advance(index)
                 for site, extremes in ranges.items():
-                    static[index, site] = choose_qparams(extremes, self.recipe.activations).to("cpu")
+                    static[index, site] = choose_qparams(
+                        extremes, cast(QuantizationScheme, self.recipe.activations)
+                    ).to("cpu")
         return static
 
     @torch.no_grad()
     def store(self, index: int, layer: nn.Module, site: Site, quantized: Sequence[Weight]) -> None:
         """Put the dequantized weights of a site into the layer, and keep their integers."""
         for name, weight in zip(site.linears, quantized, strict=True):
-            parameter = layer.get_submodule(name).weight
+            parameter = linear_of(layer, name).weight
             parameter.copy_(weight.dequantize(parameter.dtype))
         self._keep(index, dict(zip(site.linears, quantized, strict=True)))
 
@@ -141,7 +148,7 @@ class Stage:
 
     @torch.no_grad()
     def _round_site(self, stream: LayerStream, index: int, layer: nn.Module, site: Site, rounding: Rounding) -> None:
-        linears = [layer.get_submodule(name).weight for name in site.linears]
+        linears = [linear_of(layer, name).weight for name in site.linears]
         dtype = torch.promote_types(linears[0].dtype, torch.float32)
         hessian = Hessian(site.features, self.device, dtype)
         stream.feed(index, site, hessian.add)
@@ -154,7 +161,7 @@ class Stage:
         self.store(index, layer, site, quantized)
 
 
-def runtime_schemes(recipe: Recipe) -> dict[str, QuantizationScheme | None]:
+def runtime_schemes(recipe: Recipe) -> dict[str, Any]:
     """The quantizers that act while the model runs, by their names in `Recipe` and `Wrapping`."""
     return {name: getattr(recipe, name) for name in RUNTIME_FIELDS}
 
@@ -166,7 +173,8 @@ def _ranges(
     """While open, track each site's smallest and largest input, without outlier features: by site name, [2]."""
     ranges: dict[str, Tensor] = {}
 
-    def update(site: str, x: Tensor) -> None:
+    def update(site: str, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        x: Tensor = arguments[0]
         split = splits.get((index, site))
         if split is not None:
             x = x[..., split.normal_columns.to(x.device)]
@@ -176,9 +184,7 @@ def _ranges(
         ranges[site] = torch.stack([low, high])
 
     hooks = [
-        layer.get_submodule(site.linears[0]).register_forward_pre_hook(
-            lambda _module, inputs, site=site.name: update(site, inputs[0])
-        )
+        layer.get_submodule(site.linears[0]).register_forward_pre_hook(partial(update, site.name))
         for site in architecture.sites
     ]
     try:

@@ -6,9 +6,10 @@ quantized.safetensors (or shards) holds for each quantized linear layer `<name>.
 they are. A loaded model equals the saved one bit for bit.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from pydantic import Field, ValidationError
@@ -192,13 +193,14 @@ def load_quantized(
 
     stored = read_quantized(folder)
     folder, config, tensors = Path(folder), stored.config, stored.floats
-    dtype = dtype or getattr(torch, stored.state.manifest.dtype)
+    own: torch.dtype = getattr(torch, stored.state.manifest.dtype)
+    dtype = dtype or own
     while stored.weights:  # one at a time in both forms
         name, weight = stored.weights.popitem()
         tensors[name] = weight.dequantize(dtype)
     try:
         with quiet_transformers():
-            model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+            model, info = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]).from_pretrained(
                 None,
                 config=config,
                 state_dict=tensors,
@@ -292,7 +294,7 @@ def _weight_tensors(name: str, weight: QuantizedWeight | LatticeWeight) -> dict[
     return _named(name, parts)
 
 
-def _named(prefix: str, parts: dict[str, Tensor | None]) -> dict[str, Tensor]:
+def _named(prefix: str, parts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     return {f"{prefix}.{part}": tensor for part, tensor in parts.items() if tensor is not None}
 
 
@@ -318,8 +320,8 @@ def _take_weight(
     for part, tensor in parts.items():
         _check_shape(folder, f"{name}.{part}", tensor, expected[part])
     return QuantizedWeight(
-        unpack_codes(parts["codes"], scheme.bits, scheme.symmetric, normal),
-        QParams(parts["scale"], parts["zero_point"]),
+        unpack_codes(cast(Tensor, parts["codes"]), scheme.bits, scheme.symmetric, normal),
+        QParams(cast(Tensor, parts["scale"]), parts["zero_point"]),
         scheme,
         parts["columns"],
         parts["outlier_values"],
@@ -335,7 +337,7 @@ def _take_lattice_weight(
     parts = {part: tensors.pop(f"{name}.{part}", None) for part in expected}
     for part, tensor in parts.items():
         _check_shape(folder, f"{name}.{part}", tensor, expected[part])
-    return LatticeWeight(*parts.values())
+    return LatticeWeight(*cast("dict[str, Tensor]", parts).values())
 
 
 def _take_tensors(

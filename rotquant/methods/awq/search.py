@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rotquant.methods.awq import AWQ
 from rotquant.methods.smoothquant.scaling import smooth_site
-from rotquant.models.architectures import Architecture, Projection, Site, architecture_of
+from rotquant.models.architectures import Architecture, Projection, Site, architecture_of, linear_of
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
@@ -123,13 +123,13 @@ def scale_site(layer: nn.Module, site: Site, before: Projection | None, scale: T
     if before is None:
         smooth_site(layer, site, scale)
         return
-    linear, rows = layer.get_submodule(before.name), slice(*(before.rows or (None,)))
+    linear, rows = linear_of(layer, before.name), slice(*(before.rows or (None,)))
     scale = scale.to(linear.weight.device, torch.float64)
     linear.weight[rows] = (linear.weight[rows].double() / scale.unsqueeze(1)).to(linear.weight.dtype)
     if linear.bias is not None:
         linear.bias[rows] = (linear.bias[rows].double() / scale).to(linear.bias.dtype)
     for name in site.linears:
-        weight = layer.get_submodule(name).weight
+        weight = linear_of(layer, name).weight
         weight.copy_(weight.double() * scale)
 
 
@@ -139,7 +139,7 @@ def observed_inputs(layer: nn.Module, architecture: Architecture) -> Iterator[di
     hessians = {
         site.name: Hessian(site.features, weight.device, torch.promote_types(weight.dtype, torch.float32))
         for site in architecture.sites
-        for weight in [layer.get_submodule(site.linears[0]).weight]
+        for weight in [linear_of(layer, site.linears[0]).weight]
     }
     totals = {name: torch.zeros_like(hessian.matrix[0]) for name, hessian in hessians.items()}
 
@@ -181,7 +181,7 @@ def quantize_layer(
         before = None if site.norm is not None else producer(architecture, site, rotation)
         if site.norm is None and before is None:
             continue
-        stacked = torch.cat([layer.get_submodule(name).weight for name in site.linears])
+        stacked = torch.cat([linear_of(layer, name).weight for name in site.linears])
         known = inputs[site.name]
         scale = search_scale(stacked.to(known.moment.dtype), known, scheme, settings.grid)
         scale_site(layer, site, before, scale)
@@ -190,7 +190,7 @@ def quantize_layer(
     unclipped = {architecture.query.name, architecture.key.name}  # their error counts by attention scores, not outputs
     for site in architecture.sites:
         for name in site.linears:
-            parameter, moment = layer.get_submodule(name).weight, inputs[site.name].moment
+            parameter, moment = linear_of(layer, name).weight, inputs[site.name].moment
             weight = parameter.to(moment.dtype)
             clips = settings.clip_search and name not in unclipped
             ratio = search_clip(weight, moment, scheme, settings.grid) if clips else None

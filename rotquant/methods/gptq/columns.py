@@ -8,6 +8,7 @@ only: it runs no model, and every rounding is done by `rotquant.tensors.quantiza
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, repeat
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -122,7 +123,7 @@ def _quantize_grouped(
 ) -> tuple[Tensor, list[QParams]]:
     """Codes [normal, all rows] under scales [out, groups, 1] chosen on the way; scales of each weight."""
     scheme = settings.scheme
-    aligned = _aligned_block(gptq.block_size, scheme.group_size)
+    aligned = _aligned_block(gptq.block_size, cast(int, scheme.group_size))
     block_size = aligned if gptq.group_scales == "updated" else gptq.block_size
     scales = _GroupScales(columns, scheme, settings.clip_norm if settings.clip_search else None)
     codes = _quantize_columns(columns, spread, range(normal), block_size, scheme, scales)
@@ -142,7 +143,7 @@ def _each(function: Callable[[list[Tensor]], Tensor], qparams: Sequence[QParams]
     scale = function([part.scale for part in qparams])
     if qparams[0].zero_point is None:
         return QParams(scale)
-    return QParams(scale, function([part.zero_point for part in qparams]))
+    return QParams(scale, function([cast(Tensor, part.zero_point) for part in qparams]))
 
 
 def _error_spread(hessian: Tensor, damping: float) -> Tensor:
@@ -194,7 +195,12 @@ def _quantize_block(
     scheme = scheme.model_copy(update={"granularity": "channel", "group_size": None})
     if not block.is_cuda:
         return _column_loop(block, spread, qparams, scheme)
-    replay = _captured_column_loop(tuple(block.shape), block.dtype, block.device, scheme)
+    replay = _captured_column_loop(
+        tuple(block.shape),
+        block.dtype,
+        block.device,
+        scheme,  # pyright: ignore[reportArgumentType]  # frozen, hence hashable
+    )
     return replay(block, spread, qparams)
 
 
@@ -238,7 +244,7 @@ def _captured_column_loop(
         spread.copy_(new_spread)
         qparams.scale.copy_(new_qparams.scale)
         if zero_point is not None:
-            zero_point.copy_(new_qparams.zero_point)
+            zero_point.copy_(cast(Tensor, new_qparams.zero_point))
         graph.replay()
         return results
 
@@ -260,7 +266,7 @@ class _GroupScales:
 
     def __init__(self, weight: Tensor, scheme: QuantizationScheme, clip_norm: float | None) -> None:
         self.weight = weight
-        self.group_size = scheme.group_size
+        self.group_size = cast(int, scheme.group_size)
         self.scheme = scheme.model_copy(update={"granularity": "channel", "group_size": None})
         self.clip_norm = clip_norm
         self.groups: list[QParams] = []  # each [rows, 1]
@@ -306,12 +312,12 @@ def gptq_reference(weight: Tensor, hessian: Tensor, settings: WeightQuantization
     damped = hessian + gptq.damping * hessian.diagonal().mean() * torch.eye(features, dtype=hessian.dtype)
     inverse = torch.linalg.inv(damped)
     codes = []
-    for j in range(features):
-        if j % group_size == 0:
-            qparams = choose_weight_qparams(weight[:, j : j + group_size], per_row, clip_norm)
-        column = weight[:, j : j + 1].clone()
-        codes.append(quantize(column, qparams, per_row))
-        error = column - dequantize(codes[-1], qparams, per_row, column.dtype)
-        weight -= error / inverse[j, j] * inverse[j]
-        inverse = inverse - torch.outer(inverse[:, j], inverse[j]) / inverse[j, j]
+    for group in range(0, features, group_size):
+        qparams = choose_weight_qparams(weight[:, group : group + group_size], per_row, clip_norm)
+        for j in range(group, min(group + group_size, features)):
+            column = weight[:, j : j + 1].clone()
+            codes.append(quantize(column, qparams, per_row))
+            error = column - dequantize(codes[-1], qparams, per_row, column.dtype)
+            weight -= error / inverse[j, j] * inverse[j]
+            inverse = inverse - torch.outer(inverse[:, j], inverse[j]) / inverse[j, j]
     return torch.cat(codes, dim=1)

@@ -8,6 +8,7 @@ rounding being straight-through. No corpus is read. What is trained is rounded t
 import copy
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from rotquant.foundation.progress import Task, task
 from rotquant.methods.llm_qat import LLMQAT
-from rotquant.models.architectures import architecture_of, base_model, embedding
+from rotquant.models.architectures import architecture_of, base_model, config_of, embedding
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.wrapping import Wrapping, wrap
@@ -55,7 +56,7 @@ def generate(model: nn.Module, samples: int, length: int, seed: int) -> Tensor:
     """
     Limits.of(model.config).check_length(length, "texts that LLM-QAT trains on")
     generator = torch.Generator().manual_seed(seed)
-    first = torch.randint(model.config.vocab_size, (samples, 1), generator=generator)
+    first = torch.randint(config_of(model).vocab_size, (samples, 1), generator=generator)
     greedy = torch.randint(GREEDY.start, GREEDY.stop, (samples, 1), generator=generator)
     parts = zip(first.split(_SEQUENCES_AT_ONCE), greedy.split(_SEQUENCES_AT_ONCE), strict=True)
     total = math.ceil(samples / _SEQUENCES_AT_ONCE) * (length - 1)
@@ -156,7 +157,7 @@ def _loss(model: nn.Module, teacher: nn.Module, ids: Tensor, scheme: Quantizatio
 def _parts(model: nn.Module, ids: Tensor) -> Sequence[Tensor]:
     """A batch in parts whose logits stay in bounds."""
     limit = _LOGITS_AT_ONCE["cpu" if embedding(model).weight.device.type == "cpu" else "cuda"]
-    return ids.split(max(1, limit // (ids.shape[1] * model.config.vocab_size)))
+    return ids.split(max(1, limit // (ids.shape[1] * config_of(model).vocab_size)))
 
 
 def train_model(
@@ -179,7 +180,7 @@ def train_model(
     Raises:
         RotquantError: the loss is not finite.
     """
-    settings, dtype = LLMQAT.of(recipe), model.dtype
+    settings, dtype = LLMQAT.of(recipe), cast(torch.dtype, model.dtype)
     teacher = copy.deepcopy(model).requires_grad_(False)
     online = Wrapping(rotation=recipe.rotation)
     quantizers = Wrapping(

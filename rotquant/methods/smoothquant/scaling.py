@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.methods.smoothquant import SmoothQuant
-from rotquant.models.architectures import Site, architecture_of, decoder_layers
+from rotquant.models.architectures import Site, architecture_of, decoder_layers, linear_of, norm_of
 
 #: Smallest factor and smallest weight maximum, so that a dead channel divides nothing by zero.
 SMALLEST = 1e-5
@@ -47,11 +47,11 @@ def smooth_site(layer: nn.Module, site: Site, scale: Tensor) -> None:
     """
     if site.norm is None:
         raise ValueError(f"site {site.name} has no norm that could absorb the smoothing scale")
-    norm = layer.get_submodule(site.norm).weight
+    norm = norm_of(layer, site).weight
     scale = scale.to(device=norm.device, dtype=torch.float64)
     norm.copy_(norm.double() / scale)
     for name in site.linears:
-        weight = layer.get_submodule(name).weight
+        weight = linear_of(layer, name).weight
         weight.copy_(weight.double() * scale)
 
 
@@ -66,6 +66,6 @@ def smooth(model: nn.Module, smoothing: SmoothQuant, maxima: Sequence[Mapping[st
     sites = [site for site in architecture_of(model).sites if site.norm is not None]
     for layer, layer_maxima in zip(decoder_layers(model), maxima, strict=True):
         for site in sites:
-            weights = weight_maxima(layer.get_submodule(name) for name in site.linears).double()
+            weights = weight_maxima(linear_of(layer, name) for name in site.linears).double()
             activations = layer_maxima[site.name].to(weights)
             smooth_site(layer, site, smoothing_scale(activations, weights, smoothing.alpha))

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.foundation.progress import silenced
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant.network import Errors, LearningNetwork, quantized_network, running
-from rotquant.models.architectures import Architecture, architecture_of, embedding
+from rotquant.models.architectures import Architecture, architecture_of, config_of, embedding
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
 from rotquant.models.placement import placed
@@ -30,6 +31,7 @@ from rotquant.models.rotation.fusing import check_rotation
 from rotquant.models.rotation.matrices import Learned, Rotations, initial_rotations
 from rotquant.models.simulation.wrapping import check_wrapping
 from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.stiefel import CayleySGD, newton_schulz, orthonormality_error
 from rotquant.training.loop import GradientStep, train
@@ -80,7 +82,7 @@ def learn_rotations(
     """
     settings = SpinQuant.of(recipe)
     architecture = architecture_of(model)
-    check_rotation(architecture, recipe.rotation)
+    check_rotation(architecture, cast(RotationScheme, recipe.rotation))
     check_wrapping(architecture, running(recipe))
     Limits.of(model.config).check(samples, "samples that rotations are learned on")
     with nullcontext() if device is None else placed(model, device), silenced(not progress):
@@ -114,7 +116,7 @@ def _initial(model: nn.Module, architecture: Architecture, recipe: Recipe, seed:
     """R1 as `residual` and each layer's R2 as drawn, in float32 (float64 for a float64 model) beside the embedding."""
     weight = embedding(model).weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    drawn = initial_rotations(architecture, recipe.rotation, seed).tensors()
+    drawn = initial_rotations(architecture, cast(RotationScheme, recipe.rotation), seed).tensors()
     return {
         name: nn.Parameter(tensor.to(weight.device, dtype, copy=True).contiguous()) for name, tensor in drawn.items()
     }
@@ -200,7 +202,7 @@ def _identity(model: nn.Module, recipe: Recipe, seed: int, samples: Tensor) -> s
 
 
 def _sequences_at_once(model: nn.Module, tokens: int) -> int:
-    return max(1, _of_device(_LOGITS_AT_ONCE, model) // (tokens * model.config.vocab_size))
+    return max(1, _of_device(_LOGITS_AT_ONCE, model) // (tokens * config_of(model).vocab_size))
 
 
 def _kept_bytes(model: nn.Module, tokens: int) -> int:

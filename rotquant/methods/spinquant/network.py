@@ -10,14 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.methods.spinquant import SpinQuant
-from rotquant.models.architectures import Architecture, Site, architecture_of, decoder_layers, embedding
+from rotquant.models.architectures import (
+    Architecture,
+    Site,
+    architecture_of,
+    decoder_layers,
+    embedding,
+    linear_of,
+    norm_of,
+)
 from rotquant.models.rotation.fusing import online_dtype
 from rotquant.models.simulation.kv_cache import TransientCache
 from rotquant.models.simulation.wrapping import Handle, Wrapping
@@ -213,14 +221,15 @@ def quantized_network(
         checkpointing: keep only the input of each decoder layer for the backward pass, and compute the layer again.
     """
     architecture, network = architecture_of(model), LearningNetwork()
+    rotation = cast(RotationScheme, recipe.rotation)
     with ExitStack() as stack:
         stack.enter_context(_frozen(model))
         handle = stack.enter_context(Handle())
-        if recipe.rotation.center_embeddings:
+        if rotation.center_embeddings:
             handle.add(embedding(model).register_forward_hook(lambda _m, _i, x: x - x.mean(dim=-1, keepdim=True)))
         for index, layer in enumerate(decoder_layers(model)):
             of_layer = None if values is None else values[index]
-            bases = Bases.of(architecture, recipe.rotation, SpinQuant.of(recipe).gradient, residual, of_layer)
+            bases = Bases.of(architecture, rotation, SpinQuant.of(recipe).gradient, residual, of_layer)
             _Layer(network, architecture, recipe, bases, index, layer).install(stack, handle)
         # torch suspends the caller's mode in the backward pass; nothing in a layer is random.
         again = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), OneDNNLinear())}
@@ -252,14 +261,14 @@ class _Layer:
             )
             gain = None
             if site.norm is not None:
-                norm = self.layer.get_submodule(site.norm)
+                norm = norm_of(self.layer, site)
                 if self.recipe.fuses_norms:
                     gain = norm.weight
                     stack.enter_context(_replaced(norm, "weight", nn.Parameter(torch.ones_like(gain), False)))
                 factor = 1 if gain is None or self._weight_scheme else gain
                 handle.add(norm.register_forward_hook(lambda _m, _i, x, q=quantize, factor=factor: q(x) * factor))
             for name in site.linears:
-                module = self.layer.get_submodule(name)
+                module = linear_of(self.layer, name)
                 if site.norm is None:
                     handle.add(module.register_forward_pre_hook(lambda _m, inputs, q=quantize: (q(inputs[0]),)))
                 if self._weight_scheme:
@@ -288,10 +297,11 @@ class _Layer:
         weight = module.weight if gain is None else module.weight * gain
         if self.network.quantizing:
             signal = columns.apply(rows.apply(weight.T).T)
-            qparams = choose_qparams(signal, self._weight_scheme)
+            scheme = cast(QuantizationScheme, self._weight_scheme)
+            qparams = choose_qparams(signal, scheme)
             with torch.no_grad():
-                error = fake_quantize(signal, self._weight_scheme, qparams).sub_(signal)
-            error = _of_scale(error, qparams.scale, self._weight_scheme)
+                error = fake_quantize(signal, scheme, qparams).sub_(signal)
+            error = _of_scale(error, qparams.scale, scheme)
             weight = weight + rows.undo(columns.undo(error).T).T
         return linear(x, weight, module.bias)
 

@@ -8,7 +8,7 @@ change. Codes take one byte each; this simulates the arithmetic, not the memory 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,13 @@ from rotquant.kernels.hadamard.choice import hadamard_transform
 from rotquant.models.rotation.fusing import online_dtype
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import QParams, check_groups, choose_qparams, dequantize, fake_quantize, quantize
+
+if TYPE_CHECKING:
+
+    class Quantizer(Protocol):
+        """What a cache that stores nothing needs of a quantizer."""
+
+        def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class QuantizedCache(Cache):
 class TransientCache:
     """Stands in for a cache where none is kept: attention sees quantized keys and values, and nothing is stored."""
 
-    def __init__(self, quantizer: KVQuantizer) -> None:
+    def __init__(self, quantizer: "Quantizer") -> None:
         self.quantizer = quantizer
 
     def update(
