@@ -141,7 +141,7 @@ def test_learned_rotations_are_those_that_are_given_and_are_asked_for_where_they
 def test_the_input_of_o_proj_is_quantized_per_head_where_the_recipe_says_so():
     recipe = override(
         preset("spinquant-easy"),
-        {"methods": {"spinquant": None, "gptq": None}, "weights": None, "rotation": None},
+        {"methods": {"spinquant": None, "gptq": None}, "weights": None, "rotation": None, "calibration": None},
         "test",
     )
     tokens, outputs = tiny_tokens(), {}

@@ -1,6 +1,6 @@
-"""The published methods that QuaRot is compared with, each one a short module on the shared primitives.
+"""The published methods, each a class in a module of its own (`rotquant.recipes.method.Method`), found by its name.
 
-smoothquant, omniquant and awq rescale features equivalently before quantization, llm_qat trains the weights, outliers
-chooses the features that QUIK and Atom keep in higher precision, spinquant learns rotations, statistics measures what
-several of them start from. None has a quantizer of its own, but for quip, which rounds to a lattice.
+Every public module here is a method: a single file, or a package whose `__init__` imports no torch and whose other
+modules have the mathematics. Nothing lists them. None has a quantizer of its own, but for quip, which rounds to a
+lattice.
 """
