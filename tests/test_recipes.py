@@ -34,6 +34,16 @@ def test_a_preset_survives_json_with_the_same_key(name):
     assert again.weights_key == first.weights_key
 
 
+def test_equal_recipes_have_equal_hashes_whatever_the_order_of_their_methods():
+    first, second = (
+        Recipe.model_validate(preset("quarot").model_dump() | {"methods": dict(methods)})
+        for methods in itertools.permutations({"gptq": {}, "smoothquant": {"alpha": 0.7}}.items())
+    )
+    assert first == second
+    assert hash(first) == hash(second)
+    assert len({first, second, preset("quarot")}) == 2
+
+
 def test_all_presets_have_different_keys():
     keys = {run(preset(name)).key for name in PRESETS}
     assert len(keys) == len(PRESETS)

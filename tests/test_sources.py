@@ -304,3 +304,16 @@ def test_an_entry_that_is_not_there_and_a_source_that_is_not_python_are_one_sent
         digest({"pack/main.py": MAIN, "pack/helper.py": HELPER}, entry="pack.main:walk")
     with pytest.raises(ConfigError, match=r"helper.py is not valid Python \(line 1"):
         digest({"pack/main.py": MAIN, "pack/helper.py": "def used(x"})
+
+
+def test_the_digest_is_the_same_for_every_python(one: Callable[[str], str]) -> None:
+    """Pythons differ in how they read these forms: f-strings with nested formats, functions without type parameters."""
+    text = """
+    import functools
+
+    @functools.cache
+    def run(x: int, width: int = 8, /, *more: int) -> str:
+        with open(x) as file, open(width):
+            return f"{x!r:>{width}} {more[0]:{width}.{x}} {'a' 'b'}" + "".join(f"{y}" for y in file)
+    """
+    assert one(text) == "d58209caafa268ba"

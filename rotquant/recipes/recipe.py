@@ -97,6 +97,10 @@ class Recipe(Frozen):
             raise ValueError(f"{next(readers, 'static activations')} needs a calibration section")
         return self
 
+    def __hash__(self) -> int:
+        """Of the data: `methods`, a mapping, has no hash of its own."""
+        return hash(canonical_json(self.model_dump(mode="json")))
+
     @property
     def learner(self) -> Method | None:
         """The method that learns the rotations in a stage of its own, None where they are as drawn."""

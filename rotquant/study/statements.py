@@ -205,6 +205,10 @@ class Reader:
             self._statement.strings.add(node.value)
         self._words.append(repr(node.value))
 
+    def _formatted(self, node: ast.JoinedStr) -> None:
+        self._words.append("JoinedStr")  # Python 3.12 adds an empty text behind a nested format
+        self._value([one for one in node.values if not (isinstance(one, ast.Constant) and one.value == "")])
+
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         for name, target in self.imports(node):
             self._bind(name, target)
@@ -285,6 +289,7 @@ _READ: dict[type[ast.AST], Callable[[Reader, Any], None]] = {
     for method, *kinds in (
         (Reader._name, ast.Name, ast.Attribute),
         (Reader._constant, ast.Constant),
+        (Reader._formatted, ast.JoinedStr),
         (Reader._import, ast.Import, ast.ImportFrom),
         (Reader._function, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda),
         (Reader._class, ast.ClassDef),
