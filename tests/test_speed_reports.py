@@ -51,7 +51,7 @@ def decided(project: Project, **check: object) -> Outcome:
     rows = check.pop("rows", ["*"])
     asked = {"column": "INT4", "over": "FP16", **check}
     table = SpeedTable.model_validate({**data, "claims": [{"text": "T", "section": "1", "rows": rows, "check": asked}]})
-    (outcome,) = outcomes(project, table, collect(project, table, find_source(project, table)))
+    (outcome,) = outcomes(table, collect(project, table, find_source(project, table)))
     return outcome
 
 

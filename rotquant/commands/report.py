@@ -86,18 +86,17 @@ def speed(name: TableName, config: Configs = None, plan: PlanFile = None) -> Non
     """
     from rotquant.commands.tracking import log_speed, warning
     from rotquant.reporting.pages.markdown import markdown, page_path
-    from rotquant.reporting.speed import numbers
     from rotquant.reporting.speed.frame import speed_frame
+    from rotquant.reporting.speed.numbers import read_numbers
     from rotquant.reporting.speed.report import speed_report
     from rotquant.study.values import write_frame
 
     project = open_project(config, plan)
     table = project.speed_table(name)
+    measured = read_numbers(project, table)
     if table.grids:
-        source = numbers.find_source(project, table)
-        frame = speed_frame(numbers.collect(project, table, source), source)
-        write_frame(project.root / table_path(name), frame)
-    write_text(project.root / page_path(name), markdown(speed_report(project, table)))
+        write_frame(project.root / table_path(name), speed_frame(measured))
+    write_text(project.root / page_path(name), markdown(speed_report(project, table, measured)))
     typer.echo(str(page_path(name)))
     if project.config.tracking:
         with warning(_LATER.format(name)):

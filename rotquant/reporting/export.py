@@ -10,7 +10,7 @@ from rotquant.reporting.pages.markdown import grids_markdown
 from rotquant.reporting.pages.model import Report
 from rotquant.reporting.pages.report import report_of
 from rotquant.reporting.speed.frame import speed_frame
-from rotquant.reporting.speed.numbers import collect, find_source
+from rotquant.reporting.speed.numbers import read_numbers
 from rotquant.reporting.speed.report import speed_report
 from rotquant.study.project import Project
 from rotquant.study.values import read_values, results_behind
@@ -37,8 +37,8 @@ def exported(project: Project, name: str, form: Format) -> str:
 def _report_and_frame(project: Project, name: str) -> tuple[Report, pd.DataFrame]:
     if name in project.speed:
         table = project.speed[name]
-        source = find_source(project, table)
-        return speed_report(project, table), speed_frame(collect(project, table, source), source)
+        measured = read_numbers(project, table)
+        return speed_report(project, table, measured), speed_frame(measured)
     chosen = project.table(name)
     values = read_values(project.root, name)
     return report_of(project, chosen, values, results_behind(project, values)), values.frame

@@ -140,19 +140,16 @@ def _grid(
 ) -> Grid:
     """Ours by column and quantity, each followed by the paper's where it prints some."""
     names = project.columns(table)
-    columns: list[GridColumn] = []
-    cells: list[list[GridCell]] = [[] for _ in rows]
+    columns: list[tuple[GridColumn, list[str]]] = []
     for name, quantity in itertools.product(names, group):
         pairs = [pair(row.name, name, quantity) for row in rows]
         head = name if len(group) == 1 else quantity.title if len(names) == 1 else f"{name}, {quantity.title}"
         place = {"group": name, "remark": _remark(project, table, name)}
-        columns.append(GridColumn(head, None, **place, title=quantity.title))
-        printed = any(papers != "-" for _, papers in pairs)
-        columns += [GridColumn(head, "", **place)] if printed else []
-        for line, (ours, papers) in zip(cells, pairs, strict=True):
-            line += [GridCell(ours), *([GridCell(papers, "published")] if printed else [])]
-    lines = (GridLine((row.name, *map(str, row.labels)), tuple(line)) for row, line in zip(rows, cells, strict=True))
-    return Grid(_caption(names, group), ("Method", *table.label_columns), tuple(columns), tuple(lines), heading)
+        columns.append((GridColumn(head, None, **place, title=quantity.title), [ours for ours, _ in pairs]))
+        columns.append((GridColumn(head, "", **place), [papers for _, papers in pairs]))
+    labels = [(row.name, *map(str, row.labels)) for row in rows]
+    stub = ("Method", *table.label_columns)
+    return Grid.of_columns(_caption(names, group), stub, labels, columns, heading=heading)
 
 
 def _caption(columns: Sequence[str], group: Sequence[Quantity]) -> str:

@@ -5,7 +5,7 @@ from the paper's wherever a number stands.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -61,6 +61,28 @@ class Grid:
     lines: tuple[GridLine, ...]
     heading: bool = False
     name: str = ""
+
+    @classmethod
+    def of_columns(
+        cls,
+        caption: str,
+        stub: Sequence[str],
+        labels: Sequence[tuple[str, ...]],
+        columns: Iterable[tuple[GridColumn, Sequence[str]]],
+        *,
+        heading: bool = False,
+        name: str = "",
+    ) -> "Grid":
+        """A grid from the labels of its rows and what each column prints, the paper's left out where it has none."""
+        heads: list[GridColumn] = []
+        cells: list[tuple[GridCell, ...]] = [() for _ in labels]
+        for column, texts in columns:
+            if column.published is None or any(text != "-" for text in texts):
+                heads.append(column)
+                whose: Whose = "ours" if column.published is None else "published"
+                cells = [(*line, GridCell(text, whose)) for line, text in zip(cells, texts, strict=True)]
+        lines = tuple(map(GridLine, labels, cells))
+        return cls(caption, tuple(stub), tuple(heads), lines, heading, name)
 
     @property
     def groups(self) -> list[tuple[str, str, int]]:

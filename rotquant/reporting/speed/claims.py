@@ -11,10 +11,8 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from rotquant.reporting.claims import EPSILON, Finding, Outcome, Verdict
-from rotquant.reporting.speed.numbers import Numbers, row_names
-from rotquant.study.project import Project
+from rotquant.reporting.speed.numbers import Number, Numbers, row_names
 from rotquant.study.speed.definitions import FACTORS, Check, Grid, SpeedClaim, SpeedTable, matches
-from rotquant.study.speed.published import Reference, References, references
 
 #: More rows than these are summed up.
 _ROWS = 6
@@ -26,17 +24,16 @@ Without `over` the number itself, in SI units.
 """
 
 
-def outcomes(project: Project, table: SpeedTable, numbers: Numbers) -> tuple[Outcome, ...]:
+def outcomes(table: SpeedTable, numbers: Numbers) -> tuple[Outcome, ...]:
     """Every claim of a table."""
-    printed = references(table, project.root)
     found = []
     for claim in table.claims:
-        papers = [judge(claim, table, _printed_ratio(table, printed, gpu), gpu) for gpu in table.gpus]
+        papers = [judge(claim, table, _ratios(table, numbers, gpu), gpu) for gpu in table.gpus]
         together = Verdict(
             tuple(finding for verdict in papers for finding in verdict.findings),
             tuple(place for verdict in papers for place in verdict.missing),
         )
-        found.append(Outcome(claim, judge(claim, table, _measured_ratio(numbers)), together))
+        found.append(Outcome(claim, judge(claim, table, _ratios(table, numbers)), together))
     return tuple(found)
 
 
@@ -108,38 +105,27 @@ def _bounded(check: Check, place: str, value: float) -> Finding:
     return Finding(place, f"{show(value)} ≤ {check.at_most:g}", value <= check.at_most + EPSILON)
 
 
-def _measured_ratio(numbers: Numbers) -> Ratio:
+def _ratios(table: SpeedTable, numbers: Numbers, gpu: str = "") -> Ratio:
+    """Ratios of our numbers, or of the paper's on a GPU, where one that is printed goes before that of two numbers."""
+
     def ratio(grid: str, row: str, column: str, over: str | None) -> float | None:
-        ours = numbers[grid, row, column].ours
+        value, known = _value_and_ratio(numbers[grid, row, column], gpu)
         if over is None:
-            return None if ours is None else ours.value
-        base = numbers[grid, row, over].ours
-        return None if ours is None or base is None or not ours.value else base.value / ours.value
+            return value
+        if known is not None and table.grid(grid).over(table.grid(grid).column(column)) == over:
+            return known
+        base, _ = _value_and_ratio(numbers[grid, row, over], gpu)
+        return base / value if value and base is not None else None
 
     return ratio
 
 
-def _printed_ratio(table: SpeedTable, printed: References, gpu: str) -> Ratio:
-    def ratio(grid: str, row: str, column: str, over: str | None) -> float | None:
-        mine = _of_gpu(printed, (grid, row, column), gpu)
-        if over is None:
-            return None if mine is None else mine.value
-        base = _of_gpu(printed, (grid, row, over), gpu)
-        if (
-            mine is not None
-            and table.grid(grid).over(table.grid(grid).column(column)) == over
-            and mine.ratio is not None
-        ):
-            return mine.ratio
-        if mine is None or base is None or not mine.value or base.value is None:
-            return None
-        return base.value / mine.value
-
-    return ratio
-
-
-def _of_gpu(printed: References, place: tuple[str, str, str], gpu: str) -> Reference | None:
-    return next((one for one in printed.get(place, ()) if one.gpu == gpu), None)
+def _value_and_ratio(number: Number, gpu: str) -> tuple[float | None, float | None]:
+    """Of our measurement or, on a GPU, of the paper's: the number in SI units and its ratio to the baseline."""
+    if not gpu:
+        return number.ours and number.ours.value, number.ratio
+    paper = number.paper(gpu)
+    return (None, None) if paper is None else (paper.value, paper.ratio)
 
 
 def _prefix(table: SpeedTable, grid: Grid, gpu: str) -> str:

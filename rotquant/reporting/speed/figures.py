@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED, save_svg, styled
-from rotquant.reporting.speed.numbers import Numbers, collect, find_source, short_gpu, shown_ratio
+from rotquant.reporting.speed.numbers import Numbers, read_numbers, short_gpu, shown_ratio
 from rotquant.reporting.speed.roofline import roofline
 from rotquant.study.project import Project
 from rotquant.study.speed.definitions import Part, SpeedTable, matches, rows
@@ -25,16 +25,15 @@ def bars(project: Project, table: SpeedTable, path: Path) -> None:
     """A panel per part; a pair of bars per row: ours filled, the paper's hollow beside it."""
     assert table.drawing is not None
     parts = table.drawing.parts
-    sources = {part.table: find_source(project, project.speed_table(part.table)) for part in parts}
+    measured = {part.table: read_numbers(project, project.speed_table(part.table)) for part in parts}
     across = len(parts) if len(parts) <= 3 else 2
     down = -(-len(parts) // across)
     with styled() as plt:
         size = (1.6 + 2.8 * across, 0.5 + 2.3 * down)
         figure, grid = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
         for axis, part in zip(grid.flat, parts, strict=True):
-            origin = project.speed_table(part.table)
-            _panel(axis, origin, part, collect(project, origin, sources[part.table]))
-        gpus = [short_gpu(source.record.gpu) for source in sources.values() if source is not None]
+            _panel(axis, project.speed_table(part.table), part, measured[part.table].numbers)
+        gpus = [short_gpu(source.record.gpu) for source, _ in measured.values() if source is not None]
         ours = f"ours, {gpus[0]}" if gpus else "ours (not measured yet)"
         handles = [plt.Rectangle((0, 0), 1, 1, color=OURS, label=ours)]
         for gpu in table.gpus:

@@ -3,7 +3,7 @@
 import pandas as pd
 import pyarrow as pa
 
-from rotquant.reporting.speed.numbers import Numbers, Source
+from rotquant.reporting.speed.numbers import Measured
 from rotquant.study.values import COMPUTED, PUBLISHED, to_frame
 
 #: origin: computed on this machine, recorded on another, or published; none before anything was measured.
@@ -17,8 +17,9 @@ FIELDS = pa.schema(
 )
 
 
-def speed_frame(numbers: Numbers, source: Source | None) -> pd.DataFrame:
+def speed_frame(measured: Measured) -> pd.DataFrame:
     """Every cell of a table, measured or not, and what the paper prints beside it."""
+    source, numbers = measured
     gpu = None if source is None else source.record.gpu
     origin = None if source is None else "recorded" if source.recorded else COMPUTED
     lines = []

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from rotquant.reporting.pages.model import Grid, GridCell, GridColumn, GridLine
+from rotquant.reporting.pages.model import Grid, GridColumn
 from rotquant.reporting.speed.claims import show
 from rotquant.reporting.speed.limits import CEILING
 from rotquant.reporting.speed.numbers import Number, Numbers, short_gpu, shown_ratio
@@ -63,24 +63,16 @@ def _grid(
     words: tuple[str, str],
 ) -> Grid:
     """Rows by columns; a column of ours is followed by one for each of the paper's GPUs with a number there."""
-    heads: list[GridColumn] = []
-    cells: list[list[GridCell]] = [[] for _ in chosen]
+    made: list[tuple[GridColumn, list[str]]] = []
     for name, head in columns.items():
         several = [numbers[grid.name, row.name, name] for row in chosen]
-        printed = [gpu for gpu in table.gpus if any(_printed(grid, one, gpu, text) != "-" for one in several)]
-        heads += [GridColumn(head, title=head), *(GridColumn(published=short_gpu(gpu)) for gpu in printed)]
-        for line, number in zip(cells, several, strict=True):
-            line.append(GridCell(text(grid, number, None)))
-            line += [GridCell(_printed(grid, number, gpu, text), "published") for gpu in printed]
-    lines = tuple(GridLine(row.labels, tuple(line)) for row, line in zip(chosen, cells, strict=True))
+        made.append((GridColumn(head, title=head), [text(grid, number, None) for number in several]))
+        for gpu in table.gpus:
+            printed = ((number, number.paper(gpu)) for number in several)
+            texts = ["-" if paper is None else text(grid, number, paper) for number, paper in printed]
+            made.append((GridColumn(published=short_gpu(gpu)), texts))
     part, caption = words
-    return Grid(caption, tuple(axis.name for axis in grid.axes), tuple(heads), lines, name=part)
-
-
-def _printed(grid: definitions.Grid, number: Number, gpu: str, text: Print) -> str:
-    """What the paper printed for a cell on one GPU."""
-    reference = next((paper for paper in number.papers if paper.gpu == gpu), None)
-    return "-" if reference is None else text(grid, number, reference)
+    return Grid.of_columns(caption, [axis.name for axis in grid.axes], [row.labels for row in chosen], made, name=part)
 
 
 def _ratio(grid: definitions.Grid, number: Number, paper: Reference | None = None) -> str:

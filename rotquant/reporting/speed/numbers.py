@@ -7,6 +7,7 @@ another; the first goes before the second, and the newest of several goes first.
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rotquant.bench.records import SPEED, CellRecord, Measurement, Record, read_record
 from rotquant.study.project import Project
@@ -41,9 +42,30 @@ class Number:
     papers: tuple[Reference, ...]
     record: CellRecord | None = None
 
+    def paper(self, gpu: str) -> Reference | None:
+        """The paper's on one GPU."""
+        return next((paper for paper in self.papers if paper.gpu == gpu), None)
+
 
 Numbers = dict[Place, Number]
 """The numbers of a table by place."""
+
+
+class Measured(NamedTuple):
+    """A table as it was measured: its record, None when there is none, and all its numbers."""
+
+    source: Source | None
+    numbers: Numbers
+
+
+def read_numbers(project: Project, table: SpeedTable) -> Measured:
+    """The record and the numbers of a table; of a figure, which has no cells of its own, nothing.
+
+    Raises:
+        ResultError: the record is damaged.
+    """
+    source = find_source(project, table) if table.grids else None
+    return Measured(source, collect(project, table, source))
 
 
 def find_source(project: Project, table: SpeedTable) -> Source | None:

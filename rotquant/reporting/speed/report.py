@@ -15,7 +15,7 @@ from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.speed.claims import outcomes
 from rotquant.reporting.speed.grids import part_grid, speed_grids
 from rotquant.reporting.speed.limits import limit_blocks
-from rotquant.reporting.speed.numbers import Numbers, Source, collect, find_source
+from rotquant.reporting.speed.numbers import Measured, Numbers, Source, read_numbers
 from rotquant.reporting.speed.provenance import file_links, gpu_fact, origin_facts, when_and_where
 from rotquant.reporting.words.describe import is_of_the_paper, title
 from rotquant.study.project import Project
@@ -31,16 +31,17 @@ _REPLAYED = (
 )
 
 
-def speed_report(project: Project, table: SpeedTable) -> Report:
+def speed_report(project: Project, table: SpeedTable, measured: Measured | None = None) -> Report:
     """The report of a table; of a figure, which has no grids of its own, the parts of other tables that it draws.
+
+    Args:
+        measured: the table's record and numbers, where they were read already.
 
     Raises:
         ResultError: the table's record, or for a figure the record of a table that it draws, is damaged.
     """
-    source = find_source(project, table) if table.grids else None
-    numbers = collect(project, table, source)
-    decided = outcomes(project, table, numbers) if table.grids else ()
-    claims = claims_of(decided, "Claims of the paper" if is_of_the_paper(table) else "Goals")
+    source, numbers = measured or read_numbers(project, table)
+    claims = claims_of(outcomes(table, numbers), "Claims of the paper" if is_of_the_paper(table) else "Goals")
     grids, sections = _measured(table, numbers, source, claims) if table.grids else _drawn(project, table)
     return Report(
         title=title(table),
@@ -82,14 +83,13 @@ def _measured(
 def _drawn(project: Project, table: SpeedTable) -> tuple[tuple[Grid, ...], Sections]:
     """The ratios in a figure, and the tables that they are from."""
     assert table.drawing is not None
-    sources = {name: find_source(project, project.speed_table(name)) for name in table.sources}
-    grids = []
-    for part in table.drawing.parts:
-        origin = project.speed_table(part.table)
-        grids.append(part_grid(origin, part, collect(project, origin, sources[part.table])))
+    measured = {name: read_numbers(project, project.speed_table(name)) for name in table.sources}
+    grids = [
+        part_grid(project.speed_table(part.table), part, measured[part.table].numbers) for part in table.drawing.parts
+    ]
     places = [
         f"[{name}]({name}.md): {'not measured yet' if source is None else when_and_where(source)}"
-        for name, source in sources.items()
+        for name, (source, _) in measured.items()
     ]
     whose = f"*Italic* numbers are the paper's, on {_list(table.gpus)}."
     notes = [Bullets(table.notes)] if table.notes else []

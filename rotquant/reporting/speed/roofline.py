@@ -9,7 +9,7 @@ from typing import Any
 
 from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED, SERIES, save_svg, styled
 from rotquant.reporting.speed.limits import Point, ceilings, points
-from rotquant.reporting.speed.numbers import collect, find_source
+from rotquant.reporting.speed.numbers import read_numbers
 from rotquant.study.project import Project
 from rotquant.study.speed.definitions import SpeedTable
 
@@ -26,7 +26,7 @@ _OTHERS = ("FP16", "BF16", "FP8", "INT8", "SDPA FP16", "Eager PyTorch", "fast-ha
 
 def roofline(project: Project, table: SpeedTable, path: Path) -> None:
     """Kernels that multiply below their roof; on the left those that only move bytes, against a copy."""
-    numbers = collect(project, table, find_source(project, table))
+    numbers = read_numbers(project, table).numbers
     known, found = ceilings(table, numbers), points(numbers)
     multiplying = [point for point in found if point.operations and point.arithmetic in known]
     moving = [point for point in found if not point.operations]
