@@ -68,8 +68,7 @@ def make_plan(project: Project, inputs: str) -> Plan:
 def definition(project: Project, name: str) -> str:
     """Digest of what a table's files say besides the numbers computed: its YAML, the published values, the slots."""
     table = project.table(name)
-    printed = (project.published(table), project.published_deviations(table))
-    published = [sorted((*cell, str(value)) for cell, value in numbers.items()) for numbers in printed]
+    published = sorted((*cell, *map(str, printed)) for cell, printed in project.published(table).items())
     slots = {column: project.slot(table, column).model_dump(mode="json") for column in project.columns(table)}
     return short_hash(canonical_json([table.model_dump(mode="json"), published, slots]))
 

@@ -32,7 +32,6 @@ from rotquant.study.tables import (
     Table,
     in_order,
     load_tables,
-    published_deviations,
     published_values,
 )
 
@@ -216,12 +215,8 @@ class Project:
         return {key: tuple(names) for key, names in found.items()}
 
     def published(self, table: Table) -> Published:
-        """The paper's numbers by (row, column, quantity); None where the paper prints a dash."""
+        """The paper's numbers by (row, column, quantity)."""
         return published_values(table, self.root)
-
-    def published_deviations(self, table: Table) -> Published:
-        """The paper's deviations over seeds where it prints them, as `published`."""
-        return published_deviations(table, self.root)
 
     @functools.cache  # noqa: B019
     def digest(self, slot: str) -> str:

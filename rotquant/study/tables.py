@@ -8,7 +8,7 @@ import csv
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,8 +21,17 @@ from rotquant.study.configuration import MethodSettings
 
 P = TypeVar("P", bound="Column | Titled")
 
-Published = dict[tuple[str, str, str], float | None]
-"""The paper's numbers by (row, column, quantity); None where the paper prints a dash."""
+
+class PrintedNumber(NamedTuple):
+    """A number of the paper's and its deviation over seeds, None where it prints a dash or none, and their file."""
+
+    value: float | None
+    deviation: float | None
+    file: str
+
+
+Published = dict[tuple[str, str, str], PrintedNumber]
+"""The paper's numbers by (row, column, quantity)."""
 
 Suite = Literal["paper", "shipped"]
 Positive = Annotated[int, Field(gt=0)]
@@ -241,48 +250,37 @@ def with_path(part: P, folder: Path) -> P:
 
 
 def published_values(table: Table, root: Path) -> Published:
-    """The paper's numbers of all quantities, those of columns from other tables included.
+    """The paper's numbers of all quantities: the table's own, and of the columns that stand in other tables.
 
     Raises:
         ConfigError: a missing file, a missing column, or a value that is neither a number nor a dash.
     """
-    return _of_all_columns(table, root, "value")
+    found = {} if table.published is None else _read_published(table.published, root)
+    rows = {row.name for row in table.rows}
+    for column in table.columns:
+        if column.published is not None:
+            others = _read_published(column.published, root)
+            found |= {cell: number for cell, number in others.items() if cell[0] in rows and cell[1] == column.name}
+    return found
 
 
-def published_deviations(table: Table, root: Path) -> Published:
-    """The paper's deviations over seeds, as `published_values`; None, or no entry, where the paper prints none."""
-    return _of_all_columns(table, root, "deviation")
-
-
-def read_published(path: Path, field: str = "value") -> Published:
-    """Read published values, or another numeric `field` of theirs, from a long-format CSV; nothing without that field.
-
-    Raises:
-        ConfigError: a missing file, a missing column, or a value that is neither a number nor a dash.
-    """
+def _read_published(file: str, root: Path) -> Published:
+    """The numbers of a long-format CSV; a file without a column of deviations has none."""
+    path = root / file
     try:
         with path.open(newline="", encoding="utf-8") as lines:
-            rows = list(csv.DictReader(lines))
-        if field != "value" and rows and field not in rows[0]:
-            return {}
-        return {(row["row"], row["column"], row["metric"]): _number(row[field]) for row in rows}
+            return {
+                (line["row"], line["column"], line["metric"]): PrintedNumber(
+                    _number(line["value"]), _number(line.get("deviation", "-")), file
+                )
+                for line in csv.DictReader(lines)
+            }
     except FileNotFoundError:
         raise ConfigError(f"published values {path} do not exist.") from None
     except KeyError as error:
         raise ConfigError(f"published values {path} lack the column {error}.") from None
     except ValueError as error:
         raise ConfigError(f"published values {path}: {error}; write a number, or - where the paper has none.") from None
-
-
-def _of_all_columns(table: Table, root: Path, field: str) -> Published:
-    """A field of the table's own published values, and of the columns that stand in other tables."""
-    values = {} if table.published is None else read_published(root / table.published, field)
-    rows = {row.name for row in table.rows}
-    for column in table.columns:
-        if column.published is not None:
-            others = read_published(root / column.published, field)
-            values |= {cell: value for cell, value in others.items() if cell[0] in rows and cell[1] == column.name}
-    return values
 
 
 def _number(text: str) -> float | None:
@@ -298,8 +296,7 @@ def _check_published(table: Table, where: str, root: Path) -> None:
     """The paper's numbers are there, and of rows and columns that the table has."""
     where = f"{where}: tables.{table.id}.published"
     rows, columns = ({part.name: part for part in parts} for parts in (table.rows, table.columns))
-    if table.published is not None:
-        for row, column, _ in read_published(root / table.published):
+    for (row, column, _), number in published_values(table, root).items():
+        if number.file == table.published:
             lookup(rows, row, f"{where}: unknown row")
             lookup(columns, column, f"{where}: unknown column")
-    published_values(table, root)

@@ -124,9 +124,8 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
         for quantity in quantities(cell.metric):
             numbers = tuple(results[key].metrics[quantity.name] for key in keys)
             ours[cell.row, cell.column, quantity.name] = Number.of_seeds(numbers, seeds, keys)
-    spreads = project.published_deviations(table)
     printed = project.published(table).items()
-    published = {place: Number(value, spreads.get(place)) for place, value in printed if value is not None}
+    published = {place: Number(one.value, one.deviation) for place, one in printed if one.value is not None}
     return Values(ours, published), results
 
 

@@ -21,7 +21,7 @@ from rotquant.reporting.words.numbers import not_finite
 from rotquant.study.project import Project
 from rotquant.study.results import REPORTS, table_path
 from rotquant.study.speed.definitions import SpeedTable
-from rotquant.study.tables import Table, read_published
+from rotquant.study.tables import Table
 from rotquant.study.values import Values
 
 
@@ -121,12 +121,10 @@ def _footnotes(project: Project, table: Table, values: Values) -> list[str]:
         if row.not_computed is not None:
             reasons.setdefault(row.not_computed, []).append(row.name)
     lines += [f"Not computed here: {', '.join(rows)}. {reason}" for reason, rows in reasons.items()]
+    own = {column for (_, column, _), printed in project.published(table).items() if printed.file == table.published}
     for column in table.columns:
         if column.published is not None and column.name in project.columns(table):
             source = Path(column.published).stem.replace("table", "Table ").replace("figure", "Figure ")
-            own = table.published is not None and any(
-                place[1] == column.name for place in read_published(project.root / table.published)
-            )
-            which = f"numbers of {column.name}{' that this table lacks' if own else ''}"
+            which = f"numbers of {column.name}{' that this table lacks' if column.name in own else ''}"
             lines.append(f"The *published* {which} stand in the paper's {source}.")
     return [*lines, *table.notes]
