@@ -4,88 +4,75 @@ The shipped suite's tasks are not the paper's: ours fill the upper panels and th
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures.style import NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, drawn_rows, save_svg, styled
+from rotquant.reporting.figures.panels import entry, legend, name_rows, panels
+from rotquant.reporting.figures.style import NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, drawn_rows
 from rotquant.reporting.words.describe import panel_title
 from rotquant.reporting.words.numbers import show
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity
 from rotquant.study.tables import Table
-from rotquant.study.values import Place, Values, printed_accuracies
+from rotquant.study.values import Number, Place, Values, printed_accuracies
 
 
 @dataclass(frozen=True)
 class Accuracies:
-    """A line of panels: the tasks, and accuracies in percent with deviation by (row, column, task)."""
+    """A line of panels: the tasks, and accuracies in percent."""
 
     title: str
     tasks: tuple[Quantity, ...]
-    numbers: dict[tuple[str, str, str], tuple[float, float | None]]
+    numbers: Mapping[Place, Number]
     mark: dict[str, Any]
 
 
 def tasks(project: Project, table: Table, values: Values, path: Path) -> None:
     """One panel per column, ours above the paper's; rows are told apart by colour, the baseline is grey."""
     columns, blocks = project.columns(table), _blocks(project, table, values)
-    with styled() as plt:
-        heights = [len(block.tasks) + 1.5 for block in blocks]
-        figure, grid = plt.subplots(
-            len(blocks),
-            len(columns),
-            figsize=(1.2 + 2.2 * len(columns), 0.5 + 0.23 * sum(heights)),
-            height_ratios=heights,
-            squeeze=False,
-            layout="constrained",
-        )
+    heights = [len(block.tasks) + 1.5 for block in blocks]
+    size = (1.2 + 2.2 * len(columns), 0.5 + 0.23 * sum(heights))
+    with panels(path, len(blocks), len(columns), size, height_ratios=heights) as (figure, grid):
         for line, (block, axes) in enumerate(zip(blocks, grid, strict=True)):
             for axis, column in zip(axes, columns, strict=True):
                 _panel(axis, table, block, column)
-                axis.set_yticklabels([task.title for task in block.tasks] if axis is axes[0] else [])
+                name_rows(axis, [task.title for task in block.tasks], shown=axis is axes[0])
                 axis.set_title("" if line else panel_title(project, table, column))
             axes[0].set_ylabel(block.title)
         figure.supxlabel("accuracy in percent", fontsize=8.5)
-        handles = [
-            plt.Line2D([], [], linestyle="", color=color, label=row, **OURS_MARK)
-            for row, color in _colors(table).items()
-        ]
-        handles.append(plt.Line2D([], [], linestyle="", color="black", marker="|", markersize=8, label="chance"))
-        figure.legend(handles=handles, loc="outside upper center", ncols=4)
-        save_svg(figure, path)
+        entries = [entry(row, color, **OURS_MARK) for row, color in _colors(table).items()]
+        legend(figure, [*entries, entry("chance", "black", marker="|", markersize=8)], columns=4)
 
 
 def _blocks(project: Project, table: Table, values: Values) -> list[Accuracies]:
     """Ours, and the paper's where it prints accuracies."""
     measured = tuple(quantity for quantity in project.quantities(table) if quantity.unit == "%")
-    ours = {place: (value.mean, value.deviation) for place, value in values.items()}
-    blocks = [Accuracies("computed here", measured, ours, OURS_MARK)]
-    published: dict[Place, tuple[float, float | None]] = {
-        place: (number.mean, None) for place, number in values.published.items()
-    }
-    printed = printed_accuracies(values)
-    return [*blocks, Accuracies("published", printed, published, PUBLISHED_MARK)] if printed else blocks
+    blocks = [Accuracies("computed here", measured, values.ours, OURS_MARK)]
+    if printed := printed_accuracies(values):
+        blocks.append(Accuracies("published", printed, values.published, PUBLISHED_MARK))
+    return blocks
 
 
 def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
     """The tasks of one column from top to bottom; what is not finite is named at the left end, where guesses are."""
     for place, task in enumerate(block.tasks):
         known = {row: block.numbers.get((row, column, task.name)) for row in _colors(table)}
-        found = {row: number for row, number in known.items() if number is not None and math.isfinite(number[0])}
-        means = [number[0] for number in found.values()]
+        found = {row: number for row, number in known.items() if number is not None and math.isfinite(number.mean)}
+        means = [number.mean for number in found.values()]
         if means:
             axis.plot([min(means), max(means)], [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
         for row, number in found.items():
-            axis.errorbar(number[0], place, xerr=number[1], color=_colors(table)[row], elinewidth=1, **block.mark)
-        broken = {row: number[0] for row, number in known.items() if number is not None and row not in found}
+            look = {"color": _colors(table)[row], "elinewidth": 1, **block.mark}
+            axis.errorbar(number.mean, place, xerr=number.deviation, **look)
+        broken = {row: number.mean for row, number in known.items() if number is not None and row not in found}
         for index, (row, mean) in enumerate(broken.items()):
             text = {"color": _colors(table)[row], "fontsize": 6.5, "va": "center"}
             axis.annotate(show(mean), (1 + 10 * index, place), **text)
         if task.chance is not None:
             axis.plot(task.chance, place, "|", color="black", markersize=9)
-    axis.set(xlim=(0, 100), ylim=(len(block.tasks) - 0.5, -0.5), yticks=range(len(block.tasks)))
-    axis.tick_params(axis="y", length=0)
+    axis.set(xlim=(0, 100))
 
 
 def _colors(table: Table) -> dict[str, str]:

@@ -4,16 +4,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures.style import (
-    NEUTRAL,
-    OURS,
-    OURS_MARK,
-    PUBLISHED,
-    PUBLISHED_MARK,
-    drawn_rows,
-    save_svg,
-    styled,
-)
+from rotquant.reporting.figures.panels import entry, legend, name_rows, note, panels
+from rotquant.reporting.figures.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, drawn_rows
 from rotquant.reporting.words.describe import panel_title
 from rotquant.reporting.words.numbers import words
 from rotquant.study.project import Project
@@ -24,6 +16,11 @@ from rotquant.study.values import Number, Values, main_quantities
 #: Half the height over which the seeds of a row are spread, so that equal numbers stay apart.
 _SPREAD = 0.2
 
+_SEED: dict[str, Any] = {"color": OURS, "alpha": 0.55, **OURS_MARK, "markersize": 3}
+_MEDIAN: dict[str, Any] = {"color": OURS, "linewidth": 1.6}
+_BOX: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.8}
+_TEXT: dict[str, Any] = {"fontsize": 7, "color": NEUTRAL, "ha": "center"}
+
 
 def distribution(project: Project, table: Table, values: Values, path: Path) -> None:
     """A panel per column and main quantity. Ours and the paper's numbers have axes of their own.
@@ -32,9 +29,8 @@ def distribution(project: Project, table: Table, values: Values, path: Path) -> 
     """
     rows, mains, papers = drawn_rows(table), main_quantities(project, table), values.published
     lines = [(column, ours) for column in project.columns(table) for ours in ((True, False) if papers else (True,))]
-    with styled() as plt:
-        size = (1.6 + 3.0 * len(mains), (0.9 + 0.5 * len(rows)) * len(lines))
-        figure, grid = plt.subplots(len(lines), len(mains), figsize=size, squeeze=False, layout="constrained")
+    size = (1.6 + 3.0 * len(mains), (0.9 + 0.5 * len(rows)) * len(lines))
+    with panels(path, len(lines), len(mains), size) as (figure, grid):
         for axes, (column, ours) in zip(grid, lines, strict=True):
             for axis, quantity in zip(axes, mains, strict=True):
                 for place, row in enumerate(rows):
@@ -43,15 +39,18 @@ def distribution(project: Project, table: Table, values: Values, path: Path) -> 
                     else:
                         number = papers.get((row, column, quantity.name))
                         _published(axis, place, number, _printed_range(table, row, quantity, mains[0]))
-                axis.set(ylim=(len(rows) - 0.5, -0.8), yticks=range(len(rows)))
-                axis.set_yticklabels(rows if axis is axes[0] else [])
-                axis.tick_params(axis="y", length=0)
+                name_rows(axis, rows, shown=axis is axes[0], room=0.8)
                 axis.margins(x=0.12)
                 unit = f" in {quantity.unit}" if quantity.unit else ""
                 axis.set_xlabel(f"{words(quantity)}{unit}{'' if ours else ', published'}")
             axes[0].set_title(panel_title(project, table, column) if ours else f"{column}, published", loc="left")
-        _legend(plt, figure, bool(papers))
-        save_svg(figure, path)
+        entries = [
+            entry("one seed", **_SEED),
+            entry("median", **_MEDIAN),
+            entry("quartiles, range", **_BOX),
+            *([entry("published mean ± deviation", PUBLISHED, **PUBLISHED_MARK)] if papers else []),
+        ]
+        legend(figure, entries, "right")
 
 
 def _printed_range(table: Table, row: str, quantity: Quantity, main: Quantity) -> str:
@@ -71,9 +70,8 @@ def _seeds(axis: Any, place: int, value: Number, quantity: Quantity) -> None:
     """One row: a box from quartile to quartile with the median, lines to the extremes, a dot for each seed."""
     finite = [number for number in value.values if math.isfinite(number)]
     broken = f"{len(value.values) - len(finite)} of {len(value.values)} seeds not finite"
-    text = {"textcoords": "offset points", "fontsize": 7, "color": NEUTRAL, "ha": "center"}
     if not finite:
-        axis.annotate(broken, (0.5, place), (0, -2), xycoords=("axes fraction", "data"), **text)
+        note(axis, broken, (0.5, place), (0, -2), xycoords=("axes fraction", "data"), **_TEXT)
         return
     axis.boxplot(
         finite,
@@ -82,36 +80,21 @@ def _seeds(axis: Any, place: int, value: Number, quantity: Quantity) -> None:
         widths=0.5,
         whis=(0, 100),
         showcaps=False,
-        boxprops={"color": NEUTRAL, "linewidth": 0.8},
-        whiskerprops={"color": NEUTRAL, "linewidth": 0.8},
-        medianprops={"color": OURS, "linewidth": 1.6},
+        boxprops=_BOX,
+        whiskerprops=_BOX,
+        medianprops=_MEDIAN,
         manage_ticks=False,
     )
     heights = [place - _SPREAD + 2 * _SPREAD * ((index * 0.618) % 1) for index in range(len(finite))]
-    axis.plot(finite, heights, linestyle="", color=OURS, alpha=0.55, **{**OURS_MARK, "markersize": 3})
+    axis.plot(finite, heights, linestyle="", **_SEED)
     spread = max(finite) - min(finite)
     apart = f"{spread:.2g}{_unit(quantity)} apart{f', {broken}' if len(finite) < len(value.values) else ''}"
-    axis.annotate(apart, ((min(finite) + max(finite)) / 2, place), (0, 12), **text)
+    note(axis, apart, ((min(finite) + max(finite)) / 2, place), (0, 12), **_TEXT)
 
 
 def _published(axis: Any, place: int, number: Number | None, text: str) -> None:
     """One row: the paper's mean and deviation, and what it says of the range."""
     if number is not None:
-        axis.errorbar(
-            number.mean, place, xerr=number.deviation, color=PUBLISHED, elinewidth=1, capsize=2, **PUBLISHED_MARK
-        )
-        where = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
-        axis.annotate(text, (number.mean, place), fontsize=7, color=NEUTRAL, **where)
-
-
-def _legend(plt: Any, figure: Any, papers: bool) -> None:
-    handles = [
-        plt.Line2D([], [], linestyle="", color=OURS, alpha=0.55, label="one seed", **{**OURS_MARK, "markersize": 3}),
-        plt.Line2D([], [], color=OURS, linewidth=1.6, label="median"),
-        plt.Line2D([], [], color=NEUTRAL, linewidth=0.8, label="quartiles, range"),
-    ]
-    if papers:
-        handles.append(
-            plt.Line2D([], [], linestyle="", color=PUBLISHED, label="published mean ± deviation", **PUBLISHED_MARK)
-        )
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
+        look = {"color": PUBLISHED, "elinewidth": 1, "capsize": 2, **PUBLISHED_MARK}
+        axis.errorbar(number.mean, place, xerr=number.deviation, **look)
+        note(axis, text, (number.mean, place), (0, 8), **_TEXT)

@@ -8,7 +8,8 @@ from typing import Any
 from rotquant.reporting.figures import accuracies, distributions, heatmaps, layers, learning, lines, ranges
 from rotquant.reporting.figures.axes import PercentAxis, change_label
 from rotquant.reporting.figures.changes import Change, change_between
-from rotquant.reporting.figures.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, save_svg, styled
+from rotquant.reporting.figures.panels import entry, legend, name_rows, note, panels
+from rotquant.reporting.figures.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK
 from rotquant.reporting.words.describe import panel_title
 from rotquant.reporting.words.numbers import loss_words
 from rotquant.study.project import Project
@@ -39,9 +40,8 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
     rows = list(table.figure.rows or [row.name for row in table.computed_rows if row.name != over])
     width = min(len(columns), BESIDE)
     height = math.ceil(len(columns) / width)
-    with styled() as plt:
-        size = (1.4 + min(2.2 * width, 7.2), (1.1 + 0.3 * len(rows)) * height * len(mains))
-        figure, grid = plt.subplots(height * len(mains), width, figsize=size, squeeze=False, layout="constrained")
+    size = (1.4 + min(2.2 * width, 7.2), (1.1 + 0.3 * len(rows)) * height * len(mains))
+    with panels(path, height * len(mains), width, size) as (figure, grid):
         for quantity, axes in zip(mains, grid.reshape(len(mains), -1), strict=True):
             lost = {
                 (row, column): change_between(values, (row, column), (over, column), quantity)
@@ -53,20 +53,17 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
                 for place, row in enumerate(rows):
                     _dots(axis, place, lost[row, column], scale)
                 scale.apply(axis, "x")
-                axis.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)))
-                axis.set_yticklabels([] if index % width else rows)
-                axis.tick_params(axis="y", length=0)
+                name_rows(axis, rows, shown=index % width == 0)
                 axis.axvline(0, color=NEUTRAL, linewidth=0.8)
                 axis.set_xlabel(f"{loss_words(quantity)}\nrelative to {over}")
                 if quantity is mains[0] or height > 1:
                     axis.set_title(panel_title(project, table, column))
             for axis in axes[len(columns) :]:
                 axis.remove()
-        handles = [plt.Line2D([], [], linestyle="", color=OURS, **OURS_MARK, label="computed here")]
+        entries = [entry("computed here", OURS, **OURS_MARK)]
         if any(place[0] in rows and place[0] != over and place in values.published for place in values):
-            handles.append(plt.Line2D([], [], linestyle="", color=PUBLISHED, **PUBLISHED_MARK, label="published"))
-        figure.legend(handles=handles, loc="outside upper right", ncols=2)
-        save_svg(figure, path)
+            entries.append(entry("published", PUBLISHED, **PUBLISHED_MARK))
+        legend(figure, entries, "right", columns=2)
 
 
 KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {
@@ -96,6 +93,6 @@ def _dots(axis: Any, place: int, loss: Change, scale: PercentAxis) -> None:
         axis.errorbar(scale.place(loss.ours), place, xerr=bar, color=OURS, elinewidth=1, **OURS_MARK)
     for number, color, side in ((loss.ours, OURS, -1), (loss.papers, PUBLISHED, 1)):
         if number is not None and scale.beyond(number):
-            text = {"textcoords": "offset points", "fontsize": 6.5, "color": color}
             align = {"ha": "left" if number < 0 else "right", "va": "bottom" if side > 0 else "top"}
-            axis.annotate(change_label(number), (scale.place(number), place), (0, 3 * side), **text, **align)
+            where = (scale.place(number), place)
+            note(axis, change_label(number), where, (0, 3 * side), fontsize=6.5, color=color, **align)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rotquant.reporting.figures.arrays import array_of
-from rotquant.reporting.figures.style import LIGHT, OURS, drawn_rows, save_svg, styled
+from rotquant.reporting.figures.panels import panels
+from rotquant.reporting.figures.style import LIGHT, OURS, drawn_rows
 from rotquant.study.project import Project
 from rotquant.study.tables import Table
 from rotquant.study.values import Values
@@ -51,14 +52,8 @@ def magnitudes(project: Project, table: Table, values: Values, path: Path) -> No
     tops: dict[tuple[str, int], float] = {}
     for panel in (panel for line in lines for panel in line if panel.matrix.count()):
         tops[panel.place] = max(tops.get(panel.place, 0.0), float(panel.matrix.max()))
-    with styled() as plt:
-        figure, axes = plt.subplots(
-            *(2 * len(lines), len(lines[0])),
-            figsize=(1.2 + 2.7 * len(lines[0]), 0.7 + 2.3 * len(lines)),
-            height_ratios=[1, 3] * len(lines),
-            squeeze=False,
-            layout="constrained",
-        )
+    size = (1.2 + 2.7 * len(lines[0]), 0.7 + 2.3 * len(lines))
+    with panels(path, 2 * len(lines), len(lines[0]), size, height_ratios=[1, 3] * len(lines)) as (figure, axes):
         for line, (strips, maps) in zip(lines, zip(axes[::2], axes[1::2], strict=True), strict=True):
             apart = len({panel.place for panel in line}) > 1
             for strip, axis, panel in zip(strips, maps, line, strict=True):
@@ -69,7 +64,6 @@ def magnitudes(project: Project, table: Table, values: Values, path: Path) -> No
             strips[0].set_ylabel("max, mean")
             maps[0].set_ylabel("output channel" if weights else "token")
         figure.supxlabel("input channel" if weights else "channel", fontsize=8.5)
-        save_svg(figure, path)
 
 
 def _of_weights(table: Table) -> bool:

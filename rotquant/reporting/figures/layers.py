@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.reporting.figures.arrays import array_of
-from rotquant.reporting.figures.style import NEUTRAL, SERIES, drawn_rows, save_svg, styled
+from rotquant.reporting.figures.panels import entry, legend, note, panels
+from rotquant.reporting.figures.style import DASHED, NEUTRAL, SERIES, drawn_rows
 from rotquant.study.project import Project
 from rotquant.study.tables import Table
 from rotquant.study.values import Values
@@ -36,9 +37,8 @@ def outliers(project: Project, table: Table, values: Values, path: Path) -> None
     from matplotlib.ticker import LogLocator, NullFormatter
 
     rows, columns = drawn_rows(table), project.columns(table)
-    with styled() as plt:
-        size = (1.0 + 2.4 * len(PANELS), 1.0 + 2.4 * len(columns))
-        figure, grid = plt.subplots(len(columns), len(PANELS), figsize=size, squeeze=False, layout="constrained")
+    size = (1.0 + 2.4 * len(PANELS), 1.0 + 2.4 * len(columns))
+    with panels(path, len(columns), len(PANELS), size) as (figure, grid):
         for axes, column in zip(grid, columns, strict=True):
             for axis, (name, title, normal) in zip(axes, PANELS, strict=True):
                 lists = [array_of(project, values[row, column, "kurtosis"].runs[0], name) for row in rows]
@@ -46,19 +46,17 @@ def outliers(project: Project, table: Table, values: Values, path: Path) -> None
                     _series(axis, found, color)
                 _name_broken(axis, [float(value) for found in lists for places in found.values() for value in places])
                 if normal is not None:
-                    axis.axhline(normal, color=NEUTRAL, linewidth=0.8, linestyle=(0, (4, 2)))
+                    axis.axhline(normal, color=NEUTRAL, linewidth=0.8, linestyle=DASHED)
                     axis.set_yscale("log")
                     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
                     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
                     axis.yaxis.set_minor_formatter(NullFormatter())
-                    axis.annotate(
-                        "normal: 3", (1, normal), (0, 2), textcoords="offset points", color=NEUTRAL, fontsize=7
-                    )
+                    note(axis, "normal: 3", (1, normal), (0, 2), color=NEUTRAL, fontsize=7)
                 else:
                     axis.set_ylim(bottom=0)
                 axis.set(xlabel="layer", ylabel=title, title=column if len(columns) > 1 else "")
-        _legend(plt, figure, rows)
-        save_svg(figure, path)
+        entries = [entry(row, color) for row, color in zip(rows, SERIES, strict=False)]
+        legend(figure, entries + [entry(text, NEUTRAL, marker=mark, markersize=4) for mark, text in _LEGEND.items()])
 
 
 def _series(axis: Any, lists: dict[str, list[float]], color: str) -> None:
@@ -77,10 +75,3 @@ def _name_broken(axis: Any, numbers: list[float]) -> None:
     if count:
         text = f"{count} of {len(numbers)} not finite"
         axis.annotate(text, (1, 1), xycoords="axes fraction", color=NEUTRAL, fontsize=7, ha="right", va="top")
-
-
-def _legend(plt: Any, figure: Any, rows: list[str]) -> None:
-    handles = [plt.Line2D([], [], color=color, label=row) for row, color in zip(rows, SERIES, strict=False)]
-    for mark, label in _LEGEND.items():
-        handles.append(plt.Line2D([], [], linestyle="", marker=mark, markersize=4, color=NEUTRAL, label=label))
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))

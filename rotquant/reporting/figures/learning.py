@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from rotquant.reporting.figures.arrays import history_of
-from rotquant.reporting.figures.style import LIGHT, NEUTRAL, OURS, SERIES, drawn_rows, save_svg, styled
+from rotquant.reporting.figures.panels import panels
+from rotquant.reporting.figures.style import LIGHT, NEUTRAL, OURS, SERIES, drawn_rows
 from rotquant.reporting.words.numbers import show
 from rotquant.study.project import Project
 from rotquant.study.tables import Table
@@ -38,9 +39,7 @@ def learning(project: Project, table: Table, values: Values, path: Path) -> None
         ResultError: the row learns no rotations, or a file is missing or damaged.
     """
     columns, row = project.columns(table), drawn_rows(table)[0]
-    with styled() as plt:
-        size = (8.2, 0.6 + 2.4 * len(columns))
-        figure, grid = plt.subplots(len(columns), 3, figsize=size, squeeze=False, layout="constrained")
+    with panels(path, len(columns), 3, (8.2, 0.6 + 2.4 * len(columns))) as (_, grid):
         for axes, column in zip(grid, columns, strict=True):
             history = history_of(project, values[row, column, "snr"].runs[0])
             layer = int(DEPTH * layers_of(history))
@@ -51,7 +50,6 @@ def learning(project: Project, table: Table, values: Values, path: Path) -> None
             _gains(axes[2], history)
             prefix = f"{column}, " if len(columns) > 1 else ""
             axes[0].set_title(prefix + _ends(table, values, row, column), fontsize=8)
-        save_svg(figure, path)
 
 
 def layers_of(history: list[Record]) -> int:

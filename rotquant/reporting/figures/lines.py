@@ -12,16 +12,8 @@ from typing import Any
 
 from rotquant.reporting.figures.axes import PercentAxis, change_label
 from rotquant.reporting.figures.changes import Change, change_between
-from rotquant.reporting.figures.style import (
-    NEUTRAL,
-    OURS,
-    OURS_MARK,
-    PUBLISHED,
-    PUBLISHED_MARK,
-    SERIES,
-    save_svg,
-    styled,
-)
+from rotquant.reporting.figures.panels import entry, legend, note, panels
+from rotquant.reporting.figures.style import DASHED, NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, SERIES
 from rotquant.reporting.words.describe import panel_title
 from rotquant.reporting.words.numbers import loss_words
 from rotquant.study.project import Project
@@ -33,7 +25,11 @@ from rotquant.study.values import Values, main_quantities
 TOGETHER = 2
 
 _NAMES = {"ours": "computed here", "papers": "published"}
-_DASHED = (0, (4, 2))
+_COLORS = {"ours": OURS, "papers": PUBLISHED}
+_LOOKS: dict[str, dict[str, Any]] = {
+    "ours": {"linestyle": "-", **OURS_MARK},
+    "papers": {"linestyle": DASHED, **PUBLISHED_MARK},
+}
 
 
 @dataclass(frozen=True)
@@ -70,9 +66,7 @@ def lines(project: Project, table: Table, values: Values, path: Path) -> None:
     blocks = _blocks(project, table, values, _by_row if by_row else _by_column)
     width = len(blocks[0].panels)
     shape = (len(blocks), width) if width > 1 else (1, len(blocks))
-    with styled() as plt:
-        size = (1.0 + 2.3 * shape[1], 0.6 + 2.1 * shape[0])
-        figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
+    with panels(path, *shape, (1.0 + 2.3 * shape[1], 0.6 + 2.1 * shape[0])) as (figure, grid):
         for line, (block, axes) in enumerate(zip(blocks, grid.reshape(-1, width), strict=True)):
             scale = PercentAxis(change for panel in block.panels for change in panel.changes)
             for axis, panel in zip(axes, block.panels, strict=True):
@@ -85,20 +79,19 @@ def lines(project: Project, table: Table, values: Values, path: Path) -> None:
             axis.set_xlabel(
                 (table.figure and table.figure.x) or (table.label_columns[-1] if table.label_columns else "")
             )
-        handles = _handles(plt, blocks)
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if len(handles) <= 5 else 4)
-        save_svg(figure, path)
+        entries = _entries(blocks)
+        legend(figure, entries, columns=None if len(entries) <= 5 else 4)
 
 
 def _blocks(project: Project, table: Table, values: Values, panels_of: Callable[..., list[Panel]]) -> list[Block]:
     """One block per main quantity, or ours above the paper's where there are many series."""
     blocks = []
     for quantity in main_quantities(project, table):
-        panels = panels_of(project, table, values, quantity)
-        apart = len(panels[0].series) > TOGETHER
-        blocks.append(Block(quantity, panels, ("ours",) if apart else ("ours", "papers")))
-        if apart and _numbers(panels, "papers"):
-            blocks.append(Block(quantity, panels, ("papers",)))
+        line = panels_of(project, table, values, quantity)
+        apart = len(line[0].series) > TOGETHER
+        blocks.append(Block(quantity, line, ("ours",) if apart else ("ours", "papers")))
+        if apart and _numbers(line, "papers"):
+            blocks.append(Block(quantity, line, ("papers",)))
     return blocks
 
 
@@ -110,7 +103,7 @@ def _columns_are_settings(project: Project, table: Table) -> bool:
 
 def _by_column(project: Project, table: Table, values: Values, quantity: Quantity) -> list[Panel]:
     """A panel per column: what each row loses on the baseline row."""
-    panels = []
+    found = []
     for column in project.columns(table):
         series: dict[str, dict[str, Change]] = {}
         for row in table.computed_rows:
@@ -118,8 +111,8 @@ def _by_column(project: Project, table: Table, values: Values, quantity: Quantit
                 setting = str(row.labels[-1]) if row.labels else row.name
                 loss = change_between(values, (row.name, column), (table.baseline, column), quantity)
                 series.setdefault(_series(table, row), {})[setting] = loss
-        panels.append(Panel(panel_title(project, table, column), series))
-    return panels
+        found.append(Panel(panel_title(project, table, column), series))
+    return found
 
 
 def _series(table: Table, row: Row) -> str:
@@ -142,9 +135,9 @@ def _by_row(project: Project, table: Table, values: Values, quantity: Quantity) 
     ]
 
 
-def _numbers(panels: Iterable[Panel], name: str) -> list[float]:
+def _numbers(shown: Iterable[Panel], name: str) -> list[float]:
     """All numbers of ours or the paper's."""
-    numbers = (getattr(change, name) for panel in panels for change in panel.changes)
+    numbers = (getattr(change, name) for panel in shown for change in panel.changes)
     return [number for number in numbers if number is not None]
 
 
@@ -169,17 +162,16 @@ def _draw(axis: Any, panel: Panel, which: tuple[str, ...], scale: PercentAxis) -
 
 def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: PercentAxis) -> None:
     """One series of ours or the paper's by its place on the axis; what is beyond its end points out of the panel."""
-    look = {"linestyle": "-", **OURS_MARK} if name == "ours" else {"linestyle": _DASHED, **PUBLISHED_MARK}
     heights = {place: getattr(change, name) for place, change in drawn.items()}
     tops = [scale.place(height) for height in heights.values()]
-    axis.plot(list(heights), tops, color=color, linewidth=1.1, **look)
+    axis.plot(list(heights), tops, color=color, linewidth=1.1, **_LOOKS[name])
     for place, height in heights.items():
         if scale.beyond(height):
             look = {"marker": "v" if height < 0 else "^", "markersize": 8, "color": color}
             axis.plot(place, scale.place(height), markerfacecolor=color if name == "ours" else "white", **look)
         if scale.beyond(height) and math.isfinite(height):
-            where = {"xytext": (0, -6), "textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 6.5}
-            axis.annotate(change_label(height), (place, scale.place(height)), color=color, **where)
+            look = {"color": color, "ha": "center", "va": "top", "fontsize": 6.5}
+            note(axis, change_label(height), (place, scale.place(height)), (0, -6), **look)
     if name == "ours":
         bars = [0.0 if scale.beyond(heights[place]) else change.spread for place, change in drawn.items()]
         axis.errorbar(list(heights), tops, yerr=bars, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
@@ -187,24 +179,18 @@ def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: 
 
 def _color(count: int, index: int, name: str) -> str:
     """A lone series takes the colours of ours and published; several are told apart by theirs."""
-    return {"ours": OURS, "papers": PUBLISHED}[name] if count == 1 else SERIES[index % len(SERIES)]
+    return _COLORS[name] if count == 1 else SERIES[index % len(SERIES)]
 
 
-def _handles(plt: Any, blocks: list[Block]) -> list[Any]:
+def _entries(blocks: list[Block]) -> list[Any]:
     """The legend: series by colour, then whose numbers by mark, then what broke down."""
     names = list(blocks[0].panels[0].series)
     numbers = {name: [number for block in blocks for number in _numbers(block.panels, name)] for name in _NAMES}
-    if len(names) == 1:
-        handles, colors = [], {"ours": OURS, "papers": PUBLISHED}
-    else:
-        handles = [
-            plt.Line2D([], [], color=_color(len(names), index, "ours"), label=name) for index, name in enumerate(names)
-        ]
-        colors = dict.fromkeys(_NAMES, NEUTRAL)
-    handles.append(plt.Line2D([], [], color=colors["ours"], **OURS_MARK, label=_NAMES["ours"]))
-    if numbers["papers"]:
-        look = {"linestyle": _DASHED, **PUBLISHED_MARK}
-        handles.append(plt.Line2D([], [], color=colors["papers"], **look, label=_NAMES["papers"]))
+    alone = len(names) == 1
+    entries = [] if alone else [entry(name, _color(len(names), index, "ours")) for index, name in enumerate(names)]
+    for name in _NAMES:
+        if name == "ours" or numbers[name]:
+            entries.append(entry(_NAMES[name], _COLORS[name] if alone else NEUTRAL, **_LOOKS[name]))
     if not all(map(math.isfinite, numbers["ours"] + numbers["papers"])):
-        handles.append(plt.Line2D([], [], color=NEUTRAL, linestyle="", marker="^", markersize=7, label="Inf or NaN"))
-    return handles
+        entries.append(entry("Inf or NaN", NEUTRAL, marker="^", markersize=7))
+    return entries

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.reporting.figures.arrays import array_of
-from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED, drawn_rows, save_svg, styled
+from rotquant.reporting.figures.panels import entry, legend
+from rotquant.reporting.figures.style import DASHED, NEUTRAL, OURS, PUBLISHED, drawn_rows, save_svg, styled
 from rotquant.study.project import Project
 from rotquant.study.tables import Table
 from rotquant.study.values import Values
@@ -37,12 +38,12 @@ def range_use(project: Project, table: Table, values: Values, path: Path) -> Non
                 shown = ", ".join(f"{number:.4g}" for number in ranges[row])
                 use = values[row, column, "range_use"].mean
                 axis.set_title(f"{row}\nranges [{shown}]: {use:.3g} % used", fontsize=8)
-        handles = [
-            plt.Line2D([], [], linestyle="", marker="o", markersize=3, color=OURS, label="points"),
-            plt.Line2D([], [], color=OURS, label="ranges of the features"),
-            plt.Line2D([], [], color=PUBLISHED, linestyle=(0, (4, 2)), label="one range for all"),
+        entries = [
+            entry("points", OURS, marker="o", markersize=3),
+            entry("ranges of the features", OURS),
+            entry("one range for all", PUBLISHED, linestyle=DASHED),
         ]
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+        legend(figure, entries)
         save_svg(figure, path)
 
 
@@ -75,4 +76,4 @@ def _solid(axis: Any, points: list[tuple[float, ...]], extent: list[float], limi
 
 
 _OWN: dict[str, Any] = {"color": OURS, "linewidth": 1.1}
-_COMMON: dict[str, Any] = {"color": PUBLISHED, "linewidth": 0.9, "linestyle": (0, (4, 2))}
+_COMMON: dict[str, Any] = {"color": PUBLISHED, "linewidth": 0.9, "linestyle": DASHED}

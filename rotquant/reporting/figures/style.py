@@ -31,6 +31,7 @@ SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 #: How ours and published points look, beside their colour.
 OURS_MARK: dict[str, Any] = {"marker": "o", "markersize": 5}
 PUBLISHED_MARK: dict[str, Any] = {"marker": "D", "markersize": 4.5, "markerfacecolor": "white"}
+DASHED = (0, (4, 2))
 
 _CLIP = re.compile(r"\bp[0-9a-f]{10}\b")
 
