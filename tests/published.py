@@ -10,6 +10,7 @@ import pytest
 
 from rotquant.reporting.claims import outcomes
 from rotquant.study.project import Project
+from rotquant.study.values import Values, printed
 from tests.project import REPOSITORY
 
 COMMON = ["row", "column", "metric", "value", "unit"]
@@ -97,5 +98,6 @@ class Transcription:
 
     def check_claims(self, project: Project, table: int) -> None:
         """A claim that the paper's table contradicts would be one that we misread, or to be listed as inconsistent."""
-        for outcome in outcomes(project, project.table(f"{self.paper}_table{table}"), {}):
+        data = project.table(f"{self.paper}_table{table}")
+        for outcome in outcomes(project, data, Values({}, printed(project, data))):
             assert outcome.papers.holds, (outcome.claim.text, outcome.papers)

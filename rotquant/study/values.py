@@ -124,9 +124,13 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
         for quantity in quantities(cell.metric):
             numbers = tuple(results[key].metrics[quantity.name] for key in keys)
             ours[cell.row, cell.column, quantity.name] = Number.of_seeds(numbers, seeds, keys)
-    printed = project.published(table).items()
-    published = {place: Number(one.value, one.deviation) for place, one in printed if one.value is not None}
-    return Values(ours, published), results
+    return Values(ours, printed(project, table)), results
+
+
+def printed(project: Project, table: Table) -> dict[Place, Number]:
+    """What the paper prints in a table, with its deviations."""
+    numbers = project.published(table).items()
+    return {place: Number(one.value, one.deviation) for place, one in numbers if one.value is not None}
 
 
 def write_values(root: Path, name: str, values: Values) -> None:
