@@ -24,10 +24,9 @@ from pathlib import Path
 
 from rotquant.foundation.files import file_digest, write_json, write_text
 from rotquant.foundation.environment import environment
-from rotquant.study.digests import code_digest
 
 
-def compute_rotations(run, checkpoint, folder, device):
+def compute_rotations(run, checkpoint, folder, device, code):
     unfinished = folder / "unfinished"
     history = json.loads(unfinished.read_text()) if unfinished.exists() else []
     started = time.time_ns()
@@ -42,7 +41,7 @@ def compute_rotations(run, checkpoint, folder, device):
     write_text(folder / "rotations.safetensors", f"learned with seed {run.seed}")
     return {
         **environment(),
-        "code_digest": code_digest("rotations", run.recipe),
+        "code_digest": code,
         "key": run.rotation_key,
         "digest": file_digest(folder / "rotations.safetensors"),
         "checkpoint": run.checkpoint,
@@ -63,10 +62,9 @@ from pathlib import Path
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import read_json
 from rotquant.foundation.environment import environment
-from rotquant.study.digests import code_digest
 
 
-def compute_weights(run, checkpoint, folder, device, rotation=None):
+def compute_weights(run, checkpoint, folder, device, code, rotation=None):
     if Path("fail").exists():
         raise CheckpointError("the weights cannot be read.")
     while Path("slow").exists():
@@ -74,7 +72,6 @@ def compute_weights(run, checkpoint, folder, device, rotation=None):
         time.sleep(0.05)
     folder.mkdir(parents=True, exist_ok=True)
     learned = {} if rotation is None else {"rotation": read_json(rotation / "rotation.json")}
-    code = code_digest("weights", run.recipe)
     return {**environment(), "code_digest": code, "seconds": 0.5, "corpora": {}, **learned}
 '''
 
@@ -83,7 +80,6 @@ FAKE_RUNS = '''"""Runs stage of the tests: numbers that depend on the recipe, th
 from dataclasses import dataclass, field
 
 from rotquant.foundation.environment import environment
-from rotquant.study.digests import code_digest
 from rotquant.study.quantities import quantities
 
 FACTOR = 1.0
@@ -95,15 +91,14 @@ class Measurement:
     arrays: dict = field(default_factory=dict)
 
 
-def measure_runs(runs, checkpoint, folder, device, batch_size):
-    for run in runs:
+def measure_runs(runs, checkpoint, folder, device, batch_size, codes):
+    for run, code in zip(runs, codes, strict=True):
         bits = run.recipe.weights.scheme.bits if run.recipe.weights else 16
         loss = 1 + 2.0**-bits + 0.001 * run.seed
         metrics = {}
         for place, quantity in enumerate(quantities(run.metric)):
             value = FACTOR * (10 + place + len(checkpoint) % 7)
             metrics[quantity.name] = value * loss if quantity.better == "lower" else value / loss
-        code = code_digest("runs", run.recipe, run.metric)
         yield run, Measurement(metrics), {**environment(), "code_digest": code, "seconds": 0.25, "corpora": {}}
 '''
 

@@ -14,7 +14,7 @@ from rotquant.study import project as projects
 from rotquant.study.currency import MARKS, Currency
 from rotquant.study.plan import Plan, read_plan
 from rotquant.study.planning import current_plan
-from rotquant.study.results import group_path, run_path
+from rotquant.study.results import group_path, read_result, run_path
 from tests.project import PUBLISHED, REPOSITORY, Copy
 
 
@@ -37,7 +37,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
 def test_a_plan_is_the_direct_expansion_of_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(path))
     project = projects.load_project(root=REPOSITORY)
-    plan = Plan.model_validate_json(expansion.make_plan(project, "0" * 16).model_dump_json())
+    plan = Plan.model_validate_json(expansion.make_plan(project, "0" * 16, planning.sources_digest()).model_dump_json())
     assert {key: plan.run(key) for key in plan.runs} == project.runs
     assert {key: group.runs for key, group in plan.groups.items()} == {
         key: tuple(run.key for run in runs) for key, runs in project.groups.items()
@@ -102,6 +102,30 @@ def test_two_configurations_have_two_plans_at_once(copy: Copy) -> None:
     assert [read_plan(plan.path) for plan in (default, mine, option)] == [default, mine, option]
     with pytest.raises(ConfigError, match="under this configuration"):
         default.run(next(iter(mine.runs.keys() - default.runs.keys())))
+
+
+def test_a_job_of_an_older_plan_writes_the_digest_of_the_code_that_computes(copy: Copy) -> None:
+    made = "from rotquant.study.planning import *; print(current_plan(Path.cwd()).path)"
+
+    def plan_now() -> Plan:
+        status, path = copy.run(sys.executable, "-c", made)
+        assert status == 0, path
+        return read_plan(copy.root / path.strip())
+
+    older = plan_now()
+    key = next(key for key, group in older.groups.items() if group.batch is None)
+    numbers, digests = [], []
+    for factor in ("1.0", "2.0"):
+        copy.edit("rotquant/study/stages/runs.py", "FACTOR = 1.0", f"FACTOR = {factor}")
+        command = ("-m", "rotquant.cli", "runs", "measure", key, "--plan", str(older.path))
+        assert copy.run(sys.executable, *command)[0] == 0
+        result = read_result(copy.root / run_path(older.groups[key].runs[0]))
+        numbers.append(result.value)
+        digests.append(result.provenance["code_digest"])
+    assert numbers[1] == 2 * numbers[0]  # not taken for current
+    plans = (older, plan_now())
+    assert digests == [plan.runs[plan.groups[key].runs[0]].code for plan in plans]
+    assert digests[0] != digests[1]
 
 
 @pytest.mark.parametrize(

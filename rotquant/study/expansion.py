@@ -37,11 +37,11 @@ def places_seen(project: Project) -> Places:
     return Places(content=tuple(sorted({*checkpoints, str(BENCH)})), existence=tuple(sorted(filter(None, corpora))))
 
 
-def make_plan(project: Project, inputs: str) -> Plan:
+def make_plan(project: Project, inputs: str, sources: str) -> Plan:
     """The plan of a project.
 
     Args:
-        inputs: digest of all that it follows from.
+        inputs: digest of all that it follows from. sources: of the files with all code, taken before.
 
     Raises:
         ConfigError, RecipeError, CheckpointError: what is wrong with a table, a checkpoint or a source.
@@ -49,6 +49,7 @@ def make_plan(project: Project, inputs: str) -> Plan:
     parts: dict[str, Any] = {}
     return Plan(
         inputs=inputs,
+        sources=sources,
         config=project.config.alone,
         device=project.config.device,
         tracking=project.config.tracking,

@@ -112,12 +112,13 @@ class PlannedRotation(Entry):
 class Plan(Entry):
     """What is to be computed under one configuration.
 
-    inputs: digest of all that the plan follows from. config: as the data of one file that stands alone. codes: digest
-    of the code of the stages that do not depend on a recipe. local: checkpoints that are folders. parts: recipes,
-    metrics and corpora of the runs, each once.
+    inputs: digest of all that the plan follows from. sources: of the files with all code. config: as the data of one
+    file that stands alone. codes: digest of the code of the stages that do not depend on a recipe. local: checkpoints
+    that are folders. parts: recipes, metrics and corpora of the runs, each once.
     """
 
     inputs: str
+    sources: str
     config: dict[str, Any]
     device: str
     tracking: bool

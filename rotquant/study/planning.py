@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ from rotquant.foundation.files import canonical_json, short_hash, write_text
 from rotquant.study.plan import PLANS, Places, Plan, read_plan, write_plan
 
 #: Part of every plan's name: to be raised when a plan of the same inputs says something else than before.
-FORMAT = 1
+FORMAT = 2
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -38,7 +38,8 @@ def current_plan(
     Raises:
         ConfigError, RecipeError, CheckpointError: what is wrong with the configuration or a table.
     """
-    said = _said_digest(root, overrides, options or {})
+    sources = sources_digest()
+    said = _said_digest(root, overrides, options or {}, sources)
     with contextlib.suppress(ResultError, OSError, ValueError):
         seen = Places.model_validate_json((root / PLANS / f"{said}.seen").read_bytes())
         return read_plan(root / PLANS / f"{_inputs(root, said, seen)}.json")
@@ -48,20 +49,32 @@ def current_plan(
 
     project = load_project((), root, load_config(overrides, root, options))
     seen = places_seen(project)
-    plan = make_plan(project, _inputs(root, said, seen))
+    plan = make_plan(project, _inputs(root, said, seen), sources)
     if write:
         write_plan(root, plan)
         write_text(root / PLANS / f"{said}.seen", seen.model_dump_json())
     return plan
 
 
-def _said_digest(root: Path, overrides: Sequence[str | Path], options: Mapping[str, Any]) -> str:
+def sources_digest() -> str:
+    """Digest of the files with all code behind a result: where it is the same, so is every digest of a stage's code."""
+    folders = [PACKAGE, PACKAGE.parent / "kernels"]
+    files = (path for folder in folders for path in _files(str(folder)))
+    return _files_digest([FORMAT, sys.version_info[:2]], PACKAGE.parent, (*files, *_methods_elsewhere()))
+
+
+def _said_digest(root: Path, overrides: Sequence[str | Path], options: Mapping[str, Any], sources: str) -> str:
     """Digest of what files say: sources of the package, tables, published numbers and the configuration's layers."""
-    digest = hashlib.sha256(canonical_json([FORMAT, sys.version_info[:2], repr(sorted(options.items()))]).encode())
-    folders = [PACKAGE, PACKAGE.parent / "kernels", *(root / "workflow" / name for name in ("papers", "kernels"))]
-    files = (path for folder in [*folders, root / "workflow" / "schemas"] for path in _files(str(folder)))
-    layers = [root / "config/config.yaml", *overrides]
-    for path in (*files, *layers, *_methods_elsewhere()):
+    folders = (root / "workflow" / name for name in ("papers", "kernels", "schemas"))
+    files = (path for folder in folders for path in _files(str(folder)))
+    layers = (root / "config/config.yaml", *overrides)
+    return _files_digest([sources, repr(sorted(options.items()))], root, (*files, *layers))
+
+
+def _files_digest(basis: Any, root: Path, files: Iterable[str | Path]) -> str:
+    """Digest of a basis and of files, each with its path from `root`."""
+    digest = hashlib.sha256(canonical_json(basis).encode())
+    for path in files:
         with contextlib.suppress(OSError):  # which is told by whoever reads the file for what it says
             content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
             digest.update(f"{os.path.relpath(path, root)}:{content}\n".encode())
@@ -69,11 +82,13 @@ def _said_digest(root: Path, overrides: Sequence[str | Path], options: Mapping[s
 
 
 def _methods_elsewhere() -> Iterator[str]:
-    """The files of methods that other packages bring."""
+    """The files of methods that other packages bring: of a package all that is Python, as its digest counts it."""
     for point in entry_points(group="rotquant.methods"):
         with contextlib.suppress(ImportError, ValueError):
             found = find_spec(point.module)
             if found is not None and found.origin is not None:
+                for folder in found.submodule_search_locations or ():
+                    yield from (path for path in _files(folder) if path.endswith(".py"))
                 yield found.origin
 
 

@@ -1,8 +1,10 @@
 """What the workflow's jobs do with a plan: what is not current is computed by its stage, and recorded at once.
 
-So an interrupted job continues where it was. The working folder is the project's.
+So an interrupted job continues where it was. The working folder is the project's. Digests of code are the plan's as
+long as the sources are those that it was made from.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -10,9 +12,10 @@ from typing import Any, cast
 from rotquant.foundation.errors import ConfigError, ResultError, RotquantError
 from rotquant.foundation.files import check_output_file, read_json, write_json
 from rotquant.recipes.recipe import Run
-from rotquant.recipes.schemes import ZeroShot
+from rotquant.recipes.schemes import Metric, ZeroShot
 from rotquant.study.currency import current_result, rotation_is_current, weights_are_current
 from rotquant.study.plan import Plan
+from rotquant.study.planning import sources_digest
 from rotquant.study.quantities import quantities
 from rotquant.study.results import (
     ROTATION_RECORD,
@@ -36,15 +39,15 @@ def learn_rotations(plan: Plan, key: str, say: Say, again: bool = False) -> None
         ConfigError: no run is on them.
     """
     planned = plan.rotation(key)
-    folder = rotation_path(key)
-    if not again and rotation_is_current(folder, planned.code):
+    folder, run = rotation_path(key), plan.run(planned.run)
+    code = _code(plan, planned.code, "rotations", run)
+    if not again and rotation_is_current(folder, code):
         say(f"rotations {key}: there already")
         return
     check_output_file(folder / ROTATION_RECORD)
     from rotquant.study.stages.rotations import compute_rotations  # torch, once it is known to be needed
 
-    run = plan.run(planned.run)
-    record = compute_rotations(run, plan.checkpoint_path(run.checkpoint), folder, plan.device)
+    record = compute_rotations(run, plan.checkpoint_path(run.checkpoint), folder, plan.device, code)
     write_json(folder / ROTATION_RECORD, record)
     say(f"rotations {key}: {record['seconds']:.1f} s")
 
@@ -108,7 +111,8 @@ def measure_run(plan: Plan, key: str, say: Say) -> None:
 
 
 def _make_weights(plan: Plan, key: str, run: Run, code: str, say: Say, again: bool) -> dict[str, Any]:
-    """Make stored weights, unless they are current; return their provenance."""
+    """Make stored weights, unless they are current; return their provenance. code: as the plan says."""
+    code = _code(plan, code, "weights", run)
     folder = weights_path(key)
     record = folder / "weights.json"
     rotation = None if run.rotation_key is None else rotation_path(run.rotation_key)
@@ -121,7 +125,7 @@ def _make_weights(plan: Plan, key: str, run: Run, code: str, say: Say, again: bo
     check_output_file(record)
     from rotquant.study.stages.weights import compute_weights
 
-    provenance = compute_weights(run, plan.checkpoint_path(run.checkpoint), folder, plan.device, rotation)
+    provenance = compute_weights(run, plan.checkpoint_path(run.checkpoint), folder, plan.device, code, rotation)
     write_json(record, provenance)
     say(f"weights {key}: {provenance['seconds']:.1f} s")
     return provenance
@@ -131,10 +135,12 @@ def _measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> 
     """Measure runs that are not current, loading each weights folder once; write each result at once; return all."""
     results: dict[str, RunResult] = {}
     waiting: dict[tuple[str, str | None], list[Run]] = {}
+    codes: dict[str, str] = {}
     for key in keys:
         run = plan.run(key)
         weights = _weights_record(plan, run)
-        found = None if again else current_result(run_path(key), plan.planned(key).code, weights)
+        codes[key] = _code(plan, plan.planned(key).code, "runs", run, run.metric)
+        found = None if again else current_result(run_path(key), codes[key], weights)
         if found is None:
             waiting.setdefault((run.checkpoint, run.weights_key), []).append(run)
         else:
@@ -149,11 +155,24 @@ def _measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> 
         weights = _weights_record(plan, members[0])
         folder = None if weights_key is None else weights_path(weights_key)
         place, batch_size = plan.checkpoint_path(checkpoint), plan.planned(members[0].key).batch_size
-        for run, found, provenance in measure_runs(members, place, folder, plan.device, batch_size):
+        measured = measure_runs(members, place, folder, plan.device, batch_size, [codes[run.key] for run in members])
+        for run, found, provenance in measured:
             result = results[run.key] = RunResult(run, found.metrics, provenance, weights, found.arrays)
             write_result(run_path(run.key), result)
             say(_summary(result))
     return results
+
+
+def _code(plan: Plan, planned: str, stage: str, run: Run, metric: Metric | None = None) -> str:
+    """The digest of the code that computes now: the plan's, or taken anew where sources were edited since."""
+    if plan.sources == _sources():
+        return planned
+    from rotquant.study.digests import code_digest  # which reads the sources of all that a stage uses
+
+    return code_digest(stage, run.recipe, metric)
+
+
+_sources = functools.cache(sources_digest)
 
 
 def _weights_record(plan: Plan, run: Run) -> dict[str, Any] | None:

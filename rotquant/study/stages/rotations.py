@@ -12,18 +12,17 @@ from rotquant.foundation.environment import environment
 from rotquant.foundation.files import file_digest, write_json
 from rotquant.foundation.progress import task
 from rotquant.recipes.recipe import Run
-from rotquant.study.digests import code_digest
 from rotquant.study.results import HISTORY_FILE, ROTATIONS_FILE
 from rotquant.study.stages.text import text_samples
 
 
-def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> dict[str, Any]:
+def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code: str) -> dict[str, Any]:
     """Learn the rotations of a run into `folder`: the matrices and the history of their learning.
 
     Args:
         checkpoint: where the run's checkpoint lies: a local folder or a hub id.
         folder: kept where it exists; each file in it is replaced as a whole.
-        device: cpu, cuda, cuda:N or auto.
+        device: cpu, cuda, cuda:N or auto. code: the digest of the code that this is, for the provenance.
 
     Returns:
         The provenance, which is the caller's to write once this has returned.
@@ -38,11 +37,10 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> d
 
     started = time.perf_counter()
     learner, text = run.recipe.learned_by
-    digest = code_digest("rotations", run.recipe)
     accelerator = torch_device(device)
     model, tokenizer = load_checkpoint(checkpoint, learning_dtype(torch_dtype(run.dtype)), "cpu")
     samples, corpus = text_samples(run.corpora[text.corpus], text, tokenizer)
-    unfinished = folder / f"unfinished-{digest}"  # what other code began is not continued
+    unfinished = folder / f"unfinished-{code}"  # what other code began is not continued
     learned = learner.learn(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
     save_rotations(folder / ROTATIONS_FILE, learned.rotations, learned.history)
     write_json(folder / HISTORY_FILE, learned.history)
@@ -50,7 +48,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str) -> d
         path.unlink()
     return {
         **environment(),
-        "code_digest": digest,
+        "code_digest": code,
         "gpu": gpu_name(accelerator),
         "checkpoint": run.checkpoint,
         "checkpoint_digest": run.checkpoint_digest,

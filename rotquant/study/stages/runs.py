@@ -12,14 +12,13 @@ from typing import Any
 from rotquant.foundation.environment import environment
 from rotquant.foundation.progress import task
 from rotquant.recipes.recipe import Run
-from rotquant.study.digests import code_digest
 from rotquant.study.stages import measures
 from rotquant.study.stages.measures import Measurement, Subject
 from rotquant.study.stages.text import token_ids
 
 
 def measure_runs(
-    runs: Sequence[Run], checkpoint: str, folder: Path | None, device: str, batch_size: int
+    runs: Sequence[Run], checkpoint: str, folder: Path | None, device: str, batch_size: int, codes: Sequence[str]
 ) -> Iterator[tuple[Run, Measurement, dict[str, Any]]]:
     """Measure runs that share their weights; yield each with its measurement (nan and inf are results) and provenance.
 
@@ -27,6 +26,7 @@ def measure_runs(
         checkpoint: where the runs' checkpoint lies, used when they need no stored weights.
         folder: the stored weights, or None.
         batch_size: windows of text per forward pass.
+        codes: for each run the digest of the code that this is, for the provenance.
 
     Raises:
         CheckpointError, CorpusError, ResultError: bad input or damaged weights.
@@ -46,13 +46,13 @@ def measure_runs(
         model, tokenizer, state = load_quantized(folder, accelerator, dtype)
     text = functools.cache(lambda spec, split: token_ids(spec, split, tokenizer))
     reference = functools.cache(lambda: load_checkpoint(checkpoint, dtype, accelerator)[0].eval())
-    for run in runs:
+    for run, code in zip(runs, codes, strict=True):
         with quantized_forward(model, run.recipe, state):
             subject = Subject(run, model, tokenizer, text, reference, batch_size)
             measurement = getattr(measures, run.metric.kind)(run.metric, subject)
         provenance = {
             **environment(),
-            "code_digest": code_digest("runs", run.recipe, run.metric),
+            "code_digest": code,
             "gpu": gpu_name(accelerator),
             "checkpoint": run.checkpoint,
             "checkpoint_digest": run.checkpoint_digest,

@@ -12,20 +12,19 @@ from rotquant.foundation.environment import environment
 from rotquant.foundation.files import read_json
 from rotquant.foundation.progress import task
 from rotquant.recipes.recipe import Run
-from rotquant.study.digests import code_digest
 from rotquant.study.results import ROTATION_RECORD, ROTATIONS_FILE
 from rotquant.study.stages.text import text_samples
 
 
 def compute_weights(
-    run: Run, checkpoint: str, folder: Path, device: str, rotation: Path | None = None
+    run: Run, checkpoint: str, folder: Path, device: str, code: str, rotation: Path | None = None
 ) -> dict[str, Any]:
     """Build the stored weights of a run into `folder` and return their provenance.
 
     Args:
         checkpoint: where the run's checkpoint lies: a local folder or a hub id.
         folder: replaced as a whole once the new weights are complete.
-        device: cpu, cuda, cuda:N or auto.
+        device: cpu, cuda, cuda:N or auto. code: the digest of the code that this is, for the provenance.
         rotation: the folder of the learned rotations, where the recipe asks for them.
 
     Raises:
@@ -49,7 +48,7 @@ def compute_weights(
     stored = build_weights(model, tokenizer, run.recipe, run.seed, samples, rotations=rotations, device=accelerator)
     provenance = {
         **environment(),
-        "code_digest": code_digest("weights", run.recipe),
+        "code_digest": code,
         "gpu": gpu_name(accelerator),
         "checkpoint": run.checkpoint,
         "checkpoint_digest": run.checkpoint_digest,
