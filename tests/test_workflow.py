@@ -84,6 +84,15 @@ def test_report_is_complete_and_nothing_is_left_to_do(computed: Copy) -> None:
     assert (status, "Nothing to be done" in output) == (0, True)
 
 
+def test_a_deleted_form_of_a_table_is_made_anew(computed: Copy) -> None:
+    tables = computed.read("results/tables/*")
+    assert {Path(path).suffix for path in tables} == {".csv", ".parquet"}
+    (computed.root / "results/tables/quarot_table1.parquet").unlink()
+    assert computed.planned(REPORT) == {"table": 1, "figure": 1, "report": 1}
+    assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
+    assert computed.read("results/tables/*").keys() == tables.keys()
+
+
 def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
     def planned_after(path: str, old: str, new: str) -> set[str]:
         computed.edit(path, old, new)

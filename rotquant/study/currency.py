@@ -78,8 +78,10 @@ class Currency:
         return self._state(group_path(key), codes, _none_newer(group_path(key), map(run_path, runs)))
 
     def table(self, name: str) -> str:
-        """The state of a table's numbers."""
-        return self._state(TABLES / f"{name}.csv", [self.plan.codes["tables"], self.plan.table(name).definition])
+        """The state of a table's numbers, which are made again where their Parquet file was deleted."""
+        table = TABLES / f"{name}.csv"
+        whole = table.with_suffix(".parquet").exists()
+        return self._state(table, [self.plan.codes["tables"], self.plan.table(name).definition], whole)
 
     def figure(self, name: str) -> str:
         """The state of a table's figure."""

@@ -8,6 +8,7 @@ rule table:
         lambda wildcards: measured(wildcards.table),
     output:
         update("results/tables/{table}.csv"),
+        update("results/tables/{table}.parquet"),
     log:
         "logs/tables/{table}.log",
     params:
