@@ -7,7 +7,7 @@ from typing import Any
 
 from rotquant.foundation.files import read_json
 from rotquant.recipes.recipe import Recipe
-from rotquant.reporting.pages.model import Block, Fact, Folded, Listing, RunLine
+from rotquant.reporting.pages.model import Block, Bullets, Fact, Folded, Listing, RunLine
 from rotquant.reporting.tracking import Logged
 from rotquant.reporting.words.describe import measurement, settings
 from rotquant.reporting.words.numbers import listed, show
@@ -178,9 +178,9 @@ def origin_facts(results: Results) -> tuple[Fact, ...]:
         Fact("Computed", f"{dates[0]} to {dates[-1]} (UTC)", " "),
         Fact("Hardware", listed(_hardware(record) for record in [*records, *stages])),
         Fact(f"Wall time, summed over {_counts(records, stored, learned)}", f"{seconds:.0f} s"),
-        Fact("Commit", listed(_commit(record) for record in records)),
+        Fact("Commit", listed(commit(record) or "not a git checkout" for record in records)),
         Fact("Code digest", _stage_digests(learned, list(stored.values()), records)),
-        Fact("Versions", listed(_versions(record) for record in records)),
+        Fact("Versions", listed(versions(record) for record in records)),
         Fact("Python", system, " "),
         *_corpora([*records, *stages]),
         *_tasks(records),
@@ -199,9 +199,10 @@ def _hardware(record: dict[str, Any]) -> str:
     return f"{record['gpu']} ({cpu})" if record.get("gpu") else cpu
 
 
-def _commit(record: dict[str, Any]) -> str:
+def commit(record: Mapping[str, Any]) -> str | None:
+    """The commit that an environment was of, None where it was no git checkout."""
     if not record.get("git_commit"):
-        return "not a git checkout"
+        return None
     return f"`{record['git_commit'][:12]}`{' with uncommitted changes' if record.get('git_dirty') else ''}"
 
 
@@ -221,8 +222,19 @@ def _stage_digests(rotations: list[dict[str, Any]], weights: list[dict[str, Any]
     return "; ".join(f"{stage} {_digests(found)}" for stage, found in [*learned, ("weights", weights), ("runs", runs)])
 
 
-def _versions(record: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+def versions(record: Mapping[str, Any]) -> str:
+    """The packages of an environment with their versions."""
+    return ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
+
+
+def file_link(words: str, path: Path) -> str:
+    """A file of the project, its path as a link from the reports folder."""
+    return f"{words}: [{path}]({os.path.relpath(path, REPORTS)})"
+
+
+def provenance(facts: Iterable[Fact], links: Iterable[str]) -> Bullets:
+    """What is known of where a page's numbers come from, and the files with them."""
+    return Bullets([*(fact.sentence for fact in facts), *links])
 
 
 def _corpora(records: list[dict[str, Any]]) -> list[Fact]:

@@ -59,10 +59,9 @@ def report_of(
         yield "Seeds and run files", [origins.run_listing(runs, logged)]
         if learned := origins.rotation_listing(results, logged):
             yield "Learned rotations", [learned]
-        file = table_path(table.id)
-        links = [f"Table as CSV: [{file}]({os.path.relpath(file, REPORTS)})"]
+        links = [origins.file_link("Table as CSV", table_path(table.id))]
         links += [origins.logged_fact(project, logged).sentence] if logged else []
-        yield "Provenance", [Bullets([*(fact.sentence for fact in facts), *links])]
+        yield "Provenance", [origins.provenance(facts, links)]
 
     return Report(
         title=title(table),

@@ -1,14 +1,14 @@
 """Where the numbers of a speed table come from: device and its state before and after, versions, commit, code, time."""
 
-import os
 from typing import Any
 
 from rotquant.bench.records import CellRecord, Record, Sitting
 from rotquant.reporting.pages.model import Fact
+from rotquant.reporting.pages.origins import commit, file_link, versions
 from rotquant.reporting.speed.numbers import Source
 from rotquant.reporting.words.numbers import listed
 from rotquant.study.digests import is_current
-from rotquant.study.results import REPORTS, table_path
+from rotquant.study.results import table_path
 from rotquant.study.speed.definitions import SpeedTable
 
 _STATE = {
@@ -52,8 +52,7 @@ def origin_facts(source: Source) -> tuple[Fact, ...]:
 
 def file_links(table: SpeedTable, source: Source) -> list[str]:
     """The record, and the numbers as CSV."""
-    files = (("Record", source.path), ("Table as CSV", table_path(table.id)))
-    return [f"{words}: [{path}]({os.path.relpath(path, REPORTS)})" for words, path in files]
+    return [file_link("Record", source.path), file_link("Table as CSV", table_path(table.id))]
 
 
 def _sittings(record: Record) -> list[tuple[Sitting, list[CellRecord]]]:
@@ -73,11 +72,10 @@ def _code(record: Record) -> str:
 
 def _place(sitting: Sitting) -> str:
     data = sitting.environment
-    versions = ", ".join(f"{name} {version}" for name, version in data.get("versions", {}).items())
     driver = sitting.gpu_before.get("driver_version", "-")
     cuda = sitting.gpu_before.get("cuda", "-")
     software = "" if _is_cpu(sitting) else f" driver {driver}, CUDA {cuda};"
-    return f"{data.get('date', '-')}, {_commit(data)};{software} {versions}; {data.get('cpu', '-')}"
+    return f"{data.get('date', '-')}, {_commit(data)};{software} {versions(data)}; {data.get('cpu', '-')}"
 
 
 def _states(sitting: Sitting) -> list[Fact]:
@@ -96,9 +94,9 @@ def _is_cpu(sitting: Sitting) -> bool:
 
 def _commit(data: dict[str, Any]) -> str:
     """The commit that the machine's checkout named, and the one that the digests identified where it was another."""
-    commit = data.get("git_commit")
-    if not commit:
+    named = commit(data)
+    if named is None:
         return "commit unknown"
-    words = f"commit `{commit[:12]}`{' with uncommitted changes' if data.get('git_dirty') else ''}"
+    words = f"commit {named}"
     found = data.get("identified")
     return words if not found else f"{words}; the measured code is that of `{found['git_commit'][:12]}` by its digest"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rotquant.reporting.pages.model import Block, Bullets, Claims, Grid, Report, Section
+from rotquant.reporting.pages.origins import provenance
 from rotquant.reporting.pages.report import figure_of, lead
 from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.speed.claims import outcomes
@@ -69,14 +70,14 @@ def _measured(
         (name if len(table.grids) > 1 else "Numbers", [*several])
         for name, several in itertools.groupby(grids, lambda grid: grid.name)
     ]
-    origin = [] if source is None else [*(fact.sentence for fact in origin_facts(source)), *file_links(table, source)]
+    origin = [] if source is None else [provenance(origin_facts(source), file_links(table, source))]
     return grids, [
         (claims.title, [claims] if claims.lines else []),
         *named,
         ("Against the limits", limit_blocks(table, numbers)),
         ("Notes", [Bullets(_notes(table))]),
         ("Cells without a number", [Bullets(lines)] if (lines := list(_missing(numbers))) else []),
-        ("Provenance", [Bullets(origin)] if origin else []),
+        ("Provenance", [*origin]),
     ]
 
 
