@@ -1,8 +1,7 @@
 """A paper's tables in MLflow: a parent run for each table, and below it the runs and learned rotations behind it."""
 
 import math
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rotquant.foundation.files import canonical_json, read_json, short_hash
@@ -10,7 +9,6 @@ from rotquant.foundation.progress import task, track
 from rotquant.recipes.recipe import Recipe
 from rotquant.reporting.claims import outcomes, score
 from rotquant.reporting.tracking.experiments import open_experiment
-from rotquant.reporting.tracking.rotations import create_rotation, read_history
 from rotquant.reporting.tracking.store import (
     KEY,
     KIND,
@@ -19,19 +17,22 @@ from rotquant.reporting.tracking.store import (
     Logged,
     Store,
     acceptable,
-    create_run,
     delete_run,
     live_runs,
     opened,
+    period,
+    show,
+    shows,
+    update_tags,
 )
 from rotquant.study.project import Project
-from rotquant.study.results import RunResult, rotations_of, run_path
+from rotquant.study.results import HISTORY_FILE, RunResult, rotation_path, rotations_of, run_path
 from rotquant.study.tables import Table
 from rotquant.study.targets import load_targets
 from rotquant.study.values import Values, collect
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run as MlflowRun
+    from mlflow.entities import Metric
 
 _PARENT = "mlflow.parentRunId"
 
@@ -86,9 +87,8 @@ class _Experiment:
             if key not in self.shown:
                 self.shown[key] = self._show_run(key, result)
         for key, record in rotations_of(results.values()).items():
-            history = None if key in self.shown else read_history(self.project.root, key)
-            if history is not None:
-                self.shown[key] = self._show_rotation(key, record, history)
+            if key not in self.shown and (learned := self._show_rotation(key, record)):
+                self.shown[key] = learned
 
     def logged(self, table: Table, results: dict[str, RunResult]) -> Logged:
         """Where a table is that has been shown."""
@@ -101,7 +101,7 @@ class _Experiment:
         live = live_runs(self.store, self.id)
         moved: dict[str, str] = {}
         for key, content in self.contents.items():
-            equal = [run.info.run_id for run in live.get(key, []) if _shows(run, content)]
+            equal = [run.info.run_id for run in live.get(key, []) if shows(run, content)]
             kept = min(equal, default=self.shown[key])
             moved |= dict.fromkeys({*equal, self.shown[key]} - {kept}, kept)
             self.shown[key] = kept
@@ -128,7 +128,7 @@ class _Experiment:
         self.contents[table.id] = None
         if table.id in self.live:
             run = min(self.live[table.id], key=lambda run: run.info.run_id)
-            self._update_tags(run, tags)
+            update_tags(self.store, run, tags)
         else:
             run = self.client.create_run(self.id, run_name=table.id, tags=tags)
             self.client.set_terminated(run.info.run_id)
@@ -136,44 +136,66 @@ class _Experiment:
 
     def _show_run(self, key: str, result: RunResult) -> str:
         """The MLflow run of a result."""
+        from mlflow.entities import Metric
+
         row, column = self._first_cell(key)
         name = f"{row} / {column} / {result.run.metric.kind} / seed {result.run.seed}"
         short = {**self._short(key), "bits": _bits(result.run.recipe)}
         fields = {**short, **result.run.model_dump(mode="json")}
         fields["source"] = {"checkpoint": fields.pop("checkpoint"), "digest": fields.pop("checkpoint_digest")}
         content = [read_json(self.project.root / run_path(key), "run file"), fields]
+        _, end = period(result.provenance)
+        metrics = {acceptable(name): value for name, value in {**result.metrics, "seconds": result.seconds}.items()}
+        # Some stores refuse what is not finite; the tag metric.<name> says it instead.
+        finite = [Metric(name, value, end, 0) for name, value in metrics.items() if math.isfinite(value)]
         tags = {
             **self._tags(key, "run", content, name, result.run.seed, result.provenance),
             **short,
             "metric": result.run.metric.kind,
             "weights_key": result.run.weights_key,
             "rotation_key": result.run.rotation_key,
-            **{f"metric.{name}": str(value) for name, value in _metrics(result).items() if not math.isfinite(value)},
+            **{f"metric.{name}": str(value) for name, value in metrics.items() if not math.isfinite(value)},
         }
-        return self._show(key, tags, lambda tags: self._create(result, tags, fields))
+        return self._show(key, tags, result.provenance, finite, fields)
 
-    def _show_rotation(self, key: str, record: dict[str, Any], history: list[dict[str, Any]]) -> str:
-        """The MLflow run of a learned rotation."""
+    def _show_rotation(self, key: str, record: dict[str, Any]) -> str | None:
+        """The MLflow run of a learned rotation, with the numbers of every step of its learning.
+
+        None where its folder was deleted and not made again.
+        """
+        from mlflow.entities import Metric
+
+        path = self.project.root / rotation_path(key) / HISTORY_FILE
+        if not path.exists():
+            return None
+        history = read_json(path, "history of rotations")
         row, column = self._first_cell(key)
         name = f"learned rotations / {row} / {column} / seed {record['seed']}"
         short = self._short(key)
+        start, end = period(record)
+        metrics = [
+            Metric(name, float(value), start + (end - start) * (place + 1) // len(history), step["step"])
+            for place, step in enumerate(history)
+            for name, value in step.items()
+            if name != "step" and isinstance(value, int | float)
+        ]
+        metrics.append(Metric("seconds", float(record["seconds"]), end, 0))
+        fields = {**short, **{name: record[name] for name in ("seed", "learning", "digest")}}
+        fields["source"] = {"checkpoint": record["checkpoint"], "digest": record["checkpoint_digest"]}
         tags = {**self._tags(key, "rotation", [record, history, short], name, record["seed"], record), **short}
-        return self._show(key, tags, lambda tags: create_rotation(self.store, self.id, tags, short, record, history))
+        return self._show(key, tags, record, metrics, fields)
 
-    def _show(self, key: str, tags: dict[str, str | None], create: Callable[[dict[str, str]], str]) -> str:
-        """The existing MLflow run of a key where nothing changed, else a new one in its place."""
+    def _show(
+        self,
+        key: str,
+        tags: dict[str, str | None],
+        record: dict[str, Any],
+        metrics: "list[Metric]",
+        fields: dict[str, Any],
+    ) -> str:
         given = {name: value for name, value in tags.items() if value}
         self.contents[key] = given[RESULT]
-        older = {run.info.run_id: run for run in self.live.get(key, [])}
-        same = [name for name, run in older.items() if _shows(run, given[RESULT])]
-        if same:
-            kept = min(same)
-            self._update_tags(older[kept], given)
-        else:
-            kept = create(given)
-        for run in older.keys() - {kept}:
-            delete_run(self.store, run)
-        return kept
+        return show(self.store, self.id, self.live.get(key, []), given, record, metrics, fields)
 
     def _first_cell(self, key: str) -> tuple[str, str]:
         """Row and column of the first cell, in the first table, of a run or a learned rotation."""
@@ -204,26 +226,6 @@ class _Experiment:
         row, column = self._first_cell(key)
         return {"method": first.row(row).method, "model": first.column(column).slot}
 
-    def _create(self, result: RunResult, tags: dict[str, str], fields: dict[str, Any]) -> str:
-        from mlflow.entities import Metric
-
-        end = int(datetime.fromisoformat(result.provenance["date"]).timestamp() * 1000)
-        start = end - int(1000 * float(result.provenance["seconds"]))
-        # Some stores refuse what is not finite; the tag metric.<name> says it instead.
-        finite = [Metric(name, value, end, 0) for name, value in _metrics(result).items() if math.isfinite(value)]
-        return create_run(self.store, self.id, tags, (start, end), finite, fields)
-
-    def _update_tags(self, run: "MlflowRun", tags: dict[str, str]) -> None:
-        """Give a kept run the tags it should have: tables come and go, and rows are renamed."""
-        from mlflow.entities import RunTag
-
-        changed = [RunTag(name, value) for name, value in tags.items() if run.data.tags.get(name) != value]
-        if changed:
-            self.client.log_batch(run.info.run_id, tags=changed)
-        for name in run.data.tags:
-            if name.startswith(f"{TABLE}.") and name not in tags:
-                self.client.delete_tag(run.info.run_id, name)
-
 
 def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, str]]]]:
     """Where the paper's tables print each run and use each learned rotation: {key: {table: [(row, column)]}}.
@@ -242,20 +244,9 @@ def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, 
     return found
 
 
-def _shows(run: "MlflowRun", content: str | None) -> bool:
-    """Whether a run is whole and shows that content."""
-    return run.info.status == "FINISHED" and run.data.tags.get(RESULT) == content
-
-
 def _bits(recipe: Recipe) -> str:
     """Bits of weights, inputs of linear layers and KV cache, e.g. 4-4-4; 16 is not quantized."""
     weights = None if recipe.weights is None else recipe.weights.scheme
     keys, values = (16 if scheme is None else scheme.bits for scheme in (recipe.keys, recipe.values))
     cache = f"{keys}" if keys == values else f"{keys}/{values}"
     return "-".join([*(str(16 if scheme is None else scheme.bits) for scheme in (weights, recipe.activations)), cache])
-
-
-def _metrics(result: RunResult) -> dict[str, float]:
-    """A run's metrics under names that MLflow accepts."""
-    metrics = {**result.metrics, "seconds": result.seconds}
-    return {acceptable(name): value for name, value in metrics.items()}

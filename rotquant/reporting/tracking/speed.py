@@ -1,7 +1,5 @@
 """A speed table in MLflow: one run made from its record, its GPU and code as tags."""
 
-from datetime import datetime
-
 from rotquant.bench.records import Record
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.reporting.tracking.experiments import open_experiment
@@ -10,12 +8,11 @@ from rotquant.reporting.tracking.store import (
     KIND,
     RESULT,
     Logged,
-    Store,
     acceptable,
-    create_run,
-    delete_run,
     live_runs,
     opened,
+    period,
+    show,
 )
 from rotquant.study.project import Project
 from rotquant.study.speed.definitions import SpeedTable
@@ -27,24 +24,12 @@ def log_speed(project: Project, record: Record, table: SpeedTable) -> Logged:
     Raises:
         TrackingError: the store cannot be reached or written.
     """
-    content = short_hash(canonical_json(record.model_dump(mode="json")))
-    with opened(project.root) as store:
-        experiment = open_experiment(store, project, table.paper)
-        older = {run.info.run_id: run.data.tags[RESULT] for run in live_runs(store, experiment).get(table.id, [])}
-        same = [run for run, found in older.items() if found == content]
-        kept = min(same) if same else _create(store, experiment, record, table, content)
-        for run in older.keys() - {kept}:
-            delete_run(store, run)
-    return Logged(store.uri, table.paper, experiment, kept, {})
-
-
-def _create(store: Store, experiment: str, record: Record, table: SpeedTable, content: str) -> str:
     from mlflow.entities import Metric
 
     environment = record.sittings[-1].environment
     tags = {
         KEY: table.id,
-        RESULT: content,
+        RESULT: short_hash(canonical_json(record.model_dump(mode="json"))),
         KIND: "speed",
         "paper": table.paper,
         "gpu": record.gpu,
@@ -53,7 +38,7 @@ def _create(store: Store, experiment: str, record: Record, table: SpeedTable, co
         "mlflow.runName": table.id,
         "mlflow.note.content": table.caption,
     }
-    end = int(datetime.fromisoformat(environment["date"]).timestamp() * 1000)
+    _, end = period(environment)
     known = record.by_key
     metrics = {
         acceptable(f"{cell.grid}/{cell.row}/{cell.column}/{name}"): measured.value
@@ -62,6 +47,9 @@ def _create(store: Store, experiment: str, record: Record, table: SpeedTable, co
         for name, measured in known[cell.key].quantities.items()
         if measured.low is not None or name.endswith("bytes")
     }
-    return create_run(
-        store, experiment, tags, (end, end), [Metric(name, value, end, 0) for name, value in metrics.items()]
-    )
+    with opened(project.root) as store:
+        experiment = open_experiment(store, project, table.paper)
+        older = live_runs(store, experiment).get(table.id, [])
+        found = [Metric(name, value, end, 0) for name, value in metrics.items()]
+        shown = show(store, experiment, older, tags, environment, found)
+    return Logged(store.uri, table.paper, experiment, shown, {})

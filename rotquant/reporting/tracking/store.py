@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -223,27 +224,72 @@ def live_runs(store: Store, experiment: str) -> dict[str, list["MlflowRun"]]:
             return found
 
 
-def create_run(
+def period(record: Mapping[str, Any]) -> tuple[int, int]:
+    """Start and end in milliseconds of what a record tells the date and, unless it took none, the seconds of."""
+    end = int(datetime.fromisoformat(record["date"]).timestamp() * 1000)
+    return end - int(1000 * float(record.get("seconds", 0))), end
+
+
+def show(
+    store: Store,
+    experiment: str,
+    older: "Sequence[MlflowRun]",
+    tags: Mapping[str, str],
+    record: Mapping[str, Any],
+    metrics: "Sequence[Metric]",
+    fields: Mapping[str, Any] | None = None,
+) -> str:
+    """The id of the one run of a key: of the older ones that which shows the same, else a new one in their place.
+
+    Args:
+        tags: with KEY, RESULT and mlflow.runName. A kept run gets those that it should have: tables come and go, and
+            rows are renamed.
+        record: its provenance.
+        fields: nested settings, which become parameters with dotted names.
+    """
+    same = {run.info.run_id: run for run in older if shows(run, tags[RESULT])}
+    if same:
+        kept = min(same)
+        update_tags(store, same[kept], tags)
+    else:
+        kept = _create_run(store, experiment, tags, period(record), metrics, fields or {})
+    for run in {run.info.run_id for run in older} - {kept}:
+        delete_run(store, run)
+    return kept
+
+
+def shows(run: "MlflowRun", content: str | None) -> bool:
+    """Whether a run is whole and shows that content."""
+    return run.info.status == "FINISHED" and run.data.tags.get(RESULT) == content
+
+
+def update_tags(store: Store, run: "MlflowRun", tags: Mapping[str, str]) -> None:
+    """Give a run these tags, and take from it those of tables that are not among them."""
+    from mlflow.entities import RunTag
+
+    changed = [RunTag(name, value) for name, value in tags.items() if run.data.tags.get(name) != value]
+    if changed:
+        store.client.log_batch(run.info.run_id, tags=changed)
+    for name in run.data.tags:
+        if name.startswith(f"{TABLE}.") and name not in tags:
+            store.client.delete_tag(run.info.run_id, name)
+
+
+def _create_run(
     store: Store,
     experiment: str,
     tags: Mapping[str, str],
     time: tuple[int, int],
     metrics: "Sequence[Metric]",
-    fields: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any],
 ) -> str:
-    """The id of a new, finished run. Its key is the last that it gets: a run that has one is whole.
-
-    Args:
-        tags: with KEY, RESULT and mlflow.runName.
-        time: start and end, in milliseconds.
-        fields: nested settings, which become parameters with dotted names.
-    """
+    """The id of a new, finished run. Its key is the last that it gets: a run that has one is whole."""
     from mlflow.entities import Param, RunTag
 
     start, end = time
     first = {name: value for name, value in tags.items() if name != KEY}
     run = store.client.create_run(experiment, start, first, tags["mlflow.runName"]).info.run_id
-    parameters = [Param(name, str(value)[:5000]) for name, value in flatten(fields or {}).items()]
+    parameters = [Param(name, str(value)[:5000]) for name, value in _flatten(fields).items()]
     while metrics or parameters:
         store.client.log_batch(run, metrics=metrics[:_METRICS_AT_ONCE], params=parameters[:_PARAMETERS_AT_ONCE])
         metrics, parameters = metrics[_METRICS_AT_ONCE:], parameters[_PARAMETERS_AT_ONCE:]
@@ -268,12 +314,12 @@ def acceptable(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 
-def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one with dotted keys; what is None is left out."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}."))
+            flat.update(_flatten(value, f"{prefix}{key}."))
         elif value is not None:
             flat[f"{prefix}{key}"] = value
     return flat
