@@ -12,6 +12,7 @@ from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import short_hash, write_json
 from rotquant.reporting import claims
 from rotquant.reporting.figures import draw as figures
+from rotquant.reporting.figures.changes import change_between
 from rotquant.reporting.figures.learning import gains, layers_of, smoothed
 from rotquant.study import project as projects
 from rotquant.study import values as tables
@@ -229,4 +230,5 @@ def test_ratios_in_decibels_are_not_compared_in_percent(project: Project) -> Non
     assert "Signal-to-noise ratio of the logits (dB), higher is better" in text
     assert "Change from" not in text
     values, _ = tables.collect(project, chosen)
-    assert tables.losses(values, ("Learned", "Llama-2-7B"), ("Original", "Llama-2-7B"), SNR_DB) == (None, None)
+    change = change_between(values, ("Learned", "Llama-2-7B"), ("Original", "Llama-2-7B"), SNR_DB)
+    assert (change.ours, change.papers) == (None, None)

@@ -114,12 +114,9 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
     if not project.columns(table):
         slots = ", ".join(dict.fromkeys(column.slot for column in table.columns))
         raise ResultError(f"table {table.id} has no column to compute: its slots ({slots}) have `compute: false`.")
-    results: dict[str, RunResult] = {}
+    results = _results_of(project, table)
     ours: dict[Place, Number] = {}
     for cell in project.cells(table.id):
-        for run in cell.runs:
-            if run.key not in results:
-                results[run.key] = read_result(project.root / run_path(run.key))
         seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
         for quantity in quantities(cell.metric):
             numbers = tuple(results[key].metrics[quantity.name] for key in keys)
@@ -161,20 +158,24 @@ def read_back(project: Project, table: Table) -> tuple[Values, dict[str, RunResu
     if not (project.root / table_path(table.id)).exists():
         write_values(project.root, table.id, collect(project, table)[0])
     values = read_values(project.root, table.id)
-    keys = dict.fromkeys(run.key for cell in project.cells(table.id) for run in cell.runs)
-    results = {key: read_result(project.root / run_path(key)) for key in keys}
+    results = _results_of(project, table)
     measured = {(name, key): repr(value) for key, result in results.items() for name, value in result.metrics.items()}
     held = {
         (name, key): repr(value)
         for (_, _, name), number in values.items()
         for key, value in zip(number.runs, number.values, strict=True)
     }
-    if set(keys) != {key for _, key in held} or not held.items() <= measured.items():
+    if set(results) != {key for _, key in held} or not held.items() <= measured.items():
         raise ResultError(
             f"table {table_path(table.id)} is not of the run files that are there now; `rotquant report table "
             f"{table.id}` collects them."
         )
     return values, results
+
+
+def _results_of(project: Project, table: Table) -> dict[str, RunResult]:
+    keys = dict.fromkeys(run.key for cell in project.cells(table.id) for run in cell.runs)
+    return {key: read_result(project.root / run_path(key)) for key in keys}
 
 
 def results_behind(project: Project, values: Values) -> dict[str, RunResult]:
@@ -256,21 +257,6 @@ def loss_percent(quantity: Quantity, value: float | None, baseline: float | None
 def percent_of(part: float | None, whole: float) -> float | None:
     """A part in percent; None without one, and of nothing (an accuracy of zero)."""
     return None if part is None or whole == 0 else 100.0 * part / whole
-
-
-def losses(
-    values: Values, place: tuple[str, str], over: tuple[str, str], quantity: Quantity
-) -> tuple[float | None, float | None]:
-    """What the cell (row, column) `place` loses on the cell `over`, in percent: ours, the paper's."""
-    ours, papers = (
-        (numbers.get((*place, quantity.name)), numbers.get((*over, quantity.name)))
-        for numbers in (values.ours, values.published)
-    )
-    return _loss(quantity, *ours), _loss(quantity, *papers)
-
-
-def _loss(quantity: Quantity, number: Number | None, reference: Number | None) -> float | None:
-    return loss_percent(quantity, number and number.mean, reference and reference.mean)
 
 
 def _known(number: Any) -> float | None:

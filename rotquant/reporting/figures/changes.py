@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from rotquant.study.quantities import Quantity
-from rotquant.study.values import Values, losses, percent_of
+from rotquant.study.values import Values, loss_percent, percent_of
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,10 @@ class Change:
 
 def change_between(values: Values, place: tuple[str, str], over: tuple[str, str], quantity: Quantity) -> Change:
     """What the cell (row, column) `place` loses on the cell `over`; on itself, its deviation is all there is to say."""
-    ours, papers = losses(values, place, over, quantity)
     mine, reference = (values.get((*cell, quantity.name)) for cell in (place, over))
+    paper, papers_reference = (values.published.get((*cell, quantity.name)) for cell in (place, over))
+    ours = loss_percent(quantity, mine and mine.mean, reference and reference.mean)
+    papers = loss_percent(quantity, paper and paper.mean, papers_reference and papers_reference.mean)
     spread = percent_of(mine.deviation, reference.mean) if mine and reference else None
     drawn = spread if spread is not None and math.isfinite(spread) else 0.0
     return Change(ours, None if place == over else papers, drawn)
