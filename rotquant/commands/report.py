@@ -65,14 +65,15 @@ def page(name: TableName, config: Configs = None, plan: PlanFile = None) -> None
     """
     from rotquant.commands.tracking import attach, render_page, warning
     from rotquant.reporting import tracking
+    from rotquant.study.values import read_back
 
     project = open_project(config, plan)
-    chosen = project.table(name)
-    logged = None
+    chosen, logged = project.table(name), None
+    read = read_back(project, chosen)
     if project.config.tracking:
         with warning(_LATER.format(name)):
-            logged = tracking.log_table(project, chosen)
-    typer.echo(str(render_page(project, chosen, logged)))
+            logged = tracking.log_table(project, chosen, read)
+    typer.echo(str(render_page(project, chosen, read, logged)))
     if logged:
         with warning(_LATER.format(name)):
             attach(project, name, logged)

@@ -23,7 +23,7 @@ from rotquant.study.results import FIGURES, REPORTS, TABLES, run_path
 from rotquant.study.tables import Table
 
 if TYPE_CHECKING:
-    from rotquant.reporting.tracking import Logged
+    from rotquant.reporting.tracking import Collected, Logged
 
 #: The only interface that a server started here listens on.
 HOST = "127.0.0.1"
@@ -59,6 +59,7 @@ def sync_tracking(
     A table's own run gets its rendered report, its numbers and its figure.
     """
     from rotquant.reporting import tracking
+    from rotquant.study.values import read_back
 
     project = open_project(config)
     names = table or [*filter(lambda name: _is_computed(project, name), project.tables)]
@@ -70,7 +71,7 @@ def sync_tracking(
         raise ResultError("no table is computed yet; `snakemake --cores all reports/quarot_table1.md` computes one.")
     for chosen, logged in zip(accuracy, tracking.log_tables(project, accuracy) if accuracy else [], strict=True):
         if (project.root / REPORTS / f"{chosen.id}.md").exists():
-            render_page(project, chosen, logged)
+            render_page(project, chosen, read_back(project, chosen), logged)
         attach(project, chosen.id, logged)
         typer.echo(f"{chosen.id}: {len(logged.runs)} runs in experiment {logged.experiment}")
     for name in speed:
@@ -122,14 +123,13 @@ def warning(consequence: str) -> Iterator[None]:
         typer.echo(f"warning: {error} {consequence[0].upper()}{consequence[1:]}.", err=True)
 
 
-def render_page(project: Project, table: Table, logged: "Logged | None") -> Path:
+def render_page(project: Project, table: Table, read: "Collected", logged: "Logged | None") -> Path:
     """Render a table's page; the file stays as it is where it says the same already. Its path in the project."""
     from rotquant.reporting.pages.markdown import markdown, page_path
     from rotquant.reporting.pages.report import report_of
-    from rotquant.study.values import read_back
 
     path = page_path(table.id)
-    text = markdown(report_of(project, table, *read_back(project, table), logged))
+    text = markdown(report_of(project, table, *read, logged))
     file = project.root / path
     if not file.exists() or file.read_text(encoding="utf-8") != text:
         write_text(file, text)

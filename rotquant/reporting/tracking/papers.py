@@ -1,7 +1,7 @@
 """A paper's tables in MLflow: a parent run for each table, and below it the runs and learned rotations behind it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rotquant.foundation.files import canonical_json, read_json, short_hash
@@ -37,19 +37,26 @@ if TYPE_CHECKING:
 _PARENT = "mlflow.parentRunId"
 
 
-def log_table(project: Project, table: Table) -> Logged:
-    """Make MLflow show a table's runs, as `log_tables` does for several."""
-    return log_tables(project, [table])[0]
+Collected = tuple[Values, dict[str, RunResult]]
+"""A table's numbers, and the run results behind them by key."""
 
 
-def log_tables(project: Project, tables: Sequence[Table]) -> list[Logged]:
+def log_table(project: Project, table: Table, read: Collected | None = None) -> Logged:
+    """Make MLflow show a table's runs, as `log_tables` does for several; `read`: its numbers, where they are known."""
+    return log_tables(project, [table], read and {table.id: read})[0]
+
+
+def log_tables(project: Project, tables: Sequence[Table], read: Mapping[str, Collected] | None = None) -> list[Logged]:
     """Make MLflow show the runs of computed tables: each once, those of an older result deleted.
+
+    Args:
+        read: the numbers of these tables, collected from the run files unless they are given.
 
     Raises:
         ResultError: a run is not computed yet, or its file is damaged.
         TrackingError: the store cannot be reached or written.
     """
-    found = {table.id: collect(project, table) for table in tables}
+    found = read or {table.id: collect(project, table) for table in tables}
     with task("MLflow"), opened(project.root) as store:
         papers = {name: _Experiment(store, project, name) for name in dict.fromkeys(table.paper for table in tables)}
         for table in tables:
