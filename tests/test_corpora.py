@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from rotquant.recipes.schemes import Calibration
 from rotquant.text import (
     CALIBRATION_CHARACTERS,
     DOCSTRINGS,
+    MODULES,
     CorpusSpec,
     Tokens,
     calibration_samples,
@@ -26,9 +28,11 @@ from rotquant.text import (
     evaluation_windows,
     load_rows,
     load_text,
+    modules,
     tokenize,
 )
 from rotquant.text import docstrings as module
+from rotquant.text import packages as installed
 from rotquant.training.tokenizer import train_tokenizer
 
 LONG = "A sentence that is long enough to count as documentation, number {}."
@@ -55,6 +59,59 @@ def packages(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "PACKAGES", {split: (split,) for split in texts})
     monkeypatch.setattr(module, "package_files", lambda names: [(names[0], files[names[0]])])
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """Three invented packages of several files: {split: {file name: words}}, which a test may change."""
+    rng = random.Random(0)
+    words = {name: [rng.choice("abcdefgh") * 4 + str(rng.randrange(99)) for _ in range(900)] for name in "vwxyz"}
+    nearly = [*words["v"][:850], *words["w"][:50]]
+    files = {
+        "test": {"t1.py": words["v"], "t2.py": words["w"], "short.py": words["w"][:20]},
+        "validation": {"v1.py": words["x"], "v2.py": nearly},
+        "train": {"r1.py": words["y"], "r2.py": nearly, "r3.py": words["z"], "r4.py": words["z"]},
+    }
+
+    def package_files(names):
+        written = []
+        for name, text in files[names[0]].items():
+            (tmp_path / name).write_text(" ".join(text))
+            written.append((name, tmp_path / name))
+        return written
+
+    monkeypatch.setattr(modules, "PACKAGES", {split: (split,) for split in files})
+    monkeypatch.setattr(modules, "package_files", package_files)
+    return files
+
+
+def test_a_source_file_near_one_of_an_earlier_split_is_left_out_and_so_is_a_copy(sources, tmp_path):
+    names = {split: modules.module_names(split, tmp_path / "cache") for split in sources}
+    assert names == {"test": ["t1.py", "t2.py"], "validation": ["v1.py"], "train": ["r1.py", "r3.py"]}
+
+
+def test_the_head_of_the_source_files_is_a_prefix_of_them(sources, tmp_path):
+    whole = load_rows(MODULES, "train", cache=tmp_path / "cache")
+    assert load_rows(MODULES, "train", max_characters=10, cache=tmp_path / "cache") == whole[:1]
+
+
+def test_signatures_estimate_the_share_of_common_shingles():
+    """The share of equal entries has a standard deviation of sqrt(j (1 - j) / 128), at most 0.044; five of them."""
+    rng = random.Random(1)
+    words = [f"w{rng.randrange(10**6)}" for _ in range(2000)]
+    for kept in (200, 1000, 1900):
+        other = [*words[:kept], *(f"v{rng.randrange(10**6)}" for _ in range(2000 - kept))]
+        first, second = ({tuple(text[i : i + 5]) for i in range(1996)} for text in (words, other))
+        exact = len(first & second) / len(first | second)
+        equal = modules.signature(" ".join(words)) == modules.signature(" ".join(other))
+        assert abs(equal.mean() - exact) < 0.22
+
+
+def test_no_installed_source_file_of_validation_is_near_one_of_test(tmp_path):
+    held_out = [modules.signature(row) for row in load_rows(MODULES, "test")]
+    for row in load_rows(MODULES, "validation")[:20]:
+        sketch = modules.signature(row)
+        assert max((sketch == other).mean() for other in held_out) < modules.NEAR_DUPLICATE
 
 
 def test_docstrings_come_from_modules_classes_and_functions_in_source_order_and_dedented(tmp_path):
@@ -98,7 +155,7 @@ def test_the_head_of_a_split_is_a_prefix_of_it(packages):
 
 
 def test_no_package_is_in_two_splits_and_none_differs_between_cpu_and_cuda_builds():
-    named = [name for names in module.PACKAGES.values() for name in names]
+    named = [name for names in installed.PACKAGES.values() for name in names]
     assert len(named) == len(set(named))
     assert not [name for name in named if name.startswith(("torch", "nvidia", "cuda", "cupy", "triton"))]
 
@@ -106,7 +163,7 @@ def test_no_package_is_in_two_splits_and_none_differs_between_cpu_and_cuda_build
 def test_every_package_is_pinned_by_the_lock_file():
     lock = (Path(__file__).parents[1] / "requirements.lock").read_text()
     pinned = {line.split("==")[0] for line in lock.splitlines() if "==" in line}
-    named = {name for names in module.PACKAGES.values() for name in names}
+    named = {name for names in installed.PACKAGES.values() for name in names}
     assert named <= pinned
 
 
@@ -114,18 +171,22 @@ def test_two_extractions_give_the_same_rows(packages, tmp_path):
     assert load_rows(DOCSTRINGS, "train", cache=packages) == load_rows(DOCSTRINGS, "train", cache=tmp_path / "again")
 
 
-def test_the_identity_of_the_installed_test_split_carries_its_hash_and_the_recorded_one(tmp_path):
-    split = corpus_identity(DOCSTRINGS, cache=tmp_path)["splits"]["test"]
-    text = load_text(DOCSTRINGS, "test", cache=tmp_path)
+@pytest.mark.parametrize("corpus", [DOCSTRINGS, MODULES], ids=lambda corpus: corpus.name)
+def test_the_identity_of_the_installed_test_split_carries_its_hash_and_the_recorded_one(corpus, tmp_path):
+    split = corpus_identity(corpus, cache=tmp_path)["splits"]["test"]
+    text = load_text(corpus, "test", cache=tmp_path)
     assert split["sha256"] == content_hash(text)
     assert split["characters"] == len(text) > 500_000
     assert len(split["expected_sha256"]) == 64
 
 
 def test_an_environment_without_the_packages_is_told_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PACKAGES", dict.fromkeys(module.PACKAGES, ("no-such-package",)))
-    with pytest.raises(CorpusError, match="none of its packages is installed"):
-        load_rows(DOCSTRINGS, "test", cache=tmp_path)
+    nothing = dict.fromkeys(installed.PACKAGES, ("no-such-package",))
+    for place in (installed, module, modules):
+        monkeypatch.setattr(place, "PACKAGES", nothing)
+    for corpus in (DOCSTRINGS, MODULES):
+        with pytest.raises(CorpusError, match=r"none of its packages is installed \(no-such-package\)"):
+            load_rows(corpus, "test", cache=tmp_path)
 
 
 def test_importing_the_corpora_loads_neither_torch_nor_datasets():

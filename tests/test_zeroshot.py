@@ -19,7 +19,7 @@ from rotquant.metrics.zeroshot import TASKS, check, evaluate, folders, identity,
 from rotquant.metrics.zeroshot.items import file_strings
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import CorpusSpec
-from rotquant.text.docstrings import PACKAGES, package_files
+from rotquant.text.packages import PACKAGES, package_files
 from tests.test_cli import rotquant
 from tests.watching import long_work
 

@@ -32,7 +32,7 @@ def corpus(
         for name in names:
             check_output_file(output / f"{name}.txt")
     spec = corpus_spec(corpus)
-    recorded = expected_hashes() if spec.source == "docstrings" else {}
+    recorded = expected_hashes(spec)
     table = Table("split", "rows", "characters", "sha256", "as recorded", title=f"corpus {spec.name}")
     for name in names:
         rows = load_rows(spec, name)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.recipe import Recipe, override_all
-from rotquant.text import DOCSTRINGS, CorpusSpec
+from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec
 
 
 def not_empty(value: str) -> str:
@@ -39,8 +39,9 @@ Corpus = Annotated[
     str,
     typer.Option(
         callback=not_empty,
-        help="Text: `docstrings` (built from the installed packages); a folder of parquet, json, jsonl or txt files "
-        "named for their splits; one such file, of which the first 80 % are for training and calibration, the next "
+        help="Text: `modules` or `docstrings` (source files, documentation strings of the installed packages); a "
+        "folder of parquet, json, jsonl or txt files named for their splits; one such file, of which the first 80 % "
+        "are for training and calibration, the next "
         "10 % for validation and the rest for tests; or a hub id with an optional configuration, e.g. "
         "Salesforce/wikitext:wikitext-2-raw-v1.",
     ),
@@ -62,8 +63,8 @@ _HUB_DATASET = re.compile(r"(?P<path>[\w-][\w.-]*(/[\w.-]+)?)(:(?P<subset>[\w.-]
 
 def corpus_spec(text: str) -> CorpusSpec:
     """The corpus a user names on the command line: see `Corpus`."""
-    if text == "docstrings":
-        return DOCSTRINGS
+    if text in (DOCSTRINGS.name, MODULES.name):
+        return DOCSTRINGS if text == DOCSTRINGS.name else MODULES
     path = Path(text).expanduser()
     hub = _HUB_DATASET.fullmatch(text)
     if hub is None or path.exists() or path.suffix in (".txt", ".json", ".jsonl", ".parquet"):

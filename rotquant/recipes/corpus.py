@@ -1,7 +1,7 @@
 """What a corpus is, as frozen data, and the content hash that identifies the text which a number was computed on.
 
 A report compares the hash it measured with the recorded one (workflow/resources/models/corpus.json), since the
-docstring corpus follows the installed package versions.
+corpora that are read from installed packages follow their versions.
 """
 
 import hashlib
@@ -29,14 +29,15 @@ class CorpusSpec(Frozen):
     """A text corpus."""
 
     name: str = "docstrings"
-    """Label used in reports and keys, such as docstrings or wikitext2."""
-    source: Literal["docstrings", "reference", "hub", "local"] = "docstrings"
-    """`docstrings` (the installed pinned packages), `reference` (of the Python language, for calibration), `hub` (a
-    Hugging Face dataset id), or `local` (a folder of parquet, json, jsonl or txt files, which are the splits that words
-    of their names say, or one such file; where its name says none, the first 80 % of its rows are the train split, the
-    next 10 % validation, the last 10 % test, so that no split holds another's text)."""
+    """Label used in reports and keys, such as modules or wikitext2."""
+    source: Literal["modules", "docstrings", "reference", "hub", "local"] = "docstrings"
+    """`modules` and `docstrings` (source files and documentation strings of the installed pinned packages), `reference`
+    (of the Python language, for calibration), `hub` (a Hugging Face dataset id), or `local` (a folder of parquet, json,
+    jsonl or txt files, which are the splits that words of their names say, or one such file; where its name says none,
+    the first 80 % of its rows are the train split, the next 10 % validation, the last 10 % test, so that no split holds
+    another's text)."""
     path: str | None = None
-    """The hub id or the local path; none for `docstrings` and `reference`."""
+    """The hub id or the local path; none for what every installation has."""
     subset: str | None = None
     """A dataset's configuration name on the hub, or a subfolder of a local folder."""
     text_field: str = "text"
@@ -46,7 +47,7 @@ class CorpusSpec(Frozen):
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> "CorpusSpec":
-        installed = self.source in ("docstrings", "reference")
+        installed = self.source in ("modules", "docstrings", "reference")
         if (self.path is None) != installed:
             need = "takes no path" if installed else "needs a path (hub id, folder or file)"
             raise ValueError(f"corpus {self.name!r}: source {self.source!r} {need}")
@@ -54,6 +55,7 @@ class CorpusSpec(Frozen):
 
 
 DOCSTRINGS = CorpusSpec()
+MODULES = CorpusSpec(name="modules", source="modules")
 WIKITEXT2 = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext", subset="wikitext-2-raw-v1")
 
 
@@ -67,8 +69,8 @@ def portion(split: Split, max_characters: int | None) -> str:
     return split if max_characters is None else f"{split}[:{max_characters}]"
 
 
-def expected_hashes() -> dict[str, str]:
-    """The recorded content hashes of the docstring corpus by portion; empty when the record is not installed."""
-    if not EXPECTED_HASHES.is_file():
+def expected_hashes(spec: CorpusSpec) -> dict[str, str]:
+    """The recorded content hashes of a corpus that follows installed packages, by portion; none of any other."""
+    if spec.source not in ("modules", "docstrings") or not EXPECTED_HASHES.is_file():
         return {}
-    return json.loads(EXPECTED_HASHES.read_text(encoding="utf-8"))["sha256"]
+    return json.loads(EXPECTED_HASHES.read_text(encoding="utf-8")).get(spec.source, {}).get("sha256", {})

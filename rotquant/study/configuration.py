@@ -116,7 +116,7 @@ class Corpus(CorpusSpec):
     """The text behind a corpus name that the tables use."""
 
     name: Annotated[str, Field(min_length=1)]  # pyright: ignore[reportGeneralTypeIssues]  # required here
-    source: Literal["docstrings", "reference", "hub", "local"]  # pyright: ignore[reportGeneralTypeIssues]  # required
+    source: Literal["modules", "docstrings", "reference", "hub", "local"]  # pyright: ignore[reportGeneralTypeIssues]  # required
 
 
 class Settings(Written):

@@ -1,6 +1,6 @@
 """Text corpora: where calibration and evaluation text comes from, and the papers' protocol for windows of it.
 
-The default corpus is the documentation strings of the pinned Python packages, which every installation has; WikiText-2,
+Two corpora are in every installation, source files and documentation strings of the pinned packages; WikiText-2,
 C4, Pile and RedPajama go through the same functions from a hub id, a local folder or a text file. Nothing here runs
 foreign code, and importing this package loads neither torch nor datasets.
 """
@@ -8,6 +8,7 @@ foreign code, and importing this package loads neither torch nor datasets.
 from rotquant.recipes.corpus import (
     CALIBRATION_CHARACTERS,
     DOCSTRINGS,
+    MODULES,
     WIKITEXT2,
     CorpusSpec,
     Split,
@@ -21,6 +22,7 @@ __all__ = [
     "BOS",
     "CALIBRATION_CHARACTERS",
     "DOCSTRINGS",
+    "MODULES",
     "NO_BOS",
     "WIKITEXT2",
     "CorpusSpec",

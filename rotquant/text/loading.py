@@ -1,4 +1,4 @@
-"""Reading a corpus: documentation strings, the language reference, a hub dataset, a local folder or one text file.
+"""Reading a corpus: what every installation has, a hub dataset, a local folder or one text file.
 
 The papers' protocol joins the rows with a blank line (GPTQ's `datautils.py`, used by every paper here). Only data files
 are read, through the builders of the `datasets` library: no dataset script runs.
@@ -15,7 +15,9 @@ from rotquant.foundation.errors import CorpusError
 from rotquant.foundation.files import cache_folder
 from rotquant.foundation.progress import at_terminal, downloading, task
 from rotquant.recipes.corpus import SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
-from rotquant.text.docstrings import docstring_rows, versions
+from rotquant.text.docstrings import docstring_rows
+from rotquant.text.modules import module_rows
+from rotquant.text.packages import versions
 from rotquant.text.reference import reference_rows
 
 _BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
@@ -30,13 +32,15 @@ def load_rows(
     """Return the rows (texts) of one split, or as many first rows as reach `max_characters`.
 
     A plain text file has one row per line with its line end kept and blank lines empty, as the hub's WikiText has them.
-    `cache`, the user's by default, keeps documentation strings once they are extracted.
+    `cache`, the user's by default, keeps what was read from installed packages.
 
     Raises:
         CorpusError: unknown split, hub unreachable, missing folder, file, split or text field, or no text.
     """
     if split not in SPLITS:
         raise CorpusError(f"Corpus {spec.name}: no split {split!r}; the splits are {', '.join(SPLITS)}.")
+    if spec.source == "modules":
+        return module_rows(split, cache or cache_folder("corpora"), max_characters)
     if spec.source == "docstrings":
         return docstring_rows(split, cache or cache_folder("corpora"), max_characters)
     if spec.source == "reference":
@@ -67,15 +71,16 @@ def corpus_identity(
 ) -> dict:
     """What a run's provenance says of its text: the specification and, per split, length and content hash.
 
-    For the docstring corpus each split also has the recorded hash under "expected_sha256" (None when this portion was
-    never recorded) and the package versions it was read from; for a single file, which part of it the split is.
+    For a corpus of installed packages each split also has the recorded hash under "expected_sha256" (None when this
+    portion was never recorded) and the package versions it was read from; for a single file, which part of it the split
+    is.
     """
     identity: dict = {**spec.model_dump(), "splits": {}}
     for split in splits:
         text = load_text(spec, split, max_characters=max_characters, cache=cache)
         entry: dict = {"characters": len(text), "sha256": content_hash(text)}
-        if spec.source == "docstrings":
-            entry["expected_sha256"] = expected_hashes().get(portion(split, max_characters))
+        if spec.source in ("modules", "docstrings"):
+            entry["expected_sha256"] = expected_hashes(spec).get(portion(split, max_characters))
             entry["packages"] = versions(split)
         if share := _share(spec, split):
             entry["share"] = share

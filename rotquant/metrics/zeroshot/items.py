@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from rotquant.recipes.corpus import Split
-from rotquant.text.docstrings import PACKAGES, package_files
+from rotquant.text.packages import PACKAGES, package_files
 
 Item = dict[str, Any]
 """`{"context", "word"}` for last_word, the word with the space before it, which lm-eval puts only before choices;

@@ -15,7 +15,7 @@ from rotquant.metrics.zeroshot.items import TASK_ITEMS, Item, Source, held_out, 
 from rotquant.metrics.zeroshot.rouge import MEASURES, rouge_l
 from rotquant.metrics.zeroshot.suites import SHIPPED
 from rotquant.text import CorpusSpec
-from rotquant.text.docstrings import versions
+from rotquant.text.packages import versions
 
 GENERATOR_VERSION = 4
 """Raised when the rules of `rotquant.metrics.zeroshot.items` change, so that no stale folder is read."""

@@ -265,9 +265,9 @@ def _tasks(records: list[dict[str, Any]]) -> list[Fact]:
 
 
 def _expected(corpus: dict[str, Any], text: dict[str, Any]) -> str:
-    """Whether the docstring corpus is the recorded one: it follows the versions of the installed packages."""
+    """Whether a corpus of installed packages is the recorded one: it follows their versions."""
     expected = text.get("expected_sha256")
-    if corpus["source"] != "docstrings":
+    if corpus["source"] not in ("modules", "docstrings"):
         return ""
     if expected is None:
         return ", no hash recorded"

@@ -1,0 +1,89 @@
+"""Which installed packages the corpora are read from, and to which split each belongs.
+
+All are pinned by requirements.lock, so that every installation has the same text. Left out are the standard library
+(its version is the interpreter's), packages whose files differ between CPU and CUDA builds (torch, cupy, cuda-*,
+nvidia-*, triton), installers, test code, and files written at build time.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+from pathlib import Path
+
+from rotquant.foundation.errors import CorpusError
+from rotquant.foundation.files import short_hash
+from rotquant.recipes.corpus import Split
+
+TEST_PACKAGES = ("click", "docutils", "flask", "fsspec", "jinja2", "joblib", "more-itertools", "werkzeug")
+VALIDATION_PACKAGES = ("accelerate", "attrs", "docker", "google-auth", "gunicorn", "pyparsing")
+_TRAIN_PACKAGES = """
+    absl-py aiohttp alembic anyio argparse-dataclass black cachetools configargparse contourpy cryptography cycler
+    databricks-sdk dataproperty datasets dill dpath evaluate fastapi filelock fonttools gitdb gitpython graphene
+    graphql-core h11 httpcore httpx huey huggingface-hub humanfriendly hypothesis idna immutables importlib-metadata
+    jsonschema jupyter-core kiwisolver lm-eval lxml mako markdown-it-py matplotlib mlflow mpmath multiprocess narwhals
+    nbformat networkx nltk numpy opentelemetry-api opentelemetry-sdk packaging pandas pathspec pathvalidate pillow
+    platformdirs pluggy portalocker prettytable protobuf psutil pulp pyarrow pyasn1 pycparser pydantic
+    pydantic-core pygments pytablewriter pytest python-dateutil pytz referencing requests rich rouge-score sacrebleu
+    safetensors scikit-learn scipy skops smart-open snakefmt snakemake snakemake-interface-common
+    snakemake-interface-executor-plugins snakemake-interface-storage-plugins sortedcontainers sqlalchemy sqlmodel
+    sqlparse starlette sympy tabledata tabulate tenacity threadpoolctl tqdm traitlets transformers typepy typer
+    typing-inspection urllib3 uvicorn wcwidth wrapt yarl
+    """
+TRAIN_PACKAGES = tuple(_TRAIN_PACKAGES.split())
+PACKAGES: dict[Split, tuple[str, ...]] = {
+    "train": TRAIN_PACKAGES,
+    "validation": VALIDATION_PACKAGES,
+    "test": TEST_PACKAGES,
+}
+PRECEDENCE: tuple[Split, ...] = ("test", "validation", "train")
+"""A text that several splits contain belongs to the first of these."""
+
+GENERATED_FILES = frozenset({"__config__.py", "version.py", "_version.py"})
+TEST_FOLDERS = frozenset({"test", "tests", "testing", "_vendor", "_vendored_packages"})
+
+
+def versions(split: Split) -> dict[str, str | None]:
+    """The installed version of each package of a split; None where it is missing."""
+    return {name: _version(name) for name in PACKAGES[split]}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def package_files(packages: tuple[str, ...]) -> list[tuple[str, Path]]:
+    """List the packages' Python files as (name inside site-packages, path), ordered by a hash of the name."""
+    files = {}
+    for package in packages:
+        try:
+            distribution = importlib.metadata.distribution(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for entry in distribution.files or ():
+            folders = set(entry.parts[:-1])
+            if entry.suffix != ".py" or entry.name in GENERATED_FILES or folders & TEST_FOLDERS or ".." in folders:
+                continue
+            files[entry.as_posix()] = Path(str(distribution.locate_file(entry)))
+    return sorted(files.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest())
+
+
+def earlier(split: Split) -> tuple[Split, ...]:
+    """The splits that a text goes to before this one."""
+    return PRECEDENCE[: PRECEDENCE.index(split)]
+
+
+def fingerprint(split: Split, *rules: object) -> str:
+    """Identify what a split's text is made from: rules, versions, and the splits whose texts are taken out of it."""
+    made_from = [*rules, {name: versions(name) for name in (*earlier(split), split)}]
+    return short_hash(json.dumps(made_from, sort_keys=True))
+
+
+def none_installed(corpus: str, split: Split) -> CorpusError:
+    """The error of a split without text."""
+    return CorpusError(
+        f"The corpus {corpus} has no {split} text: none of its packages is installed "
+        f"({', '.join(PACKAGES[split])}); install requirements.lock or name another corpus."
+    )
