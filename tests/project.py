@@ -89,6 +89,7 @@ FACTOR = 1.0
 class Measurement:
     metrics: dict
     arrays: dict = field(default_factory=dict)
+    samples: dict = field(default_factory=dict)
 
 
 def measure_runs(runs, checkpoint, folder, device, batch_size, codes):

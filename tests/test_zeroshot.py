@@ -15,7 +15,7 @@ import torch
 
 from rotquant import api
 from rotquant.foundation.errors import RecipeError, TaskError
-from rotquant.metrics.zeroshot import TASKS, check, evaluate, folders, identity, prepare, suite_of, task_names
+from rotquant.metrics.zeroshot import TASKS, check, evaluate, folders, identity, prepare, scores, suite_of, task_names
 from rotquant.metrics.zeroshot.items import file_strings
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import CorpusSpec
@@ -216,7 +216,8 @@ def reference_scores(model: api.Model, context: str, choices: list[str]) -> list
 
 def test_accuracies_are_those_of_one_item_at_a_time(shipped: api.Model, folder: Path):
     metric = ALL.model_copy(update={"limit": 24})
-    found = evaluate(shipped.network, shipped.tokenizer, metric, folder, batch_size=16)
+    both = scores(shipped.network, shipped.tokenizer, metric, folder, batch_size=16)
+    found = both.metrics
     for task, description in ACCURACIES.items():
         rows = items(folder, task)[:24]
         if task == "last_word":
@@ -225,11 +226,11 @@ def test_accuracies_are_those_of_one_item_at_a_time(shipped: api.Model, folder: 
         else:
             expected = {"acc": [], "acc_norm": []}
             for row in rows:
-                scores = [
+                likelihoods = [
                     score for score, _ in reference_scores(shipped, row["context"], [" " + c for c in row["choices"]])
                 ]
-                by_length = [score / len(choice) for score, choice in zip(scores, row["choices"], strict=True)]
-                expected["acc"].append(scores.index(max(scores)) == row["answer"])
+                by_length = [score / len(choice) for score, choice in zip(likelihoods, row["choices"], strict=True)]
+                expected["acc"].append(likelihoods.index(max(likelihoods)) == row["answer"])
                 expected["acc_norm"].append(by_length.index(max(by_length)) == row["answer"])
         assert found[f"{task}.items"] == 24
         for measure, right in expected.items():
@@ -239,6 +240,7 @@ def test_accuracies_are_those_of_one_item_at_a_time(shipped: api.Model, folder: 
             deviation = torch.tensor(right, dtype=torch.float64).std().item() / 24**0.5
             assert found[f"{task}.{measure}_stderr"] == pytest.approx(100 * deviation)
         assert found[task] == found[f"{task}.{description.measure}"]
+        assert both.items[task] == tuple(map(float, expected[description.measure]))
     assert found["average"] == pytest.approx(sum(found[task] for task in ALL.tasks) / len(ALL.tasks))
 
 

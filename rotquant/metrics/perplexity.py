@@ -29,6 +29,7 @@ _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 class PerplexityResult:
     """perplexity = exp(nll); nll in nats per predicted token; `standard_error` of nll over windows (nan for one).
 
+    by_window: each window's nll, whose mean is nll: windows have equally many tokens.
     note: what a reader of the number should know: that the tokenizer has no BOS to put where the metric asks for one.
     """
 
@@ -38,6 +39,7 @@ class PerplexityResult:
     tokens: int
     windows: int
     note: str = ""
+    by_window: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         """The perplexity as a sentence's beginning; one that is not finite is said to be no number."""
@@ -118,4 +120,6 @@ def perplexity(
     value = math.exp(nll) if nll < 700 else math.inf if nll == nll else math.nan
     predicted = losses.numel() * (metric.sequence_length - 1)
     note = NO_BOS if tokens.bos is None and metric.bos != "none" else ""
-    return PerplexityResult(value, nll, error, tokens=predicted, windows=len(losses), note=note)
+    return PerplexityResult(
+        value, nll, error, tokens=predicted, windows=len(losses), note=note, by_window=tuple(losses.tolist())
+    )

@@ -15,6 +15,7 @@ from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json, write_json
 from rotquant.recipes.recipe import Run
 from rotquant.study.quantities import quantities
+from rotquant.study.samples import Samples, check_samples
 
 RUNS = Path("results/runs")
 ROTATIONS = Path("results/rotations")
@@ -36,6 +37,7 @@ class RunResult:
     metrics: numbers by quantity (`quantities`) and whatever else the metric yields; inf and nan are results.
     provenance: when, where and by which code; `weights`: the same of the stored weights.
     arrays: what figures are drawn from, as nested lists; empty for metrics that are numbers alone.
+    samples: what the numbers are means of (`study.samples`), from which their noise is known; empty in older files.
     """
 
     run: Run
@@ -43,6 +45,7 @@ class RunResult:
     provenance: dict[str, Any]
     weights: dict[str, Any] | None
     arrays: dict[str, Any] = field(default_factory=dict)
+    samples: Samples = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -116,7 +119,8 @@ def write_result(path: Path, result: RunResult) -> None:
         "provenance": result.provenance,
         "weights": result.weights,
     }
-    write_json(path, data | ({"arrays": result.arrays} if result.arrays else {}))
+    more = {"arrays": result.arrays, "samples": result.samples}
+    write_json(path, data | {name: value for name, value in more.items() if value})
 
 
 def read_result(path: Path) -> RunResult:
@@ -129,10 +133,11 @@ def read_result(path: Path) -> RunResult:
     try:
         run = Run.model_validate(data["run"])
         metrics = {name: float(value) for name, value in data["metrics"].items()}
-        result = RunResult(run, metrics, dict(data["provenance"]), data["weights"], data.get("arrays", {}))
         missing = [quantity.name for quantity in quantities(run.metric) if quantity.name not in metrics]
         if missing:
             raise _damaged(path, f"it lacks the metric {missing[0]}")
+        samples = check_samples(run.metric, metrics, data.get("samples", {}))
+        result = RunResult(run, metrics, dict(data["provenance"]), data["weights"], data.get("arrays", {}), samples)
     except ValidationError as error:
         raise _damaged(path, first_problem(error)) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -7,13 +7,15 @@ no run file holds is never printed: collecting fails instead. inf and nan are re
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import csv
 
 from rotquant.foundation.errors import ResultError
@@ -23,6 +25,7 @@ from rotquant.recipes.schemes import ZeroShot
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity, quantities
 from rotquant.study.results import RunResult, read_result, run_path, table_path
+from rotquant.study.samples import observations
 from rotquant.study.tables import Table
 
 Place = tuple[str, str, str]
@@ -33,7 +36,8 @@ FIELDS = pa.schema(
     [
         *((name, pa.string()) for name in ("row", "column", "quantity")),
         ("seed", pa.int64()),
-        *((name, pa.float64()) for name in ("value", "mean", "deviation", "published", "published_deviation")),
+        *((name, pa.float64()) for name in ("value", "mean", "deviation", "standard_error")),
+        *((name, pa.float64()) for name in ("published", "published_deviation")),
         *((name, pa.string()) for name in ("origin", "run")),
     ]
 )
@@ -42,21 +46,31 @@ COMPUTED, PUBLISHED = "computed", "published"
 
 @dataclass(frozen=True)
 class Number:
-    """A mean, its deviation over the seeds (None for a single value), and of ours each seed's value and run key."""
+    """A mean, its deviation over the seeds (None for a single value), and of ours each seed's value and run key.
+
+    standard_error: of the mean over windows or items; None where the runs store none (`study.samples`).
+    """
 
     mean: float
     deviation: float | None = None
     values: tuple[float, ...] = ()
     seeds: tuple[int, ...] = field(default=(), compare=False)
     runs: tuple[str, ...] = field(default=(), compare=False)
+    standard_error: float | None = field(default=None, compare=False)
 
     @classmethod
-    def of_seeds(cls, values: tuple[float, ...], seeds: tuple[int, ...], runs: tuple[str, ...]) -> "Number":
+    def of_seeds(
+        cls,
+        values: tuple[float, ...],
+        seeds: tuple[int, ...],
+        runs: tuple[str, ...],
+        standard_error: float | None = None,
+    ) -> "Number":
         """Mean and sample standard deviation over the seeds; inf or nan when a value is."""
         deviation = None
         if len(values) > 1:
             deviation = statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
-        return cls(sum(values) / len(values), deviation, values, seeds, runs)
+        return cls(sum(values) / len(values), deviation, values, seeds, runs, standard_error)
 
 
 @dataclass(frozen=True)
@@ -81,12 +95,13 @@ class Values(Mapping[Place, Number]):
         lines = []
         for place, number in self.ours.items():
             paper = self.published.get(place)
-            beside = (number.mean, number.deviation, paper and paper.mean, paper and paper.deviation, COMPUTED)
+            beside = (number.mean, number.deviation, number.standard_error)
+            beside = (*beside, paper and paper.mean, paper and paper.deviation, COMPUTED)
             for seed, value, run in zip(number.seeds, number.values, number.runs, strict=True):
                 lines.append((*place, seed, value, *beside, run))
         for place, paper in self.published.items():
             if place not in self.ours:
-                lines.append((*place, None, None, None, None, paper.mean, paper.deviation, PUBLISHED, None))
+                lines.append((*place, None, None, None, None, None, paper.mean, paper.deviation, PUBLISHED, None))
         return to_frame(lines, FIELDS)
 
     @classmethod
@@ -99,7 +114,9 @@ class Values(Mapping[Place, Number]):
             first = seeds[0]
             if first.origin != PUBLISHED:
                 columns = (tuple(getattr(line, name) for line in seeds) for name in ("value", "seed", "run"))
-                ours[place] = Number(first.mean, _known(first.deviation), *columns)
+                ours[place] = Number(
+                    first.mean, _known(first.deviation), *columns, standard_error=_known(first.standard_error)
+                )
             if first.published is not pd.NA:
                 published[place] = Number(first.published, _known(first.published_deviation))
         return cls(ours, published)
@@ -120,8 +137,26 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
         seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
         for quantity in quantities(cell.metric):
             numbers = tuple(results[key].metrics[quantity.name] for key in keys)
-            ours[cell.row, cell.column, quantity.name] = Number.of_seeds(numbers, seeds, keys)
+            error = standard_error([observed(results[key], quantity.name) for key in keys])
+            ours[cell.row, cell.column, quantity.name] = Number.of_seeds(numbers, seeds, keys, error)
     return Values(ours, printed(project, table)), results
+
+
+def observed(result: RunResult, quantity: str) -> NDArray[np.float64] | None:
+    """A run's quantity window by window or item by item (`study.samples.observations`)."""
+    return observations(result.run.metric, quantity, result.metrics, result.samples)
+
+
+def standard_error(seeds: Sequence[NDArray[np.float64] | None]) -> float | None:
+    """The standard error of a mean over seeds, over windows or items (float64 [n] of each seed).
+
+    None unless every seed has the same number of them, two at least.
+    """
+    known = [one for one in seeds if one is not None]
+    if len(known) < len(seeds) or len({one.shape for one in known}) != 1 or len(known[0]) < 2:
+        return None
+    mean = np.mean(known, axis=0)
+    return float(mean.std(ddof=1) / math.sqrt(len(mean)))
 
 
 def printed(project: Project, table: Table) -> dict[Place, Number]:

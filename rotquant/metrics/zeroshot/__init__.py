@@ -3,8 +3,20 @@
 Importing this package imports neither torch nor lm-eval.
 """
 
-from rotquant.metrics.zeroshot.evaluation import evaluate
+from rotquant.metrics.zeroshot.evaluation import Scores, evaluate, scores
 from rotquant.metrics.zeroshot.folders import identity, prepare
 from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS, TASKS, Task, check, suite_of, task_names
 
-__all__ = ["DEFAULT_TASKS", "TASKS", "Task", "check", "evaluate", "identity", "prepare", "suite_of", "task_names"]
+__all__ = [
+    "DEFAULT_TASKS",
+    "TASKS",
+    "Scores",
+    "Task",
+    "check",
+    "evaluate",
+    "identity",
+    "prepare",
+    "scores",
+    "suite_of",
+    "task_names",
+]

@@ -8,6 +8,7 @@ import io
 import logging
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,18 @@ from rotquant.recipes.schemes import ZeroShot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What tasks found.
+
+    metrics: see `evaluate`. items: by task the score of each item by its quoted measure, in the order of its data: 0 or
+        1, or for ROUGE-L between them; without the tasks on which the network's outputs are not finite.
+    """
+
+    metrics: dict[str, float]
+    items: dict[str, tuple[float, ...]]
 
 
 def evaluate(
@@ -44,6 +57,17 @@ def evaluate(
         RecipeError: unknown task.
         TaskError: lm-eval is missing, a task has too few examples, or an item exceeds the model's context.
     """
+    return scores(model, tokenizer, metric, folder, batch_size).metrics
+
+
+def scores(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    metric: ZeroShot,
+    folder: Path,
+    batch_size: int = 64,
+) -> Scores:
+    """As `evaluate`, item by item too."""
     names = task_names(metric)
     lm_eval_tasks()
     was_training = model.training
@@ -56,12 +80,16 @@ def evaluate(
         set_shots(tasks, metric.shots)
         try:
             harness = Harness(model, tokenizer, metric.bos, batch_size)
-            results: Any = run_tasks(
-                harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=False
-            )
+            results: Any = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=True)
         finally:
             model.train(was_training)
-    return _flat(metric, names, results, harness.not_finite)
+    finite = tuple(name for name in names if not set(parts(name)) & harness.not_finite)
+    items = {name: _items(results, name, TASKS[metric.suite][name].measure) for name in finite}
+    return Scores(_flat(metric, names, results, harness.not_finite), items)
+
+
+def _items(results: dict[str, Any], name: str, measure: str) -> tuple[float, ...]:
+    return tuple(float(item[measure]) for part in parts(name) for item in results["samples"][part])
 
 
 def _flat(

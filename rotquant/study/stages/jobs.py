@@ -157,7 +157,7 @@ def _measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> 
         place, batch_size = plan.checkpoint_path(checkpoint), plan.planned(members[0].key).batch_size
         measured = measure_runs(members, place, folder, plan.device, batch_size, [codes[run.key] for run in members])
         for run, found, provenance in measured:
-            result = results[run.key] = RunResult(run, found.metrics, provenance, weights, found.arrays)
+            result = results[run.key] = RunResult(run, found.metrics, provenance, weights, found.arrays, found.samples)
             write_result(run_path(run.key), result)
             say(_summary(result))
     return results

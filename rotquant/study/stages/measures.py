@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
+from rotquant.study.samples import Samples, pack
 from rotquant.text import NO_BOS, Tokens
 
 if TYPE_CHECKING:
@@ -21,11 +22,16 @@ ITEMS_PER_WINDOW = 8
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a metric found. `source`: what provenance says of its text or tasks; `arrays`: what figures need."""
+    """What a metric found.
+
+    source: what provenance says of its text or tasks. arrays: what figures need. samples: what its numbers are means
+    of (`study.samples`).
+    """
 
     metrics: dict[str, float]
     source: dict[str, Any]
     arrays: dict[str, Any] = field(default_factory=dict)
+    samples: Samples = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ def perplexity(metric: Perplexity, subject: Subject) -> Measurement:
 
     tokens, source = subject.tokens(metric)
     result = perplexity(subject.model, tokens, metric, batch_size=subject.batch_size)
-    return Measurement(result.as_metrics(), source)
+    return Measurement(result.as_metrics(), source, samples=pack({"perplexity": result.by_window}))
 
 
 def zero_shot(metric: ZeroShot, subject: Subject) -> Measurement:
@@ -64,9 +70,10 @@ def zero_shot(metric: ZeroShot, subject: Subject) -> Measurement:
 
     tasks = zeroshot.prepare(metric, Path(), subject.run.corpora.get(metric.corpus or ""))
     batch_size = ITEMS_PER_WINDOW * subject.batch_size
-    metrics = zeroshot.evaluate(subject.model, subject.tokenizer, metric, tasks, batch_size=batch_size)
+    found = zeroshot.scores(subject.model, subject.tokenizer, metric, tasks, batch_size=batch_size)
     note = {"note": NO_BOS} if subject.tokenizer.bos_token_id is None else {}
-    return Measurement(metrics, {"corpora": {}, "tasks": zeroshot.identity(metric, tasks), **note})
+    source = {"corpora": {}, "tasks": zeroshot.identity(metric, tasks), **note}
+    return Measurement(found.metrics, source, samples=pack(found.items))
 
 
 def snr(metric: SNR, subject: Subject) -> Measurement:
