@@ -20,7 +20,7 @@ from rotquant.commands.report import report_app
 from rotquant.reporting.claims import Score
 from rotquant.reporting.export import exported
 from rotquant.reporting.pages.latex import escape, latex
-from rotquant.reporting.pages.model import Claims, Grid, GridCell, GridColumn, GridLine, Report
+from rotquant.reporting.pages.model import Claims, Grid, GridColumn, Report
 from rotquant.study.project import Project, load_project
 from rotquant.study.values import collect, write_values
 from tests.project import Copy
@@ -48,12 +48,11 @@ def speed(tmp_path: Path) -> Project:
     return project
 
 
-def report(row: str, *cells: GridCell) -> Report:
-    """A report of one grid of one row."""
-    columns = tuple(GridColumn(row) for _ in cells)
-    grid = Grid(f"{row}, lower is better", (row,), columns, (GridLine((row,), cells),))
-    claims = Claims((), Score(0, 0, 0), "Claims")
-    return Report(row, row, row, (), None, (grid,), (), claims, (), ())
+def report(row: str, *cells: str) -> Report:
+    """A report of one grid of one row: a number of ours and the paper's."""
+    columns = [GridColumn([cell], row, "" if place else None) for place, cell in enumerate(cells)]
+    grid = Grid(f"{row}, lower is better", [row], [[row]], columns)
+    return Report(id=row, title=row, caption=row, lead=row, grids=[grid], claims=Claims((), Score(0, 0, 0), "Claims"))
 
 
 def check(text: str) -> None:
@@ -84,7 +83,7 @@ def test_latex_of_every_kind_of_table_is_balanced(kinds: Project, speed: Project
 
 @given(st.text(st.sampled_from([*HOSTILE, "é", "→", SPACE]), min_size=1, max_size=30))
 def test_no_name_breaks_the_latex(name: str) -> None:
-    check(latex(report(name, GridCell(f"1.0{SPACE}±{SPACE}0.1"), GridCell(name, "published"))))
+    check(latex(report(name, f"1.0{SPACE}±{SPACE}0.1", name)))
 
 
 def test_what_latex_reads_as_a_command_is_printed_as_it_is() -> None:
@@ -106,7 +105,7 @@ def test_what_latex_reads_as_a_command_is_printed_as_it_is() -> None:
     ],
 )
 def test_numbers_are_mathematics_and_the_papers_italic(text: str, printed: str) -> None:
-    line = latex(report("R", GridCell(text), GridCell(text, "published"))).splitlines()[-4]
+    line = latex(report("R", text, text)).splitlines()[-4]
     mine, papers = line.removesuffix(r" \\").split(" & ")[1:]
     assert mine == printed
     inner = printed.strip("$").partition("$")
@@ -128,7 +127,7 @@ def test_latex_has_the_papers_numbers_beside_ours_and_says_whose_they_are(kinds:
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="there is no TeX on this machine")
 def test_latex_compiles(kinds: Project, tmp_path: Path) -> None:
-    tables = "\n".join([latex(report(HOSTILE, GridCell("1.0"))), *(exported(kinds, n, "latex") for n in kinds.tables)])
+    tables = "\n".join([latex(report(HOSTILE, "1.0")), *(exported(kinds, n, "latex") for n in kinds.tables)])
     start = r"\documentclass{article}\usepackage{booktabs}\begin{document}"
     (tmp_path / "a.tex").write_text(f"{start}\n{tables}\n\\end{{document}}\n")
     done = subprocess.run(["pdflatex", "-interaction=batchmode", "a.tex"], cwd=tmp_path, check=False)

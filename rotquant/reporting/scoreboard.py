@@ -5,22 +5,23 @@ its measurements from another machine's GPU. The list is config/targets.yaml; wh
 from a list. `index` writes it as Markdown; `rotquant.reporting.html` shows the same standings as a page.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 from rotquant.bench.records import gpu_folder
 from rotquant.foundation.errors import ResultError
 from rotquant.reporting.claims import Score
+from rotquant.reporting.pages.markdown import page_path, rendered
 from rotquant.reporting.pages.model import Report
 from rotquant.reporting.pages.report import report_of
-from rotquant.reporting.speed.numbers import find_source
+from rotquant.reporting.speed.numbers import Source, find_source
 from rotquant.reporting.speed.report import speed_report
-from rotquant.reporting.words.markdown import markdown_table
 from rotquant.study.project import Project
-from rotquant.study.results import REPORTS
+from rotquant.study.results import table_path
 from rotquant.study.speed.definitions import SpeedTable
-from rotquant.study.tables import Table
 from rotquant.study.targets import load_targets
 from rotquant.study.values import read_values, results_behind
 
@@ -33,7 +34,7 @@ class Standing:
 
     kind: what sort of target, in words. listed: whether it stands in the paper; the others are reports of our own.
     status, machines: computed here, recorded on these GPUs, or neither.
-    rendered: whether its page is there.
+    rendered: whether its page is there. csv: its numbers, where they are.
     report: what it says; None before its numbers are collected. of_speed: whether these are measured times and memory.
     """
 
@@ -43,10 +44,16 @@ class Standing:
     kind: str
     listed: bool
     status: Status
-    machines: tuple[str, ...]
+    machines: Sequence[str]
     rendered: bool
-    report: Report | None = None
-    of_speed: bool = False
+    csv: Path | None
+    report: Report | None
+    of_speed: bool
+
+    @property
+    def done(self) -> bool:
+        """Whether there is something to show."""
+        return self.status != "not yet"
 
     @property
     def label(self) -> str:
@@ -91,86 +98,33 @@ def subjects(project: Project) -> dict[str, str]:
     return papers | {name: title for name, title in others.items() if name not in papers}
 
 
-def totals(scores: Iterable[Score]) -> Score:
-    """Scores added up."""
-    found = list(scores)
-    return Score(*(sum(getattr(one, name) for one in found) for name in ("holds", "fails", "unchecked")))
-
-
-def summary(group: Iterable[Standing]) -> str:
-    """How many tables and figures of the papers are built, and what became of the claims about them, as a sentence.
-
-    Reports of our own are no part of it.
-    """
-    listed = [standing for standing in group if standing.listed]
-    done = [standing for standing in listed if standing.status != "not yet"]
-    found = totals(standing.score for standing in done)
-    counts = f"{found.holds} hold here, {found.fails} fail, {found.unchecked} not checkable"
-    claims = f"; {found.checked + found.unchecked} claims about them: {counts}" if done else ""
-    return f"{len(done)} of {len(listed)} tables and figures are built{claims}."
-
-
 def index(project: Project, found: Standings | None = None) -> str:
     """The scoreboard as Markdown; links are relative to the reports folder. found: the standings, where known."""
-    papers, found = subjects(project), found or standings(project)
-    parts = [
-        "# Scoreboard\n",
-        f"{summary(standing for group in found.values() for standing in group)}\n",
-        "*Computed*: rendered from runs of this machine. *Recorded*: measured on the GPU that is named. *Not "
-        "checkable*: a number is missing or not finite. Build one with `snakemake --cores all reports/<target>.md`. "
-        "The same with figures and values, to filter and to search: [reports/index.html](index.html).\n",
-    ]
-    for paper, group in found.items():
-        listed = [standing for standing in group if standing.listed]
-        parts.append(f"## {papers[paper]}\n")
-        if listed:
-            parts += [f"{summary(listed)}\n", _table(listed)]
-        if own := [standing for standing in group if not standing.listed]:
-            parts += ["Further reports, of our own:\n", _table(own)]
-    return "\n".join(parts)
+    return rendered("pages/index.md.jinja", titles=subjects(project), found=found or standings(project))
 
 
 def _standing(project: Project, name: str, paper: str, title: str, kind: str, *, listed: bool = True) -> Standing:
-    rendered = (project.root / REPORTS / f"{name}.md").exists()
+    rendered = (project.root / page_path(name)).exists()
+    csv = table_path(name) if (project.root / table_path(name)).exists() else None
+    status, machines, report = "computed" if rendered else "not yet", (), None
     if name in project.speed:
-        return Standing(name, paper, title, kind, listed, rendered=rendered, **_speed(project, project.speed[name]))
-    status: Status = "computed" if rendered else "not yet"
-    report = _report(project, project.tables[name]) if name in project.tables else None
-    return Standing(name, paper, title, kind, listed, status, (), rendered, report)
+        status, machines, report = _speed(project, project.speed[name])
+    elif name in project.tables and csv:
+        with suppress(ResultError):  # rendering it says so
+            values = read_values(project.root, name)
+            report = report_of(project, project.tables[name], values, results_behind(project, values))
+    of_speed = name in project.speed
+    return Standing(name, paper, title, kind, listed, status, machines, rendered, csv, report, of_speed)
 
 
-def _speed(project: Project, table: SpeedTable) -> dict[str, Any]:
+def _speed(project: Project, table: SpeedTable) -> tuple[Status, Sequence[str], Report | None]:
     """Status, machines and report of a speed table; a figure is as far as all the tables that it draws."""
-    try:
-        sources = [find_source(project, project.speed_table(name)) for name in table.sources]
-    except ResultError:  # rendering it says so
-        sources = [None]
-    known = [source for source in sources if source is not None]
-    if len(known) < len(sources):
-        return {"status": "not yet", "machines": (), "of_speed": True}
-    machines = tuple(sorted({gpu_folder(source.record.gpu) for source in known}))
-    status = "recorded" if any(source.recorded for source in known) else "computed"
-    return {"status": status, "machines": machines, "report": speed_report(project, table), "of_speed": True}
-
-
-def _report(project: Project, table: Table) -> Report | None:
-    """The report of a table's written values; None where there are none or they are damaged (rendering it says so)."""
-    try:
-        values = read_values(project.root, table.id)
-    except ResultError:
-        return None
-    return report_of(project, table, values, results_behind(project, values))
-
-
-def _table(group: Sequence[Standing]) -> str:
-    header = ["Target", "What it shows", "Kind", "Status", "Claims that hold", "fail", "not checkable"]
-    return markdown_table(header, [_line(standing) for standing in group], "llllrrr")
-
-
-def _line(standing: Standing) -> list[object]:
-    link = f"[{standing.id}]({standing.id}.md)" if standing.rendered else standing.id
-    status = f"recorded on {', '.join(standing.machines)}" if standing.status == "recorded" else standing.status
-    counts: list[object] = ["-", "-", "-"]
-    if standing.report is not None and (standing.report.claims.lines or not standing.of_speed):
-        counts = [standing.score.holds, standing.score.fails, standing.score.unchecked]
-    return [link, standing.title, standing.kind, status, *counts]
+    known: list[Source | None] = [None]
+    with suppress(ResultError):  # rendering it says so
+        known = [find_source(project, project.speed_table(name)) for name in table.sources]
+    found = [source for source in known if source is not None]
+    if len(found) < len(known):
+        return "not yet", (), None
+    machines = sorted({gpu_folder(source.record.gpu) for source in found})
+    status: Status = "recorded" if any(source.recorded for source in found) else "computed"
+    return status, machines, speed_report(project, table)

@@ -8,9 +8,10 @@ import re
 
 from markupsafe import Markup, escape
 
-from rotquant.reporting.html.templates import FOLDER, environment
-from rotquant.reporting.html.views import papers
-from rotquant.reporting.scoreboard import Standings, standings, summary
+from rotquant.reporting.figures.draw import figure_path
+from rotquant.reporting.html.inline_svg import inline_svg
+from rotquant.reporting.scoreboard import Standing, Standings, standings, subjects
+from rotquant.reporting.words.templates import environment
 from rotquant.study.project import Project
 
 
@@ -20,16 +21,14 @@ def index(project: Project, found: Standings | None = None) -> str:
     Raises:
         ResultError: a figure is damaged.
     """
-    templates = environment()
-    templates.filters["code"] = _code
-    found = found or standings(project)
-    everything = [standing for group in found.values() for standing in group]
-    return templates.get_template("index.html.jinja").render(
-        style=(FOLDER / "style.css").read_text(encoding="utf-8"),
-        script=(FOLDER / "script.js").read_text(encoding="utf-8"),
-        papers=papers(project, found),
-        summary=summary(everything),
-    )
+
+    def drawing(standing: Standing) -> str:
+        """The figure of a report, where it was drawn."""
+        path, caption = project.root / figure_path(standing.id), standing.report and standing.report.figure
+        return Markup(inline_svg(path, standing.id, caption)) if caption and path.exists() else ""
+
+    template = environment({"code": _code, "drawing": drawing}).get_template("html/index.html.jinja")
+    return template.render(titles=subjects(project), found=found or standings(project))
 
 
 def _code(text: str) -> Markup:

@@ -11,7 +11,7 @@ from markdown_it.token import Token
 
 from rotquant.foundation.errors import ResultError
 from rotquant.reporting.html.inline_svg import inline_svg
-from rotquant.reporting.html.templates import FOLDER, environment
+from rotquant.reporting.words.templates import environment
 from rotquant.study.project import Project
 from rotquant.study.results import REPORTS
 
@@ -41,16 +41,8 @@ def _page(folder: Path, name: str, others: Iterable[str]) -> str:
     for part in [part for token in tokens for part in (token, *(token.children or ()))]:
         _adapt(part, folder, name, pages)
     title = next((token.content for token in tokens if token.type == "inline"), name)
-    return (
-        environment()
-        .get_template("page.html.jinja")
-        .render(
-            style=(FOLDER / "style.css").read_text(encoding="utf-8"),
-            name=name,
-            title=title,
-            body=markdown.renderer.render(tokens, markdown.options, {}),
-        )
-    )
+    body = markdown.renderer.render(tokens, markdown.options, {})
+    return environment().get_template("html/page.html.jinja").render(name=name, title=title, body=body)
 
 
 def _adapt(token: Token, folder: Path, name: str, pages: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rotquant.metrics.zeroshot.suites import TASKS
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.reporting.figures.changes import change_between
-from rotquant.reporting.pages.model import Grid, GridCell, GridColumn, GridLine, Tasks, Whose
+from rotquant.reporting.pages.model import Grid, GridColumn, Tasks, Whose, beside
 from rotquant.reporting.words.describe import is_stand_in, model_name
 from rotquant.reporting.words.numbers import show, show_change, words
 from rotquant.study.project import Project
@@ -63,34 +63,13 @@ def task_grids(project: Project, table: Table, values: Values, results: Mapping[
     return tuple(
         Tasks(
             column,
-            _our_tasks(project, table, column, ours, values, results),
+            _with_chance(
+                _task_grid(table, column, ours, values.ours, "ours"), ours, _baseline(project, table, column, results)
+            ),
             _task_grid(table, column, _printed(papers, column, values), values.published, "published"),
         )
         for column in project.columns(table)
     )
-
-
-def _our_tasks(
-    project: Project,
-    table: Table,
-    column: str,
-    tasks: Sequence[Quantity],
-    values: Values,
-    results: Mapping[str, RunResult],
-) -> Grid:
-    """Our accuracies, with what guessing scores and the standard errors of the baseline row."""
-    grid = _task_grid(table, column, tasks, values.ours, "ours")
-    found = [
-        results[cell.runs[0].key]
-        for cell in project.cells(table.id)
-        if (cell.row, cell.column) == (table.baseline, column) and cell.runs[0].key in results
-    ]
-    below = {
-        "chance": [show(task.chance, None, 1) for task in tasks],
-        "standard error": [show(_standard_error(found, task), None, 1) for task in tasks],
-    }
-    lines = (GridLine((name,), tuple(GridCell(text, "chance") for text in texts)) for name, texts in below.items())
-    return replace(grid, lines=(*grid.lines, *lines))
 
 
 def _task_grid(
@@ -99,14 +78,25 @@ def _task_grid(
     """The rows that have a number for some task."""
     rows = [row.name for row in table.rows if any((row.name, column, task.name) in numbers for task in tasks)]
 
-    def cell(row: str, task: Quantity) -> GridCell:
+    def text(row: str, task: Quantity) -> str:
         number = numbers.get((row, column, task.name))
-        if number is None:
-            return GridCell("-", whose)
-        return GridCell(show(number.mean, number.deviation if whose == "ours" else None), whose)
+        return "-" if number is None else show(number.mean, number.deviation if whose == "ours" else None)
 
-    lines = tuple(GridLine((row,), tuple(cell(row, task) for task in tasks)) for row in rows)
-    return Grid("", ("Method",), tuple(GridColumn(task.title, title=task.title) for task in tasks), lines)
+    columns = [GridColumn([text(row, task) for row in rows], task.title) for task in tasks]
+    return Grid("", ["Method"], [[row] for row in rows], columns, whose=whose)
+
+
+def _with_chance(grid: Grid, tasks: Sequence[Quantity], baseline: Sequence[RunResult]) -> Grid:
+    """Below our accuracies what guessing scores, and the standard errors of the baseline row."""
+    below = [[show(task.chance, None, 1), show(_standard_error(baseline, task), None, 1)] for task in tasks]
+    columns = [replace(column, texts=[*column.texts, *more]) for column, more in zip(grid.columns, below, strict=True)]
+    return replace(grid, labels=[*grid.labels, ["chance"], ["standard error"]], columns=columns, chances=2)
+
+
+def _baseline(project: Project, table: Table, column: str, results: Mapping[str, RunResult]) -> list[RunResult]:
+    """The first run of each metric in the baseline row, as far as it is there."""
+    cells = [cell for cell in project.cells(table.id) if (cell.row, cell.column) == (table.baseline, column)]
+    return [results[cell.runs[0].key] for cell in cells if cell.runs[0].key in results]
 
 
 def _printed(tasks: Sequence[Quantity], column: str, values: Values) -> list[Quantity]:
@@ -140,16 +130,14 @@ def _grid(
 ) -> Grid:
     """Ours by column and quantity, each followed by the paper's where it prints some."""
     names = project.columns(table)
-    columns: list[tuple[GridColumn, list[str]]] = []
+    columns: list[GridColumn] = []
     for name, quantity in itertools.product(names, group):
-        pairs = [pair(row.name, name, quantity) for row in rows]
+        ours, papers = zip(*(pair(row.name, name, quantity) for row in rows), strict=True)
         head = name if len(group) == 1 else quantity.title if len(names) == 1 else f"{name}, {quantity.title}"
-        place = {"group": name, "remark": _remark(project, table, name)}
-        columns.append((GridColumn(head, None, **place, title=quantity.title), [ours for ours, _ in pairs]))
-        columns.append((GridColumn(head, "", **place), [papers for _, papers in pairs]))
-    labels = [(row.name, *map(str, row.labels)) for row in rows]
-    stub = ("Method", *table.label_columns)
-    return Grid.of_columns(_caption(names, group), stub, labels, columns, heading=heading)
+        place = {"group": name, "remark": _remark(project, table, name), "title": quantity.title}
+        columns += beside(GridColumn(ours, head, **place), GridColumn(papers, published="", **place))
+    labels = [[row.name, *map(str, row.labels)] for row in rows]
+    return Grid(_caption(names, group), ["Method", *table.label_columns], labels, columns, heading)
 
 
 def _caption(columns: Sequence[str], group: Sequence[Quantity]) -> str:

@@ -3,10 +3,14 @@
 The caption says what the numbers are and where they are from. Nothing here knows where a number comes from.
 """
 
+import functools
 import re
 
-from rotquant.reporting.pages.model import Grid, GridCell, Report
+from jinja2 import Environment
+
+from rotquant.reporting.pages.model import GridCell, Report
 from rotquant.reporting.words.numbers import SPACE
+from rotquant.reporting.words.templates import environment
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -32,64 +36,12 @@ _MARKS = ((r"`([^`]+)`", "texttt"), (r"\*\*([^*]+)\*\*", "textbf"), (r"\*(\w[^*]
 
 def latex(report: Report) -> str:
     """Every grid of a report as a `table`; a document that takes them needs the package booktabs."""
-    return "\n".join(_table(report, grid) for grid in report.grids)
+    return _environment().get_template("pages/tables.tex.jinja").render(report=report)
 
 
 def escape(text: str) -> str:
     """Plain text for LaTeX."""
     return "".join(_SPECIAL.get(letter, letter) for letter in text)
-
-
-def _table(report: Report, grid: Grid) -> str:
-    labels, width = len(grid.stub), len(grid.columns)
-    lines = [
-        "\\begin{table}",
-        "\\centering",
-        f"\\caption{{{_words(_caption(report, grid))}}}",
-        f"\\begin{{tabular}}{{{'l' * labels}{'r' * width}}}",
-        "\\toprule",
-        *_head(grid),
-        "\\midrule",
-        *(_line([*map(escape, line.labels), *map(_number, line.cells)]) for line in grid.lines),
-        "\\bottomrule",
-        "\\end{tabular}",
-        "\\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _caption(report: Report, grid: Grid) -> str:
-    """Which table, what its numbers are, whose, and from which models, seeds and commit."""
-    common = f"; all columns {grid.common}" if grid.common else ""
-    what = f"{f'{grid.name}: ' if grid.name else ''}{grid.caption}{common}"
-    facts = [fact.sentence for fact in report.facts if fact.name in ("Models", "Seeds", "Commit")]
-    origin = [f"{'; '.join(facts)}."] if facts else []
-    return " ".join([f"{report.title}. {what}.", *(text.removeprefix("> ") for text in report.reading), *origin])
-
-
-def _head(grid: Grid) -> list[str]:
-    """One line of heads; above it the columns of the table, each over what belongs to it."""
-    published = [column.published is not None for column in grid.columns]
-    own = [column.title if grid.groups else column.head for column in grid.columns]
-    theirs = [f"published{f', {column.published}' if column.published else ''}" for column in grid.columns]
-    heads = [
-        f"\\textit{{{escape(paper)}}}" if printed else escape(ours)
-        for ours, paper, printed in zip(own, theirs, published, strict=True)
-    ]
-    below = _line([*map(escape, grid.stub), *heads])
-    if not grid.groups:
-        return [below]
-    first = 1 + len(grid.stub)
-    above, rules = [""] * len(grid.stub), []
-    for name, remark, width in grid.groups:
-        above.append(f"\\multicolumn{{{width}}}{{c}}{{{escape(f'{name} ({remark})' if remark else name)}}}")
-        rules.append(f"\\cmidrule(lr){{{first}-{first + width - 1}}}")
-        first += width
-    return [_line(above), " ".join(rules), below]
-
-
-def _line(cells: list[str]) -> str:
-    return " & ".join(cells) + r" \\"
 
 
 def _number(cell: GridCell) -> str:
@@ -117,3 +69,12 @@ def _words(text: str) -> str:
     for mark, command in _MARKS:
         shown = re.sub(mark, rf"\\{command}{{\1}}", shown)
     return shown
+
+
+@functools.cache
+def _environment() -> Environment:
+    """Templates whose marks are no braces, which are LaTeX's own."""
+    marks = {"block": "<%", "variable": "<<"}
+    starts = {f"{kind}_start_string": mark for kind, mark in marks.items()}
+    ends = {"block_end_string": "%>", "variable_end_string": ">>"}
+    return environment({"escaped": escape, "number": _number, "words": _words}, **starts, **ends)

@@ -5,7 +5,7 @@ from the paper's wherever a number stands.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -21,18 +21,19 @@ class GridCell(NamedTuple):
     """A number as printed, "-" for none, and whose it is."""
 
     text: str
-    whose: Whose = "ours"
+    whose: Whose
 
 
 @dataclass(frozen=True)
 class GridColumn:
-    """A column of numbers.
+    """A column of numbers as printed, "-" for none.
 
     head: what stands above it alone. published: of the paper's numbers beside ours the GPU that they are of, "" where
     the paper has one set; None for a column of its own.
     group, remark, title: the table's column that it belongs to, what that is computed on, and the head below these.
     """
 
+    texts: Sequence[str]
     head: str = ""
     published: str | None = None
     group: str = ""
@@ -40,49 +41,43 @@ class GridColumn:
     title: str = ""
 
 
-class GridLine(NamedTuple):
-    """A row: its name and labels, and a cell for each column."""
-
-    labels: tuple[str, ...]
-    cells: tuple[GridCell, ...]
-
-
 @dataclass(frozen=True)
 class Grid:
     """A table of numbers. caption: what they are, or nothing; `heading`: it stands above as a heading of its own.
 
+    stub, labels: the heads of the rows' names and labels, and these row by row.
     name: the part of a report that the grid belongs to, where it names its parts.
+    whose: of columns of their own. chances: how many of the last rows say what chance does.
     """
 
-    kind: ClassVar = "grid"
     caption: str
-    stub: tuple[str, ...]
-    columns: tuple[GridColumn, ...]
-    lines: tuple[GridLine, ...]
+    stub: Sequence[str]
+    labels: Sequence[Sequence[str]]
+    columns: Sequence[GridColumn]
     heading: bool = False
     name: str = ""
+    whose: Whose = "ours"
+    chances: int = 0
 
-    @classmethod
-    def of_columns(
-        cls,
-        caption: str,
-        stub: Sequence[str],
-        labels: Sequence[tuple[str, ...]],
-        columns: Iterable[tuple[GridColumn, Sequence[str]]],
-        *,
-        heading: bool = False,
-        name: str = "",
-    ) -> "Grid":
-        """A grid from the labels of its rows and what each column prints, the paper's left out where it has none."""
-        heads: list[GridColumn] = []
-        cells: list[tuple[GridCell, ...]] = [() for _ in labels]
-        for column, texts in columns:
-            if column.published is None or any(text != "-" for text in texts):
-                heads.append(column)
-                whose: Whose = "ours" if column.published is None else "published"
-                cells = [(*line, GridCell(text, whose)) for line, text in zip(cells, texts, strict=True)]
-        lines = tuple(map(GridLine, labels, cells))
-        return cls(caption, tuple(stub), tuple(heads), lines, heading, name)
+    @property
+    def what(self) -> str:
+        """Its part of a report, what the numbers are, and on what."""
+        part, common = f"{self.name}: " if self.name else "", f"; all columns {self.common}" if self.common else ""
+        return f"{part}{self.caption}{common}"
+
+    @property
+    def lines(self) -> Iterator[tuple[Sequence[str], list[GridCell]]]:
+        """Row by row the labels, and a cell for each column."""
+        for place, names in enumerate(self.labels):
+            chance = place >= len(self.labels) - self.chances
+            yield (
+                names,
+                [GridCell(one.texts[place], "chance" if chance else self.whose_in(one)) for one in self.columns],
+            )
+
+    def whose_in(self, column: GridColumn) -> Whose:
+        """Whose the numbers of a column are."""
+        return self.whose if column.published is None else "published"
 
     @property
     def groups(self) -> list[tuple[str, str, int]]:
@@ -100,31 +95,9 @@ class Grid:
         return next(iter(remarks.values())) if len(remarks) > 1 and len(set(remarks.values())) == 1 else ""
 
 
-@dataclass(frozen=True)
-class Listing:
-    """A table of texts; `align` has one letter per column, l or r."""
-
-    kind: ClassVar = "listing"
-    header: Sequence[str]
-    lines: Sequence[Sequence[object]]
-    align: str
-
-
-@dataclass(frozen=True)
-class Bullets:
-    """A list of sentences."""
-
-    kind: ClassVar = "bullets"
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Folded:
-    """Blocks that a reader opens, under their summary."""
-
-    kind: ClassVar = "folded"
-    summary: str
-    blocks: "Sequence[Block]"
+def beside(ours: GridColumn, *papers: GridColumn) -> tuple[GridColumn, ...]:
+    """A column of ours and the paper's beside it, those left out that have no number."""
+    return (ours, *(paper for paper in papers if any(text != "-" for text in paper.texts)))
 
 
 @dataclass(frozen=True)
@@ -148,7 +121,6 @@ class ClaimLine:
 class Claims:
     """The claims of a table, under their name: what a paper says, what a report of ours says, or our own goals."""
 
-    kind: ClassVar = "claims"
     lines: tuple[ClaimLine, ...]
     score: Score
     name: ClaimsName
@@ -161,24 +133,6 @@ class Claims:
         return f"{self.name}: {self.score.holds} of {self.score.checked} {verb}{unchecked}"
 
 
-Block = str | Grid | Listing | Bullets | Folded | Claims
-"""A part of a section: a paragraph, or one of the others."""
-
-
-class Section(NamedTuple):
-    """Blocks under a heading."""
-
-    title: str
-    blocks: Sequence[Block]
-
-
-class Figure(NamedTuple):
-    """A report's figure: its caption, and its path from the reports folder."""
-
-    caption: str
-    path: str
-
-
 class Tasks(NamedTuple):
     """A column's accuracies task by task: ours, and the paper's by its own tasks (no lines where it prints none)."""
 
@@ -188,16 +142,15 @@ class Tasks(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """One thing to know of where numbers come from; `between` stands between its name and its text in a sentence."""
+    """One thing to know of where numbers come from."""
 
     name: str
     text: str
-    between: str = ": "
 
-    @property
-    def sentence(self) -> str:
-        """Name and text."""
-        return f"{self.name}{self.between}{self.text}"
+    @classmethod
+    def of(cls, said: Iterable[str]) -> "list[Fact]":
+        """Facts from lines that are a name, a colon and what it is."""
+        return [cls(*line.split(": ", 1)) for line in said]
 
 
 class RunLine(NamedTuple):
@@ -216,23 +169,24 @@ class RunLine(NamedTuple):
         return os.path.relpath(run_path(self.key), REPORTS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
-    """A table's report. What a card of the index shows has a field; `sections` is the whole page below the figure.
+    """A table's report: what its page and a card of the index show. What the page alone shows is its subclass's.
 
-    lead: the caption with its source. reading: whose the numbers are. facts: on what, when and by which code they were
-    computed. notes: what a reader must know of the numbers.
+    template: of its page. lead: the caption with its source. reading: whose the numbers are. figure: its caption.
+    facts: on what, when and by which code the numbers were computed. notes: what a reader must know of them.
     """
 
+    template: ClassVar = "pages/page.md.jinja"
+    id: str
     title: str
     caption: str
     lead: str
-    reading: tuple[str, ...]
-    figure: Figure | None
-    grids: tuple[Grid, ...]
-    notes: tuple[str, ...]
+    reading: Sequence[str] = ()
+    figure: str | None = None
+    grids: Sequence[Grid] = ()
+    notes: Sequence[str] = ()
     claims: Claims
-    sections: tuple[Section, ...]
-    facts: tuple[Fact, ...]
-    tasks: tuple[Tasks, ...] = ()
-    runs: tuple[RunLine, ...] = ()
+    facts: Sequence[Fact] = ()
+    tasks: Sequence[Tasks] = ()
+    runs: Sequence[RunLine] = ()

@@ -4,30 +4,68 @@ Three marks run through all pages: numbers computed here stand upright, *publish
 recorded on another machine say on which. Nothing is printed that no result file holds.
 """
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
+from rotquant.metrics.zeroshot.suites import TASKS, Task, task_names
+from rotquant.recipes.recipe import Run
+from rotquant.recipes.schemes import ZeroShot
 from rotquant.reporting.claims import outcomes
-from rotquant.reporting.figures.draw import figure_path
 from rotquant.reporting.pages import origins
 from rotquant.reporting.pages.grids import change_grids, task_grids, value_grids
-from rotquant.reporting.pages.model import Block, Bullets, Figure, Report, Section
-from rotquant.reporting.pages.tasks import task_blocks, zero_shot_runs
+from rotquant.reporting.pages.model import Grid, Report
 from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.tracking import Logged
-from rotquant.reporting.words.describe import is_about_models, is_of_the_paper, is_stand_in, title
+from rotquant.reporting.words.describe import corpus_words, is_about_models, is_of_the_paper, is_stand_in, lead, title
 from rotquant.reporting.words.numbers import not_finite
+from rotquant.reporting.words.templates import sentences
 from rotquant.study.project import Project
-from rotquant.study.results import REPORTS, table_path
-from rotquant.study.speed.definitions import SpeedTable
+from rotquant.study.quantities import ROUGE_L, quantities
+from rotquant.study.results import HISTORY_FILE, rotation_path, rotations_of, table_path
 from rotquant.study.tables import Table
 from rotquant.study.values import Values
+
+WORDS = "pages/accuracy.jinja"
+
+
+class Measure(NamedTuple):
+    """One way in which accuracy is measured: its tasks, each with how many items it has, where that is known."""
+
+    metric: ZeroShot
+    corpus: str | None
+    rouge: bool
+    tasks: list[tuple[Task, float | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyReport(Report):
+    """What the page of a table of accuracy shows beside what every report does.
+
+    measures: how accuracy is measured. columns: what each is computed on; none where no models are measured.
+    settings, measurements: of each row and metric. rotations: the learned ones with where their histories lie.
+    """
+
+    template: ClassVar = "pages/accuracy.md.jinja"
+    baseline: str
+    changes: tuple[Grid, ...]
+    measures: Sequence[Measure]
+    columns: Sequence[origins.Computed]
+    has_groups: bool
+    has_outliers: bool
+    settings: Sequence[origins.Setting]
+    measurements: Mapping[str, Sequence[str]]
+    dtype: str
+    rotations: Sequence[tuple[dict[str, Any], Path]]
+    csv: Path
+    logged: Logged | None
+    store: str
 
 
 def report_of(
     project: Project, table: Table, values: Values, results: origins.Results, logged: Logged | None = None
-) -> Report:
+) -> AccuracyReport:
     """The report of a table's values.
 
     Args:
@@ -35,95 +73,74 @@ def report_of(
         logged: where MLflow shows them.
     """
     on_models = is_about_models(table)
-    stand_ins = any(is_stand_in(project.slot(table, column)) for column in project.columns(table))
-    name = "Claims of the paper" if is_of_the_paper(table) else "Claims"
-    claims = claims_of(outcomes(project, table, values), name, explain=stand_ins)
-    grids, facts = value_grids(project, table, values), origins.origin_facts(results)
-    measured = zero_shot_runs(project, table)
-    tasks = task_grids(project, table, values, results) if measured else ()
-    runs = origins.run_lines(project, table, values, results)
-    footnotes = _footnotes(project, table, values)
-
-    def sections() -> Iterator[tuple[str, list[Block]]]:
-        yield "Values", [*grids, Bullets(footnotes)]
-        if claims.lines:
-            yield claims.title, [claims]
-        if changes := change_grids(project, table, values):
-            note = f"In percent of the column's {table.baseline} row. Deviations are the row's own."
-            yield f"Change from {table.baseline}", [*changes, note]
-        if tasks:
-            yield "Tasks", list(task_blocks(table, measured, results, tasks))
-        if on_models:
-            yield "What each column is", [origins.column_listing(project, table)]
-            yield "Settings", origins.setting_blocks(project, table)
-        yield "Seeds and run files", [origins.run_listing(runs, logged)]
-        if learned := origins.rotation_listing(results, logged):
-            yield "Learned rotations", [learned]
-        links = [origins.file_link("Table as CSV", table_path(table.id))]
-        links += [origins.logged_fact(project, logged).sentence] if logged else []
-        yield "Provenance", [origins.provenance(facts, links)]
-
-    return Report(
+    slots = list(dict.fromkeys(project.slot(table, column).name for column in project.columns(table)))
+    stand_ins = [name for name in slots if is_stand_in(project.config.slot(name))]
+    runs = [run for cell in project.cells(table.id) for run in cell.runs]
+    measures = list(_measures(runs, results))
+    return AccuracyReport(
+        id=table.id,
         title=title(table),
         caption=table.caption,
         lead=lead(table),
-        reading=tuple(_reading(project, table)) if on_models else (),
-        figure=figure_of(table.id, table.figure.caption) if table.figure else None,
-        grids=grids,
-        notes=tuple(footnotes),
-        claims=claims,
-        sections=tuple(Section(name, blocks) for name, blocks in sections()),
-        facts=(*origins.model_facts(results), *facts),
-        tasks=tasks,
-        runs=runs,
+        reading=_reading(project, table, slots, stand_ins) if on_models else (),
+        figure=table.figure.caption if table.figure else None,
+        grids=value_grids(project, table, values),
+        notes=(*_footnotes(project, table, values), *table.notes),
+        claims=claims_of(
+            outcomes(project, table, values),
+            "Claims of the paper" if is_of_the_paper(table) else "Claims",
+            explain=bool(stand_ins),
+        ),
+        facts=(*origins.model_facts(results), *origins.origin_facts(results)),
+        tasks=task_grids(project, table, values, results) if measures else (),
+        runs=origins.run_lines(project, table, values, results),
+        baseline=table.baseline,
+        changes=change_grids(project, table, values),
+        measures=measures,
+        columns=origins.computed_on(project, table) if on_models else (),
+        has_groups=any(origins.has_groups(run.recipe) for run in runs),
+        has_outliers=any(run.recipe.held_out for run in runs),
+        settings=origins.row_settings(project, table),
+        measurements=origins.measurements(project, table),
+        dtype=runs[0].dtype,
+        rotations=[
+            (record, rotation_path(key) / HISTORY_FILE) for key, record in rotations_of(results.values()).items()
+        ],
+        csv=table_path(table.id),
+        logged=logged,
+        store=logged.uri.replace(f"{project.root.resolve()}/", "") if logged else "",
     )
 
 
-def lead(table: Table | SpeedTable) -> str:
-    """A table's caption and where it stands in the paper."""
-    section = f", Section {table.section}" if is_of_the_paper(table) else ""
-    return f"{table.caption} ({table.paper_title}{section})"
-
-
-def figure_of(name: str, caption: str) -> Figure:
-    """A table's figure."""
-    return Figure(caption, os.path.relpath(figure_path(name), REPORTS))
-
-
-def _reading(project: Project, table: Table) -> Iterator[str]:
+def _reading(project: Project, table: Table, slots: list[str], stand_ins: list[str]) -> Sequence[str]:
     """How to read the numbers: whose they are, on which models, and what is not here."""
-    columns = project.columns(table)
-    slots = list(dict.fromkeys(project.slot(table, column).name for column in columns))
-    stand_ins = [name for name in slots if is_stand_in(project.config.slot(name))]
-    yield "Upright numbers were computed here, *italic* ones are the paper's."
-    if stand_ins:
-        which = "All columns" if stand_ins == slots else f"The columns of {', '.join(stand_ins)}"
-        yield (
-            f"> {which} were computed on small models that stand for the paper's, on other text: compare the order of "
-            "the methods and the relative losses, not the values."
-        )
-    yield from (f"> {sentence}" for sentence in origins.shared_checkpoints(project, slots))
-    skipped = [column.name for column in table.columns if column.name not in columns]
-    if skipped:
-        yield f"> Not computed under this configuration: {', '.join(skipped)}."
+    computed = project.columns(table)
+    skipped = [column.name for column in table.columns if column.name not in computed]
+    shared = origins.shared_checkpoints(project, slots)
+    return sentences(WORDS, "reading", slots=slots, stand_ins=stand_ins, shared=shared, skipped=skipped)
 
 
-def _footnotes(project: Project, table: Table, values: Values) -> list[str]:
+def _footnotes(project: Project, table: Table, values: Values) -> Sequence[str]:
     """What a reader must know about the ±, about what is not finite or not computed, and about single columns."""
-    seeds = ", ".join(map(str, project.seeds(table)))
-    lines = [f"Mean ± sample deviation over the seeds {seeds}; where nothing is random a number is computed once."]
-    if len(project.seeds(table)) == 1:
-        lines = [f"One run a number; where something is random, of seed {seeds}."]
-    lines += not_finite(project.quantities(table), values)
     reasons: dict[str, list[str]] = {}
     for row in table.rows:
         if row.not_computed is not None:
             reasons.setdefault(row.not_computed, []).append(row.name)
-    lines += [f"Not computed here: {', '.join(rows)}. {reason}" for reason, rows in reasons.items()]
     own = {column for (_, column, _), printed in project.published(table).items() if printed.file == table.published}
-    for column in table.columns:
-        if column.published is not None and column.name in project.columns(table):
-            source = Path(column.published).stem.replace("table", "Table ").replace("figure", "Figure ")
-            which = f"numbers of {column.name}{' that this table lacks' if column.name in own else ''}"
-            lines.append(f"The *published* {which} stand in the paper's {source}.")
-    return [*lines, *table.notes]
+    elsewhere = [
+        (column.name, Path(column.published).stem, column.name in own)
+        for column in table.columns
+        if column.published is not None and column.name in project.columns(table)
+    ]
+    broken = not_finite(project.quantities(table), values)
+    seeds = project.seeds(table)
+    return sentences(WORDS, "footnotes", seeds=seeds, not_finite=broken, reasons=reasons, elsewhere=elsewhere)
+
+
+def _measures(runs: Sequence[Run], results: origins.Results) -> Iterator[Measure]:
+    """Each way in which runs measure accuracy, by the first that does; nothing without tasks."""
+    found = {run.metric: run for run in reversed(runs) if isinstance(run.metric, ZeroShot)}
+    for metric, run in reversed(found.items()):
+        known = results[run.key].metrics if run.key in results else {}
+        tasks = [(TASKS[metric.suite][name], known.get(f"{name}.items")) for name in task_names(metric)]
+        yield Measure(metric, corpus_words(run), ROUGE_L in quantities(metric), tasks)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from rotquant.reporting.pages.model import Grid, GridColumn
+from rotquant.reporting.pages.model import Grid, GridColumn, beside
 from rotquant.reporting.speed.claims import show
 from rotquant.reporting.speed.limits import CEILING
 from rotquant.reporting.speed.numbers import Number, Numbers, short_gpu, shown_ratio
@@ -63,16 +63,26 @@ def _grid(
     words: tuple[str, str],
 ) -> Grid:
     """Rows by columns; a column of ours is followed by one for each of the paper's GPUs with a number there."""
-    made: list[tuple[GridColumn, list[str]]] = []
+    made: list[GridColumn] = []
     for name, head in columns.items():
         several = [numbers[grid.name, row.name, name] for row in chosen]
-        made.append((GridColumn(head, title=head), [text(grid, number, None) for number in several]))
-        for gpu in table.gpus:
-            printed = ((number, number.paper(gpu)) for number in several)
-            texts = ["-" if paper is None else text(grid, number, paper) for number, paper in printed]
-            made.append((GridColumn(published=short_gpu(gpu)), texts))
+        ours = GridColumn([text(grid, number, None) for number in several], head)
+        papers = {gpu: [number.paper(gpu) for number in several] for gpu in table.gpus}
+        made += beside(
+            ours,
+            *(
+                GridColumn(
+                    [
+                        "-" if one is None else text(grid, number, one)
+                        for number, one in zip(several, printed, strict=True)
+                    ],
+                    published=short_gpu(gpu),
+                )
+                for gpu, printed in papers.items()
+            ),
+        )
     part, caption = words
-    return Grid.of_columns(caption, [axis.name for axis in grid.axes], [row.labels for row in chosen], made, name=part)
+    return Grid(caption, [axis.name for axis in grid.axes], [row.labels for row in chosen], made, name=part)
 
 
 def _ratio(grid: definitions.Grid, number: Number, paper: Reference | None = None) -> str:

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rotquant.bench.records import CellRecord
-from rotquant.reporting.pages.model import Block, Listing
+from rotquant.reporting.pages.model import Grid, GridColumn
 from rotquant.reporting.speed.numbers import Numbers, Place
-from rotquant.study.speed.definitions import Grid, SpeedTable, rows
+from rotquant.study.speed.definitions import SpeedTable, rows
 
 CEILING = "ceiling"
 
 #: Ceilings in bytes per second, and the benchmarks that mostly read.
-_MEMORY = ("copy", "read")
+MEMORY = ("copy", "read")
 _READING = ("linear", "decode_attention")
 
 #: The number format that an implementation multiplies in; others are bound by memory alone.
@@ -61,7 +61,7 @@ def ceilings(table: SpeedTable, numbers: Numbers) -> dict[str, float]:
         record = number.record
         if record is not None and record.benchmark == CEILING and record.missing is None:
             what = str(record.arguments["what"])
-            amount = record.quantities["bytes" if what in _MEMORY else "operations"].value
+            amount = record.quantities["bytes" if what in MEMORY else "operations"].value
             found[what] = amount / record.quantities["seconds"].value
     return found | {name: max(rate, found[name]) for name, rate in table.ceilings.items() if name in found}
 
@@ -72,35 +72,26 @@ def points(numbers: Numbers) -> list[Point]:
     return [_point(place, record) for place, record in several if record is not None and _is_kernel(record)]
 
 
-def limit_blocks(table: SpeedTable, numbers: Numbers) -> list[Block]:
-    """Share of the floor that each kernel reaches, grid by grid; nothing without ceilings."""
-    known = ceilings(table, numbers)
-    if "copy" not in known:
-        return []
-    rates = ", ".join(f"{name} {rate / 1e12:.0f} TOP/s" for name, rate in known.items() if name not in _MEMORY)
-    memory = ", ".join(f"{name} {known[name] / 1e12:.2f} TB/s" for name in _MEMORY if name in known)
+def share_grids(table: SpeedTable, numbers: Numbers, known: Mapping[str, float]) -> list[Grid]:
+    """The share of its floor that each kernel reaches, grid by grid; known: ceilings with that of copying."""
     by_place = {point.place: point for point in points(numbers)}
-    shown = [grid for grid in table.grids if grid.benchmark != CEILING]
-    return [
-        f"Ceilings, of the same run unless a note says otherwise: {memory}; products {rates}. The floor is the "
-        "time that bytes or operations alone would take there, whichever is longer. Shown is the floor in percent of "
-        "the kernel's time, and whether memory (m) or arithmetic (a) sets it.",
-        *(block for grid in shown for block in (f"{grid.name}:", _shares(grid, by_place, known))),
-    ]
 
+    def share(place: Place) -> str:
+        if place not in by_place:
+            return "-"
+        point = by_place[place]
+        floor, bound = point.floor(known)
+        return f"{100 * floor / point.seconds:.0f} % {bound[0]}"
 
-def _shares(grid: Grid, by_place: Mapping[Place, Point], known: dict[str, float]) -> Listing:
-    lines = []
-    for row in rows(grid):
-        several = (by_place.get((grid.name, row.name, column.name)) for column in grid.columns)
-        lines.append([*row.labels, *("-" if point is None else _share(point, known) for point in several)])
-    header = [*(axis.name for axis in grid.axes), *(column.name for column in grid.columns)]
-    return Listing(header, lines, "l" * len(grid.axes) + "r" * len(grid.columns))
-
-
-def _share(point: Point, known: dict[str, float]) -> str:
-    floor, bound = point.floor(known)
-    return f"{100 * floor / point.seconds:.0f} % {bound[0]}"
+    found = []
+    for grid in (grid for grid in table.grids if grid.benchmark != CEILING):
+        several = rows(grid)
+        columns = [
+            GridColumn([share((grid.name, row.name, column.name)) for row in several], column.name)
+            for column in grid.columns
+        ]
+        found.append(Grid(grid.name, [axis.name for axis in grid.axes], [row.labels for row in several], columns))
+    return found
 
 
 def _is_kernel(record: CellRecord) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rotquant.bench.records import SPEED, CellRecord, Measurement, Record, read_record
+from rotquant.bench.records import SPEED, CellRecord, Measurement, Record, Sitting, read_record
 from rotquant.study.project import Project
 from rotquant.study.speed.definitions import Grid, SpeedCell, SpeedTable, rows
 from rotquant.study.speed.published import Reference, references
@@ -26,6 +26,22 @@ class Source:
     record: Record
     path: Path
     recorded: bool
+
+    @property
+    def sittings(self) -> list[tuple[Sitting, list[CellRecord]]]:
+        """The sittings that cells come from, in order, each with its cells."""
+        used = sorted({cell.sitting for cell in self.record.cells})
+        return [(self.record.sittings[n], [cell for cell in self.record.cells if cell.sitting == n]) for n in used]
+
+    @property
+    def days(self) -> list[str]:
+        """The days of the sittings."""
+        return sorted({str(sitting.environment.get("date", "-"))[:10] for sitting, _ in self.sittings})
+
+    @property
+    def of_cpu(self) -> bool:
+        """Whether a CPU was measured: its state names the instructions that it was given."""
+        return all("instructions" in sitting.gpu_before for sitting, _ in self.sittings)
 
 
 @dataclass(frozen=True)

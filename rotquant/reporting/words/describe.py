@@ -22,6 +22,12 @@ def title(table: Table | SpeedTable) -> str:
     return f"{table.paper_title.split(':')[0]}{label}: {table.title}"
 
 
+def lead(table: Table | SpeedTable) -> str:
+    """A table's caption and where it stands in the paper."""
+    section = f", Section {table.section}" if is_of_the_paper(table) else ""
+    return f"{table.caption} ({table.paper_title}{section})"
+
+
 def is_of_the_paper(table: Table | SpeedTable) -> bool:
     """Whether a table stands in the paper; the others are reports of our own."""
     return table.label.startswith(("table", "figure"))

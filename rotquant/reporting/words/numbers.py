@@ -74,6 +74,6 @@ def italic(text: str) -> str:
     return text if text == "-" else f"*{text}*"
 
 
-def listed(items: Iterable[object]) -> str:
-    """Each once, in order, with commas; "-" for none."""
-    return ", ".join(dict.fromkeys(map(str, items))) or "-"
+def listed(items: Iterable[object], between: str = ", ") -> str:
+    """Each once, in order; "-" for none."""
+    return between.join(dict.fromkeys(map(str, items))) or "-"
