@@ -1,6 +1,7 @@
 """Shared test settings: GPU tests skip where there is no GPU, and nothing under test reaches for a hub."""
 
 import os
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -15,10 +16,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """See `tests.machines`."""
     parser.addoption("--flip-last-bits", action="store_true", help="compute with other last bits than torch's")
+    parser.addoption("--every", type=int, default=1, help="of each test's cases only every so manieth")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of files that use torch as `numeric`; skip those marked `gpu` on a machine without one."""
+    _keep_every(int(config.getoption("--every", 1)), config, items)
     for item in items:
         if hasattr(getattr(item, "module", None), "torch"):
             item.add_marker(pytest.mark.numeric)
@@ -32,6 +35,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def _keep_every(step: int, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the cases of each parametrized test leave only every `step`-th, the first among them."""
+    seen: Counter[str] = Counter()
+    left_out = []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % step:
+            left_out.append(item)
+        seen[test] += 1
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,23 +3,29 @@
 Which instructions a library takes, and how many threads share a sum, decides its last bits. Each setting is a process
 of its own with the arithmetic of another machine, as far as this processor has it; the last one flips the last bit of
 every inexact sum and function (`tests.last_bits`), as no machine does and any might. `--quick` runs what last bits can
-break soonest: comparisons of quantized networks, learning and calibrated weights.
+break soonest: of comparisons of quantized networks, learning and calibrated weights every fourth case.
 """
 
 import argparse
 import itertools
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
+from rotquant.foundation.progress import Task, task
+
+#: Of each test's cases `--quick` takes every fourth: with 15 presets and any number of families each of both comes up.
+QUICK_EVERY = 4
 QUICK_TESTS = (
     "tests/decoder/test_parity.py",
     "tests/test_families.py",
@@ -99,16 +105,19 @@ def is_intel() -> bool:
     return "Intel" in (cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else platform.processor())
 
 
-def run(setting: Setting, tests: tuple[str, ...]) -> Outcome:
-    """Run tests in a process with the arithmetic of a setting."""
+def run(setting: Setting, options: Sequence[str], under_way: Task, settings: int) -> Outcome:
+    """Run pytest with options in a process with the arithmetic of a setting, one of so many in the task."""
     threads = str(setting.threads)
     environment = {**os.environ, **setting.environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        options = ["-m", "numeric and not gpu", "--tb=short", f"--junit-xml={report}", *setting.options]
-        command = [sys.executable, "-m", "pytest", *options, *tests]
-        process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        own = ["-vv", "-m", "numeric and not gpu", "--tb=short", f"--junit-xml={report}", *setting.options]
+        command = [sys.executable, "-m", "pytest", *own, *options]
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            output = [line for line in process.stdout or () if not _is_progress(line, under_way, settings)]
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = sum(case.find("skipped") is not None for case in cases)
@@ -116,7 +125,17 @@ def run(setting: Setting, tests: tuple[str, ...]) -> Outcome:
     if process.returncode and not names:
         names = ["pytest itself"]
     seconds = time.perf_counter() - started
-    return Outcome(len(cases) - len(failed) - skipped, tuple(names), seconds, process.stdout)
+    return Outcome(len(cases) - len(failed) - skipped, tuple(names), seconds, "".join(output))
+
+
+def _is_progress(line: str, under_way: Task, settings: int) -> bool:
+    """Whether a line of pytest says how far it is, which the task then shows, and no more."""
+    collected = re.search(r"collected (?:.* (?=\d+ selected))?(\d+)", line)
+    if collected:
+        under_way.total = settings * int(collected[1])
+    elif line.endswith("%]\n"):
+        under_way.advance()
+    return bool(collected) or line.endswith("%]\n")
 
 
 def main() -> int:
@@ -126,32 +145,31 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes at a time")
     parser.add_argument("tests", nargs="*", help="files or tests; default: all that are numeric")
     arguments = parser.parse_args()
-    tests = tuple(arguments.tests) or (QUICK_TESTS if arguments.quick else ("tests",))
+    options = arguments.tests or (QUICK_TESTS if arguments.quick else ("tests",))
+    options = [f"--every={QUICK_EVERY if arguments.quick else 1}", *options]
     settings = [setting for setting in SETTINGS if setting.quick or not arguments.quick]
     print(f"{'passed':>6} {'failed':>6} {'seconds':>7}  setting", flush=True)
-    # Threads that share a core wait for each other, so settings of as many threads run side by side as there are cores.
-    by_threads = itertools.groupby(
-        sorted(settings, key=lambda setting: setting.threads), lambda setting: setting.threads
-    )
-    failed = [run_together(list(alike), tests, max(1, arguments.jobs // threads)) for threads, alike in by_threads]
-    return int(any(failed))
-
-
-def run_together(settings: list[Setting], tests: tuple[str, ...], jobs: int) -> bool:
-    """Run tests under settings, some at a time; print a line for each; whether any test failed."""
+    for setting in settings:
+        if setting.lacking:
+            print(f"{'skipped':>21}  {setting.name}: {setting.lacking}", flush=True)
+    settings = sorted((s for s in settings if not s.lacking), key=lambda setting: setting.threads)
     failed = False
-    with ThreadPoolExecutor(jobs) as pool:
-        outcomes = [None if setting.lacking else pool.submit(run, setting, tests) for setting in settings]
-        for setting, future in zip(settings, outcomes, strict=True):
-            if future is None:
-                print(f"{'skipped':>21}  {setting.name}: {setting.lacking}", flush=True)
-                continue
-            outcome = future.result()
-            print(f"{outcome.passed:6} {len(outcome.failed):6} {outcome.seconds:7.0f}  {setting.name}", flush=True)
-            if outcome.failed:
-                print(*outcome.failed, outcome.output, sep="\n", flush=True)
-                failed = True
-    return failed
+    with task("tests", "test") as under_way:
+        # Threads that share a core wait for each other, so settings of as many threads run side by side as cores allow.
+        for threads, alike in itertools.groupby(settings, lambda setting: setting.threads):
+            with ThreadPoolExecutor(max(1, arguments.jobs // threads)) as pool:
+                outcomes = {pool.submit(run, setting, options, under_way, len(settings)): setting for setting in alike}
+                for future in as_completed(outcomes):
+                    failed |= report(outcomes[future], future.result())
+    return int(failed)
+
+
+def report(setting: Setting, outcome: Outcome) -> bool:
+    """Print a line for a setting, and what pytest said where a test failed; whether any did."""
+    print(f"{outcome.passed:6} {len(outcome.failed):6} {outcome.seconds:7.0f}  {setting.name}", flush=True)
+    if outcome.failed:
+        print(*outcome.failed, outcome.output, sep="\n", flush=True)
+    return bool(outcome.failed)
 
 
 if __name__ == "__main__":
