@@ -14,6 +14,7 @@ from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_json
 from rotquant.reporting import tracking
+from rotquant.reporting.pages.report import report_of
 from rotquant.reporting.tracking import papers
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import HISTORY_FILE, RunResult, read_result, rotation_path, run_path, write_result
@@ -106,15 +107,15 @@ def test_an_experiment_that_another_process_makes_at_the_same_time_is_taken(
 
 def test_of_runs_that_two_processes_make_at_once_one_is_kept(project: Project) -> None:
     chosen = [project.table(name) for name in project.tables]
-    found = {table.id: collect(project, table) for table in chosen}
+    found = {table.id: collect(project, table)[1] for table in chosen}
     with tracking.opened(project.root) as store:
-        processes = [papers._Experiment(store, project, "quarot") for _ in range(2)]
+        processes = [papers.Paper(store, project, "quarot") for _ in range(2)]
         for process, order in zip(processes, (chosen, chosen[::-1]), strict=True):
             for table in order:
-                process.show(table, *found[table.id])
+                process.show_table(table, found[table.id])
         for process in processes:
             process.drop_doubles()
-        first, second = ([process.logged(table, found[table.id][1]) for table in chosen] for process in processes)
+        first, second = ([process.logged(table.id, found[table.id], {}) for table in chosen] for process in processes)
     assert first == second == log(project)
     assert len(search(project)) == len(project.runs)
     parents = {run.info.run_id for run in search(project, "tags.`rotquant.kind` = 'table'")}
@@ -206,7 +207,8 @@ def test_a_tables_run_counts_its_claims(project: Project) -> None:
     chosen = project.table("quarot_table1").model_copy(update={"claims": (claim,)})
     for value, counts in ((10.0, ("0", "1", "0")), (math.nan, ("0", "0", "1")), (12.0, ("1", "0", "0"))):
         compute(project, value=value, row="QuaRot")
-        tracking.log_table(project, chosen)
+        (logged,) = tracking.log_tables(project, [chosen])
+        tracking.log_report(project.root, logged.parent, report_of(project, chosen, *collect(project, chosen)), [])
         (parent,) = search(project, "tags.`rotquant.kind` = 'table'")
         tags = parent.data.tags
         assert tuple(tags[f"claims.{name}"] for name in ("hold", "fail", "not_checkable")) == counts
@@ -214,10 +216,12 @@ def test_a_tables_run_counts_its_claims(project: Project) -> None:
 
 def test_artifacts_lie_on_the_tables_run(project: Project) -> None:
     (logged,) = log(project, "quarot_table1")
-    report = project.root / "report.md"
-    report.write_text("# Report")
+    page = project.root / "report.md"
+    page.write_text("# Report")
+    chosen = project.table("quarot_table1")
     for _ in range(2):
-        tracking.log_artifacts(project.root, logged.parent, [report])
+        report = report_of(project, chosen, *collect(project, chosen), logged)
+        tracking.log_report(project.root, logged.parent, report, [page])
     with tracking.opened(project.root) as found:
         assert [item.path for item in found.client.list_artifacts(logged.parent)] == ["report.md"]
 

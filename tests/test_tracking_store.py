@@ -220,7 +220,7 @@ def test_a_deleted_database_is_made_anew_with_its_artifacts(project: Project) ->
         "projects.checkpoint_digest = lambda path: short_hash(Path(path).name)\n"
         "sync_tracking()\n"
         "project = projects.load_project()\n"
-        "logged = tracking.log_table(project, project.table('quarot_table1'))\n"
+        "(logged,) = tracking.log_tables(project, [project.table('quarot_table1')])\n"
         "with tracking.opened(project.root) as store:\n"
         "    print(*sorted(item.path for item in store.client.list_artifacts(logged.parent)))"
     )

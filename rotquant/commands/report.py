@@ -63,20 +63,22 @@ def page(name: TableName, config: Configs = None, plan: PlanFile = None) -> None
 
     Where MLflow cannot be used, the page is written all the same, with a warning.
     """
-    from rotquant.commands.tracking import attach, render_page, warning
+    from rotquant.commands.tracking import attach, make_report, warning
     from rotquant.reporting import tracking
+    from rotquant.reporting.pages.markdown import page_path
     from rotquant.study.values import read_back
 
     project = open_project(config, plan)
     chosen, logged = project.table(name), None
-    read = read_back(project, chosen)
+    values, results = read_back(project, chosen)
     if project.config.tracking:
         with warning(_LATER.format(name)):
-            logged = tracking.log_table(project, chosen, read)
-    typer.echo(str(render_page(project, chosen, read, logged)))
+            (logged,) = tracking.log_tables(project, [chosen], {name: results})
+    report = make_report(project, chosen, values, results, logged)
+    typer.echo(str(page_path(name)))
     if logged:
         with warning(_LATER.format(name)):
-            attach(project, name, logged)
+            attach(project, name, logged, report)
 
 
 @report_app.command()

@@ -23,7 +23,10 @@ from rotquant.study.results import FIGURES, REPORTS, TABLES, run_path
 from rotquant.study.tables import Table
 
 if TYPE_CHECKING:
-    from rotquant.reporting.tracking import Collected, Logged
+    from rotquant.reporting.pages.model import Report
+    from rotquant.reporting.tracking import Logged
+    from rotquant.study.results import RunResult
+    from rotquant.study.values import Values
 
 #: The only interface that a server started here listens on.
 HOST = "127.0.0.1"
@@ -59,7 +62,7 @@ def sync_tracking(
     A table's own run gets its rendered report, its numbers and its figure.
     """
     from rotquant.reporting import tracking
-    from rotquant.study.values import read_back
+    from rotquant.study.values import collect, read_back
 
     project = open_project(config)
     names = table or [*filter(lambda name: _is_computed(project, name), project.tables)]
@@ -69,10 +72,14 @@ def sync_tracking(
         speed = [name for name in project.speed if (project.root / REPORTS / f"{name}.md").exists()]
     if not accuracy and not speed:
         raise ResultError("no table is computed yet; `snakemake --cores all reports/quarot_table1.md` computes one.")
-    for chosen, logged in zip(accuracy, tracking.log_tables(project, accuracy) if accuracy else [], strict=True):
-        if (project.root / REPORTS / f"{chosen.id}.md").exists():
-            render_page(project, chosen, read_back(project, chosen), logged)
-        attach(project, chosen.id, logged)
+    rendered = {table.id for table in accuracy if (project.root / REPORTS / f"{table.id}.md").exists()}
+    read = {table.id: (read_back if table.id in rendered else collect)(project, table) for table in accuracy}
+    results = {name: found for name, (_, found) in read.items()}
+    for chosen, logged in zip(
+        accuracy, tracking.log_tables(project, accuracy, results) if accuracy else [], strict=True
+    ):
+        report = make_report(project, chosen, *read[chosen.id], logged, write=chosen.id in rendered)
+        attach(project, chosen.id, logged, report)
         typer.echo(f"{chosen.id}: {len(logged.runs)} runs in experiment {logged.experiment}")
     for name in speed:
         logged = log_speed(project, name)
@@ -123,38 +130,46 @@ def warning(consequence: str) -> Iterator[None]:
         typer.echo(f"warning: {error} {consequence[0].upper()}{consequence[1:]}.", err=True)
 
 
-def render_page(project: Project, table: Table, read: "Collected", logged: "Logged | None") -> Path:
-    """Render a table's page; the file stays as it is where it says the same already. Its path in the project."""
+def make_report(
+    project: Project,
+    table: Table,
+    values: "Values",
+    results: "dict[str, RunResult]",
+    logged: "Logged | None",
+    *,
+    write: bool = True,
+) -> "Report":
+    """A table's report; its page is written unless the file says the same already."""
     from rotquant.reporting.pages.markdown import markdown, page_path
     from rotquant.reporting.pages.report import report_of
 
-    path = page_path(table.id)
-    text = markdown(report_of(project, table, *read, logged))
-    file = project.root / path
-    if not file.exists() or file.read_text(encoding="utf-8") != text:
+    report = report_of(project, table, values, results, logged)
+    text, file = markdown(report), project.root / page_path(table.id)
+    if write and not (file.exists() and file.read_text(encoding="utf-8") == text):
         write_text(file, text)
-    return path
+    return report
 
 
-def attach(project: Project, name: str, logged: "Logged") -> None:
-    """Attach the report, the numbers and the figure of a table, those that there are, to its run."""
+def attach(project: Project, name: str, logged: "Logged", report: "Report") -> None:
+    """Attach the report, the numbers and the figure of a table, those that there are, to its run, with its score."""
     from rotquant.reporting import tracking
 
     files = [project.root / path for path in (REPORTS / f"{name}.md", TABLES / f"{name}.csv", FIGURES / f"{name}.svg")]
-    tracking.log_artifacts(project.root, logged.parent, [file for file in files if file.exists()])
+    tracking.log_report(project.root, logged.parent, report, [file for file in files if file.exists()])
 
 
 def log_speed(project: Project, name: str) -> "Logged | None":
     """Show the record of a speed table in MLflow, with its report, numbers and figure; None: never measured."""
     from rotquant.reporting import tracking
-    from rotquant.reporting.speed.numbers import find_source
+    from rotquant.reporting.speed.numbers import read_numbers
+    from rotquant.reporting.speed.report import speed_report
 
     table = project.speed_table(name)
-    source = find_source(project, table) if table.grids else None
-    if source is None:
+    measured = read_numbers(project, table)
+    if measured.source is None:
         return None
-    logged = tracking.log_speed(project, source.record, table)
-    attach(project, name, logged)
+    logged = tracking.log_speed(project, measured.source.record, table)
+    attach(project, name, logged, speed_report(project, table, measured))
     return logged
 
 

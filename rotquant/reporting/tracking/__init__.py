@@ -10,20 +10,19 @@ speed table one run made from its record.
 
 from rotquant.reporting.tracking.experiments import links
 from rotquant.reporting.tracking.location import TrackingError, find_location, printable
-from rotquant.reporting.tracking.papers import Collected, log_table, log_tables
+from rotquant.reporting.tracking.papers import log_tables
+from rotquant.reporting.tracking.runs import Logged, log_report
 from rotquant.reporting.tracking.speed import log_speed
-from rotquant.reporting.tracking.store import Logged, initialise, log_artifacts, opened
+from rotquant.reporting.tracking.store import initialise, opened
 
 __all__ = [
-    "Collected",
     "Logged",
     "TrackingError",
     "find_location",
     "initialise",
     "links",
-    "log_artifacts",
+    "log_report",
     "log_speed",
-    "log_table",
     "log_tables",
     "opened",
     "printable",

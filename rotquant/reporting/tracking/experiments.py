@@ -8,12 +8,14 @@ runs, their order, and the columns. A link that names a view shows it, and the m
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from rotquant.reporting.tracking.store import KIND, Store
+from rotquant.reporting.tracking.store import Store
 from rotquant.study.project import Project
 from rotquant.study.quantities import quantities
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment
+
+KIND = "rotquant.kind"
 
 #: Columns in the order shown, with their widths in pixels: a run's name and the parameters that tell runs apart.
 _NAME = {"attributes.`Run Name`": 360}

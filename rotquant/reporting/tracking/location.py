@@ -55,9 +55,7 @@ def find_location(root: Path) -> Location:
         TrackingError: MLFLOW_TRACKING_URI names nothing that MLflow can keep runs in.
     """
     root = root.resolve()
-    given = os.environ.get(VARIABLE, "").strip()
-    if not given:
-        return _database("sqlite:///", root / "mlflow.db")
+    given = os.environ.get(VARIABLE, "").strip() or "sqlite:///mlflow.db"
     try:
         scheme = urlsplit(given).scheme
     except ValueError as error:
@@ -78,18 +76,14 @@ def printable(uri: str) -> str:
 
 
 def _sqlite(given: str, root: Path) -> Location:
-    start, slashes, rest = given.partition(":///")
+    start, _, rest = given.partition(":///")
     name, question, options = rest.partition("?")
-    if not slashes or not name or name == ":memory:" or name.startswith("file:"):
+    if not name or name == ":memory:" or name.startswith("file:"):
         raise TrackingError(
             f"{VARIABLE}={given} names no file to keep runs in; a database is written sqlite:///mlflow.db (relative to "
             "the project folder) or, with four slashes, sqlite:////absolute/path/mlflow.db."
         )
-    return _database(f"{start}:///", root / name, question + options)
-
-
-def _database(start: str, path: Path, options: str = "") -> Location:
-    return Location(f"{start}{path}{options}", path)
+    return Location(f"{start}:///{root / name}{question}{options}", root / name)
 
 
 def _folder(given: str, root: Path) -> Location:

@@ -1,4 +1,4 @@
-"""The MLflow store, opened: one process at a time where it is a file, with errors in one sentence, and its runs by key.
+"""The MLflow store, opened: one process at a time where it is a file, and with errors in one sentence.
 
 MLflow is a view of the result files. So whatever is wrong with the store becomes a `TrackingError`, soon and without
 holding up other processes, and callers go on without it.
@@ -6,27 +6,17 @@ holding up other processes, and callers go on without it.
 
 import fcntl
 import os
-import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rotquant.reporting.tracking.location import Location, TrackingError, find_location, printable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
-    from mlflow.entities import Run as MlflowRun
-
-KEY, RESULT, KIND, TABLE = "rotquant.key", "rotquant.result", "rotquant.kind", "rotquant.table"
-
-#: Most parameters and metrics in one request: MLflow takes 100 parameters, and 1000 of both.
-_PARAMETERS_AT_ONCE = 100
-_METRICS_AT_ONCE = 900
 
 #: Settings of MLflow, where the user has not said otherwise. It would wait for a server for minutes, at every page, and
 #: print two lines for each run.
@@ -37,21 +27,6 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
-
-
-@dataclass(frozen=True)
-class Logged:
-    """Where MLflow shows a table: the experiment, the table's parent run, and the MLflow run ids behind it.
-
-    runs, rotations: the MLflow run id of each run's, and each learned rotation's, key.
-    """
-
-    uri: str
-    experiment: str
-    experiment_id: str
-    parent: str
-    runs: dict[str, str]
-    rotations: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,17 +50,6 @@ def initialise(root: Path) -> str:
     """
     with opened(root) as store:
         return store.uri
-
-
-def log_artifacts(root: Path, run: str, paths: Sequence[Path]) -> None:
-    """Attach files (report, figure, table) to a run, replacing those of the same name.
-
-    Raises:
-        TrackingError: the store cannot be reached or written.
-    """
-    with opened(root) as store:
-        for path in paths:
-            store.client.log_artifact(run, str(path))
 
 
 @contextmanager
@@ -203,123 +167,3 @@ def _relocate(location: Location, path: Path) -> None:
                     "WHERE experiment_id = ? AND substr(artifact_uri, 1, ?) = ?",
                     (new, len(old) + 1, experiment, len(old) + 1, f"{old}/"),
                 )
-
-
-def live_runs(store: Store, experiment: str) -> dict[str, list["MlflowRun"]]:
-    """The experiment's runs that are not deleted, by key; a table's parent run has the table's id as key.
-
-    Runs that a killed process left unfinished are deleted where no other process can be at work on them.
-    """
-    found: dict[str, list[MlflowRun]] = {}
-    token = None
-    while True:
-        page = store.client.search_runs([experiment], max_results=1000, page_token=token, order_by=["start_time DESC"])
-        for run in page:
-            if KEY in run.data.tags:
-                found.setdefault(run.data.tags[KEY], []).append(run)
-            elif KIND in run.data.tags and store.location.path:
-                delete_run(store, run.info.run_id)
-        token = page.token
-        if not token:
-            return found
-
-
-def period(record: Mapping[str, Any]) -> tuple[int, int]:
-    """Start and end in milliseconds of what a record tells the date and, unless it took none, the seconds of."""
-    end = int(datetime.fromisoformat(record["date"]).timestamp() * 1000)
-    return end - int(1000 * float(record.get("seconds", 0))), end
-
-
-def show(
-    store: Store,
-    experiment: str,
-    older: "Sequence[MlflowRun]",
-    tags: Mapping[str, str],
-    record: Mapping[str, Any],
-    metrics: "Sequence[Metric]",
-    fields: Mapping[str, Any] | None = None,
-) -> str:
-    """The id of the one run of a key: of the older ones that which shows the same, else a new one in their place.
-
-    Args:
-        tags: with KEY, RESULT and mlflow.runName. A kept run gets those that it should have: tables come and go, and
-            rows are renamed.
-        record: its provenance.
-        fields: nested settings, which become parameters with dotted names.
-    """
-    same = {run.info.run_id: run for run in older if shows(run, tags[RESULT])}
-    if same:
-        kept = min(same)
-        update_tags(store, same[kept], tags)
-    else:
-        kept = _create_run(store, experiment, tags, period(record), metrics, fields or {})
-    for run in {run.info.run_id for run in older} - {kept}:
-        delete_run(store, run)
-    return kept
-
-
-def shows(run: "MlflowRun", content: str | None) -> bool:
-    """Whether a run is whole and shows that content."""
-    return run.info.status == "FINISHED" and run.data.tags.get(RESULT) == content
-
-
-def update_tags(store: Store, run: "MlflowRun", tags: Mapping[str, str]) -> None:
-    """Give a run these tags, and take from it those of tables that are not among them."""
-    from mlflow.entities import RunTag
-
-    changed = [RunTag(name, value) for name, value in tags.items() if run.data.tags.get(name) != value]
-    if changed:
-        store.client.log_batch(run.info.run_id, tags=changed)
-    for name in run.data.tags:
-        if name.startswith(f"{TABLE}.") and name not in tags:
-            store.client.delete_tag(run.info.run_id, name)
-
-
-def _create_run(
-    store: Store,
-    experiment: str,
-    tags: Mapping[str, str],
-    time: tuple[int, int],
-    metrics: "Sequence[Metric]",
-    fields: Mapping[str, Any],
-) -> str:
-    """The id of a new, finished run. Its key is the last that it gets: a run that has one is whole."""
-    from mlflow.entities import Param, RunTag
-
-    start, end = time
-    first = {name: value for name, value in tags.items() if name != KEY}
-    run = store.client.create_run(experiment, start, first, tags["mlflow.runName"]).info.run_id
-    parameters = [Param(name, str(value)[:5000]) for name, value in _flatten(fields).items()]
-    while metrics or parameters:
-        store.client.log_batch(run, metrics=metrics[:_METRICS_AT_ONCE], params=parameters[:_PARAMETERS_AT_ONCE])
-        metrics, parameters = metrics[_METRICS_AT_ONCE:], parameters[_PARAMETERS_AT_ONCE:]
-    store.client.set_terminated(run, end_time=end)
-    store.client.log_batch(run, tags=[RunTag(KEY, tags[KEY])])
-    return run
-
-
-def delete_run(store: Store, run: str) -> None:
-    """Delete a run, which another process may have done already."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        store.client.delete_run(run)
-    except MlflowException:
-        if store.client.get_run(run).info.lifecycle_stage != "deleted":
-            raise
-
-
-def acceptable(name: str) -> str:
-    """A name that MLflow accepts."""
-    return re.sub(r"[^\w\-. :/]", "_", name)
-
-
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one with dotted keys; what is None is left out."""
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{prefix}{key}."))
-        elif value is not None:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -1,0 +1,244 @@
+"""The MLflow runs of an experiment by key: each shown once, replaced when its content changes, and never doubled."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.reporting.tracking.experiments import KIND, open_experiment
+from rotquant.reporting.tracking.store import Store, opened
+from rotquant.study.project import Project
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+    from mlflow.entities import Run as MlflowRun
+
+    from rotquant.reporting.pages.model import Report
+
+KEY, RESULT, TABLE, PARENT = "rotquant.key", "rotquant.result", "rotquant.table", "mlflow.parentRunId"
+
+#: Most parameters and metrics in one request: MLflow takes 100 parameters, and 1000 of both.
+_PARAMETERS_AT_ONCE = 100
+_METRICS_AT_ONCE = 900
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Where MLflow shows a table: the experiment, the table's parent run, and the MLflow run ids behind it.
+
+    runs, rotations: the MLflow run id of each run's, and each learned rotation's, key.
+    """
+
+    uri: str
+    experiment: str
+    experiment_id: str
+    parent: str
+    runs: dict[str, str]
+    rotations: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one MLflow run says.
+
+    key: of a run or a learned rotation; a table's id. tags: None and "" are left out.
+    content: all that it is made from; None: it stays the same whatever it says.
+    record: its provenance, with the date and, unless it took none, the seconds; None: it is of now.
+    metrics: numbers at its end. history: numbers step by step.
+    fields: nested settings, which become parameters with dotted names.
+    """
+
+    key: str
+    kind: str
+    name: str
+    tags: Mapping[str, object]
+    content: object = None
+    record: Mapping[str, Any] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    history: Sequence[Mapping[str, Any]] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> str | None:
+        """A hash of the content."""
+        return None if self.content is None else short_hash(canonical_json(self.content))
+
+    @property
+    def all_tags(self) -> dict[str, str]:
+        """The tags that it should have. Some stores refuse numbers that are not finite: a tag says those instead."""
+        record = self.record or {}
+        commit, code = record.get("git_commit"), record.get("code_digest")
+        tags = {
+            KEY: self.key,
+            RESULT: self.digest,
+            KIND: self.kind,
+            "mlflow.runName": self.name,
+            "git_commit": commit,
+            "mlflow.source.git.commit": commit,
+            "code_digest": code,
+            **self.tags,
+            **{f"metric.{acceptable(name)}": one for name, one in self.metrics.items() if not math.isfinite(one)},
+        }
+        return {name: str(value) for name, value in tags.items() if value not in (None, "")}
+
+    @property
+    def period(self) -> tuple[int, int] | None:
+        """Start and end in milliseconds."""
+        if self.record is None:
+            return None
+        end = int(datetime.fromisoformat(self.record["date"]).timestamp() * 1000)
+        return end - int(1000 * float(self.record.get("seconds", 0))), end
+
+    def all_metrics(self) -> "list[Metric]":
+        """The finite numbers, those of a history at even distances in time."""
+        from mlflow.entities import Metric
+
+        start, end = self.period or (0, 0)
+        numbers = [
+            (name, value, start + (end - start) * (place + 1) // len(self.history), step["step"])
+            for place, step in enumerate(self.history)
+            for name, value in step.items()
+            if name != "step" and isinstance(value, int | float)
+        ]
+        numbers += [(name, value, end, 0) for name, value in self.metrics.items()]
+        return [
+            Metric(acceptable(name), float(one), time, step) for name, one, time, step in numbers if math.isfinite(one)
+        ]
+
+
+class Experiment:
+    """The experiment of one paper: its live MLflow runs, searched once, and what has been brought up to date so far.
+
+    live: MLflow runs found at the start, by key. shown: the MLflow run id of each key seen to, and what it shows.
+    """
+
+    def __init__(self, store: Store, project: Project, paper: str) -> None:
+        self.store, self.client, self.project, self.paper = store, store.client, project, paper
+        self.id = open_experiment(store, project, paper)
+        self.live = self._live_runs()
+        self.shown: dict[str, tuple[str, str | None]] = {}
+
+    def show(self, entry: Entry) -> str:
+        """The id of the one run of a key: of the live ones that which shows the same, else a new one in their place.
+
+        One that is kept gets the tags that it should have: tables come and go, and rows are renamed.
+        """
+        older = {run.info.run_id: run for run in self.live.get(entry.key, [])}
+        kept = min((name for name, run in older.items() if _shows(run, entry.digest)), default=None)
+        if kept is None:
+            kept = self._create(entry)
+        else:
+            self._update_tags(older[kept], entry.all_tags)
+        for run in older.keys() - {kept}:
+            self._delete(run)
+        self.shown[entry.key] = kept, entry.digest
+        return kept
+
+    def logged(self, table: str, runs: Mapping[str, Any], rotations: Mapping[str, Any]) -> Logged:
+        """Where a table is that has been shown, and the runs and learned rotations of these keys."""
+        behind = ({key: self.shown[key][0] for key in keys if key in self.shown} for keys in (runs, rotations))
+        return Logged(self.store.uri, self.paper, self.id, self.shown[table][0], *behind)
+
+    def drop_doubles(self) -> None:
+        """Of equal runs that several processes made at the same time keep one, in each of them the same one."""
+        live = self._live_runs()
+        moved: dict[str, str] = {}
+        for key, (mine, content) in self.shown.items():
+            equal = [run.info.run_id for run in live.get(key, []) if _shows(run, content)]
+            kept = min(equal, default=mine)
+            moved |= dict.fromkeys({*equal, mine} - {kept}, kept)
+            self.shown[key] = kept, content
+        for run in moved:
+            self._delete(run)
+        for run in (run for runs in live.values() for run in runs if run.info.run_id not in moved):
+            parent = run.data.tags.get(PARENT)
+            if parent in moved:
+                self.client.set_tag(run.info.run_id, PARENT, moved[parent])
+
+    def _live_runs(self) -> "dict[str, list[MlflowRun]]":
+        """The runs that are not deleted, by key.
+
+        Those that a killed process left unfinished are deleted where no other process can be at work on them.
+        """
+        found: dict[str, list[MlflowRun]] = {}
+        token = None
+        while True:
+            page = self.client.search_runs([self.id], max_results=1000, page_token=token, order_by=["start_time DESC"])
+            for run in page:
+                if KEY in run.data.tags:
+                    found.setdefault(run.data.tags[KEY], []).append(run)
+                elif KIND in run.data.tags and self.store.location.path:
+                    self._delete(run.info.run_id)
+            token = page.token
+            if not token:
+                return found
+
+    def _create(self, entry: Entry) -> str:
+        """The id of a new, finished run. Its key is the last that it gets: a run that has one is whole."""
+        from mlflow.entities import Param
+
+        tags, (start, end) = entry.all_tags, entry.period or (None, None)
+        key = tags.pop(KEY)
+        run = self.client.create_run(self.id, start, tags, entry.name).info.run_id
+        metrics = entry.all_metrics()
+        (fields,) = pd.json_normalize([dict(entry.fields)]).to_dict("records")
+        parameters = [Param(str(name), str(value)[:5000]) for name, value in fields.items() if value is not None]
+        while metrics or parameters:
+            self.client.log_batch(run, metrics[:_METRICS_AT_ONCE], parameters[:_PARAMETERS_AT_ONCE])
+            metrics, parameters = metrics[_METRICS_AT_ONCE:], parameters[_PARAMETERS_AT_ONCE:]
+        self.client.set_terminated(run, end_time=end)
+        self.client.set_tag(run, KEY, key)
+        return run
+
+    def _update_tags(self, run: "MlflowRun", tags: Mapping[str, str]) -> None:
+        """Give a run these tags, and take from it those of tables that are not among them."""
+        from mlflow.entities import RunTag
+
+        if changed := [RunTag(name, value) for name, value in tags.items() if run.data.tags.get(name) != value]:
+            self.client.log_batch(run.info.run_id, tags=changed)
+        for name in run.data.tags:
+            if name.startswith(f"{TABLE}.") and name not in tags:
+                self.client.delete_tag(run.info.run_id, name)
+
+    def _delete(self, run: str) -> None:
+        """Delete a run, which another process may have done already."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.delete_run(run)
+        except MlflowException:
+            if self.client.get_run(run).info.lifecycle_stage != "deleted":
+                raise
+
+
+def log_report(root: Path, run: str, report: "Report", files: Sequence[Path]) -> None:
+    """Attach a report, its figure and its table to a table's run, in place of those of the same name, and its score.
+
+    Raises:
+        TrackingError: the store cannot be reached or written.
+    """
+    from mlflow.entities import RunTag
+
+    score = report.claims.score
+    claims = {"hold": score.holds, "fail": score.fails, "not_checkable": score.unchecked}
+    with opened(root) as store:
+        store.client.log_batch(run, tags=[RunTag(f"claims.{name}", str(count)) for name, count in claims.items()])
+        for path in files:
+            store.client.log_artifact(run, str(path))
+
+
+def acceptable(name: str) -> str:
+    """A name that MLflow accepts."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
+
+
+def _shows(run: "MlflowRun", digest: str | None) -> bool:
+    """Whether a run is whole and shows that content."""
+    return run.info.status == "FINISHED" and run.data.tags.get(RESULT) == digest
