@@ -102,7 +102,7 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
             computed.edit(path, new, old)
 
     rendering = {"report"}
-    assert planned_after("rotquant/reporting/pages/report.py", "Upright numbers", "Numbers") == rendering
+    assert planned_after("rotquant/reporting/pages/accuracy.jinja", "Upright numbers", "Numbers") == rendering
     assert planned_after("rotquant/reporting/figures/style.py", 'OURS = "#0072B2"', 'OURS = "#0072B1"') >= {
         "figure",
         "report",
@@ -137,11 +137,11 @@ def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed:
 
 def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(computed: Copy) -> None:
     earlier = computed.read(REPORT)
-    computed.edit("rotquant/reporting/pages/report.py", "def lead(", "broken syntax\ndef lead(")
+    computed.edit("rotquant/reporting/pages/report.py", "def report_of(", "broken syntax\ndef report_of(")
     status, output = computed.snakemake(REPORT)
     assert status != 0
     assert "report.py is not valid Python" in output  # found before anything is run
-    computed.edit("rotquant/reporting/pages/report.py", "broken syntax\ndef lead(", "def lead(")
+    computed.edit("rotquant/reporting/pages/report.py", "broken syntax\ndef report_of(", "def report_of(")
     computed.edit("rotquant/reporting/pages/report.py", "title=title(table)", "title=table.no_such_field")
     assert computed.snakemake(REPORT)[0] != 0
     assert computed.read(REPORT) == earlier
