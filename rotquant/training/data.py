@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rotquant.foundation.files import atomic_directory, cache_folder, canonical_json, short_hash, write_json
 from rotquant.foundation.progress import task
-from rotquant.text import content_hash, load_rows, load_text
+from rotquant.text import content_hash, load_rows
 from rotquant.training.recipe import TrainingConfig
 
 if TYPE_CHECKING:
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class TrainingData:
-    """The encoded corpus: the tokenizer and the ids of the train and validation splits (uint16 arrays, no BOS)."""
+    """The encoded corpus: the tokenizer and the ids of the train and validation splits (uint16 arrays).
+
+    BOS stands in them where the recipe puts it before documents.
+    """
 
     def __init__(self, folder: Path) -> None:
         import numpy as np
@@ -37,9 +40,11 @@ def prepare_data(config: TrainingConfig, data_dir: str | Path | None = None) -> 
     """
     import numpy as np
 
-    from rotquant.training.tokenizer import encode_rows, train_tokenizer
+    from rotquant.training.tokenizer import encode_documents, encode_rows, train_tokenizer
 
-    identity = {"corpus": config.corpus.model_dump(), "vocab_size": config.vocab_size}
+    identity: dict[str, Any] = {"corpus": config.corpus.model_dump(), "vocab_size": config.vocab_size}
+    if config.bos_before_documents:
+        identity["bos_before_documents"] = True
     name = f"{config.corpus.name}-{short_hash(canonical_json(identity), 8)}"
     folder = Path(data_dir or cache_folder("training-data")) / name
     if not (folder / "provenance.json").is_file():
@@ -49,10 +54,12 @@ def prepare_data(config: TrainingConfig, data_dir: str | Path | None = None) -> 
             tokenizer.save_pretrained(temporary)
             hashes = {}
             for split in ("train", "validation"):
-                np.save(
-                    temporary / f"{split}.npy",
-                    encode_rows(load_rows(config.corpus, split), config.corpus.separator, tokenizer),
-                )
-                hashes[split] = content_hash(load_text(config.corpus, split))
+                split_rows = rows if split == "train" else load_rows(config.corpus, split)
+                if config.bos_before_documents:
+                    ids = encode_documents(split_rows, tokenizer)
+                else:
+                    ids = encode_rows(split_rows, config.corpus.separator, tokenizer)
+                np.save(temporary / f"{split}.npy", ids)
+                hashes[split] = content_hash(config.corpus.separator.join(split_rows))
             write_json(temporary / "provenance.json", {**identity, "sha256": hashes})
     return TrainingData(folder)

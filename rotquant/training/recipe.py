@@ -21,9 +21,9 @@ class ModelShape(Frozen):
 
     model_config = ConfigDict(protected_namespaces=())
 
-    model_type: Literal["llama", "phi3"] = "llama"
-    """The architecture. phi3 keeps q, k, v in one linear layer and gate, up in another; its configuration has no head
-    size of its own, so its heads fill the hidden size."""
+    model_type: Literal["llama", "mistral", "qwen2", "phi3"] = "llama"
+    """The architecture. qwen2 has biases on q, k, v; phi3 keeps these in one linear layer and gate, up in another, and
+    its configuration has no head size of its own, so its heads fill the hidden size."""
     hidden_size: int = Field(gt=0)
     """Width of the residual stream."""
     intermediate_size: int = Field(gt=0)
@@ -67,6 +67,8 @@ class TrainingConfig(Frozen):
     """Its shape."""
     corpus: CorpusSpec = CorpusSpec()
     """The text."""
+    bos_before_documents: bool = False
+    """Whether BOS stands before each row of the text, in place of the corpus's separator."""
     vocab_size: int = Field(default=4096, gt=258, le=65536)
     """Tokens of the tokenizer, which is trained on the text."""
     sequence_length: int = Field(default=512, ge=2)

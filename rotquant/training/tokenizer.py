@@ -6,16 +6,22 @@ as Llama's does.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from rotquant.foundation.progress import track
 
 if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedTokenizerFast
 
 BOS = "<s>"
+_BATCH = 64
 EOS = "</s>"
 CHUNK_CHARACTERS = 1_000_000
+TRAINED_ON = 40_000_000
+"""Characters of the text that the tokenizer learns from: more no longer change which pairs are frequent."""
 
 
 def train_tokenizer(rows: Sequence[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
@@ -38,7 +44,7 @@ def train_tokenizer(rows: Sequence[str], vocab_size: int, max_length: int) -> Pr
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(rows, trainer)
+    tokenizer.train_from_iterator(_head(rows), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS}:1 $B:1", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
     )
@@ -50,6 +56,27 @@ def train_tokenizer(rows: Sequence[str], vocab_size: int, max_length: int) -> Pr
         clean_up_tokenization_spaces=False,
         add_bos_token=True,
     )
+
+
+def _head(rows: Sequence[str]) -> list[str]:
+    """The first rows, as many as have the characters that the tokenizer learns from."""
+    ends = itertools.accumulate(map(len, rows), initial=0)
+    return [row for row, end in zip(rows, ends, strict=False) if end < TRAINED_ON]
+
+
+def encode_documents(rows: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """Return the ids of the rows, each after a BOS, uint16 [n]; a "<s>" that a row writes out is text."""
+    import numpy as np
+
+    tokens = tokenizer.backend_tokenizer
+    tokens.encode_special_tokens = True
+    bos = np.zeros(1, dtype=np.uint16) + np.uint16(cast(int, tokenizer.bos_token_id))
+    pieces: list[np.ndarray] = []
+    for start in track(range(0, len(rows), _BATCH), "encoding", "batch"):
+        for encoded in tokens.encode_batch_fast(list(rows[start : start + _BATCH]), add_special_tokens=False):
+            pieces += [bos, np.asarray(encoded.ids, dtype=np.uint16)]
+    tokens.encode_special_tokens = False
+    return np.concatenate(pieces)
 
 
 def encode_rows(rows: Iterable[str], separator: str, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:

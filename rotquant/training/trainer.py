@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.text import Tokens, evaluation_windows
@@ -72,9 +75,11 @@ class Trainer:
         )
         self.loss_sum = torch.zeros((), device=self.device)
         self.batch = torch.zeros(config.batch_size, config.sequence_length + 1, dtype=torch.long, device=self.device)
-        self.loss: Callable[[Tensor], Tensor] = torch.compile(self._loss) if compile else self._loss
+        self.cross_entropy: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+        if compile:
+            self._compile()
         self.gradient = GradientStep(
-            lambda step: [self.draw_batch(step)], self._autocast_loss, [self.optimizer], clip=self._clip
+            lambda step: [self.draw_batch(step)], self._loss, [self.optimizer], clip=self._clip
         )
         self.graph: torch.cuda.CUDAGraph | None = None
         self.use_graph = compile and on_gpu
@@ -99,14 +104,21 @@ class Trainer:
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16")
 
+    def _compile(self) -> None:
+        """Compile a decoder layer, which all share, and the loss: seconds where the whole model takes minutes."""
+        # A name that transformers makes no mask for: a captured step would get one, and no flash attention.
+        AttentionInterface.register("causal", sdpa_attention_forward)
+        self.model.set_attn_implementation("causal")
+        for layer in self.model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                layer.compile(dynamic=False)
+        self.cross_entropy = torch.compile(cross_entropy, dynamic=False)
+
     def _loss(self, batch: Tensor) -> Tensor:
         """Mean next-token cross-entropy in float32 of ids [batch, sequence_length + 1]."""
-        logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
-        return cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
-
-    def _autocast_loss(self, batch: Tensor) -> Tensor:
         with self._autocast():
-            return self.loss(batch)
+            logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
+            return self.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
     def _clip(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip)
@@ -190,8 +202,8 @@ class Trainer:
     def validate(self) -> float:
         """Perplexity on the held-out windows."""
         total = 0.0
-        with torch.no_grad(), self._autocast():
-            for windows in self.validation.split(32):
+        with torch.no_grad():
+            for windows in self.validation.split(self.config.batch_size):
                 total += self._loss(windows).item() * len(windows)
         return math.exp(total / len(self.validation))
 
