@@ -235,7 +235,7 @@ def zero_shot(
     root: str | Path | None = None,
     batch_size: int = 64,
 ) -> dict[str, float]:
-    """Zero-shot accuracies of a model in percent, through lm-eval (names: `rotquant.metrics.zeroshot`).
+    """Zero-shot accuracies of a model in percent, by lm-eval's rules (names: `rotquant.metrics.zeroshot`).
 
     Args:
         metric: the tasks; None takes the shipped ones.
@@ -244,7 +244,7 @@ def zero_shot(
 
     Raises:
         RecipeError: unknown task, or a corpus that is not the metric's.
-        TaskError: missing data or lm-eval, or an item that exceeds the model's context.
+        TaskError: missing data, a paper's task without lm-eval, or an item that exceeds the model's context.
     """
     metric = metric or ZeroShot(corpus=(corpus or DOCSTRINGS).name)
     place = None if root is None else Path(root)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -181,22 +182,21 @@ def test_provenance_names_every_data_file(folder: Path):
 
 @pytest.mark.parametrize("bos", [True, False])
 def test_every_item_begins_with_exactly_one_bos_or_none(shipped: api.Model, bos: bool):
-    from rotquant.metrics.zeroshot.harness import Harness
+    from rotquant.metrics.zeroshot.scoring import Scorer
 
     tokenizer = shipped.tokenizer
-    harness = Harness(shipped.network, tokenizer, bos, batch_size=4)
+    scorer = Scorer(shipped.network, tokenizer, bos, batch_size=4)
     pairs = [("Return the", " value"), ("Return the ", "value"), ("Return", " a new list"), ("", "Return")]
-    encoded = harness.encode(pairs)
+    encoded = scorer.encode(pairs)
     start = [tokenizer.bos_token_id] if bos else []
-    for (context, continuation), (pair, context_ids, continuation_ids) in zip(pairs, encoded, strict=True):
-        assert pair == (context, continuation)
+    for (context, continuation), (context_ids, continuation_ids) in zip(pairs, encoded, strict=True):
         assert tokenizer.bos_token_id not in continuation_ids
         plain = tokenizer.encode(context + continuation, add_special_tokens=False)
         if context:
             assert context_ids + continuation_ids == start + plain
         else:  # a model needs something to predict from, so an empty context is one BOS in either case
             assert (context_ids, continuation_ids) == ([tokenizer.bos_token_id], plain)
-    assert encoded[0][1:] == encoded[1][1:]  # a space at the end of a context belongs to the word after it
+    assert encoded[0] == encoded[1]  # a space at the end of a context belongs to the word after it
 
 
 @torch.no_grad()
@@ -293,8 +293,8 @@ def test_accuracy_with_examples_is_that_of_one_prompt_at_a_time(shipped: api.Mod
     )
     right = []
     for row in items(folder, "parameter")[:8]:
-        scores = reference_scores(shipped, solved + row["context"], [" " + choice for choice in row["choices"]])
-        right.append(scores.index(max(scores)) == row["answer"])
+        found_here = reference_scores(shipped, solved + row["context"], [" " + choice for choice in row["choices"]])
+        right.append(found_here.index(max(found_here)) == row["answer"])
     assert found["parameter"] == found["average"] == pytest.approx(100 * sum(right) / 8)
 
 
@@ -396,10 +396,48 @@ def test_items_begin_without_bos_where_the_tokenizer_has_none(shipped: api.Model
     assert found == evaluate(shipped.network, shipped.tokenizer, without, folder)
 
 
-def test_without_lm_eval_the_error_says_what_to_install(shipped: api.Model, folder: Path, monkeypatch):
+def by_lm_eval(model: api.Model, metric: ZeroShot, folder: Path) -> dict[str, tuple[float, ...]]:
+    """What each item scores by the quoted measure, asked and judged by lm-eval."""
+    from lm_eval.evaluator import evaluate as run_tasks
+
+    from rotquant.metrics.zeroshot.harness import Harness, load_tasks, set_shots
+    from rotquant.metrics.zeroshot.scoring import Scorer
+
+    names = task_names(metric)
+    tasks = load_tasks(folder.resolve(), names)
+    set_shots(tasks, metric.shots)
+    harness = Harness(Scorer(model.network, model.tokenizer, metric.bos, batch_size=16))
+    found: Any = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=True)
+    return {name: tuple(item[TASKS["shipped"][name].measure] for item in found["samples"][name]) for name in names}
+
+
+@pytest.mark.parametrize("shots", [0, 2])
+def test_lm_eval_asks_and_judges_the_same(shipped: api.Model, folder: Path, shots: int):
+    metric = ZeroShot(corpus="docstrings", tasks=tuple(TASKS["shipped"]), shots=shots, limit=12)
+    assert scores(shipped.network, shipped.tokenizer, metric, folder).items == by_lm_eval(shipped, metric, folder)
+
+
+def test_shipped_tasks_need_no_lm_eval(shipped: api.Model, folder: Path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    metric = ZeroShot(corpus="docstrings", tasks=("grammar", "summary"), limit=2)
+    assert evaluate(shipped.network, shipped.tokenizer, metric, folder)["grammar.items"] == 2
+    paper = ZeroShot(suite="paper", tasks=("piqa",))
     with pytest.raises(TaskError, match="needs lm-eval; install it with"):
-        evaluate(shipped.network, shipped.tokenizer, ALL, folder)
+        evaluate(shipped.network, shipped.tokenizer, paper, folder)
+
+
+def test_questions_that_share_a_row_do_not_see_each_other(shipped: api.Model):
+    from rotquant.metrics.zeroshot.scoring import Scorer
+
+    text = "Return the largest value of a list, or the default value if the list is empty and a default value is given."
+    words = text.split(" ")
+    contexts = [" ".join(words[:count]) for count in range(4, 20)] + ["Returns the", "An"]
+    pairs = [(context, " " + rest) for context in contexts for rest in ("value", "default value", "list of the values")]
+    together = Scorer(shipped.network, shipped.tokenizer, True, 64).log_likelihoods(pairs, ["test"] * len(pairs))
+    for (context, rest), (score, _) in zip(pairs, together, strict=True):
+        alone, _ = reference_scores(shipped, context, [rest])[0]
+        assert score == pytest.approx(alone, abs=1e-3)  # float32 against float64 log-probabilities
 
 
 # Command line

@@ -142,7 +142,7 @@ class Perplexity(Frozen):
 
 
 class ZeroShot(Frozen):
-    """Zero-shot or few-shot accuracy, or ROUGE-L of summaries, through lm-eval, in percent (`metrics.zeroshot`)."""
+    """Zero-shot or few-shot accuracy, or ROUGE-L of summaries, by lm-eval's rules, in percent (`metrics.zeroshot`)."""
 
     kind: Literal["zero_shot"] = "zero_shot"
     suite: Literal["paper", "shipped"] = "shipped"

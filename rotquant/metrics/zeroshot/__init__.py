@@ -1,4 +1,4 @@
-"""Zero-shot accuracy through lm-eval: the papers' tasks, and tasks for the shipped models made from held-out text.
+"""Zero-shot accuracy: the papers' tasks through lm-eval, and tasks for the shipped models made from held-out text.
 
 Importing this package imports neither torch nor lm-eval.
 """

@@ -7,7 +7,8 @@ import contextlib
 import io
 import logging
 import math
-from collections.abc import Collection, Iterator
+import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,12 @@ from rotquant.recipes.schemes import ZeroShot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rotquant.metrics.zeroshot.questions import Measures
+    from rotquant.metrics.zeroshot.scoring import Scorer
+
+#: What an item is scored by.
+_MEASURES = ("acc", "acc_norm", "exact_match", "rouge_l")
 
 
 @dataclass(frozen=True)
@@ -44,18 +51,19 @@ def evaluate(
 
     Args:
         folder: the task definitions (`rotquant.metrics.zeroshot.prepare`).
-        batch_size: items per forward pass; lowered where the logits would not fit into memory.
+        batch_size: items of 32 tokens per forward pass; lowered where the logits would not fit into memory.
 
     Returns:
-        In percent, per task: `<task>.acc`, `<task>.acc_norm` and `<task>.rouge_l`, as far as the task has them, each
-        with its standard error `<task>.acc_stderr` and so on; `<task>.items`, how many items there were; `<task>`, the
-        quoted one (see `Task.measure`). Over tasks: `average`, the mean of the quoted accuracies, and `rouge_l`, the
-        mean of the ROUGE-L, with `rouge_l_stderr`. All are nan for a task on which the network's outputs are not
-        finite, and so are the means.
+        In percent, per task: `<task>.acc`, `<task>.acc_norm`, `<task>.exact_match` and `<task>.rouge_l`, as far as the
+        task has them, each with its standard error `<task>.acc_stderr` and so on; `<task>.items`, how many items there
+        were; `<task>`, the quoted one (see `Task.measure`). Over tasks: `average`, the mean of the quoted accuracies,
+        and `rouge_l`, the mean of the ROUGE-L, with `rouge_l_stderr`. All are nan for a task on which the network's
+        outputs are not finite, and so are the means.
 
     Raises:
         RecipeError: unknown task.
-        TaskError: lm-eval is missing, a task has too few examples, or an item exceeds the model's context.
+        TaskError: lm-eval, which the paper suite needs, is missing; a task has too few examples; or an item exceeds the
+            model's context.
     """
     return scores(model, tokenizer, metric, folder, batch_size).metrics
 
@@ -69,65 +77,80 @@ def scores(
 ) -> Scores:
     """As `evaluate`, item by item too."""
     names = task_names(metric)
-    lm_eval_tasks()
+    ask = _by_lm_eval if metric.suite == "paper" else _directly
+    if metric.suite == "paper":
+        lm_eval_tasks()
     was_training = model.training
-    with progress.task(f"{metric.suite} tasks"), _quiet():
+    with progress.task(f"{metric.suite} tasks"):
+        from rotquant.metrics.zeroshot.scoring import Scorer
+
+        try:
+            found = ask(Scorer(model.eval(), tokenizer, metric.bos, batch_size), metric, names, folder)
+        finally:
+            model.train(was_training)
+    metrics: dict[str, float] = {}
+    for name in names:
+        metrics |= _summary(name, found[name])
+    quoted = {name: [item[TASKS[metric.suite][name].measure] for item in found[name]] for name in names}
+    items = {name: tuple(values) for name, values in quoted.items() if all(map(math.isfinite, values))}
+    return Scores(metrics | _over_tasks(metric, names, metrics), items)
+
+
+def _directly(scorer: "Scorer", metric: ZeroShot, names: tuple[str, ...], folder: Path) -> "dict[str, list[Measures]]":
+    from rotquant.metrics.zeroshot.questions import Questions, ask
+
+    return ask(scorer, [Questions(folder, name, metric.shots, metric.limit) for name in names])
+
+
+def _by_lm_eval(
+    scorer: "Scorer", metric: ZeroShot, names: tuple[str, ...], folder: Path
+) -> "dict[str, list[Measures]]":
+    """The items of a task are those of all its parts, in order."""
+    with _quiet():
         from lm_eval.evaluator import evaluate as run_tasks
 
         from rotquant.metrics.zeroshot.harness import Harness, load_tasks, set_shots
 
         tasks = load_tasks(Path(folder).resolve(), tuple(part for name in names for part in parts(name)))
         set_shots(tasks, metric.shots)
-        try:
-            harness = Harness(model, tokenizer, metric.bos, batch_size)
-            results: Any = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=True)
-        finally:
-            model.train(was_training)
-    finite = tuple(name for name in names if not set(parts(name)) & harness.not_finite)
-    items = {name: _items(results, name, TASKS[metric.suite][name].measure) for name in finite}
-    return Scores(_flat(metric, names, results, harness.not_finite), items)
+        harness = Harness(scorer)
+        results: Any = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=True)
+
+    def measured(part: str) -> "Iterator[Measures]":
+        finite = part not in harness.not_finite
+        for item in results["samples"][part]:
+            yield {name: float(item[name]) if finite else math.nan for name in _MEASURES if name in item}
+
+    return {name: [item for part in parts(name) for item in measured(part)] for name in names}
 
 
-def _items(results: dict[str, Any], name: str, measure: str) -> tuple[float, ...]:
-    return tuple(float(item[measure]) for part in parts(name) for item in results["samples"][part])
+def _summary(name: str, items: "list[Measures]") -> dict[str, float]:
+    """The measures of a task over its items, in percent, with their standard errors."""
+    metrics: dict[str, float] = {f"{name}.items": len(items)}
+    for measure in items[0]:
+        values = [100 * item[measure] for item in items]
+        mean = statistics.fmean(values)
+        metrics[f"{name}.{measure}"] = mean
+        squares = math.fsum((value - mean) ** 2 for value in values)
+        many = len(values) > 1
+        metrics[f"{name}.{measure}_stderr"] = math.sqrt(squares / (len(values) - 1) / len(values)) if many else math.nan
+    return metrics
 
 
-def _flat(
-    metric: ZeroShot, names: tuple[str, ...], results: dict[str, Any], not_finite: Collection[str]
-) -> dict[str, float]:
-    metrics: dict[str, float] = {}
+def _over_tasks(metric: ZeroShot, names: tuple[str, ...], metrics: dict[str, float]) -> dict[str, float]:
+    """What each task quotes, and the means of that."""
+    found: dict[str, float] = {}
     quoted: dict[str, list[str]] = {}
     for name in names:
-        metrics |= _pooled(name, results, finite=not set(parts(name)) & set(not_finite))
         measure = TASKS[metric.suite][name].measure
-        metrics[name] = metrics[f"{name}.{measure}"]
+        found[name] = metrics[f"{name}.{measure}"]
         quoted.setdefault("rouge_l" if measure == "rouge_l" else "average", []).append(name)
     for summary, members in quoted.items():
-        metrics[summary] = sum(metrics[name] for name in members) / len(members)
+        found[summary] = statistics.fmean(found[name] for name in members)
     if summarized := quoted.get("rouge_l"):
         errors = (metrics[f"{name}.rouge_l_stderr"] for name in summarized)
-        metrics["rouge_l_stderr"] = math.hypot(*errors) / len(summarized)
-    return metrics
-
-
-def _pooled(name: str, results: dict[str, Any], *, finite: bool) -> dict[str, float]:
-    """The measures of a task over the items of all its parts, with their standard errors; nan unless `finite`."""
-    counts = {part: results["n-samples"][part]["effective"] for part in parts(name)}
-    items = sum(counts.values())
-
-    def mean(measure: str) -> float:
-        return sum(count * results["results"][part][f"{measure},none"] for part, count in counts.items()) / items
-
-    metrics: dict[str, float] = {f"{name}.items": items}
-    for measure, squared in (("acc", "acc"), ("acc_norm", "acc_norm"), ("rouge_l", "rouge_l_squared")):
-        if f"{measure},none" in results["results"][next(iter(counts))]:
-            value = mean(measure)
-            # The sample deviation over sqrt(n), from the mean of squares, which zeros and ones are themselves.
-            variance = max(0.0, mean(squared) - value**2)
-            error = math.sqrt(variance / (items - 1)) if items > 1 else math.nan
-            metrics[f"{name}.{measure}"] = 100 * value if finite else math.nan
-            metrics[f"{name}.{measure}_stderr"] = 100 * error if finite else math.nan
-    return metrics
+        found["rouge_l_stderr"] = math.hypot(*errors) / len(summarized)
+    return found
 
 
 @contextlib.contextmanager

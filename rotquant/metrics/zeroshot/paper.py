@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory
 from rotquant.metrics.zeroshot.definitions import write_definition
-from rotquant.metrics.zeroshot.rouge import MEASURES, rouge_l
+from rotquant.metrics.zeroshot.rouge import rouge_l
 
 SUFFIXES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 """The file types of local data, and the builder of the `datasets` library that reads each."""
@@ -180,7 +180,7 @@ PAPER_TASKS = {
             "doc_to_target": "summary",
             "generation_kwargs": {"until": ["\n"], "max_gen_toks": 64, "do_sample": False},
             "process_results": rouge_l,
-            "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in MEASURES],
+            "metric_list": [{"metric": "rouge_l", "aggregation": "mean", "higher_is_better": True}],
         },
         "test",
         TLDR,

@@ -3,17 +3,13 @@
 import functools
 from typing import Any
 
-MEASURES = ("rouge_l", "rouge_l_squared")
-"""What is averaged over the items: the score, and for its standard error its square."""
-
 
 def rouge_l(item: dict[str, Any], generated: list[str]) -> dict[str, float]:
-    """ROUGE-L between an item's `summary` and what was generated for it, from 0 to 1, and its square; no stemming.
+    """ROUGE-L between an item's `summary` and what was generated for it, from 0 to 1; no stemming.
 
     lm-eval calls this for each item of a task that names it as `process_results`.
     """
-    score = _scorer().score(item["summary"], generated[0])["rougeL"].fmeasure
-    return dict(zip(MEASURES, (score, score**2), strict=True))
+    return {"rouge_l": _scorer().score(item["summary"], generated[0])["rougeL"].fmeasure}
 
 
 @functools.cache

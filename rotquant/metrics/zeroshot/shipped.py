@@ -12,12 +12,12 @@ from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory, canonical_json, short_hash
 from rotquant.metrics.zeroshot.definitions import write_definition
 from rotquant.metrics.zeroshot.items import TASK_ITEMS, Item, Source, held_out, task_examples, task_items
-from rotquant.metrics.zeroshot.rouge import MEASURES, rouge_l
+from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.suites import SHIPPED
 from rotquant.text import CorpusSpec
 from rotquant.text.packages import versions
 
-GENERATOR_VERSION = 4
+GENERATOR_VERSION = 5
 """Raised when the rules of `rotquant.metrics.zeroshot.items` change, so that no stale folder is read."""
 
 
@@ -79,6 +79,7 @@ def _definition(name: str, items: int) -> dict[str, Any]:
         "fewshot_split": "examples",
         "fewshot_config": {"sampler": "first_n"},
         "doc_to_text": "context",
+        "target_delimiter": " ",
         **form,
         "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in measures],
         "num_fewshot": 0,
@@ -99,6 +100,6 @@ def _form(name: str) -> tuple[dict[str, Any], list[str]]:
     if name == "summary":
         generation = {"until": ["\n"], "max_gen_toks": _SUMMARY_TOKENS, "do_sample": False}
         form = {"output_type": "generate_until", "doc_to_target": "summary", "generation_kwargs": generation}
-        return {**form, "process_results": rouge_l}, list(MEASURES)
+        return {**form, "process_results": rouge_l}, ["rouge_l"]
     form = {"output_type": "multiple_choice", "doc_to_target": "answer", "doc_to_choice": "choices"}
     return form, ["acc", "acc_norm"]

@@ -1,0 +1,119 @@
+"""The shipped suite without lm-eval: items read from a prepared folder, asked and judged by lm-eval's rules.
+
+lm-eval itself runs the same folder and gives the same answers (a test compares them); without it an evaluation starts
+seconds earlier, and needs no more than the model.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rotquant.foundation.errors import TaskError
+from rotquant.metrics.zeroshot.definitions import data_files, read_definition
+from rotquant.metrics.zeroshot.rouge import rouge_l
+from rotquant.metrics.zeroshot.scoring import Scorer, Setting
+
+Measures = dict[str, float]
+"""What an item scores, from 0 to 1, by measure; nan where the network's outputs are not finite."""
+
+
+class Questions:
+    """One task's items, with `shots` solved examples before each.
+
+    Raises:
+        TaskError: the task has fewer examples, or the folder lacks it.
+    """
+
+    def __init__(self, folder: Path, name: str, shots: int, limit: int | None) -> None:
+        self.name = name
+        self.definition = read_definition(folder, name)
+        files = data_files(folder, self.definition)
+        examples = _rows(files["examples"])
+        if len(examples) < shots:
+            raise TaskError(f"zero-shot task {name!r} has {len(examples)} examples, fewer than {shots} shots.")
+        self._solved = "".join(f"{row['context']}{self._target(row)}\n\n" for row in examples[:shots])
+        self.items = _rows(files["test"])[:limit]
+
+    @property
+    def setting(self) -> Setting | None:
+        """Where generation stops; None for a task whose answers are given."""
+        options = self.definition.get("generation_kwargs")
+        return (tuple(options["until"]), options["max_gen_toks"]) if options else None
+
+    def prompts(self) -> list[str]:
+        """What the model reads before it answers, item by item."""
+        return [self._solved + row["context"] for row in self.items]
+
+    def answers(self, row: dict[str, Any]) -> list[str]:
+        """What an item may be continued by: its choices, or the one true answer."""
+        delimiter = self.definition["target_delimiter"]
+        return [delimiter + choice for choice in row.get("choices", [self._true(row)])]
+
+    def judge(self, row: dict[str, Any], found: list[tuple[float, bool]]) -> Measures:
+        """Accuracy by the log-likelihoods of an item's answers, also with these by character of the answer."""
+        if not all(math.isfinite(score) for score, _ in found):
+            return dict.fromkeys(self._measures, math.nan)
+        if "choices" not in row:
+            return {"acc": float(found[0][1])}
+        scores = [score for score, _ in found]
+        by_length = [score / len(choice) for score, choice in zip(scores, row["choices"], strict=True)]
+        return {
+            name: float(values.index(max(values)) == row["answer"])
+            for name, values in (("acc", scores), ("acc_norm", by_length))
+        }
+
+    def judge_text(self, row: dict[str, Any], text: str, finite: bool) -> Measures:
+        """How well a generated text agrees with the true one."""
+        if not finite:
+            return dict.fromkeys(self._measures, math.nan)
+        return rouge_l(row, [text]) if "rouge_l" in self._measures else {"exact_match": float(text == self._true(row))}
+
+    @property
+    def _measures(self) -> list[str]:
+        return [entry["metric"] for entry in self.definition["metric_list"]]
+
+    def _target(self, row: dict[str, Any]) -> str:
+        """The true answer as it stands behind a solved example."""
+        answers = self.answers(row)
+        return answers[row.get("answer", 0)]
+
+    def _true(self, row: dict[str, Any]) -> str:
+        return row[self.definition["doc_to_target"]]
+
+
+def ask(scorer: Scorer, tasks: list[Questions]) -> dict[str, list[Measures]]:
+    """What each item of each task scores. All tasks are asked at once, so that batches are of items of one length."""
+    chosen = [task for task in tasks if task.setting is None]
+    written = [task for task in tasks if task.setting is not None]
+    return _choose(scorer, chosen) | _write(scorer, written)
+
+
+def _choose(scorer: Scorer, tasks: list[Questions]) -> dict[str, list[Measures]]:
+    asked = [
+        (task, row, prompt, task.answers(row))
+        for task in tasks
+        for row, prompt in zip(task.items, task.prompts(), strict=True)
+    ]
+    pairs = [(prompt, answer) for _, _, prompt, answers in asked for answer in answers]
+    names = [task.name for task, _, _, answers in asked for _ in answers]
+    found = iter(scorer.log_likelihoods(pairs, names) if pairs else ())
+    judged: dict[str, list[Measures]] = {task.name: [] for task in tasks}
+    for task, row, _, answers in asked:
+        judged[task.name].append(task.judge(row, [next(found) for _ in answers]))
+    return judged
+
+
+def _write(scorer: Scorer, tasks: list[Questions]) -> dict[str, list[Measures]]:
+    asked = [(task, row, prompt) for task in tasks for row, prompt in zip(task.items, task.prompts(), strict=True)]
+    settings = [setting for task, _, _ in asked if (setting := task.setting) is not None]
+    names = [task.name for task, _, _ in asked]
+    found = scorer.generate([prompt for _, _, prompt in asked], settings, names) if asked else []
+    judged: dict[str, list[Measures]] = {task.name: [] for task in tasks}
+    for (task, row, _), (text, finite) in zip(asked, found, strict=True):
+        judged[task.name].append(task.judge_text(row, text, finite))
+    return judged
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,304 @@
+"""Log-likelihoods of continuations and greedy generation by a model in memory, as lm-eval defines them.
+
+BOS is put there or left out as asked, whatever the tokenizer's habit; no item is ever truncated; logits become
+log-probabilities in float32. What several questions share is computed once: choices of one context stand behind it in
+one row, each of them seeing the context and itself. Nothing here imports lm-eval.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+
+from rotquant.foundation import progress
+from rotquant.foundation.errors import TaskError
+from rotquant.models.limits import Limits
+from rotquant.tensors.onednn import OneDNNLinear
+
+#: Upper bound on the logits held at once, in elements: 2^28 float32 values are 1 GiB.
+_LOGITS_AT_ONCE = 2**28
+#: Tokens that count as one item of a batch.
+_ITEM_TOKENS = 32
+#: Most tokens of a row that several short questions share.
+_ROW_TOKENS = 512
+
+T = TypeVar("T")
+
+Encoded = tuple[list[int], list[int]]
+"""Token ids of a context and of its continuation."""
+Setting = tuple[tuple[str, ...], int]
+"""Where a generation stops: at one of some strings, or after a number of tokens."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A question in a row: `tokens`, its context and continuation, leave the row's trunk at `fork`.
+
+    index: its place among what was asked. answer: where its continuation begins in `tokens`.
+    """
+
+    index: int
+    tokens: list[int]
+    answer: int
+    fork: int
+
+    @property
+    def own(self) -> list[int]:
+        """The tokens that the trunk does not have, but for the last one, which predicts nothing."""
+        return self.tokens[self.fork : -1]
+
+
+@dataclass
+class Row:
+    """A context, the trunk, and behind it what other questions have beyond it; each sees itself and its trunk."""
+
+    trunk: list[int]
+    branches: list[Branch] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the row."""
+        return len(self.trunk) + sum(len(branch.own) for branch in self.branches)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the row is one text, which needs no mask."""
+        return all(not branch.own or branch.fork == len(self.trunk) for branch in self.branches) and (
+            sum(bool(branch.own) for branch in self.branches) <= 1
+        )
+
+    def asked(self) -> Iterator[tuple[int, int]]:
+        """Of each token of each continuation: the column that predicts it, its id."""
+        column = len(self.trunk)
+        for branch in self.branches:
+            for place in range(branch.answer, len(branch.tokens)):
+                before = place - 1
+                yield before if before < branch.fork else column + before - branch.fork, branch.tokens[place]
+            column += len(branch.own)
+
+
+class Scorer:
+    """A causal language model in memory.
+
+    batch_size: items of 32 tokens per forward pass; fewer where items are longer, or the logits would not fit.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, bos: bool, batch_size: int) -> None:
+        self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
+        self.bos = bos and tokenizer.bos_token_id is not None
+        self.limits = Limits.of(model.config)
+
+    @property
+    def first_token(self) -> int:
+        """BOS, or EOS where the tokenizer has none: what a text of no tokens is predicted from."""
+        ids: tuple[Any, ...] = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        return next((one for one in ids if one is not None), 0)
+
+    def log_likelihoods(self, pairs: Sequence[tuple[str, str]], tasks: Sequence[str]) -> list[tuple[float, bool]]:
+        """Log-likelihood of each context's continuation, and whether greedy decoding would give it.
+
+        Args:
+            tasks: the name of each pair's task, for errors.
+
+        Raises:
+            TaskError: an item is longer than the model's context.
+        """
+        encoded = self.encode(pairs)
+        self._check_lengths(tasks, [len(context) + len(rest) - 1 for context, rest in encoded])
+        rows = _rows(encoded, getattr(self.model.config, "sliding_window", None))
+        rows.sort(key=lambda row: (row.is_text, -row.length))
+        found: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
+        with progress.task("answering", "question", len(pairs)) as under_way:
+            for batch in _by_size(rows, lambda row: row.length, self._tokens):
+                found_here = self._answer(batch)
+                for branch, answer in zip((one for row in batch for one in row.branches), found_here, strict=True):
+                    found[branch.index] = answer
+                under_way.advance(len(found_here))
+        return found
+
+    def generate(
+        self, prompts: Sequence[str], settings: Sequence[Setting], tasks: Sequence[str]
+    ) -> list[tuple[str, bool]]:
+        """The greedy continuation of each prompt, and whether all logits that led to it were finite.
+
+        Raises:
+            TaskError: prompt and continuation together may be longer than the model's context.
+        """
+        contexts = [context for context, _ in self.encode([(prompt, "") for prompt in prompts])]
+        self._check_lengths(tasks, [len(ids) + tokens for ids, (_, tokens) in zip(contexts, settings, strict=True)])
+        order = sorted(range(len(prompts)), key=lambda index: (settings[index], -len(contexts[index])))
+        found = [("", True)] * len(prompts)
+        with progress.task("writing", "text", len(prompts)) as under_way:
+            for setting, group in itertools.groupby(order, key=settings.__getitem__):
+                for batch in _by_size(list(group), lambda index: len(contexts[index]), self._tokens):
+                    texts, finite = self._continue([contexts[index] for index in batch], *setting)
+                    for index, text in zip(batch, texts, strict=True):
+                        found[index] = text, finite
+                    under_way.advance(len(batch))
+        return found
+
+    def encode(self, pairs: Sequence[tuple[str, str]]) -> list[Encoded]:
+        """Tokenize contexts and continuations as lm-eval does: the two together, then split after the context's tokens.
+
+        Spaces at the end of a context go to its continuation. With `bos` every context begins with one BOS if the
+        tokenizer has one; without, no token is added, but for an empty context, since a model needs something to
+        predict from (EOS where there is no BOS).
+
+        Raises:
+            CheckpointError: a token lies beyond the model's vocabulary.
+        """
+        stripped = [(context.rstrip(), context[len(context.rstrip()) :] + rest) for context, rest in pairs]
+        texts = list(dict.fromkeys(text for context, rest in stripped for text in (context, context + rest)))
+        ids: Any = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = dict(zip(texts, ids, strict=True))
+        encoded = []
+        for context, rest in stripped:
+            whole, length = ids[context + rest], len(ids[context])
+            start = [self.first_token] if self.bos or length == 0 else []
+            self.limits.check_ids(max(whole, default=0))
+            encoded.append((start + whole[:length], whole[length:]))
+        return encoded
+
+    @property
+    def _tokens(self) -> int:
+        """Tokens of a forward pass."""
+        return max(1, min(self.batch_size * _ITEM_TOKENS, _LOGITS_AT_ONCE // self.model.config.vocab_size))
+
+    def _check_lengths(self, tasks: Sequence[str], lengths: list[int]) -> None:
+        """Raise `TaskError` where the longest item does not fit into the model's context."""
+        longest = max(range(len(lengths)), key=lengths.__getitem__)
+        context = self.limits.context
+        if context is not None and lengths[longest] > context:
+            raise TaskError(
+                f"zero-shot task {tasks[longest]!r} needs {lengths[longest]} tokens for its longest item, "
+                f"and the model's context is {context} tokens; leave the task out or take another model."
+            )
+
+    @torch.no_grad()
+    def _answer(self, rows: list[Row]) -> list[tuple[float, bool]]:
+        """Log-likelihood and greediness of all continuations of some rows, which are filled up on the right."""
+        width = max(row.length for row in rows)
+        ids = torch.full((len(rows), width), self.first_token)
+        for index, row in enumerate(rows):
+            ids[index, : row.length] = torch.tensor([*row.trunk, *chain(*(branch.own for branch in row.branches))])
+        asked = [(index, *one) for index, row in enumerate(rows) for one in row.asked()]
+        places, columns, targets = torch.tensor(asked, device=self.model.device).T
+        kept, columns = columns.unique(return_inverse=True)
+        mask = {} if all(row.is_text for row in rows) else _branching(rows, width, self.model.dtype)
+        with OneDNNLinear():
+            logits = self.model(
+                input_ids=ids.to(self.model.device),
+                use_cache=False,
+                logits_to_keep=kept,
+                **{name: part.to(self.model.device) for name, part in mask.items()},
+            ).logits
+        logits = logits[places, columns].float()
+        scores = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
+        counts = [len(branch.tokens) - branch.answer for row in rows for branch in row.branches]
+        greedy = (logits.argmax(1) == targets).split(counts)
+        return [(float(one.sum()), bool(same.all())) for one, same in zip(scores.split(counts), greedy, strict=True)]
+
+    def _continue(self, contexts: list[list[int]], until: tuple[str, ...], tokens: int) -> tuple[list[str], bool]:
+        """Continue a batch of contexts, which are filled up on the left and masked there.
+
+        Returns:
+            The texts, and whether all logits were finite.
+        """
+        watch = _Watch()
+        width = max(map(len, contexts))
+        ids = torch.full((len(contexts), width), self.first_token)
+        mask = torch.zeros_like(ids)
+        for row, context in enumerate(contexts):
+            ids[row, width - len(context) :] = torch.tensor(context)
+            mask[row, width - len(context) :] = 1
+        with OneDNNLinear():
+            generated = cast(Any, self.model).generate(
+                input_ids=ids.to(self.model.device),
+                attention_mask=mask.to(self.model.device),
+                max_new_tokens=tokens,
+                do_sample=False,
+                stop_strings=list(until),
+                logits_processor=LogitsProcessorList([watch]),
+                tokenizer=self.tokenizer,
+                pad_token_id=self.first_token,
+            )
+        texts = self.tokenizer.batch_decode(generated[:, width:], skip_special_tokens=True)
+        return [re.split("|".join(map(re.escape, until)), text, maxsplit=1)[0] for text in texts], watch.finite
+
+
+class _Watch(LogitsProcessor):
+    """Sees whether all logits of a generation are finite, and leaves them as they are."""
+
+    finite = True
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        self.finite = self.finite and bool(scores.isfinite().all())
+        return scores
+
+
+def _rows(encoded: list[Encoded], window: int | None) -> list[Row]:
+    """Questions in rows: those whose contexts begin alike share a row, as long as that saves something.
+
+    In descending order a context comes right before those that are the beginning of it. Texts longer than a sliding
+    window of attention have rows of their own: what the window hides counts from a token's place in its text.
+    """
+    rows: list[Row] = []
+    for index in sorted(range(len(encoded)), key=lambda index: encoded[index], reverse=True):
+        context, rest = encoded[index]
+        tokens = context + rest
+        alone = window is not None and len(tokens) > window
+        fork = _common(rows[-1].trunk, context) if rows and not alone else 0
+        if 2 * fork <= len(context) or rows[-1].length + len(tokens) - fork > max(_ROW_TOKENS, 2 * len(context)):
+            rows.append(Row(context))
+            fork = len(context)
+        rows[-1].branches.append(Branch(index, tokens, len(context), fork))
+    return rows
+
+
+def _common(first: list[int], second: list[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    unequal = (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+    return next(unequal, min(len(first), len(second)))
+
+
+def _branching(rows: list[Row], width: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Mask [rows, 1, width, width] and positions [rows, width] by which branches see the trunk up to their fork.
+
+    The mask is what attention adds: every implementation takes that.
+    """
+    number = torch.full((len(rows), width), -1)  # 0 is the trunk, -1 what fills a row up
+    fork, positions = torch.zeros_like(number), torch.zeros_like(number)
+    for index, row in enumerate(rows):
+        of_trunk = [(0, len(row.trunk), place) for place in range(len(row.trunk))]
+        of_branches = [
+            (count, branch.fork, branch.fork + place)
+            for count, branch in enumerate(row.branches, start=1)
+            for place in range(len(branch.own))
+        ]
+        parts = number[index], fork[index], positions[index]
+        for part, values in zip(parts, torch.tensor(of_trunk + of_branches).T, strict=True):
+            part[: row.length] = values
+    of_trunk = (number == 0)[:, None, :] & (positions[:, None, :] < fork[:, :, None])
+    seen = (of_trunk | (number[:, None, :] == number[:, :, None])) & torch.ones(width, width, dtype=torch.bool).tril()
+    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+    return {"attention_mask": mask[:, None], "position_ids": positions}
+
+
+def _by_size(members: list[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Members in order, as many together as have `limit` tokens when all are filled up to the longest; at least one."""
+    batch: list[T] = []
+    longest = 0
+    for member in members:
+        longest = max(longest, size(member))
+        if batch and longest * (len(batch) + 1) > limit:
+            yield batch
+            batch, longest = [], size(member)
+        batch.append(member)
+    if batch:
+        yield batch
