@@ -82,7 +82,7 @@ def quantize(
         checkpoint: a local folder or hub id.
         recipe: a recipe, or a preset's name: then with texts no longer than the model's context.
         corpus: text whose train split calibrates and rotations are learned on, where the recipe needs it.
-        seed: of the random rotation.
+        seed: of the random rotation, the calibration sample and the order of learning.
         rotations: file of learned rotations, read where it exists and else written, so that several recipes share
             them; an interrupted learning continues.
 
@@ -95,7 +95,7 @@ def quantize(
         raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
     network, tokenizer = load_checkpoint(checkpoint, dtype, "cpu")
     samples = (
-        calibration_tokens(corpus, cast(Calibration, recipe.calibration), tokenizer)
+        calibration_tokens(corpus, cast(Calibration, recipe.calibration), tokenizer, seed)
         if recipe.needs_calibration
         else None
     )
@@ -128,7 +128,7 @@ def _learned(
         return load_rotations(file), {"file": str(file), "digest": file_digest(file), **ends_of(load_history(file))}
     started = time.perf_counter()
     learner, text = recipe.learned_by
-    samples = calibration_tokens(corpus, text, tokenizer)
+    samples = calibration_tokens(corpus, text, tokenizer, seed)
     unfinished = None if file is None else Path(f"{file}.unfinished")
     learned = learner.learn(network, recipe, seed, samples, device=device, checkpoint=unfinished)
     record = {"seconds": time.perf_counter() - started, **ends_of(learned.history)}
@@ -252,7 +252,13 @@ def zero_shot(
     return zeroshot.evaluate(model.network, model.tokenizer, metric, folder, batch_size)
 
 
-def calibration_tokens(corpus: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase") -> Tensor:
-    """Calibration samples of a corpus, int64 [samples, sequence_length]: random windows of its train split's head."""
+def calibration_tokens(
+    corpus: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase", seed: int = 0
+) -> Tensor:
+    """Calibration samples of a corpus, int64 [samples, sequence_length]: random windows of its train split's head.
+
+    Args:
+        seed: the run's, which draws them.
+    """
     tokens = tokenize(load_text(corpus, "train", max_characters=calibration.characters), tokenizer)
-    return calibration_samples(tokens, calibration)
+    return calibration_samples(tokens, calibration, seed)

@@ -14,7 +14,9 @@ from rotquant.recipes.schemes import SNR, Perplexity, ZeroShot
 from rotquant.study.project import Cell, Project, load_project
 from tests.project import REPOSITORY
 
-STATEMENTS = yaml.safe_load((Path(__file__).parent / "paper_settings.yaml").read_text(encoding="utf-8"))
+_SAID = yaml.safe_load((Path(__file__).parent / "paper_settings.yaml").read_text(encoding="utf-8"))
+STATEMENTS = [statement for statement in _SAID if "paper" not in statement]
+OF_TABLES = [statement for statement in _SAID if "paper" in statement]
 
 #: Checkpoints of the papers' models on the Hugging Face hub, by slot.
 CHECKPOINTS = {
@@ -34,6 +36,7 @@ QUAROT_TASKS = ("piqa", "winogrande", "hellaswag", "arc_easy", "arc_challenge", 
 SPINQUANT_TASKS = (  # Sec. 4
     *("arc_easy", "arc_challenge", "boolq", "piqa", "social_iqa", "hellaswag", "openbookqa", "winogrande"),
 )
+OWN_REPORTS = ("switches", "budget")
 INSTRUCTED_TASKS = {("mmlu",): 5, ("tldr",): 1}  # SpinQuant Sec. A.10: examples in the prompt
 
 
@@ -94,6 +97,32 @@ def test_no_row_of_any_table_is_changed_by_the_configuration(project: Project) -
             if not said.needs_calibration:
                 said = said.model_copy(update={"calibration": None})
             assert cell.runs[0].recipe == said, (table.id, cell.row)
+
+
+@pytest.mark.parametrize("statement", OF_TABLES, ids=lambda statement: statement["source"])
+def test_what_is_said_of_a_papers_tables_holds_in_every_cell(project: Project, statement: dict[str, Any]) -> None:
+    """Of fields that a cell has: weights alone have no inputs whose granularity anything could be said of."""
+    checked = 0
+    for table in project.tables.values():
+        for cell in project.cells(table.id) if table.paper == statement["paper"] else ():
+            slot = table.column(cell.column).slot
+            if table.row(cell.row).method not in statement["methods"] or slot not in statement.get("slots", [slot]):
+                continue
+            if table.label in OWN_REPORTS:  # whose rows are the alternatives
+                continue
+            recipe = dict(flat(cell.runs[0].recipe.model_dump(mode="json")))
+            if not recipe.keys() & {"activations.bits", "weights.scheme.bits"}:
+                continue
+            for field, value in statement["settings"].items():
+                section = field.partition(".")[0]
+                if section == "attention_output":
+                    section = "activations"  # it has to be there where inputs are quantized
+                if any(name.startswith(f"{section}.") for name in recipe):
+                    assert recipe.get(field) == value, (table.id, cell.row, cell.column, field)
+                    checked += 1
+            if "attention_output.bits" in recipe:
+                assert recipe["attention_output.bits"] == recipe["activations.bits"]
+    assert checked
 
 
 def printed(table: str, cell: Cell, labels: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -9,12 +9,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from rotquant.foundation.errors import CheckpointError, RecipeError
-from rotquant.methods.quip.rounding import block_ldlq, quantize_quip_site
+from rotquant.methods.quip import QuIP
+from rotquant.methods.quip.rounding import block_ldlq, quantize_quip_site, tuned
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors import lattice
-from rotquant.tensors.lattice import LatticeWeight, absolute_values, decode, encode, incoherent, refine
+from rotquant.tensors.lattice import LatticeWeight, absolute_values, decode, encode, incoherent, refine, refined
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.hessian import inverse_factor
 from rotquant.weights.storage import load_quantized, save_quantized
@@ -127,6 +128,27 @@ def test_errors_are_spread_as_optimal_brain_surgery_says(stages):
     assert torch.equal(found, reference_ldlq(weight, hessian, stages))
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_block_is_rounded_again_where_the_error_of_the_output_would_be_least(stages):
+    x = gaussian(200, 32) @ gaussian(32, 32, seed=1)
+    hessian, weight = x.T @ x, gaussian(6, 32, seed=2)
+    factor = inverse_factor(hessian, 1e-9)
+    codes = block_ldlq(weight, factor, stages)
+    left = weight - refined(codes, x.dtype).flatten(-2)
+    # d/dV_B |X (W - V)^T|^2 = 0 with the other columns of V given
+    best = weight[:, :8] + left[:, 8:] @ hessian[8:, :8] @ torch.linalg.inv(hessian[:8, :8])
+    assert torch.equal(tuned(weight, codes, factor, 1)[..., 0], refine(best, stages)[0])
+    assert torch.equal(tuned(weight, codes, factor, 0), codes)
+
+
+def test_rounding_all_blocks_again_lowers_the_error_of_the_output():
+    x, weight = gaussian(500, 64) @ gaussian(64, 64, seed=1), gaussian(48, 64, seed=2)
+    factor = inverse_factor(x.T @ x, 0.01)
+    codes = block_ldlq(weight, factor, 1)
+    errors = [output_error(weight, x, refined(tuned(weight, codes, factor, n), x.dtype).flatten(-2)) for n in (0, 10)]
+    assert errors[1] < 0.95 * errors[0]
+
+
 def output_error(weight, x, rounded):
     return error(x @ weight.T, x @ rounded.T)
 
@@ -135,7 +157,7 @@ def output_error(weight, x, rounded):
 def test_rounding_with_correlated_inputs_is_better_than_rounding_to_nearest(bits, bound):
     weight = gaussian(48, 64) * torch.exp(gaussian(48, 1, seed=3))
     x = gaussian(500, 64, seed=1) @ gaussian(64, 64, seed=2)
-    (found,) = quantize_quip_site([weight], x.T @ x, bits, 0.01, torch.Generator().manual_seed(0))
+    (found,) = quantize_quip_site([weight], x.T @ x, bits, QuIP(), torch.Generator().manual_seed(0))
     nearest = LatticeWeight(
         refine(incoherent(weight, found.rows, found.columns).unflatten(-1, (-1, 8)) / found.scale, bits // 2)[0],
         found.scale,
@@ -203,8 +225,8 @@ def test_signs_belong_to_the_seed():
         build_weights(
             tiny_model(num_layers=1),
             None,
-            override(RECIPE, {"methods": {"quip": {"seed": seed}}}, "test"),
-            0,
+            RECIPE,
+            seed,
             SAMPLES,
             progress=False,
         ).weights

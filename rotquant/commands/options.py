@@ -46,7 +46,9 @@ Corpus = Annotated[
         "Salesforce/wikitext:wikitext-2-raw-v1.",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random rotation.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**63 - 1, help="Draws rotation, calibration sample and order of learning.")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ... ; auto takes a GPU when there is one.")]
 Dtype = Annotated[str, typer.Option(help="Floating-point type of the network: float32, bfloat16 or float16.")]
 Changes = Annotated[

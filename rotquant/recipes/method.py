@@ -51,7 +51,7 @@ class Method(Frozen):
         of weights, where it takes the place of round-to-nearest.
     excludes: roles that no other method may have beside it.
     calibrates: whether it reads the recipe's calibration text.
-    seeded: whether the run's seed changes what it does.
+    seeded: whether the run's seed changes what it does, beside the calibration sample, which it always draws.
     scaled: fields that are the paper's numbers for its widths, and the section of a slot that maps them.
     """
 

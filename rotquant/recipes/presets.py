@@ -96,9 +96,10 @@ def quarot_128g() -> Recipe:
 
 
 def smoothquant() -> Recipe:
-    """SmoothQuant (alpha 0.5) with round-to-nearest W4A4KV4, per-token inputs and per-channel weights."""
+    """SmoothQuant (alpha 0.85, its authors' for Llama) with round-to-nearest W4A4KV4, per-token inputs and per-channel
+    weights."""
     return _recipe(
-        {"smoothquant": {}},
+        {"smoothquant": {"alpha": 0.85}},
         weights=_weights(clip_search=False),
         activations=_inputs(),
         keys=_cache(),
@@ -146,7 +147,7 @@ def llm_qat() -> Recipe:
 
 
 def quip_sharp() -> Recipe:
-    """QuIP# with 4-bit weights alone, without its fine-tuning."""
+    """QuIP# with 4-bit weights alone, without its fine-tuning and without the iterations of its authors' code."""
     scheme = QuantizationScheme(bits=4, granularity="tensor")
     weights = WeightQuantization(scheme=scheme, clip_search=False)
     return _recipe({"quip": {}}, weights=weights, calibration=Calibration())

@@ -147,9 +147,12 @@ class Recipe(Frozen):
 
     @property
     def is_random(self) -> bool:
-        """Whether the run's seed changes the result (calibration draws from its own seed)."""
+        """Whether the run's seed changes the result.
+
+        It draws the rotation, the calibration sample, and what methods draw: their text and its order, signs.
+        """
         drawn = self.rotation is not None and self.rotation.is_random
-        return drawn or any(method.seeded for method in self.methods.values())
+        return drawn or self.needs_calibration or any(method.seeded for method in self.methods.values())
 
     def stored(self) -> dict[str, Any]:
         """The part that decides the stored weights, as plain data.
@@ -177,7 +180,8 @@ class Run(Frozen):
 
     checkpoint: a local folder or a hub id; where it lies is not part of the key, `checkpoint_digest` is.
     corpora: the text behind each corpus name that the recipe and the metric use.
-    seed: seeds the random rotation; normalised to 0 where nothing is random, so equal cells have equal keys.
+    seed: draws the rotation, calibration samples and the order of learning (`Recipe.is_random`); normalised to 0 where
+        nothing is random, so equal cells have equal keys.
     dtype: floating-point type of the simulated network.
     """
 

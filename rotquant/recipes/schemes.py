@@ -63,7 +63,7 @@ class Calibration(Frozen):
     sequence_length: Annotated[int, Field(gt=1)] = 2048
     """Tokens of a window."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Draws the windows."""
+    """Added to a run's seed it draws the windows: the papers' codes draw them with the run's seed, 0 by default."""
 
     @property
     def characters(self) -> int:

@@ -127,7 +127,7 @@ class Settings(Written):
     dtype: Literal["float32", "bfloat16", "float16"]
     """Floating-point type of the simulated network."""
     seeds: Annotated[Many[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
-    """Seeds of the random rotations; a row without rotation is computed once."""
+    """Each draws rotation, calibration sample and order of learning; a row that draws nothing is computed once."""
     trials: Annotated[int, Field(gt=0)] | None = None
     """Tables about the distribution over seeds take the seeds 0 to trials - 1; without it, `seeds`, as others do."""
     tracking: bool = True

@@ -99,6 +99,12 @@ def refine(vectors: Tensor, stages: int) -> tuple[Tensor, Tensor]:
     return torch.stack(codes), values
 
 
+def refined(codes: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values [..., 8] of codes [stages, ...] that `refine` found."""
+    steps = REFINEMENT ** -torch.arange(len(codes), dtype=dtype, device=codes.device)
+    return cast(Tensor, sum(step * decode(stage, dtype) for step, stage in zip(steps, codes, strict=True)))
+
+
 def incoherent(matrix: Tensor, rows: Tensor | None, columns: Tensor | None, inverse: bool = False) -> Tensor:
     """Randomized Hadamard transforms of the rows and columns of a matrix [m, n] (QuIP# Sec. 3), or their inverse.
 
@@ -141,10 +147,8 @@ class LatticeWeight:
 
         A runtime with kernels for the codes would transform its activations instead; the function is the same.
         """
-        steps = REFINEMENT ** -torch.arange(len(self.codes), dtype=torch.float64, device=self.codes.device)
-        parts = (step * decode(codes, torch.float64) for step, codes in zip(steps, self.codes, strict=True))
-        values = cast(Tensor, sum(parts))
-        return incoherent(self.scale.double() * values.flatten(-2), self.rows, self.columns, inverse=True).to(dtype)
+        values = refined(self.codes, torch.float64).flatten(-2)
+        return incoherent(self.scale.double() * values, self.rows, self.columns, inverse=True).to(dtype)
 
     def to(self, device: torch.device | str) -> "LatticeWeight":
         """The same weight on another device."""

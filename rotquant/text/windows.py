@@ -93,8 +93,11 @@ def evaluation_windows(tokens: Tokens, sequence_length: int, bos: BOS = "text") 
     return torch.cat([windows.new_full((n_windows, 1), cast(int, tokens.bos)), windows], dim=1)
 
 
-def calibration_samples(tokens: Tokens, calibration: Calibration) -> torch.Tensor:
+def calibration_samples(tokens: Tokens, calibration: Calibration, seed: int = 0) -> torch.Tensor:
     """Draw windows at uniformly random starts, int64 [samples, sequence_length]; equal seeds draw equal windows.
+
+    Args:
+        seed: the run's, which the calibration's own is added to.
 
     Raises:
         CorpusError: the text is shorter than one window.
@@ -105,6 +108,6 @@ def calibration_samples(tokens: Tokens, calibration: Calibration) -> torch.Tenso
     last_start = ids.numel() - length
     if last_start < 0:
         raise CorpusError(f"The calibration text has {ids.numel()} tokens, fewer than one sample of {length}.")
-    generator = torch.Generator().manual_seed(calibration.seed)
+    generator = torch.Generator().manual_seed(calibration.seed + seed)
     starts = torch.randint(last_start + 1, (calibration.samples, 1), generator=generator)
     return ids[starts + torch.arange(length)]

@@ -21,6 +21,7 @@ class LLMQAT(Method):
     source: ClassVar[str] = "Liu et al. 2023, arXiv:2305.17888, Sec. 2"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
+    seeded: ClassVar[bool] = True
 
     samples: Annotated[int, Field(gt=0)] = 100_000
     """How much text the model generates, in sequences (the paper: 100k)."""
@@ -33,7 +34,7 @@ class LLMQAT(Method):
     learning_rate: Annotated[float, Field(gt=0.0)] = 2e-5
     """At the first step; it decays to zero along a cosine."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the text and of its order."""
+    """Added to the run's seed it draws the text and its order."""
 
     @property
     def sees_quantizers(self) -> bool:
@@ -51,12 +52,12 @@ class LLMQAT(Method):
 
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
-        text = f"{self.samples} generated samples of {self.sequence_length} tokens, seed {self.seed}"
+        text = f"{self.samples} generated samples of {self.sequence_length} tokens"
         return f"LLM-QAT {self.steps} steps of {self.batch_size}, learning rate {self.learning_rate:g}, on {text}"
 
     def apply(self, stage: "Stage") -> None:
         """Train the whole model, then round to nearest."""
         from rotquant.methods.llm_qat.training import train_model
 
-        train_model(stage.model, stage.recipe, stage.device)
+        train_model(stage.model, stage.recipe, stage.seed, stage.device)
         stage.round_to_nearest()

@@ -106,6 +106,7 @@ def train(
     teacher: nn.Module,
     ids: Tensor,
     recipe: Recipe,
+    seed: int = 0,
     *,
     checkpoint: Checkpoint | None = None,
 ) -> list[float]:
@@ -116,6 +117,7 @@ def train(
         teacher: the full-precision model, on the same device.
         ids: token ids, int64 [samples, tokens].
         recipe: its method and `weights`.
+        seed: the run's: with the method's own it decides the order of the samples.
         checkpoint: where an interrupted training continues, with the same result.
 
     Returns:
@@ -127,7 +129,7 @@ def train(
     settings, scheme = LLMQAT.of(recipe), recipe.rounded.scheme
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
-    batches = shuffled_batches(len(ids), settings.batch_size, settings.steps, settings.seed)
+    batches = shuffled_batches(len(ids), settings.batch_size, settings.steps, settings.seed + seed)
 
     def loss(part: Tensor) -> Tensor:
         return _loss(model, teacher, part.to(embedding(model).weight.device), scheme) * (len(part) / len(batches[0]))
@@ -161,7 +163,12 @@ def _parts(model: nn.Module, ids: Tensor) -> Sequence[Tensor]:
 
 
 def train_model(
-    model: nn.Module, recipe: Recipe, device: torch.device | str = "cpu", *, checkpoint: Checkpoint | None = None
+    model: nn.Module,
+    recipe: Recipe,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    *,
+    checkpoint: Checkpoint | None = None,
 ) -> list[float]:
     """Generate text with a model and train it on that, in place.
 
@@ -171,6 +178,7 @@ def train_model(
     Args:
         model: a causal language model of a supported family, rotated before if the recipe rotates, and not wrapped.
         recipe: with this method and `weights`; its run-time quantizers act while training.
+        seed: the run's: with the method's own it draws the text and its order.
         device: where to work.
         checkpoint: where an interrupted training continues; the text, which the seed decides, is generated again.
 
@@ -188,9 +196,9 @@ def train_model(
     )
     with on_device(teacher, device), wrap(teacher, online):
         with OneDNNLinear():
-            ids = generate(teacher, settings.samples, settings.sequence_length, settings.seed)
+            ids = generate(teacher, settings.samples, settings.sequence_length, settings.seed + seed)
         model.to(torch.promote_types(dtype, torch.float32))
         with on_device(model, device), wrap(model, quantizers):
-            losses = train(model, teacher, ids, recipe, checkpoint=checkpoint)
+            losses = train(model, teacher, ids, recipe, seed, checkpoint=checkpoint)
     model.to(dtype)
     return losses

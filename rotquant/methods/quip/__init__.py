@@ -26,11 +26,15 @@ class QuIP(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     calibrates: ClassVar[bool] = True
+    seeded: ClassVar[bool] = True
 
     damping: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
     """Share of the Hessian's mean diagonal that is added to its diagonal."""
+    tune_iterations: Annotated[int, Field(ge=0)] = 0
+    """How often, after block LDLQ, every block of eight columns is rounded anew with all others as they are. The paper
+    does not speak of it; its authors' code does so 10 times (`quip_tune_iters`)."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the signs of the randomized Hadamard transforms."""
+    """Added to the run's seed it draws the signs of the randomized Hadamard transforms."""
 
     def check(self, recipe: Recipe) -> None:
         """Weights alone, of 2 or 4 bits with one scale, without clip search."""
@@ -56,7 +60,8 @@ class QuIP(Method):
 
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
-        return f"QuIP#, damping {self.damping:g}, seed {self.seed}"
+        tuned = f", {self.tune_iterations or 'no'} iterations over rounded blocks"
+        return f"QuIP# without fine-tuning, damping {self.damping:g}{tuned}"
 
     def apply(self, stage: "Stage") -> None:
         """Round site by site, on inputs of layers that are rounded already; one generator draws all signs."""
@@ -64,7 +69,7 @@ class QuIP(Method):
 
         from rotquant.methods.quip.rounding import quantize_quip_site
 
-        bits, generator = stage.recipe.rounded.scheme.bits, torch.Generator().manual_seed(self.seed)
+        bits, generator = stage.recipe.rounded.scheme.bits, torch.Generator().manual_seed(self.seed + stage.seed)
         stage.round_by_site(
-            self.title, lambda weights, hessian, _: quantize_quip_site(weights, hessian, bits, self.damping, generator)
+            self.title, lambda weights, hessian, _: quantize_quip_site(weights, hessian, bits, self, generator)
         )

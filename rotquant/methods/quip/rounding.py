@@ -2,7 +2,8 @@
 
 Randomized Hadamard transforms of both sides make the entries of a weight nearly Gaussian (Sec. 3), which the codebook
 E8P of `rotquant.tensors.lattice` suits (Sec. 4.2); 4 bits are two of its codes. Errors of a block of eight columns are
-spread over the columns to come, as GPTQ does column by column (block LDLQ, Sec. 4.1). Weights alone are quantized.
+spread over the columns to come, as GPTQ does column by column (block LDLQ, Sec. 4.1); as in the authors' code, blocks
+can be rounded again with all others given. Weights alone are quantized.
 """
 
 from collections.abc import Sequence
@@ -10,14 +11,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rotquant.methods.quip import QuIP
 from rotquant.tensors import hadamard
-from rotquant.tensors.lattice import DEVIATION, WIDTH, LatticeWeight, incoherent, refine
+from rotquant.tensors.lattice import DEVIATION, WIDTH, LatticeWeight, incoherent, refine, refined
 from rotquant.weights.hessian import inverse_factor
 
 
 @torch.no_grad()
 def quantize_quip_site(
-    weights: Sequence[Tensor], hessian: Tensor, bits: int, damping: float, generator: torch.Generator
+    weights: Sequence[Tensor], hessian: Tensor, bits: int, settings: QuIP, generator: torch.Generator
 ) -> list[LatticeWeight]:
     """Quantize the weights of all linear layers that read one input.
 
@@ -25,20 +27,22 @@ def quantize_quip_site(
         weights: each [out_i, in], any floating-point type, on the hessian's device.
         hessian: X^T X, [in, in], unscaled and undamped.
         bits: 2 or 4.
-        damping: share of the mean diagonal that is added to the diagonal.
+        settings: damping and iterations.
         generator: on the host, of the signs of the transforms.
 
     Raises:
         RotquantError: when the hessian is not finite, or not positive definite after damping.
     """
     columns = hadamard.random_signs(hessian.shape[0], generator, torch.int8).to(hessian.device)
-    factor = inverse_factor(incoherent(hessian.double(), columns, columns), damping)
+    factor = inverse_factor(incoherent(hessian.double(), columns, columns), settings.damping)
     result, stages = [], bits // 2
     for weight in weights:
         rows = hadamard.random_signs(len(weight), generator, torch.int8).to(hessian.device)
         transformed = incoherent(weight.double(), rows, columns)
         scale = (transformed.square().mean().sqrt() / DEVIATION[stages]).float()
-        codes = block_ldlq(transformed / scale.double(), factor, stages)
+        target = transformed / scale.double()
+        codes = block_ldlq(target, factor, stages)
+        codes = tuned(target, codes, factor, settings.tune_iterations)
         result.append(LatticeWeight(codes, scale, rows, columns.clone()))
     return result
 
@@ -64,3 +68,27 @@ def block_ldlq(weight: Tensor, factor: Tensor, stages: int) -> Tensor:
         spread = torch.linalg.solve_triangular(own, factor[start:stop, stop:], upper=True)
         weight[:, stop:] -= (block - values) @ spread
     return torch.stack(codes, dim=-1)
+
+
+def tuned(weight: Tensor, codes: Tensor, factor: Tensor, iterations: int) -> Tensor:
+    """Codes found anew, block by block: each is rounded where the output's error would be least, all others given.
+
+    With V the rounded weight and H the damped Hessian, that is V_B + (W - V) H_:B H_BB^-1 for the columns B.
+
+    Args:
+        weight: in units of the codebook, float64 [out, in].
+        codes: of block LDLQ, int16 [stages, out, in / 8].
+        factor: as for `block_ldlq`.
+        iterations: how often all blocks are gone through.
+    """
+    if not iterations:
+        return codes
+    codes, values = codes.clone(), refined(codes, weight.dtype).flatten(-2)
+    hessian = torch.cholesky_inverse(factor, upper=True)
+    for _ in range(iterations):
+        for start in range(0, weight.shape[1], WIDTH):
+            block = slice(start, start + WIDTH)
+            pull = (weight - values) @ hessian[:, block]
+            wanted = values[:, block] + torch.linalg.solve(hessian[block, block], pull.T).T
+            codes[..., start // WIDTH], values[:, block] = refine(wanted, len(codes))
+    return codes

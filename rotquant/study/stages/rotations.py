@@ -39,7 +39,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
     learner, text = run.recipe.learned_by
     accelerator = torch_device(device)
     model, tokenizer = load_checkpoint(checkpoint, learning_dtype(torch_dtype(run.dtype)), "cpu")
-    samples, corpus = text_samples(run.corpora[text.corpus], text, tokenizer)
+    samples, corpus = text_samples(run.corpora[text.corpus], text, tokenizer, run.seed)
     unfinished = folder / f"unfinished-{code}"  # what other code began is not continued
     learned = learner.learn(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
     save_rotations(folder / ROTATIONS_FILE, learned.rotations, learned.history)

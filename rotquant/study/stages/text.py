@@ -61,12 +61,15 @@ def token_ids(
 
 
 def text_samples(
-    spec: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase"
+    spec: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase", seed: int
 ) -> tuple["torch.Tensor", dict[str, Any]]:
     """Samples of a corpus's train split, int64 [samples, sequence_length], and what provenance says of the text.
+
+    Args:
+        seed: the run's, which draws them.
 
     Raises:
         CorpusError: the text cannot be read or is shorter than one sample.
     """
     tokens, identity = token_ids(spec, "train", tokenizer, calibration.characters)
-    return calibration_samples(tokens, calibration), identity
+    return calibration_samples(tokens, calibration, seed), identity

@@ -44,7 +44,8 @@ def compute_weights(
     samples, corpora = None, {}
     calibration = run.recipe.calibration
     if run.recipe.needs_calibration and calibration is not None:
-        samples, corpora["calibration"] = text_samples(run.corpora[calibration.corpus], calibration, tokenizer)
+        corpus = run.corpora[calibration.corpus]
+        samples, corpora["calibration"] = text_samples(corpus, calibration, tokenizer, run.seed)
     stored = build_weights(model, tokenizer, run.recipe, run.seed, samples, rotations=rotations, device=accelerator)
     provenance = {
         **environment(),

@@ -1,0 +1,57 @@
+"""Methods are compared on equal terms: seeds draw all that is drawn, and shares of features are the papers'."""
+
+import json
+
+import pytest
+
+from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.recipe import Run
+from rotquant.study.project import Project, load_project
+from tests.project import REPOSITORY
+
+#: Widths of the papers' models, which their numbers of groups and outlier features are made for.
+WIDTHS = {"Llama-2-7B": 4096, "Llama-2-13B": 5120, "Llama-2-70B": 8192, "Llama-3-8B": 4096, "Llama-3-70B": 8192}
+
+
+@pytest.fixture(scope="module")
+def project() -> Project:
+    return load_project(root=REPOSITORY)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in ("baseline", "rtn")])
+def test_every_method_draws_something_but_rounding_to_nearest_without_rotation(name: str) -> None:
+    """A calibration sample, a rotation, signs, or text of its own: so each has as many seeds as the others."""
+    assert preset(name).is_random
+    assert not preset("rtn").is_random
+
+
+def test_every_quantized_cell_of_a_table_has_all_seeds_or_nothing_to_draw(project: Project) -> None:
+    seeds = project.config.seeds
+    assert len(seeds) >= 3
+    for table in project.tables.values():
+        for cell in project.cells(table.id) if table.repeats == "seeds" else ():
+            expected = seeds if cell.runs[0].recipe.is_random else (0,)
+            assert tuple(run.seed for run in cell.runs) == expected, (table.id, cell.row)
+    single = {table.id for table in project.tables.values() if table.repeats == "once"}
+    assert all("_figure" in name for name in single)  # distributions of one model, which a mean would blur
+
+
+def test_seeds_have_weights_of_their_own(project: Project) -> None:
+    """The calibration sample is drawn anew for each, also where nothing is rotated."""
+    cell = next(cell for cell in project.cells("spinquant_table1") if cell.row == "GPTQ 4-4-4")
+    assert len({run.weights_key for run in cell.runs}) == len(project.config.seeds)
+
+
+@pytest.mark.parametrize("kind", ["group_sizes", "outlier_features"])
+def test_a_stand_in_keeps_the_papers_shares_of_its_width(project: Project, kind: str) -> None:
+    """So that Atom's 128 outlier features are one in 32 as on Llama-2-7B, beside as many groups as there."""
+    for name, width in WIDTHS.items():
+        slot = project.config.slot(name)
+        hidden = json.loads((REPOSITORY / slot.checkpoint / "config.json").read_text())["hidden_size"]
+        for number, scaled in getattr(slot, kind).items():
+            assert scaled / hidden == pytest.approx(number / width, rel=0.1), (name, number)
+
+
+def test_a_run_without_anything_random_has_one_key(project: Project) -> None:
+    run = next(cell.runs[0] for cell in project.cells("spinquant_table1") if cell.row == "RTN 4-4-4")
+    assert Run.model_validate({**run.model_dump(), "seed": 7}).key == run.key
