@@ -97,13 +97,14 @@ def speed(name: TableName, config: Configs = None, plan: PlanFile = None) -> Non
     project = open_project(config, plan)
     table = project.speed_table(name)
     measured = read_numbers(project, table)
+    report = speed_report(project, table, measured)
     if table.grids:
         write_frame(project.root / table_path(name), speed_frame(measured))
-    write_text(project.root / page_path(name), markdown(speed_report(project, table, measured)))
+    write_text(project.root / page_path(name), markdown(report))
     typer.echo(str(page_path(name)))
     if project.config.tracking:
         with warning(_LATER.format(name)):
-            log_speed(project, name)
+            log_speed(project, table, measured, report)
 
 
 @report_app.command()

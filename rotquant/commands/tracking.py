@@ -24,8 +24,10 @@ from rotquant.study.tables import Table
 
 if TYPE_CHECKING:
     from rotquant.reporting.pages.model import Report
+    from rotquant.reporting.speed.numbers import Measured
     from rotquant.reporting.tracking import Logged
     from rotquant.study.results import RunResult
+    from rotquant.study.speed.definitions import SpeedTable
     from rotquant.study.values import Values
 
 #: The only interface that a server started here listens on.
@@ -62,6 +64,8 @@ def sync_tracking(
     A table's own run gets its rendered report, its numbers and its figure.
     """
     from rotquant.reporting import tracking
+    from rotquant.reporting.speed.numbers import read_numbers
+    from rotquant.reporting.speed.report import speed_report
     from rotquant.study.values import collect, read_back
 
     project = open_project(config)
@@ -82,7 +86,9 @@ def sync_tracking(
         attach(project, chosen.id, logged, report)
         typer.echo(f"{chosen.id}: {len(logged.runs)} runs in experiment {logged.experiment}")
     for name in speed:
-        logged = log_speed(project, name)
+        chosen = project.speed_table(name)
+        measured = read_numbers(project, chosen)
+        logged = log_speed(project, chosen, measured, speed_report(project, chosen, measured))
         typer.echo(f"{name}: {f'experiment {logged.experiment}' if logged else 'not measured'}")
 
 
@@ -158,18 +164,14 @@ def attach(project: Project, name: str, logged: "Logged", report: "Report") -> N
     tracking.log_report(project.root, logged.parent, report, [file for file in files if file.exists()])
 
 
-def log_speed(project: Project, name: str) -> "Logged | None":
+def log_speed(project: Project, table: "SpeedTable", measured: "Measured", report: "Report") -> "Logged | None":
     """Show the record of a speed table in MLflow, with its report, numbers and figure; None: never measured."""
     from rotquant.reporting import tracking
-    from rotquant.reporting.speed.numbers import read_numbers
-    from rotquant.reporting.speed.report import speed_report
 
-    table = project.speed_table(name)
-    measured = read_numbers(project, table)
     if measured.source is None:
         return None
     logged = tracking.log_speed(project, measured.source.record, table)
-    attach(project, name, logged, speed_report(project, table, measured))
+    attach(project, table.id, logged, report)
     return logged
 
 

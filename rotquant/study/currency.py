@@ -101,9 +101,15 @@ class Currency:
         return self._state(FIGURES / f"{name}.svg", [self.plan.codes["speed"], self.plan.speed[name].definition])
 
     def speed_page(self, name: str) -> str:
-        """The state of a page of speed, which says whether the code is still the one that was measured."""
+        """The state of a page of speed, which says whether the code is still the one that was measured.
+
+        It is made again where the table's numbers, written with it, were deleted.
+        """
         table = self.plan.speed[name]
-        return self._state(REPORTS / f"{name}.md", [self.plan.codes["speed"], table.definition, table.kernels])
+        basis = [self.plan.codes["speed"], table.definition, table.kernels]
+        forms = (TABLES / f"{name}{suffix}" for suffix in (".csv", ".parquet"))
+        whole = not table.cells or all(form.exists() for form in forms)
+        return self._state(REPORTS / f"{name}.md", basis, whole)
 
     def index(self) -> str:
         """The state of the scoreboard."""

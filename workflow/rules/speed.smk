@@ -3,7 +3,13 @@
 localrules:
     speed_figure,
     speed_report,
+    speed_drawing,
     speed,
+
+
+# A figure draws numbers of other tables and has none of its own.
+MEASURED = [name for name, table in PLAN.speed.items() if table.cells]
+DRAWN = [name for name in PLAN.speed if name not in MEASURED]
 
 
 def speed_records(name):
@@ -61,14 +67,25 @@ rule speed_report:
         tracking="results/tracking.json" if PLAN.tracking else [],
     output:
         update("reports/{speed}.md"),
+        update("results/tables/{speed}.csv"),
+        update("results/tables/{speed}.parquet"),
     log:
         "logs/reports/{speed}.log",
+    wildcard_constraints:
+        speed="|".join(MEASURED) or "none",
     params:
         current=lambda wildcards: CURRENT.speed_page(wildcards.speed),
     message:
         "report {wildcards.speed}"
     shell:
         JOB + "report speed {wildcards.speed}" + BY_PLAN
+
+
+use rule speed_report as speed_drawing with:
+    output:
+        update("reports/{speed}.md"),
+    wildcard_constraints:
+        speed="|".join(DRAWN) or "none",
 
 
 # The speed half of the papers, and the kernels' own report; reports/index.md would ask for the accuracy half too.
