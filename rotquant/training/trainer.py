@@ -75,7 +75,7 @@ class Trainer:
         )
         self.loss_sum = torch.zeros((), device=self.device)
         self.batch = torch.zeros(config.batch_size, config.sequence_length + 1, dtype=torch.long, device=self.device)
-        self.cross_entropy: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+        self.cross_entropy: Callable[[Tensor, Tensor], Tensor] = _cross_entropy
         if compile:
             self._compile()
         self.gradient = GradientStep(
@@ -112,13 +112,13 @@ class Trainer:
         for layer in self.model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
                 layer.compile(dynamic=False)
-        self.cross_entropy = torch.compile(cross_entropy, dynamic=False)
+        self.cross_entropy = torch.compile(_cross_entropy, dynamic=False)
 
     def _loss(self, batch: Tensor) -> Tensor:
         """Mean next-token cross-entropy in float32 of ids [batch, sequence_length + 1]."""
         with self._autocast():
             logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
-            return self.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+            return self.cross_entropy(logits, batch[:, 1:])
 
     def _clip(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip)
@@ -176,7 +176,8 @@ class Trainer:
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(self.graph):
+        # On a stream of its own: cuBLAS keeps a workspace for each, which graphs that replay at once must not share.
+        with torch.cuda.graph(self.graph, stream=side):
             self._update()
 
     def run(self, state_file: Path, stop_after: int | None) -> bool:
@@ -227,6 +228,11 @@ class Trainer:
     def _by_step(self, name: str) -> list[tuple[int, float]]:
         """A value after so many steps, where it was recorded."""
         return [(record["step"] + 1, record[name]) for record in self.history if name in record]
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over tokens in float32; one function, so that compiled it reads the logits once."""
+    return cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
 class _Clock:
