@@ -1,6 +1,7 @@
 """What several commands share: options, their translation into recipes and corpora, and how tables are printed."""
 
 import re
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from rotquant.foundation.data import merge
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.recipe import Recipe, override_all
 from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec
@@ -86,6 +88,15 @@ def changed(recipe: Recipe, changes: list[str] | None) -> Recipe:
         return recipe
     where = f"--set {changes[0]}" if len(changes) == 1 else "--set"
     return override_all(recipe, [_change(text) for text in changes], where)
+
+
+def changes_of(changes: list[str] | None) -> dict[str, Any]:
+    """What `--set path=value` options change, as nested data of one recipe change.
+
+    Raises:
+        RecipeError: an option that is not written so.
+    """
+    return reduce(merge, map(_change, changes or ()), {})
 
 
 def _change(text: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from rotquant import __version__
-from rotquant.commands import bench, convert, data, methods, models, tasks, tracking
+from rotquant.commands import bench, convert, data, methods, models, tasks, tracking, tune
 from rotquant.commands.report import report_app
 from rotquant.commands.runs import runs_app
 
@@ -23,6 +23,7 @@ cli.command()(convert.generate)
 cli.command()(models.diagnose)
 cli.command()(methods.methods)
 cli.command()(methods.recipe)
+cli.command("tune")(tune.tune_method)
 cli.command()(tasks.tasks)
 cli.command()(data.corpus)
 cli.command()(data.train)
