@@ -25,7 +25,7 @@ def project() -> Project:
     return load_project(root=REPOSITORY)
 
 
-def parabola(run: Run, *_: Any) -> dict[str, float]:
+def parabola(run: Run, checkpoint: str, device: str, batch_size: int, code: str) -> dict[str, float]:
     """In place of quantizing: least at a rate of 2e-4, larger by the seed, and no number above 1."""
     rate = run.recipe.methods["llm_qat"].learning_rate
     found = math.inf if rate > 1 else 10 + abs(math.log10(rate / 2e-4)) + run.seed / 100
@@ -36,7 +36,7 @@ def parabola(run: Run, *_: Any) -> dict[str, float]:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     """The runs that are measured, by arithmetic."""
     runs: list[Run] = []
-    monkeypatch.setattr(tuning, "measure_run", lambda run, *rest: runs.append(run) or parabola(run))
+    monkeypatch.setattr(tuning, "measure_run", lambda run, *rest: runs.append(run) or parabola(run, *rest))
     return runs
 
 

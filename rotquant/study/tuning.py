@@ -160,9 +160,8 @@ def tune(
         for key, run in runs.items():
             code = code_digest("weights", run.recipe)
             if known.get(key, {}).get("code_digest") != code:
-                numbers = measure_run(
-                    run, project.checkpoint_path(run.checkpoint), project.config.device, slot.batch_size
-                )
+                checkpoint = project.checkpoint_path(run.checkpoint)
+                numbers = measure_run(run, checkpoint, project.config.device, slot.batch_size, code)
                 known[key] = {"seed": run.seed, "code_digest": code, **numbers}
                 write_json(record, found | {"runs": known})
             under_way.advance(note=f"perplexity {float(known[key]['perplexity']):.3f}")
