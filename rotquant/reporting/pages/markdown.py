@@ -21,7 +21,7 @@ def page_path(name: str) -> Path:
 
 def markdown(report: Report) -> str:
     """The whole page; links are relative to the reports folder."""
-    return rendered(report.template, report=report)
+    return rendered(report.template, report=report, **report.details)
 
 
 def rendered(template: str, **context: object) -> str:

@@ -5,9 +5,9 @@ from the paper's wherever a number stands.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from rotquant.reporting.claims import Score
 from rotquant.study.results import REPORTS, run_path
@@ -171,13 +171,13 @@ class RunLine(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A table's report: what its page and a card of the index show. What the page alone shows is its subclass's.
+    """A table's report: what its page and a card of the index show.
 
-    template: of its page. lead: the caption with its source. reading: whose the numbers are. figure: its caption.
+    lead: the caption with its source. reading: whose the numbers are. figure: its caption.
     facts: on what, when and by which code the numbers were computed. notes: what a reader must know of them.
+    template, details: of its page, and what that alone shows, by the template's names for it.
     """
 
-    template: ClassVar = "pages/page.md.jinja"
     id: str
     title: str
     caption: str
@@ -190,3 +190,5 @@ class Report:
     facts: Sequence[Fact] = ()
     tasks: Sequence[Tasks] = ()
     runs: Sequence[RunLine] = ()
+    template: str = "pages/page.md.jinja"
+    details: Mapping[str, Any] = field(default_factory=dict)

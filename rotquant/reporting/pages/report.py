@@ -4,10 +4,8 @@ Three marks run through all pages: numbers computed here stand upright, *publish
 recorded on another machine say on which. Nothing is printed that no result file holds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from rotquant.metrics.zeroshot.suites import TASKS, Task, task_names
 from rotquant.recipes.recipe import Run
@@ -15,7 +13,7 @@ from rotquant.recipes.schemes import ZeroShot
 from rotquant.reporting.claims import outcomes
 from rotquant.reporting.pages import origins
 from rotquant.reporting.pages.grids import change_grids, task_grids, value_grids
-from rotquant.reporting.pages.model import Grid, Report
+from rotquant.reporting.pages.model import Report
 from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.tracking import Logged
 from rotquant.reporting.words.describe import corpus_words, is_about_models, is_of_the_paper, is_stand_in, lead, title
@@ -39,33 +37,9 @@ class Measure(NamedTuple):
     tasks: list[tuple[Task, float | None]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccuracyReport(Report):
-    """What the page of a table of accuracy shows beside what every report does.
-
-    measures: how accuracy is measured. columns: what each is computed on; none where no models are measured.
-    settings, measurements: of each row and metric. rotations: the learned ones with where their histories lie.
-    """
-
-    template: ClassVar = "pages/accuracy.md.jinja"
-    baseline: str
-    changes: tuple[Grid, ...]
-    measures: Sequence[Measure]
-    columns: Sequence[origins.Computed]
-    has_groups: bool
-    has_outliers: bool
-    settings: Sequence[origins.Setting]
-    measurements: Mapping[str, Sequence[str]]
-    dtype: str
-    rotations: Sequence[tuple[dict[str, Any], Path]]
-    csv: Path
-    logged: Logged | None
-    store: str
-
-
 def report_of(
     project: Project, table: Table, values: Values, results: origins.Results, logged: Logged | None = None
-) -> AccuracyReport:
+) -> Report:
     """The report of a table's values.
 
     Args:
@@ -75,9 +49,8 @@ def report_of(
     on_models = is_about_models(table)
     slots = list(dict.fromkeys(project.slot(table, column).name for column in project.columns(table)))
     stand_ins = [name for name in slots if is_stand_in(project.config.slot(name))]
-    runs = [run for cell in project.cells(table.id) for run in cell.runs]
-    measures = list(_measures(runs, results))
-    return AccuracyReport(
+    measures = list(_measures(project, table, results))
+    return Report(
         id=table.id,
         title=title(table),
         caption=table.caption,
@@ -94,22 +67,32 @@ def report_of(
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
         tasks=task_grids(project, table, values, results) if measures else (),
         runs=origins.run_lines(project, table, values, results),
-        baseline=table.baseline,
-        changes=change_grids(project, table, values),
-        measures=measures,
-        columns=origins.computed_on(project, table) if on_models else (),
-        has_groups=any(origins.has_groups(run.recipe) for run in runs),
-        has_outliers=any(run.recipe.held_out for run in runs),
-        settings=origins.row_settings(project, table),
-        measurements=origins.measurements(project, table),
-        dtype=runs[0].dtype,
-        rotations=[
-            (record, rotation_path(key) / HISTORY_FILE) for key, record in rotations_of(results.values()).items()
-        ],
-        csv=table_path(table.id),
-        logged=logged,
-        store=logged.uri.replace(f"{project.root.resolve()}/", "") if logged else "",
+        template="pages/accuracy.md.jinja",
+        details={
+            **_details(project, table, values, results),
+            "measures": measures,
+            "logged": logged,
+            "store": logged.uri.replace(f"{project.root.resolve()}/", "") if logged else "",
+        },
     )
+
+
+def _details(project: Project, table: Table, values: Values, results: origins.Results) -> dict[str, Any]:
+    """What the page alone shows: changes, checkpoints, recipes and learned rotations."""
+    runs = [run for cell in project.cells(table.id) for run in cell.runs]
+    rotations = rotations_of(results.values()).items()
+    return {
+        "baseline": table.baseline,
+        "changes": change_grids(project, table, values),
+        "columns": origins.computed_on(project, table) if is_about_models(table) else (),
+        "groups": any(origins.has_groups(run.recipe) for run in runs),
+        "outliers": any(run.recipe.held_out for run in runs),
+        "settings": origins.row_settings(project, table),
+        "measurements": origins.measurements(project, table),
+        "dtype": runs[0].dtype,
+        "rotations": [(record, rotation_path(key) / HISTORY_FILE) for key, record in rotations],
+        "csv": table_path(table.id),
+    }
 
 
 def _reading(project: Project, table: Table, slots: list[str], stand_ins: list[str]) -> Sequence[str]:
@@ -122,25 +105,25 @@ def _reading(project: Project, table: Table, slots: list[str], stand_ins: list[s
 
 def _footnotes(project: Project, table: Table, values: Values) -> Sequence[str]:
     """What a reader must know about the ±, about what is not finite or not computed, and about single columns."""
-    reasons: dict[str, list[str]] = {}
-    for row in table.rows:
-        if row.not_computed is not None:
-            reasons.setdefault(row.not_computed, []).append(row.name)
-    own = {column for (_, column, _), printed in project.published(table).items() if printed.file == table.published}
-    elsewhere = [
-        (column.name, Path(column.published).stem, column.name in own)
-        for column in table.columns
-        if column.published is not None and column.name in project.columns(table)
-    ]
-    broken = not_finite(project.quantities(table), values)
-    seeds = project.seeds(table)
-    return sentences(WORDS, "footnotes", seeds=seeds, not_finite=broken, reasons=reasons, elsewhere=elsewhere)
+    printed = project.published(table).items()
+    return sentences(
+        WORDS,
+        "footnotes",
+        table=table,
+        seeds=project.seeds(table),
+        columns=project.columns(table),
+        not_finite=not_finite(project.quantities(table), values),
+        own={column for (_, column, _), number in printed if number.file == table.published},
+    )
 
 
-def _measures(runs: Sequence[Run], results: origins.Results) -> Iterator[Measure]:
-    """Each way in which runs measure accuracy, by the first that does; nothing without tasks."""
-    found = {run.metric: run for run in reversed(runs) if isinstance(run.metric, ZeroShot)}
-    for metric, run in reversed(found.items()):
+def _measures(project: Project, table: Table, results: origins.Results) -> Iterator[Measure]:
+    """Each way in which a table measures accuracy, by the first run that does; nothing without tasks."""
+    found: dict[ZeroShot, Run] = {}
+    for run in (cell.runs[0] for cell in project.cells(table.id)):
+        if isinstance(run.metric, ZeroShot):
+            found.setdefault(run.metric, run)
+    for metric, run in found.items():
         known = results[run.key].metrics if run.key in results else {}
         tasks = [(TASKS[metric.suite][name], known.get(f"{name}.items")) for name in task_names(metric)]
         yield Measure(metric, corpus_words(run), ROUGE_L in quantities(metric), tasks)

@@ -5,9 +5,7 @@ Upright numbers were measured, on the GPU or CPU that is named; *italic* ones ar
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from rotquant.reporting.pages.model import Fact, Grid, Report
 from rotquant.reporting.pages.verdicts import claims_of
@@ -25,29 +23,7 @@ from rotquant.study.speed.definitions import SpeedTable
 WORDS = "speed/provenance.jinja"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeedReport(Report):
-    """What the page of a speed table shows beside what every report does.
-
-    parts: the grids under their headings. memory, products, shares: ceilings, and what each kernel reaches of them.
-    missing: reasons with the cells that they hold for. drawn: of a figure the records of the tables that it is from.
-    """
-
-    template: ClassVar = "speed/page.md.jinja"
-    parts: Mapping[str, Sequence[Grid]]
-    memory: Mapping[str, float]
-    products: Mapping[str, float]
-    shares: Sequence[Grid]
-    missing: Sequence[tuple[str, Sequence[str]]]
-    drawn: Mapping[str, Source | None]
-    gpus: Sequence[str]
-    timing: str | None
-    see: Sequence[Path]
-    source: Source | None
-    csv: Path
-
-
-def speed_report(project: Project, table: SpeedTable, measured: Measured | None = None) -> SpeedReport:
+def speed_report(project: Project, table: SpeedTable, measured: Measured | None = None) -> Report:
     """The report of a table; of a figure, which has no grids of its own, the parts of other tables that it draws.
 
     Args:
@@ -60,7 +36,7 @@ def speed_report(project: Project, table: SpeedTable, measured: Measured | None 
     drawn = {} if table.grids else {name: read_numbers(project, project.speed_table(name)) for name in table.sources}
     grids = speed_grids(table, numbers) if table.grids else _drawn_grids(project, table, drawn)
     known = ceilings(table, numbers)
-    return SpeedReport(
+    return Report(
         id=table.id,
         title=title(table),
         caption=table.caption,
@@ -71,17 +47,19 @@ def speed_report(project: Project, table: SpeedTable, measured: Measured | None 
         notes=table.notes,
         claims=claims_of(outcomes(table, numbers), "Claims of the paper" if is_of_the_paper(table) else "Goals"),
         facts=_facts(source) if source else (),
-        parts=_parts(table, grids),
-        memory={name: known[name] for name in MEMORY if name in known},
-        products={name: rate for name, rate in known.items() if name not in MEMORY},
-        shares=share_grids(table, numbers, known) if "copy" in known else (),
-        missing=_missing(numbers),
-        drawn={name: source for name, (source, _) in drawn.items()},
-        gpus=table.gpus,
-        timing=table.timing,
-        see=[*map(Path, table.see)],
-        source=source,
-        csv=table_path(table.id),
+        template="speed/page.md.jinja",
+        details={
+            "parts": _parts(table, grids),
+            "memory": {name: known[name] for name in MEMORY if name in known},
+            "products": {name: rate for name, rate in known.items() if name not in MEMORY},
+            "shares": share_grids(table, numbers, known) if "copy" in known else (),
+            "missing": _missing(numbers),
+            "drawn": {name: source for name, (source, _) in drawn.items()},
+            "table": table,
+            "see": [*map(Path, table.see)],
+            "source": source,
+            "csv": table_path(table.id),
+        },
     )
 
 
