@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from rotquant.recipes.method import Effort
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Run
+from rotquant.reporting.pages.effort import given
 from rotquant.study.project import Project, load_project
 from tests.project import REPOSITORY
 
@@ -50,6 +52,27 @@ def test_a_stand_in_keeps_the_papers_shares_of_its_width(project: Project, kind:
         hidden = json.loads((REPOSITORY / slot.checkpoint / "config.json").read_text())["hidden_size"]
         for number, scaled in getattr(slot, kind).items():
             assert scaled / hidden == pytest.approx(number / width, rel=0.1), (name, number)
+
+
+def test_a_page_says_what_each_method_was_given(project: Project) -> None:
+    """Text, steps and rates of the slot's own, rows with the same together; a tuned slot apart."""
+    table = project.table("spinquant_table1")
+    found = {one.method: one for one in given(project, table, {})}
+    learning = project.config.slot("Llama-2-7B").methods["llm_qat"]
+    steps, batch, length = learning["steps"], learning["batch_size"], learning["sequence_length"]
+    rates = (("learning_rate", learning["learning_rate"]),)
+    assert found["LLM-QAT"].effort == Effort(learning["samples"] * length, steps, batch * length, rates)
+    assert found["LLM-QAT"].rows == [f"LLM-QAT {bits}" for bits in ("4-8-16", "4-8-8", "4-4-16", "4-4-4")]
+    assert found["GPTQ"].effort == Effort(found["AWQ"].effort.tokens)
+    assert "SpinQuant-hard 4-4-4" in found["GPTQ"].rows
+    assert "RTN 4-4-4" not in {row for one in found.values() for row in one.rows}
+    slots = dict(project.config.slots)
+    slots["Mistral-7B"] = slots["Mistral-7B"].model_copy(
+        update={"methods": {**slots["Mistral-7B"].methods, "llm_qat": {**learning, "steps": 7}}}
+    )
+    tuned = Project(project.root, project.config.model_copy(update={"slots": slots}), project.tables)
+    alone = [one for one in given(tuned, table, {}) if one.columns == ["Mistral-7B"]]
+    assert [(one.method, one.effort.steps) for one in alone] == [("LLM-QAT", 7)]
 
 
 def test_a_run_without_anything_random_has_one_key(project: Project) -> None:

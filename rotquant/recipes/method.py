@@ -7,7 +7,7 @@ A method's module imports torch inside of functions only, since tables are expan
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import RecipeError
@@ -36,6 +36,19 @@ DOING: dict[Role, str] = {
 }
 
 
+class Effort(NamedTuple):
+    """What a method is given in a recipe.
+
+    tokens: of the text that it reads or writes. steps: of learning, for each block or for the model; 0 where it learns
+        nothing. seen: tokens that a step sees. rates: learning rates at the first step by the names of their fields.
+    """
+
+    tokens: int
+    steps: int = 0
+    seen: int = 0
+    rates: tuple[tuple[str, float], ...] = ()
+
+
 class Method(Frozen):
     """A method's settings, as frozen data with defaults and a string below each field, and what it does with them.
 
@@ -53,6 +66,7 @@ class Method(Frozen):
     calibrates: whether it reads the recipe's calibration text.
     seeded: whether the run's seed changes what it does, beside the calibration sample, which it always draws.
     scaled: fields that are the paper's numbers for its widths, and the section of a slot that maps them.
+    rates: fields that are learning rates; with `steps` and `batch_size` they say how it learns.
     """
 
     name: ClassVar[str]
@@ -63,6 +77,7 @@ class Method(Frozen):
     calibrates: ClassVar[bool] = False
     seeded: ClassVar[bool] = False
     scaled: ClassVar[Mapping[str, str]] = {}
+    rates: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def entry(cls) -> str:
@@ -110,6 +125,18 @@ class Method(Frozen):
     def own_text(self) -> Calibration | None:
         """Text that it reads beside the recipe's calibration: its field `text`, if it has one."""
         return getattr(self, "text", None)
+
+    def effort(self, recipe: "Recipe") -> Effort:
+        """What it is given: its own text or the calibration text, and how it learns."""
+        text = self.own_text or (recipe.calibration if self.calibrates else None)
+        return Effort(0) if text is None else self.given(text.samples, text.sequence_length)
+
+    def given(self, samples: int, length: int) -> Effort:
+        """For `effort`: with a text of this many samples of this length in tokens."""
+        seen = getattr(self, "batch_size", 0) * length
+        return Effort(
+            samples * length, getattr(self, "steps", 0), seen, tuple((name, getattr(self, name)) for name in self.rates)
+        )
 
     def words(self, recipe: "Recipe") -> str:
         """All of its settings in words, for pages; by default the title and every field."""

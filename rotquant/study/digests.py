@@ -33,7 +33,7 @@ DATA = ("rotquant.recipes",)
 
 SOURCES = Sources(PACKAGE, aside=NEUTRAL)
 #: For what computes, where neither the words of a method nor the recipes that come with it decide anything.
-COMPUTED = Sources(PACKAGE, aside=NEUTRAL, silent=("words", "presets"))
+COMPUTED = Sources(PACKAGE, aside=NEUTRAL, silent=("words", "presets", "effort", "given"))
 
 #: Where each stage of the workflow begins: its function, or modules that render.
 STAGES: dict[str, tuple[str, ...]] = {

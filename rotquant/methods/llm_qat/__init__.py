@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method, Role
+from rotquant.recipes.method import Effort, Method, Role
 from rotquant.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class LLMQAT(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     seeded: ClassVar[bool] = True
+    rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     samples: Annotated[int, Field(gt=0)] = 100_000
     """How much text the model generates, in sequences (the paper: 100k)."""
@@ -49,6 +50,10 @@ class LLMQAT(Method):
     def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
         """The generated text fits the context."""
         limits.check_length(self.sequence_length, "texts that LLM-QAT trains on")
+
+    def effort(self, recipe: Recipe) -> Effort:
+        """The text that the model generates."""
+        return self.given(self.samples, self.sequence_length)
 
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""

@@ -20,6 +20,7 @@ class OmniQuant(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     calibrates: ClassVar[bool] = True
+    rates: ClassVar[tuple[str, ...]] = ("clipping_lr", "transformation_lr")
 
     steps: Annotated[int, Field(gt=0)] = 2560
     """Optimizer steps per block (the paper: 20 epochs over 128 samples at batch 1)."""

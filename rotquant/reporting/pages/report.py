@@ -12,6 +12,7 @@ from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.reporting.claims import outcomes
 from rotquant.reporting.pages import origins
+from rotquant.reporting.pages.effort import given
 from rotquant.reporting.pages.grids import change_grids, task_grids, value_grids
 from rotquant.reporting.pages.model import Report
 from rotquant.reporting.pages.verdicts import claims_of
@@ -88,6 +89,7 @@ def _details(project: Project, table: Table, values: Values, results: origins.Re
         "groups": any(origins.has_groups(run.recipe) for run in runs),
         "outliers": any(run.recipe.held_out for run in runs),
         "settings": origins.row_settings(project, table),
+        "efforts": given(project, table, results),
         "measurements": origins.measurements(project, table),
         "dtype": runs[0].dtype,
         "rotations": [(record, rotation_path(key) / HISTORY_FILE) for key, record in rotations],

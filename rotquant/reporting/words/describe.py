@@ -81,7 +81,7 @@ def settings(recipe: Recipe) -> str:
             parts.append(f"{words} {_scheme(scheme)}{'' if scheme.dynamic else ', static'}")
     if recipe.needs_calibration and recipe.calibration:
         text = recipe.calibration
-        parts.append(f"calibration {text.samples} x {text.sequence_length} tokens, seed {text.seed}")
+        parts.append(f"calibration {text.samples} x {text.sequence_length} tokens")
     return "; ".join(parts) or "the model as it is"
 
 
