@@ -1,6 +1,7 @@
 """Small tables of every kind with their run files, for the tests of pages and figures."""
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -117,8 +118,14 @@ def provenance(**more: Any) -> dict[str, Any]:
 def metrics(run: Any, value: float) -> dict[str, float]:
     """The run's quantities, with what a zero-shot run stores beside them."""
     names = [quantity.name for quantity in quantities(run.metric)]
-    extra = {f"{name}.items": 1200.0 for name in names} | {f"{name}.acc_stderr": 1.4 for name in names}
-    return dict.fromkeys(names, value) | (extra if run.metric.kind == "zero_shot" else {})
+    items = {f"{name}.items": 1200.0 for name in names if run.metric.kind == "zero_shot"}
+    return dict.fromkeys(names, value) | items
+
+
+def samples(run: Any, value: float) -> dict[str, str]:
+    """A thousand answers to each task, as many right as a run's value says."""
+    tasks = run.metric.tasks if run.metric.kind == "zero_shot" and math.isfinite(value) else ()
+    return {name: "".join("1" if item < 10 * value - 0.5 else "0" for item in range(1000)) for name in tasks}
 
 
 def compute(project: Project, name: str = "quarot_table1", **special: float) -> None:
@@ -127,7 +134,8 @@ def compute(project: Project, name: str = "quarot_table1", **special: float) -> 
         for run in cell.runs:
             value = special.get(cell.row, VALUES.get(cell.row, 12.0)) + run.seed / 10
             weights = provenance(seconds=2.0) if run.weights_key else None
-            result = RunResult(run, metrics(run, value), provenance(corpora={"evaluation": TEXT}, tasks=TASKS), weights)
+            record = provenance(corpora={"evaluation": TEXT}, tasks=TASKS)
+            result = RunResult(run, metrics(run, value), record, weights, samples=samples(run, value))
             write_result(project.root / run_path(run.key), result)
 
 

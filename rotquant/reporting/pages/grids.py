@@ -8,15 +8,12 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from rotquant.metrics.zeroshot.suites import TASKS
-from rotquant.recipes.schemes import ZeroShot
 from rotquant.reporting.figures.changes import change_between
 from rotquant.reporting.pages.model import Grid, GridColumn, Tasks, Whose, beside
 from rotquant.reporting.words.describe import is_stand_in, model_name
 from rotquant.reporting.words.numbers import show, show_change, words
 from rotquant.study.project import Project
 from rotquant.study.quantities import DESCRIPTIVE, Quantity
-from rotquant.study.results import RunResult
 from rotquant.study.tables import Row, Table
 from rotquant.study.values import Number, Place, Values, main_quantities, printed_accuracies
 
@@ -56,16 +53,14 @@ def change_grids(project: Project, table: Table, values: Values) -> tuple[Grid, 
     return _grids(project, table, rows, pair, mains) if mains and rows else ()
 
 
-def task_grids(project: Project, table: Table, values: Values, results: Mapping[str, RunResult]) -> tuple[Tasks, ...]:
+def task_grids(project: Project, table: Table, values: Values) -> tuple[Tasks, ...]:
     """Accuracies task by task for each column: ours by our tasks with chance, and the paper's by its own."""
     ours = [quantity for quantity in project.quantities(table) if quantity.unit == "%"]
     papers = printed_accuracies(values)
     return tuple(
         Tasks(
             column,
-            _with_chance(
-                _task_grid(table, column, ours, values.ours, "ours"), ours, _baseline(project, table, column, results)
-            ),
+            _with_chance(_task_grid(table, column, ours, values.ours, "ours"), table, column, ours, values),
             _task_grid(table, column, _printed(papers, column, values), values.published, "published"),
         )
         for column in project.columns(table)
@@ -86,33 +81,20 @@ def _task_grid(
     return Grid("", ["Method"], [[row] for row in rows], columns, whose=whose)
 
 
-def _with_chance(grid: Grid, tasks: Sequence[Quantity], baseline: Sequence[RunResult]) -> Grid:
+def _with_chance(grid: Grid, table: Table, column: str, tasks: Sequence[Quantity], values: Values) -> Grid:
     """Below our accuracies what guessing scores, and the standard errors of the baseline row."""
-    below = [[show(task.chance, None, 1), show(_standard_error(baseline, task), None, 1)] for task in tasks]
-    columns = [replace(column, texts=[*column.texts, *more]) for column, more in zip(grid.columns, below, strict=True)]
+    columns = []
+    for task, above in zip(tasks, grid.columns, strict=True):
+        number = values.get((table.baseline, column, task.name))
+        below = (show(task.chance, None, 1), show(number and number.standard_error, None, 1))
+        columns.append(replace(above, texts=[*above.texts, *below]))
     return replace(grid, labels=[*grid.labels, ["chance"], ["standard error"]], columns=columns, chances=2)
-
-
-def _baseline(project: Project, table: Table, column: str, results: Mapping[str, RunResult]) -> list[RunResult]:
-    """The first run of each metric in the baseline row, as far as it is there."""
-    cells = [cell for cell in project.cells(table.id) if (cell.row, cell.column) == (table.baseline, column)]
-    return [results[cell.runs[0].key] for cell in cells if cell.runs[0].key in results]
 
 
 def _printed(tasks: Sequence[Quantity], column: str, values: Values) -> list[Quantity]:
     """The tasks that the paper prints some number of in a column."""
     names = {name for _, place, name in values.published if place == column}
     return [task for task in tasks if task.name in names]
-
-
-def _standard_error(results: Sequence[RunResult], quantity: Quantity) -> float | None:
-    """Standard error of a task's quoted accuracy or of ROUGE-L in percent; None for the average."""
-    for result in results:
-        if quantity.name in result.metrics and isinstance(result.run.metric, ZeroShot):
-            task = TASKS[result.run.metric.suite].get(quantity.name)
-            name = f"{quantity.name}_stderr" if task is None else f"{quantity.name}.{task.measure}_stderr"
-            return result.metrics.get(name)
-    return None
 
 
 def _grids(

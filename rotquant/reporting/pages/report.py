@@ -66,7 +66,7 @@ def report_of(
             explain=bool(stand_ins),
         ),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
-        tasks=task_grids(project, table, values, results) if measures else (),
+        tasks=task_grids(project, table, values) if measures else (),
         runs=origins.run_lines(project, table, values, results),
         template="pages/accuracy.md.jinja",
         details={
