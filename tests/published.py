@@ -99,5 +99,5 @@ class Transcription:
     def check_claims(self, project: Project, table: int) -> None:
         """A claim that the paper's table contradicts would be one that we misread, or to be listed as inconsistent."""
         data = project.table(f"{self.paper}_table{table}")
-        for outcome in outcomes(project, data, Values({}, printed(project, data))):
-            assert outcome.papers.holds, (outcome.claim.text, outcome.papers)
+        for outcome in outcomes(project, data, Values({}, printed(project, data)), {}):
+            assert outcome.papers.decision == "holds", (outcome.claim.text, outcome.papers)

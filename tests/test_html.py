@@ -48,7 +48,7 @@ CLAIMS = [
     {
         "text": HOSTILE,
         "section": "5.2",
-        "if_it_fails": "Small models differ.",
+        "experiment": {"text": "Other models differ.", "target": "quarot_table2"},
         "check": {"better": {"row": "QuaRot", "than": ["Baseline"]}},
     },
 ]
@@ -225,7 +225,8 @@ def test_numbers_stand_before_the_figure(project: Project) -> None:
 
 def test_a_paper_says_how_far_it_is(project: Project) -> None:
     text = html.index(project)
-    assert "2 of 107 tables and figures are built; 2 claims about them: 1 hold here, 1 fail, 0 not checkable." in text
+    claims = "2 claims about them: 1 hold here, 1 are contradicted, 0 undecided, 0 not checkable."
+    assert f"2 of 107 tables and figures are built; {claims}" in text
     assert "2 of 20 tables and figures are built; 2 claims about them" in text
     assert "0 of 28 tables and figures are built." in text
 
@@ -259,14 +260,13 @@ def test_tasks_stand_in_tables_of_their_own_with_chance(project: Project) -> Non
     assert "79.11" in text
 
 
-def test_claims_show_their_outcome_and_failed_ones_why(project: Project) -> None:
+def test_claims_show_their_outcome_and_contradicted_ones_the_experiment(project: Project) -> None:
     text = article(html.index(project), "quarot_table1")
-    assert re.findall(r'data-outcome="([\w-]+)"', text) == ["holds", "fails"]
-    assert 'data-claims="holds fails"' in text
-    holds, fails = text.split('data-outcome="')[1:]
-    assert "Small models differ." not in holds
-    assert "Small models differ." in fails
-    assert "Why it may fail here" in fails
+    assert re.findall(r'data-outcome="([\w-]+)"', text) == ["holds", "contradicted"]
+    assert 'data-claims="holds contradicted"' in text
+    holds, contradicted = text.split('data-outcome="')[1:]
+    assert "Other models differ" not in holds
+    assert "Other models differ: <code>quarot_table2</code>." in contradicted
 
 
 def test_every_target_is_there_once_with_its_status(project: Project) -> None:

@@ -52,7 +52,7 @@ def report(row: str, *cells: str) -> Report:
     """A report of one grid of one row: a number of ours and the paper's."""
     columns = [GridColumn([cell], row, "" if place else None) for place, cell in enumerate(cells)]
     grid = Grid(f"{row}, lower is better", [row], [[row]], columns)
-    return Report(id=row, title=row, caption=row, lead=row, grids=[grid], claims=Claims((), Score(0, 0, 0), "Claims"))
+    return Report(id=row, title=row, caption=row, lead=row, grids=[grid], claims=Claims((), Score(), "Claims"))
 
 
 def check(text: str) -> None:

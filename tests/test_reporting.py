@@ -181,18 +181,18 @@ def test_wall_time_counts_shared_weights_once(kinds: Project) -> None:
     assert "6 runs and 2 stored weights: 13 s" in page(kinds, "quarot_table3")  # both metrics: 6 x 1.5 s + 2 x 2 s
 
 
-def test_a_failed_claim_is_shown_with_its_numbers_and_an_explanation(
+def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_tests_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = {**TABLES["tables"][0]["claims"][0], "if_it_fails": "A small model differs."}
+    claim = {**TABLES["tables"][0]["claims"][0], "experiment": {"text": "Six bits.", "rows": ["Baseline"]}}
     project = load(tmp_path, monkeypatch, table("table1", claims=[claim]))
     compute(project)
-    assert "A small model differs." not in page(project)
+    assert "Six bits" not in page(project)
     compute(project, Baseline=12.0)
     text = page(project)
     assert "0 of 1 hold here" in text
-    assert "Why it may fail here: A small model differs. | 5.1 | ❌ fails | ✅ holds" in text
-    assert "Llama-2-7B: 12.00 < 11.05 ❌" in text
+    assert "Experiment: Six bits: row Baseline. | 5.1 | ❌ contradicted | ✅ holds" in text
+    assert "Llama-2-7B: 12.00 < 11.05, a gain of -0.95 [-1.59, -0.31] (2 seeds) ❌" in text
 
 
 def test_averages_stand_side_by_side_and_tasks_apart(kinds: Project) -> None:
@@ -281,11 +281,13 @@ def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: 
     chosen = chosen.model_copy(update={"claims": (*chosen.claims, about)})
     text = markdown(report_of(project, chosen, values, results)).replace("\u00a0", " ")
     assert "| NaN | *65.64* |" in text
-    assert "1 of 1 hold here, 1 not checkable" in text  # the perplexity is a number
+    assert "1 of 2 hold here, 1 not checkable" in text  # the perplexity is a number
     assert "QuaRot, Llama-2-7B: NaN, not finite (not checkable)" in text
     object.__setattr__(project, "tables", {**project.tables, chosen.id: chosen})
     write_text(project.root / f"reports/{chosen.id}.md", text)
-    assert "2 claims about them: 1 hold here, 0 fail, 1 not checkable." in scoreboard.index(project)
+    assert "2 claims about them: 1 hold here, 0 are contradicted, 0 undecided, 1 not checkable." in scoreboard.index(
+        project
+    )
     shown = html.index(project)
     assert '<span class="badge not-checkable">? not checkable</span>' in shown
     assert "not finite: the network&#39;s outputs overflow" in shown
@@ -299,7 +301,7 @@ def test_a_table_without_a_column_to_compute_is_refused(tmp_path: Path, monkeypa
     chosen = project.table("quarot_table1")
     with pytest.raises(ResultError, match=r"no column to compute: its slots \(Llama-2-7B, Llama-2-13B\)"):
         collected.collect(project, chosen)
-    assert claims.outcomes(project, chosen, collected.Values({}, {})) == ()
+    assert claims.outcomes(project, chosen, collected.Values({}, {}), {}) == ()
 
 
 def test_nothing_can_be_lost_in_percent_of_nothing() -> None:

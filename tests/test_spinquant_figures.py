@@ -176,9 +176,9 @@ def test_every_seed_of_a_distribution_is_drawn(project: Project) -> None:
     chosen = project.table("spinquant_figure4")
     values, _ = tables.collect(project, chosen)
     assert values["Learned", "Llama-2-7B", "perplexity"].seeds == (0, 1, 2, 3)
-    (outcome,) = claims.outcomes(project, chosen, values)
-    assert outcome.ours.holds is True
-    assert outcome.papers.holds is True  # by the deviations that the paper prints, 0.03 and 0.73
+    (outcome,) = claims.outcomes(project, chosen, values, {})
+    assert outcome.here in ("holds", "undecided")
+    assert outcome.papers.decision == "holds"  # by the deviations that the paper prints, 0.03 and 0.73
 
 
 def test_seeds_that_are_not_finite_have_no_place_and_are_counted(project: Project) -> None:

@@ -96,8 +96,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 def render(project: Project, name: str) -> None:
     """A report and its numbers: QuaRot is worse than the baseline."""
     values = {
-        (row, "Llama-2-7B", "perplexity"): Number.of_seeds((number,), (0,), ("0" * 16,))
-        for row, number in (("Baseline", 10.0), ("QuaRot", 11.0))
+        (row, "Llama-2-7B", "perplexity"): Number.of_seeds((number, number + 0.01), (0, 1), (key * 16, key * 15))
+        for row, number, key in (("Baseline", 10.0, "0"), ("QuaRot", 11.0, "1"))
     }
     write_values(project.root, name, Values(values, {}))
     write_text(project.root / f"reports/{name}.md", "# Report")
@@ -107,7 +107,8 @@ def test_the_scoreboard_begins_with_nothing_and_lists_everything(project: Projec
     text = scoreboard.index(project)
     assert "0 of 107 tables and figures are built." in text
     assert (
-        "| quarot_table1 | 4-bit perplexity against other methods (Llama-2) | accuracy | not yet | - | - | - |" in text
+        "| quarot_table1 | 4-bit perplexity against other methods (Llama-2) | accuracy | not yet | - | - | - | - |"
+        in text
     )
     assert all(f"| {target['id']} |" in text for target in TARGETS)
 
@@ -115,13 +116,13 @@ def test_the_scoreboard_begins_with_nothing_and_lists_everything(project: Projec
 def test_a_rendered_target_counts_with_the_outcomes_of_its_claims(project: Project) -> None:
     render(project, "quarot_table1")
     text = scoreboard.index(project)
-    counts = "; 3 claims about them: 1 hold here, 1 fail, 1 not checkable."
+    counts = "; 3 claims about them: 1 hold here, 1 are contradicted, 0 undecided, 1 not checkable."
     assert f"1 of 107 tables and figures are built{counts}" in text
     assert f"1 of 20 tables and figures are built{counts}" in text
     assert "| [quarot_table1](quarot_table1.md) |" in text
-    assert "| accuracy | computed | 1 | 1 | 1 |" in text
+    assert "| accuracy | computed | 1 | 1 | 0 | 1 |" in text
     standing = scoreboard.standings(project)["quarot"][0]
-    assert (standing.label, standing.score) == ("Table 1", Score(1, 1, 1))
+    assert (standing.label, standing.score) == ("Table 1", Score(1, 1, 0, 1))
 
 
 def test_a_report_of_our_own_stands_under_its_paper_and_is_not_counted(project: Project) -> None:
@@ -129,7 +130,7 @@ def test_a_report_of_our_own_stands_under_its_paper_and_is_not_counted(project: 
     text = scoreboard.index(project)
     assert "0 of 107" in text
     quarot = text.partition("## QuaRot")[2].partition("\n## ")[0]
-    assert "| [quarot_switches](quarot_switches.md) | small | report of our own | computed | 1 | 1 | 1 |" in quarot
+    assert "| [quarot_switches](quarot_switches.md) | small | report of our own | computed | 1 | 1 | 0 | 1 |" in quarot
     (own,) = [standing for group in scoreboard.standings(project).values() for standing in group if not standing.listed]
     assert own.label == "Switches"
 

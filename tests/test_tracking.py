@@ -201,17 +201,21 @@ def test_an_infinite_perplexity_is_kept(project: Project) -> None:
     assert all("perplexity" not in run.data.metrics for run in shown)
 
 
+_OUTCOMES = ("hold", "contradicted", "undecided", "not_checkable")
+
+
 def test_a_tables_run_counts_its_claims(project: Project) -> None:
     check = {"better": {"row": "Baseline", "than": ["QuaRot"]}}
     claim = Claim.model_validate({"text": "-", "section": "-", "check": check})
     chosen = project.table("quarot_table1").model_copy(update={"claims": (claim,)})
-    for value, counts in ((10.0, ("0", "1", "0")), (math.nan, ("0", "0", "1")), (12.0, ("1", "0", "0"))):
+    decisions = {10.0: ("0", "1", "0", "0"), math.nan: ("0", "0", "0", "1"), 12.0: ("1", "0", "0", "0")}
+    for value, counts in decisions.items():
         compute(project, value=value, row="QuaRot")
         (logged,) = tracking.log_tables(project, [chosen])
         tracking.log_report(project.root, logged.parent, report_of(project, chosen, *collect(project, chosen)), [])
         (parent,) = search(project, "tags.`rotquant.kind` = 'table'")
         tags = parent.data.tags
-        assert tuple(tags[f"claims.{name}"] for name in ("hold", "fail", "not_checkable")) == counts
+        assert tuple(tags[f"claims.{name}"] for name in _OUTCOMES) == counts
 
 
 def test_artifacts_lie_on_the_tables_run(project: Project) -> None:

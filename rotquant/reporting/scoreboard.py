@@ -64,8 +64,8 @@ class Standing:
 
     @property
     def score(self) -> Score:
-        """How many of its claims hold, fail and are not checkable."""
-        return Score(0, 0, 0) if self.report is None else self.report.claims.score
+        """What became of its claims."""
+        return Score() if self.report is None else self.report.claims.score
 
 
 Standings = Mapping[str, Sequence[Standing]]

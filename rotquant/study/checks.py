@@ -8,10 +8,8 @@ from pydantic import Field, model_validator
 from rotquant.foundation.written import AsData, Many, Written
 
 Names = Annotated[Many[str], Field(min_length=1)]
-Pairs = Annotated[
-    Many[Annotated[Many[str], Field(min_length=2, max_length=2)]],
-    Field(min_length=1),
-]
+Two = Annotated[Many[str], Field(min_length=2, max_length=2)]
+Pairs = Annotated[Many[Two], Field(min_length=1)]
 Amount = Annotated[float, Field(ge=0)]
 
 
@@ -49,12 +47,10 @@ class Compared(Written):
 
 
 class Comparison(Compared):
-    """A row against others, within a margin."""
+    """A row against others, by a margin."""
 
     points: Amount = 0.0
     """By how much, in the quantity's own units."""
-    deviations: Amount = 0.0
-    """By how many deviations over the seeds."""
 
 
 class Order(Written):
@@ -62,10 +58,6 @@ class Order(Written):
 
     rows: Annotated[Many[str], Field(min_length=2)]
     """The rows, the best first."""
-    points: Amount = 0.0
-    """By how much one may be out of order, in the quantity's own units."""
-    deviations: Amount = 0.0
-    """By how many deviations over the seeds."""
 
 
 class AtMost(Written):
@@ -89,6 +81,15 @@ class Gains(Written):
 
     pairs: Pairs
     """Pairs of rows, the better one first."""
+
+
+class Difference(Written):
+    """How far two rows are apart, against two others."""
+
+    of: Two
+    """The two that are nearer to each other."""
+    than: Two
+    """The two that are farther apart."""
 
 
 class Range(Written):
@@ -115,9 +116,9 @@ class Check(Written):
     better: Comparison | None = None
     """row is better than each of `than`, by more than `points`."""
     no_worse: Comparison | None = None
-    """row is not worse than each of `than`, within `points` and `deviations` over the seeds."""
+    """row is not worse than each of `than`, by more than `points`."""
     order: Order | None = None
-    """Each row is no worse than the next, within `points` and `deviations` over the seeds."""
+    """Each row is better than the next."""
     loss_at_most: Bound | None = None
     """What row loses on `over` is at most this many points, or percent of `over`."""
     close: Bound | None = None
@@ -131,6 +132,8 @@ class Check(Written):
     gains_increasing: Gains | None = None
     """For each pair [better, worse] of rows, the gain of the first over the second, in percent; it grows from pair to
     pair."""
+    difference_smaller: Difference | None = None
+    """The rows `of` differ by less than the rows `than`, in percent, whichever of the two is better."""
     better_than_best: Compared | None = None
     """row's mean is better than the best seed of each of `than`."""
     spread_smaller: Compared | None = None
@@ -147,6 +150,23 @@ class Check(Written):
         return self
 
 
+class Experiment(Written):
+    """What was measured to find out why a statement is contradicted here."""
+
+    text: str
+    """What it varies and what it would show, in one sentence."""
+    rows: Many[str] = ()
+    """Rows of the same page that are measured for it."""
+    target: str | None = None
+    """The table, figure or report that shows it, where that is another page."""
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> Self:
+        if (self.target is None) == (not self.rows):
+            raise ValueError("an experiment is either some `rows` of the page or another `target`")
+        return self
+
+
 class Statement(Written):
     """What a claim of any kind of table says."""
 
@@ -156,29 +176,47 @@ class Statement(Written):
     """Where it stands."""
     note: str | None = None
     """Where the check had to depart from the words, how and why."""
-    if_it_fails: str | None = None
-    """Why it may fail here and hold for the paper's numbers; printed where it does."""
+    experiment: Experiment | None = None
+    """What tests why it is contradicted; shown where it is."""
+
+
+Checked = Annotated[dict[str, dict[str, Any]], AsData(Check)]
 
 
 class Claim(Statement):
-    """A statement of the paper about a table, with the check that decides it (`reporting.claims`)."""
+    """A statement of the paper about a table, with the checks of its direction and magnitude (`reporting.claims`)."""
 
     columns: Names | None = None
     """Columns that the claim is about; default all."""
     quantity: str | None = None
     """What is compared, such as perplexity, average or piqa; default the table's main one."""
-    check: Annotated[dict[str, dict[str, Any]], AsData(Check)]
-    """The check that decides it."""
+    check: Checked | None = None
+    """Its direction, or what else can be asked of any model: tested."""
+    magnitude: Checked | None = None
+    """How much it is in the paper's units: shown beside ours, and decided on the paper's models alone."""
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> Self:
+        if self.check is None and self.magnitude is None:
+            raise ValueError("a claim has a check, a magnitude or both")
+        return self
+
+
+def checks_of(claim: Claim) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The checks of a claim as (kind, arguments): its direction, then its magnitude."""
+    for check in (claim.check, claim.magnitude):
+        yield from (check or {}).items()
 
 
 def named_by(claim: Claim) -> Iterator[tuple[str, str]]:
     """The rows and columns that a claim names, as ("row", name) and ("column", name)."""
     yield from (("column", name) for name in claim.columns or ())
-    ((kind, arguments),) = claim.check.items()
-    for key, value in arguments.items():
-        if key in ("row", "over", "column"):
-            yield "column" if key == "column" else "row", value
-        elif key in ("than", "rows"):
-            yield from (("row", name) for name in value)
-        elif key == "pairs":
-            yield from (("column" if kind == "loss_larger" else "row", name) for pair in value for name in pair)
+    yield from (("row", name) for name in (claim.experiment.rows if claim.experiment else ()))
+    for kind, arguments in checks_of(claim):
+        for key, value in arguments.items():
+            if key in ("row", "over", "column"):
+                yield "column" if key == "column" else "row", value
+            elif key in ("than", "rows", "of"):
+                yield from (("row", name) for name in value)
+            elif key == "pairs":
+                yield from (("column" if kind == "loss_larger" else "row", name) for pair in value for name in pair)

@@ -23,6 +23,7 @@ class Quantity:
     unit: printed where numbers are compared.
     chance: what guessing scores, in percent, for accuracies.
     relative: whether rows are compared by what they lose in percent of another.
+    sampled: whether it is estimated from windows of a text or items of tasks, and another sample gives another number.
     infinite: what +inf means where it is a result, the best there is; None where it means that a network overflowed.
     """
 
@@ -32,6 +33,7 @@ class Quantity:
     unit: str = ""
     chance: float | None = None
     relative: bool = True
+    sampled: bool = False
     infinite: str | None = None
 
     def loss(self, value: float, reference: float) -> float:
@@ -45,9 +47,9 @@ class Quantity:
         return all(math.isfinite(value) or (self.infinite is not None and value == math.inf) for value in values)
 
 
-PERPLEXITY = Quantity("perplexity", "PPL", "lower")
-AVERAGE = Quantity("average", "Avg.", "higher", "%")
-ROUGE_L = Quantity("rouge_l", "ROUGE-L", "higher", "%")
+PERPLEXITY = Quantity("perplexity", "PPL", "lower", sampled=True)
+AVERAGE = Quantity("average", "Avg.", "higher", "%", sampled=True)
+ROUGE_L = Quantity("rouge_l", "ROUGE-L", "higher", "%", sampled=True)
 SNR_DB = Quantity("snr", "SNR", "higher", "dB", relative=False, infinite="the logits equal the unquantized network's")
 MAGNITUDES = (
     Quantity("peak_ratio", "max/median", "lower", relative=False),
@@ -81,5 +83,9 @@ def quantities(metric: Metric) -> tuple[Quantity, ...]:
     if not isinstance(metric, ZeroShot):
         return _BY_KIND[metric.kind]
     tasks = [(name, TASKS[metric.suite][name]) for name in task_names(metric)]
-    found = [Quantity(name, task.title, "higher", "%", task.chance) for name, task in tasks if task.chance is not None]
+    found = [
+        Quantity(name, task.title, "higher", "%", task.chance, sampled=True)
+        for name, task in tasks
+        if task.chance is not None
+    ]
     return (*((AVERAGE, *found) if found else ()), *((ROUGE_L,) if len(found) < len(tasks) else ()))

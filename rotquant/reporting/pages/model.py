@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from rotquant.reporting.claims import Score
+from rotquant.reporting.claims import Decision, Score
 from rotquant.study.results import REPORTS, run_path
 
 Whose = Literal["ours", "published", "chance"]
 ClaimsName = Literal["Claims of the paper", "Claims", "Goals"]
-Decision = Literal["holds", "fails", "not checkable"]
 
 
 class GridCell(NamedTuple):
@@ -102,15 +101,16 @@ def beside(ours: GridColumn, *papers: GridColumn) -> tuple[GridColumn, ...]:
 
 @dataclass(frozen=True)
 class ClaimLine:
-    """A claim, decided by our numbers and by the paper's.
+    """A claim or its magnitude, decided by our numbers and by the paper's.
 
-    note: how it is checked. why: what may explain its failure here. ours, published: what stands behind each verdict.
+    note: how it is checked. experiment: what tests why it is contradicted here. ours, published: what stands behind
+    each verdict.
     """
 
     text: str
     section: str
     note: str | None
-    why: str | None
+    experiment: str | None
     here: Decision
     papers: Decision
     ours: str
@@ -129,8 +129,10 @@ class Claims:
     def title(self) -> str:
         """How many of them hold."""
         verb = "are reached" if self.name == "Goals" else "hold here"
-        unchecked = f", {self.score.unchecked} not checkable" if self.score.unchecked else ""
-        return f"{self.name}: {self.score.holds} of {self.score.checked} {verb}{unchecked}"
+        others = (("contradicted", self.score.contradicted), ("undecided", self.score.undecided))
+        named = (*others, ("not checkable", self.score.unchecked))
+        counts = "".join(f", {count} {word}" for word, count in named if count)
+        return f"{self.name}: {self.score.holds} of {self.score.total} {verb}{counts}"
 
 
 class Tasks(NamedTuple):

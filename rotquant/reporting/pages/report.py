@@ -61,9 +61,7 @@ def report_of(
         grids=value_grids(project, table, values),
         notes=(*_footnotes(project, table, values), *table.notes),
         claims=claims_of(
-            outcomes(project, table, values),
-            "Claims of the paper" if is_of_the_paper(table) else "Claims",
-            explain=bool(stand_ins),
+            outcomes(project, table, values, results), "Claims of the paper" if is_of_the_paper(table) else "Claims"
         ),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
         tasks=task_grids(project, table, values) if measures else (),

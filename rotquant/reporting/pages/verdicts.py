@@ -1,36 +1,44 @@
-"""The claims of a report: whether each holds here and by the paper's own numbers, and what may explain why not."""
+"""The claims of a report: what each says here and by the paper's own numbers, and what tests a contradiction."""
 
 from collections.abc import Sequence
 
 from rotquant.reporting.claims import Outcome, Verdict, score
-from rotquant.reporting.pages.model import ClaimLine, Claims, ClaimsName, Decision
+from rotquant.reporting.pages.model import ClaimLine, Claims, ClaimsName
+from rotquant.study.checks import Experiment
 
-_DECISIONS: dict[bool | None, Decision] = {True: "holds", False: "fails", None: "not checkable"}
+
+def claims_of(decided: Sequence[Outcome], name: ClaimsName) -> Claims:
+    """The claims with their verdicts; a magnitude has a line of its own below the direction."""
+    return Claims(tuple(map(_line, decided)), score(decided), name)
 
 
-def claims_of(decided: Sequence[Outcome], name: ClaimsName, *, explain: bool = True) -> Claims:
-    """The claims with their verdicts. explain: whether a failure here has the reason that the claim gives for one."""
-    lines = []
-    for outcome in decided:
-        claim, fails = outcome.claim, outcome.ours.holds is False
-        lines.append(
-            ClaimLine(
-                claim.text,
-                claim.section,
-                claim.note,
-                claim.if_it_fails if fails and explain else None,
-                _DECISIONS[outcome.ours.holds],
-                _DECISIONS[outcome.papers.holds],
-                findings(outcome.ours),
-                findings(outcome.papers),
-            )
-        )
-    return Claims(tuple(lines), score(decided), name)
+def _line(outcome: Outcome) -> ClaimLine:
+    claim, contradicted = outcome.claim, outcome.here == "contradicted"
+    note = None if outcome.magnitude and claim.check is not None else claim.note  # printed with the direction
+    return ClaimLine(
+        f"How much: {claim.text}" if outcome.magnitude else claim.text,
+        claim.section,
+        note,
+        _experiment(claim.experiment) if claim.experiment and contradicted else None,
+        outcome.here,
+        outcome.papers.decision,
+        findings(outcome.ours),
+        findings(outcome.papers),
+    )
+
+
+def _experiment(experiment: Experiment) -> str:
+    rows = " and ".join(experiment.rows)
+    where = f"row {rows}" if rows else f"`{experiment.target}`"
+    return f"{experiment.text.rstrip('.')}: {where}."
 
 
 def findings(verdict: Verdict) -> str:
-    """The comparisons behind a verdict in one line; those that fail are marked, what lacks a number is named."""
-    marks = {True: "", False: " ❌", None: " (not checkable)"}
-    parts = [f"{finding.place}: {finding.numbers}{marks[finding.holds]}" for finding in verdict.findings]
+    """The comparisons behind a verdict in one line; those that do not hold are marked, what lacks a number is named."""
+    marks = {"holds": "", "contradicted": " ❌", "undecided": " (undecided)", "not checkable": " (not checkable)"}
+    parts = []
+    for finding in verdict.findings:
+        mark = f" (undecided: {finding.needed})" if finding.needed else marks[finding.decision]
+        parts.append(f"{finding.place}: {finding.numbers}{mark}")
     parts += [f"no number for {where}" for where in verdict.missing]
     return "; ".join(parts) or "nothing to compare"

@@ -1,23 +1,48 @@
 """Claims about speed, decided by our measurements, and by the paper's on each of its GPUs.
 
-A claim compares two columns by their ratio, or bounds the numbers of one. What lacks a number is named and left out; a
-claim without anything to compare has no verdict. Bounds are met up to rounding of floating-point numbers, never up to
-a spread: a claim that holds within its noise fails, and shows by how little.
+A claim compares two columns by their ratio, or bounds the numbers of one. A number of ours goes from the tenth to the
+ninetieth percentile of its replays, a ratio from the least to the largest that these allow. The claim holds where all
+of that meets the bound, is contradicted where none does, and undecided else. A number without replays, and the paper's,
+is compared as it is. What lacks a number is named and left out; a claim without anything to compare has no verdict.
 """
 
 import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
 
-from rotquant.reporting.claims import EPSILON, Finding, Outcome, Verdict
+from rotquant.reporting.claims import Outcome, Verdict
+from rotquant.reporting.effects import Finding, Region
 from rotquant.reporting.speed.numbers import Number, Numbers, row_names
 from rotquant.study.speed.definitions import FACTORS, Check, Grid, SpeedClaim, SpeedTable, matches
 
 #: More rows than these are summed up.
 _ROWS = 6
 
-Ratio = Callable[[str, str, str, str | None], float | None]
+
+class Amount(NamedTuple):
+    """A number or a ratio, and how far down and up its replays go."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> "Amount":
+        """It in another unit."""
+        return Amount(*(factor * one for one in self))
+
+    def over(self, other: "Amount") -> "Amount":
+        """How many times another it is."""
+        return Amount(self.value / other.value, self.low / other.high, self.high / other.low)
+
+    @property
+    def inverse(self) -> "Amount":
+        """One over it."""
+        return Amount(1 / self.value, 1 / self.high, 1 / self.low)
+
+
+Ratio = Callable[[str, str, str, str | None], Amount | None]
 """The number of a grid's row in column `over` by that in another column: (grid, row, column, over).
 
 Without `over` the number itself, in SI units.
@@ -60,72 +85,86 @@ def _findings(claim: SpeedClaim, grid: Grid, column: str, ratio: Ratio, prefix: 
         yield from [f"{prefix}{compared}"] if chosen else []
         return
     yield from (f"{prefix}{row}, {compared}" for row in chosen if row not in known)
-    if broken := [row for row, value in known.items() if not math.isfinite(value)]:
-        yield from (Finding(f"{prefix}{row}, {compared}", f"{known[row]}, not finite", None) for row in broken)
+    if broken := [row for row, (value, _, _) in known.items() if not math.isfinite(value)]:
+        places = {row: f"{prefix}{row}, {compared}" for row in broken}
+        yield from (Finding(place, f"{known[row].value}, not finite", "not checkable") for row, place in places.items())
         return
     prefix += f"{column}, " if len(check.columns) > 1 else ""
     ratios = {row: _compared(check, grid, value) for row, value in known.items()}
     if check.increasing:
         for (before, less), (after, more) in itertools.pairwise(ratios.items()):
-            numbers = f"{show(more)} > {show(less)}"
-            yield Finding(f"{prefix}{after} after {before}", numbers, more - less > EPSILON)
+            numbers = f"{show(more.value)} > {show(less.value)}"
+            decision = Region(low=0.0, open=True).decide(more.low - less.high, more.high - less.low)
+            yield Finding(f"{prefix}{after} after {before}", numbers, decision)
     elif check.of == "every":
         yield from _every(check, prefix, ratios)
     elif check.of == "best":
         row = max(ratios, key=lambda name: ratios[name])
         yield _bounded(check, f"{prefix}best, {row}", ratios[row])
     else:
-        yield _bounded(check, f"{prefix}mean of {len(ratios)}", statistics.fmean(ratios.values()))
+        means = Amount(*map(statistics.fmean, zip(*ratios.values(), strict=True)))
+        yield _bounded(check, f"{prefix}mean of {len(ratios)}", means)
 
 
-def _compared(check: Check, grid: Grid, value: float) -> float:
+def _compared(check: Check, grid: Grid, value: Amount) -> Amount:
     """What is held against the bound, of a speedup or a number in SI units."""
     if check.compare == "amount":
-        return value / FACTORS[grid.unit]
-    return 1 / value if check.compare == "cost" else value
+        return value.times(1 / FACTORS[grid.unit])
+    return value.inverse if check.compare == "cost" else value
 
 
-def _every(check: Check, prefix: str, ratios: dict[str, float]) -> Iterator[Finding]:
+def _every(check: Check, prefix: str, ratios: dict[str, Amount]) -> Iterator[Finding]:
     """A finding per row; of many rows the worst alone, which decides, with the range of all."""
     found = {row: _bounded(check, f"{prefix}{row}", value) for row, value in ratios.items()}
     if len(found) <= _ROWS:
         yield from found.values()
         return
-    worst = (min if check.at_least is not None else max)(ratios, key=lambda row: ratios[row])
-    fail = sum(not finding.holds for finding in found.values())
-    span = f"{show(min(ratios.values()))} to {show(max(ratios.values()))}"
-    numbers = f"{found[worst].numbers}; all {span}{f', {fail} fail' if fail else ''}"
-    yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, found[worst].holds)
+    worst = (min if check.at_least is not None else max)(ratios, key=lambda row: ratios[row].value)
+    decisions = [finding.decision for finding in found.values()]
+    against: tuple[Literal["contradicted"], Literal["undecided"]] = ("contradicted", "undecided")
+    others = "".join(f", {decisions.count(word)} {word}" for word in against if word in decisions)
+    values = [amount.value for amount in ratios.values()]
+    numbers = f"{found[worst].numbers}; all {show(min(values))} to {show(max(values))}{others}"
+    decision = next((word for word in against if word in decisions), "holds")
+    yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, decision)
 
 
-def _bounded(check: Check, place: str, value: float) -> Finding:
-    if check.at_least is not None:
-        return Finding(place, f"{show(value)} ≥ {check.at_least:g}", value >= check.at_least - EPSILON)
-    assert check.at_most is not None
-    return Finding(place, f"{show(value)} ≤ {check.at_most:g}", value <= check.at_most + EPSILON)
+def _bounded(check: Check, place: str, amount: Amount) -> Finding:
+    low, high = check.at_least, check.at_most
+    region = Region(-math.inf if low is None else low, math.inf if high is None else high)
+    spread = f" [{show(amount.low)}, {show(amount.high)}]" if amount.low < amount.high else ""
+    bound = f"≥ {low:g}" if low is not None else f"≤ {high:g}"
+    return Finding(place, f"{show(amount.value)}{spread} {bound}", region.decide(amount.low, amount.high))
 
 
 def _ratios(table: SpeedTable, numbers: Numbers, gpu: str = "") -> Ratio:
     """Ratios of our numbers, or of the paper's on a GPU, where one that is printed goes before that of two numbers."""
 
-    def ratio(grid: str, row: str, column: str, over: str | None) -> float | None:
-        value, known = _value_and_ratio(numbers[grid, row, column], gpu)
+    def ratio(grid: str, row: str, column: str, over: str | None) -> Amount | None:
+        number = numbers[grid, row, column]
+        value = _amount(number, gpu)
         if over is None:
             return value
-        if known is not None and table.grid(grid).over(table.grid(grid).column(column)) == over:
-            return known
-        base, _ = _value_and_ratio(numbers[grid, row, over], gpu)
-        return base / value if value and base is not None else None
+        printed = number.paper(gpu) if gpu else None
+        own = table.grid(grid).over(table.grid(grid).column(column))
+        if printed is not None and printed.ratio is not None and own == over:
+            return Amount(*[printed.ratio] * 3)
+        base = _amount(numbers[grid, row, over], gpu)
+        return base.over(value) if value is not None and value.value and base is not None else None
 
     return ratio
 
 
-def _value_and_ratio(number: Number, gpu: str) -> tuple[float | None, float | None]:
-    """Of our measurement or, on a GPU, of the paper's: the number in SI units and its ratio to the baseline."""
+def _amount(number: Number, gpu: str) -> Amount | None:
+    """Our measurement or, on a GPU, the paper's number, in SI units."""
     if not gpu:
-        return number.ours and number.ours.value, number.ratio
+        ours = number.ours
+        if ours is None:
+            return None
+        known = (ours.low, ours.high)
+        return Amount(ours.value, *(ours.value if one is None else one for one in known))
     paper = number.paper(gpu)
-    return (None, None) if paper is None else (paper.value, paper.ratio)
+    return None if paper is None or paper.value is None else Amount(*[paper.value] * 3)
 
 
 def _prefix(table: SpeedTable, grid: Grid, gpu: str) -> str:

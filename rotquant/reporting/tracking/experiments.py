@@ -81,7 +81,7 @@ def _tags(project: Project, experiment: "Experiment") -> dict[str, str]:
 
 def _views(project: Project, paper: str) -> dict[str, dict[str, Any]]:
     """The views of an experiment, as MLflow's interface keeps them: runs with their numbers, best first; tables."""
-    titles = {"tags.`title`": 520, "tags.`claims.hold`": 110, "tags.`claims.fail`": 110}
+    titles = {"tags.`title`": 520, "tags.`claims.hold`": 110, "tags.`claims.contradicted`": 110}
     tables = _view("tags.`title` != ''", "tags.`mlflow.runName`", True, titles)
     names = [name for name, table in project.tables.items() if table.paper == paper]
     cells = [cell for name in names for cell in project.cells(name)]
