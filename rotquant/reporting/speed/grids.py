@@ -1,27 +1,25 @@
 """The grids of a speed table: ratios next to ratios, then the numbers, ours beside the paper's on each of its GPUs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rotquant.reporting.pages.model import Grid, GridColumn, beside
 from rotquant.reporting.speed.claims import show
-from rotquant.reporting.speed.limits import CEILING
-from rotquant.reporting.speed.numbers import Number, Numbers, short_gpu, shown_ratio
+from rotquant.reporting.speed.limits import CEILING, points
+from rotquant.reporting.speed.numbers import Numbers, Place, short_gpu, shown_ratio
 from rotquant.reporting.words.numbers import SPACE
 from rotquant.study.speed import definitions
 from rotquant.study.speed.definitions import FACTORS, Part, Row, SpeedTable, matches, rows
-from rotquant.study.speed.published import Reference
 
 RATIOS = {"speedup": "Speedup", "saving": "Saving", "cost": "Time"}
 _UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "GiB": "GiB"}
 
-Print = Callable[[definitions.Grid, Number, Reference | None], str]
-"""What a cell prints: ours, or the paper's where its reference is given."""
+Print = Callable[[Place, str], str]
+"""What a place prints: of the paper's on the GPU that is named, of ours without one."""
 
 
 def speed_grids(table: SpeedTable, numbers: Numbers) -> tuple[Grid, ...]:
-    """Every grid of a table but ceilings (see `limits`): ratios of the same run, then the numbers with their spread."""
-    shown = [grid for grid in table.grids if grid.benchmark != CEILING]
-    return tuple(made for grid in shown for made in _ratios_and_amounts(table, grid, numbers))
+    """Every grid of a table but ceilings: ratios of the same run, then the numbers with their spread."""
+    return tuple(made for grid in _kernels(table) for made in _ratios_and_amounts(table, grid, numbers))
 
 
 def part_grid(table: SpeedTable, part: Part, numbers: Numbers) -> Grid:
@@ -29,7 +27,20 @@ def part_grid(table: SpeedTable, part: Part, numbers: Numbers) -> Grid:
     grid = table.grid(part.grid)
     chosen = [row for row in rows(grid) if matches(row.name, *part.rows)]
     caption = f"{part.title}: {RATIOS[grid.ratio]} over {grid.baseline}"
-    return _grid(table, grid, numbers, chosen, {part.column: part.column}, _ratio, ("", caption))
+    return _grid(grid, caption, _ratio(grid, numbers), {part.column: part.column}, table.gpus, chosen=chosen)
+
+
+def share_grids(table: SpeedTable, numbers: Numbers, ceilings: Mapping[str, float]) -> list[Grid]:
+    """The share of its floor that each kernel reaches, grid by grid; ceilings: with that of copying."""
+    by_place = {point.place: point for point in points(numbers)}
+
+    def share(place: Place, _: str) -> str:
+        if place not in by_place:
+            return "-"
+        floor, bound = by_place[place].floor(ceilings)
+        return f"{100 * floor / by_place[place].seconds:.0f} % {bound[0]}"
+
+    return [_grid(grid, grid.name, share, _names(grid)) for grid in _kernels(table)]
 
 
 def digits(value: float) -> str:
@@ -40,66 +51,68 @@ def digits(value: float) -> str:
     return f"{value:.{max(0, 4 - whole)}f}" if abs(value) >= 1e-3 else f"{value:.2g}"
 
 
+def _kernels(table: SpeedTable) -> list[definitions.Grid]:
+    return [grid for grid in table.grids if grid.benchmark != CEILING]
+
+
+def _names(grid: definitions.Grid) -> dict[str, str]:
+    return {column.name: column.name for column in grid.columns}
+
+
 def _ratios_and_amounts(table: SpeedTable, grid: definitions.Grid, numbers: Numbers) -> list[Grid]:
-    compared = [column for column in grid.columns if grid.over(column) is not None]
-    several = len({grid.over(column) for column in compared}) > 1
-    over = "the column named in brackets" if several else grid.baseline
-    ratio = f"{RATIOS[grid.ratio]} {'as a multiple of' if grid.ratio == 'cost' else 'over'} {over}, in the same run"
-    heads = {column.name: f"{column.name} [{grid.over(column)}]" if several else column.name for column in compared}
+    over = {column.name: grid.over(column) for column in grid.columns if grid.over(column) is not None}
+    several = len(set(over.values())) > 1
+    heads = {name: f"{name} [{other}]" if several else name for name, other in over.items()}
+    compared = f"{'as a multiple of' if grid.ratio == 'cost' else 'over'} "
+    compared += "the column named in brackets" if several else grid.baseline
+    ratio = f"{RATIOS[grid.ratio]} {compared}, in the same run"
     spread = "median ± half the distance between the 10th and 90th percentile of repeated runs"
     amount = f"{_UNITS[grid.unit]}{' at the peak' if grid.quantity == 'peak_bytes' else f': {spread}'}"
-    names = {column.name: column.name for column in grid.columns}
-    ratios = [_grid(table, grid, numbers, rows(grid), heads, _ratio, (grid.name, ratio))] if compared else []
-    return [*ratios, _grid(table, grid, numbers, rows(grid), names, _amount, (grid.name, amount))]
+    ratios = [_grid(grid, ratio, _ratio(grid, numbers), heads, table.gpus, name=grid.name)] if over else []
+    return [*ratios, _grid(grid, amount, _amount(grid, numbers), _names(grid), table.gpus, name=grid.name)]
 
 
 def _grid(
-    table: SpeedTable,
     grid: definitions.Grid,
-    numbers: Numbers,
-    chosen: Sequence[Row],
-    columns: dict[str, str],
+    caption: str,
     text: Print,
-    words: tuple[str, str],
+    heads: Mapping[str, str],
+    gpus: Sequence[str] = (),
+    *,
+    chosen: Sequence[Row] | None = None,
+    name: str = "",
 ) -> Grid:
     """Rows by columns; a column of ours is followed by one for each of the paper's GPUs with a number there."""
-    made: list[GridColumn] = []
-    for name, head in columns.items():
-        several = [numbers[grid.name, row.name, name] for row in chosen]
-        ours = GridColumn([text(grid, number, None) for number in several], head)
-        papers = {gpu: [number.paper(gpu) for number in several] for gpu in table.gpus}
-        made += beside(
-            ours,
-            *(
-                GridColumn(
-                    [
-                        "-" if one is None else text(grid, number, one)
-                        for number, one in zip(several, printed, strict=True)
-                    ],
-                    published=short_gpu(gpu),
-                )
-                for gpu, printed in papers.items()
-            ),
-        )
-    part, caption = words
-    return Grid(caption, [axis.name for axis in grid.axes], [row.labels for row in chosen], made, name=part)
+    chosen = rows(grid) if chosen is None else chosen
+    columns: list[GridColumn] = []
+    for column, head in heads.items():
+        places = [(grid.name, row.name, column) for row in chosen]
+        papers = (GridColumn([text(place, gpu) for place in places], published=short_gpu(gpu)) for gpu in gpus)
+        columns += beside(GridColumn([text(place, "") for place in places], head), *papers)
+    return Grid(caption, [axis.name for axis in grid.axes], [row.labels for row in chosen], columns, name=name)
 
 
-def _ratio(grid: definitions.Grid, number: Number, paper: Reference | None = None) -> str:
+def _ratio(grid: definitions.Grid, numbers: Numbers) -> Print:
     """Our ratio, or the paper's."""
-    speedup = number.ratio if paper is None else paper.ratio
-    return "-" if speedup is None else show(shown_ratio(grid, speedup))
+
+    def text(place: Place, gpu: str) -> str:
+        one = numbers[place].paper(gpu) if gpu else numbers[place]
+        return "-" if one is None or one.ratio is None else show(shown_ratio(grid, one.ratio))
+
+    return text
 
 
-def _amount(grid: definitions.Grid, number: Number, paper: Reference | None = None) -> str:
+def _amount(grid: definitions.Grid, numbers: Numbers) -> Print:
     """Our number with its spread, or the paper's as printed."""
     factor = FACTORS[grid.unit]
-    if paper is not None:
-        if paper.value is None or paper.unit == factor:
-            return paper.text
-        return f"{paper.value / factor:.6g}"
-    if number.ours is None:
-        return "-"
-    spread = number.ours.spread
-    text = digits(number.ours.value / factor)
-    return text if spread is None else f"{text}{SPACE}±{SPACE}{100 * spread:.1f}{SPACE}%"
+
+    def text(place: Place, gpu: str) -> str:
+        paper, ours = numbers[place].paper(gpu), numbers[place].ours
+        if paper is not None:
+            return paper.text if paper.value is None or paper.unit == factor else f"{paper.value / factor:.6g}"
+        if gpu or ours is None:
+            return "-"
+        spread = "" if ours.spread is None else f"{SPACE}±{SPACE}{100 * ours.spread:.1f}{SPACE}%"
+        return f"{digits(ours.value / factor)}{spread}"
+
+    return text

@@ -1,4 +1,4 @@
-"""Section "Against the limits": bytes and operations of each kernel over its time, beside the GPU's measured ceilings.
+"""How near kernels come to their limits: bytes and operations over time, beside the GPU's measured ceilings.
 
 The floor of a kernel is the larger of two times: its fewest bytes at the speed of a large copy, and its operations at
 the rate of the number format that it multiplies in (Williams et al. 2009, the roofline). It is shown for tables that
@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rotquant.bench.records import CellRecord
-from rotquant.reporting.pages.model import Grid, GridColumn
 from rotquant.reporting.speed.numbers import Numbers, Place
-from rotquant.study.speed.definitions import SpeedTable, rows
+from rotquant.study.speed.definitions import SpeedTable
 
 CEILING = "ceiling"
 
@@ -70,28 +69,6 @@ def points(numbers: Numbers) -> list[Point]:
     """Every measured cell that knows its bytes."""
     several = ((place, number.record) for place, number in numbers.items())
     return [_point(place, record) for place, record in several if record is not None and _is_kernel(record)]
-
-
-def share_grids(table: SpeedTable, numbers: Numbers, known: Mapping[str, float]) -> list[Grid]:
-    """The share of its floor that each kernel reaches, grid by grid; known: ceilings with that of copying."""
-    by_place = {point.place: point for point in points(numbers)}
-
-    def share(place: Place) -> str:
-        if place not in by_place:
-            return "-"
-        point = by_place[place]
-        floor, bound = point.floor(known)
-        return f"{100 * floor / point.seconds:.0f} % {bound[0]}"
-
-    found = []
-    for grid in (grid for grid in table.grids if grid.benchmark != CEILING):
-        several = rows(grid)
-        columns = [
-            GridColumn([share((grid.name, row.name, column.name)) for row in several], column.name)
-            for column in grid.columns
-        ]
-        found.append(Grid(grid.name, [axis.name for axis in grid.axes], [row.labels for row in several], columns))
-    return found
 
 
 def _is_kernel(record: CellRecord) -> bool:

@@ -5,13 +5,14 @@ another; the first goes before the second, and the newest of several goes first.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from rotquant.bench.records import SPEED, CellRecord, Measurement, Record, Sitting, read_record
 from rotquant.study.project import Project
-from rotquant.study.speed.definitions import Grid, SpeedCell, SpeedTable, rows
+from rotquant.study.speed.definitions import Grid, SpeedTable, rows
 from rotquant.study.speed.published import Reference, references
 from rotquant.study.speed.records import record_path
 
@@ -100,8 +101,8 @@ def collect(project: Project, table: SpeedTable, source: Source | None) -> Numbe
     """Every cell of a table, measured or not."""
     printed = references(table, project.root)
     known = {} if source is None else source.record.by_key
-    cells = {(cell.grid, cell.row, cell.column): cell for cell in table.cells}
-    return {place: _number(table, cells, place, known, printed.get(place, ())) for place in cells}
+    records = {(cell.grid, cell.row, cell.column): known.get(cell.key) for cell in table.cells}
+    return {place: _number(table.grid(place[0]), place, records, printed.get(place, ())) for place in records}
 
 
 def shown_ratio(grid: Grid, speedup: float) -> float:
@@ -110,35 +111,21 @@ def shown_ratio(grid: Grid, speedup: float) -> float:
 
 
 def _number(
-    table: SpeedTable,
-    cells: dict[Place, SpeedCell],
-    place: Place,
-    known: dict[str, CellRecord],
-    papers: tuple[Reference, ...],
+    grid: Grid, place: Place, records: Mapping[Place, CellRecord | None], papers: tuple[Reference, ...]
 ) -> Number:
-    grid = table.grid(place[0])
-    column = grid.column(place[2])
-    record = known.get(cells[place].key)
-    ours = _measurement(record, grid, column.name)
-    ratio = spread = None
-    over = grid.over(column)
-    if over is not None and ours is not None and ours.value:
-        base = _measurement(known.get(cells[place[0], place[1], over].key), grid, over)
-        if base is not None:
-            ratio, spread = base.value / ours.value, math.hypot(base.spread or 0.0, ours.spread or 0.0)
-    return Number(ours, _why(record, ours), ratio, spread, papers, record)
+    record, over = records[place], grid.over(grid.column(place[2]))
+    ours = _measurement(record, grid, place[2])
+    base = _measurement(records[place[0], place[1], over], grid, over) if over else None
+    ratio = spread = missing = None
+    if ours and ours.value and base:
+        ratio, spread = base.value / ours.value, math.hypot(base.spread or 0.0, ours.spread or 0.0)
+    if ours is None:
+        missing = "not measured" if record is None else record.missing or "the benchmark returns no such quantity"
+    return Number(ours, missing, ratio, spread, papers, record)
 
 
 def _measurement(record: CellRecord | None, grid: Grid, column: str) -> Measurement | None:
     return None if record is None else record.quantities.get(grid.quantity_of(grid.column(column)))
-
-
-def _why(record: CellRecord | None, ours: Measurement | None) -> str | None:
-    if ours is not None:
-        return None
-    if record is None:
-        return "not measured"
-    return record.missing or "the benchmark returns no such quantity"
 
 
 def short_gpu(gpu: str) -> str:
