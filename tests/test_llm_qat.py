@@ -1,5 +1,6 @@
 """LLM-QAT: generated text against plain decoding, training against a gradient written out, exact integers."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,15 @@ from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
+from rotquant.study.project import load_project
+from rotquant.study.stages import weights
+from rotquant.study.stages.weights import compute_weights
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import FAMILIES, tiny_model, tiny_tokens
+from tests.project import CONFIG, TABLES, Copy
 from tests.test_checkpoints import tiny_tokenizer
 
 AMOUNTS = {"samples": 12, "sequence_length": 16, "steps": 4, "batch_size": 4, "learning_rate": 1e-3}
@@ -150,7 +155,7 @@ class Interrupted(Exception):  # noqa: N818 - not an error of ours
 def test_an_interrupted_training_continues_with_the_same_result(tmp_path: Path, monkeypatch):
     settings, checkpoint = recipe(steps=5), Checkpoint(tmp_path / "file", "this", every=2)
     straight, killed, resumed = (tiny_model(tied=True) for _ in range(3))
-    losses = train_model(straight, settings)
+    history = train_model(straight, settings)
     losses_left = iter(range(3))
 
     def interrupted(*arguments):
@@ -162,8 +167,42 @@ def test_an_interrupted_training_continues_with_the_same_result(tmp_path: Path, 
         patch.setattr(llm_qat, "distillation_loss", interrupted)
         with pytest.raises(Interrupted):
             train_model(killed, settings, checkpoint=checkpoint)
-    assert train_model(resumed, settings, checkpoint=checkpoint) == losses
+    assert train_model(resumed, settings, checkpoint=checkpoint) == history
     assert all(torch.equal(*pair) for pair in zip(straight.parameters(), resumed.parameters(), strict=True))
+
+
+def test_a_weights_job_that_was_killed_goes_on_with_the_same_result(tmp_path: Path, monkeypatch):
+    copy = Copy(tmp_path, fake=False)
+    row = {"name": "LLM-QAT", "method": "llm-qat"}
+    kept = {key: value for key, value in TABLES["tables"][0].items() if key not in ("published", "figure", "claims")}
+    copy.set_tables({**TABLES, "tables": [{**kept, "rows": [row], "baseline": row["name"], "claims": []}]})
+    copy.set_config({**CONFIG, "methods": {"llm_qat": {**AMOUNTS, "steps": 6}}})
+    for name in ("small", "larger"):
+        tiny_model().save_pretrained(tmp_path / "models" / name)
+        tiny_tokenizer().save_pretrained(tmp_path / "models" / name)
+    run = load_project(root=tmp_path).cells("quarot_table1")[0].runs[0]
+    make = partial(compute_weights, run, str(tmp_path / "models/small"), device="cpu", code="code")
+    monkeypatch.setattr(weights, "_interval", lambda _: 0.0)  # a checkpoint after every step
+    taken = []
+
+    def counted(*arguments, stop=None):
+        if len(taken) == stop:
+            raise Interrupted
+        taken.append(1)
+        return distillation_loss(*arguments)
+
+    straight, killed = tmp_path / "weights/straight", tmp_path / "weights/killed"
+    make(folder=straight)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm_qat, "distillation_loss", partial(counted, stop=4))
+        with pytest.raises(Interrupted):
+            make(folder=killed)
+        patch.setattr(llm_qat, "distillation_loss", counted)
+        make(folder=killed)
+    assert len(taken) == 6  # none twice
+    for name in ("quantized.safetensors", "history.json"):
+        assert (killed / name).read_bytes() == (straight / name).read_bytes()
+    assert sorted(path.name for path in killed.parent.iterdir()) == ["killed", "straight"]
 
 
 def kept_loss(settings):
@@ -218,7 +257,7 @@ def test_a_rotated_model_is_trained_with_its_online_transforms():
     (rotated,) = train_model(model, settings)
     (plain,) = train_model(tiny_model(dtype=torch.float64), recipe(steps=1))
     # Both start as far from one teacher, one with rotated rounding errors: without its transforms it would be chance.
-    assert abs(rotated - plain) < 0.2
+    assert abs(rotated["loss"] - plain["loss"]) < 0.2
 
 
 def test_a_diverging_training_is_reported():

@@ -17,7 +17,15 @@ from rotquant.reporting import tracking
 from rotquant.reporting.pages.report import report_of
 from rotquant.reporting.tracking import papers
 from rotquant.study.project import Project, load_project
-from rotquant.study.results import HISTORY_FILE, RunResult, read_result, rotation_path, run_path, write_result
+from rotquant.study.results import (
+    HISTORY_FILE,
+    RunResult,
+    read_result,
+    rotation_path,
+    run_path,
+    weights_path,
+    write_result,
+)
 from rotquant.study.tables import Claim
 from rotquant.study.values import collect
 from tests.speed import SPEED, record
@@ -311,6 +319,23 @@ def test_a_learned_rotation_is_a_run_with_the_history_of_its_learning(project: P
         assert [(metric.step, metric.value) for metric in found] == [(step, HISTORY[step][name]) for step in steps]
     measured = search(project, f"tags.rotation_key = '{key}'")
     assert {run.data.tags["rotquant.key"] for run in measured} == {run.key for run in project.rotations[key]}
+    assert log(project, "quarot_table1") == [logged]
+
+
+def test_trained_weights_are_a_run_with_the_history_of_their_training(project: Project) -> None:
+    run = next(run for run in project.runs.values() if run.weights_key)
+    path = project.root / run_path(run.key)
+    record = {**environment(), "seconds": 2.0, "checkpoint": "models/small", "checkpoint_digest": "feed"}
+    write_result(path, replace(read_result(path), weights=record))
+    steps = [{"step": step, "loss": 5.0 - step} for step in range(3)]
+    write_json(project.root / weights_path(run.weights_key) / HISTORY_FILE, steps)
+    (logged,) = log(project, "quarot_table1")
+    (shown,) = search(project, "tags.`rotquant.kind` = 'weights'")
+    assert shown.data.tags["rotquant.key"] == run.weights_key
+    assert shown.data.tags["mlflow.parentRunId"] == logged.parent
+    with tracking.opened(project.root) as store:
+        found = store.client.get_metric_history(shown.info.run_id, "loss")
+    assert [{"step": metric.step, "loss": metric.value} for metric in found] == steps
     assert log(project, "quarot_table1") == [logged]
 
 

@@ -5,7 +5,7 @@ All that is shown is read from `rotquant.recipes` and from the documentation of 
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
@@ -86,7 +86,7 @@ def _rows(
     for name, field in section.model_fields.items():
         value, inner = values[name], _section(field.annotation)
         usual = field.default if default is None else getattr(default, name)
-        if get_origin(field.annotation) is dict:  # of methods, the only one in a recipe
+        if get_origin(field.annotation) is Mapping:  # of methods, the only one in a recipe
             yield path + name, "", "", meanings[name]
             yield from _method_rows(values[name])
         elif inner:

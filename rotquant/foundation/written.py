@@ -68,7 +68,7 @@ def _partial(kind: Any, without: tuple[str, ...] = (), instead: tuple[tuple[str,
         return Union[tuple(_partial(argument, without, instead) for argument in arguments)]  # noqa: UP007
     if origin is Annotated:
         return Annotated[(_partial(arguments[0], without, instead), *arguments[1:])]
-    if origin is dict:  # of sections by name, which whoever knows the names checks
+    if origin in (dict, Mapping):  # of sections by name, which whoever knows the names checks
         return dict[str, Any]
     return Annotated[kind, Field(strict=False)] if origin is tuple else kind
 

@@ -41,7 +41,7 @@ class Recipe(Frozen):
 
     rotation: RotationScheme | None = None
     """Rotate the residual stream, with norms fused into the linear layers, and values, keys and the MLP's products."""
-    methods: dict[str, SerializeAsAny[Method]] = Field(default_factory=dict)
+    methods: Mapping[str, SerializeAsAny[Method]] = Field(default_factory=dict)
     """What else is done, by the names of methods and with the settings of each; at most one method for each role."""
     weights: WeightQuantization | None = None
     """Quantize the weights of all linear layers but lm_head, to nearest where no method rounds them."""

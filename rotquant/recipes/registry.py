@@ -84,7 +84,7 @@ def settings_by_name(data: Any, kind: Callable[[type[Method]], Any]) -> Any:
 def _placed(name: str, problem: ErrorDetails) -> InitErrorDetails:
     """A problem of pydantic's as it tells it, with a name before its place."""
     context = {**problem.get("ctx", {}), "message": problem["msg"]}
-    told = PydanticCustomError(problem["type"], "{message}", context)  # pyright: ignore[reportArgumentType]
+    told = PydanticCustomError(problem["type"], "{message}", context)  # pyright: ignore[reportArgumentType]  # a literal
     return InitErrorDetails(type=told, loc=(name, *problem["loc"]), input=problem["input"])
 
 

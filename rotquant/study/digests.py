@@ -55,7 +55,8 @@ STAGES: dict[str, tuple[str, ...]] = {
 MEASURES = "rotquant.study.stages.measures"
 _KINDS = tuple(metric.model_fields["kind"].default for metric in get_args(get_args(Metric)[0]))
 
-#: Counts only where a method uses it: what few need of modules that all share.
+#: Counts only where a method uses it. By hand, for imports cannot tell: storage and the stage name this kind of weight
+#: for every recipe, since a folder may hold it, and run none of its statements where no method made any.
 OPTIONAL = ("rotquant.tensors.lattice",)
 
 

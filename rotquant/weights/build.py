@@ -25,6 +25,7 @@ from rotquant.models.simulation.wrapping import Handle, Wrapping, wrap
 from rotquant.models.stream import memory_peak, reset_memory_peak
 from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe, check_widths
+from rotquant.training.state import Checkpoint
 from rotquant.weights.stage import Stage, runtime_schemes
 from rotquant.weights.storage import Manifest, QuantizedState, StoredModel
 
@@ -44,6 +45,7 @@ def build_weights(
     rotations: "Rotations | None" = None,
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
+    checkpoint: Checkpoint | None = None,
     progress: bool = True,
 ) -> StoredModel:
     """Apply the stored part of a recipe to `model`, in place.
@@ -57,11 +59,13 @@ def build_weights(
         rotations: learned ones; needed where a method of the recipe learns its rotations.
         device: where the work is done.
         batch_size: calibration samples at once; default by their length.
+        checkpoint: where a method that trains continues, with the same result, if it was interrupted.
         progress: say how far it is (`rotquant.foundation.progress`).
 
     Raises:
         RecipeError: the recipe does not fit the model, or samples are missing; before anything is changed.
         CheckpointError: the model's weights are not finite, or no longer so in its type.
+        ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
         RotquantError: calibration activations are not finite.
     """
     check_recipe(model, recipe, samples)
@@ -69,7 +73,7 @@ def build_weights(
         problem = "learns its rotations: pass those that learn_rotations found" if recipe.learner else "learns none"
         raise RecipeError(f"the recipe {problem}.")
     check_finite("the model", model.named_parameters())
-    stage = Stage(model, recipe, samples, seed, torch.device(device), batch_size)
+    stage = Stage(model, recipe, samples, seed, torch.device(device), batch_size, checkpoint)
     with silenced(not progress):
         return _build(stage, tokenizer, rotations)
 
@@ -104,7 +108,7 @@ def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations:
         peak_bytes=costs.peak_bytes,
         versions={**versions()},
     )
-    return StoredModel(model, tokenizer, stage.weights, QuantizedState(manifest, tensors, static))
+    return StoredModel(model, tokenizer, stage.weights, QuantizedState(manifest, tensors, static), stage.history)
 
 
 def _check_kept(method: Method, stage: Stage) -> None:

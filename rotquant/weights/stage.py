@@ -23,6 +23,7 @@ from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.lattice import LatticeWeight
 from rotquant.tensors.quantization import ColumnSplit, QParams, choose_qparams
+from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.hessian import Hessian
 from rotquant.weights.rtn import QuantizedWeight, quantize_rtn
 
@@ -45,6 +46,7 @@ class Stage:
     online: the rotation's online transforms, without quantizers.
     weights: integers by full name, on the host. splits: features that are kept in higher precision, by layer and site.
     tensors: what the method at work wants stored for the run time, by the names that its `tensors` gives.
+    checkpoint: where a method that trains continues if it was interrupted. history: the steps of such a training.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Stage:
         seed: int,
         device: torch.device,
         batch_size: int | None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.model = model
         self.architecture: Architecture = architecture_of(model)
@@ -63,10 +66,12 @@ class Stage:
         self.seed = seed
         self.device = device
         self.batch_size = batch_size
+        self.checkpoint = checkpoint
         self.online = Wrapping(rotation=recipe.rotation)
         self.weights: Weights = {}
         self.splits: Splits = {}
         self.tensors: dict[str, Tensor] = {}
+        self.history: list[Record] = []
 
     def capture(self) -> LayerStream:
         """Calibration samples at the entrance of the first layer.

@@ -6,7 +6,7 @@ quantized.safetensors (or shards) holds for each quantized linear layer `<name>.
 they are. A loaded model equals the saved one bit for bit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -38,6 +38,7 @@ from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.lattice import WIDTH, LatticeWeight
 from rotquant.tensors.quantization import QParams
+from rotquant.training.state import Record
 from rotquant.weights.rtn import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -95,12 +96,14 @@ class StoredModel:
     """A model whose weights are quantized: in `model` as floating-point numbers, in `weights` as integers by name.
 
     state: what `quantized_forward` needs beside the model.
+    history: the steps of the training that made them, where a method trained.
     """
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
     weights: dict[str, QuantizedWeight | LatticeWeight]
     state: QuantizedState
+    history: Sequence[Record] = ()
 
     @property
     def manifest(self) -> Manifest:

@@ -64,5 +64,5 @@ class LLMQAT(Method):
         """Train the whole model, then round to nearest."""
         from rotquant.methods.llm_qat.training import train_model
 
-        train_model(stage.model, stage.recipe, stage.seed, stage.device)
+        stage.history = train_model(stage.model, stage.recipe, stage.seed, stage.device, checkpoint=stage.checkpoint)
         stage.round_to_nearest()

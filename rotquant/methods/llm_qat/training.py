@@ -28,7 +28,7 @@ from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
-from rotquant.training.state import Checkpoint
+from rotquant.training.state import Checkpoint, Record
 
 #: Up to the third, fourth or fifth token of a sequence the likeliest is taken, then they are drawn (Sec. 2.1).
 GREEDY = range(3, 6)
@@ -109,7 +109,7 @@ def train(
     seed: int = 0,
     *,
     checkpoint: Checkpoint | None = None,
-) -> list[float]:
+) -> list[Record]:
     """Train the model's parameters in place: AdamW without weight decay, the learning rate along a cosine to zero.
 
     Args:
@@ -121,7 +121,7 @@ def train(
         checkpoint: where an interrupted training continues, with the same result.
 
     Returns:
-        The loss of each step in nats per token.
+        The number and the loss of each step, in nats per token.
 
     Raises:
         RotquantError: the loss is not finite.
@@ -143,7 +143,7 @@ def train(
         not_finite="the loss of LLM-QAT is {loss} after {step} steps: lower methods.llm_qat.learning_rate.",
     )
     optimizer.zero_grad(set_to_none=True)
-    return [record["loss"] for record in history]
+    return history
 
 
 def _loss(model: nn.Module, teacher: nn.Module, ids: Tensor, scheme: QuantizationScheme) -> Tensor:
@@ -169,7 +169,7 @@ def train_model(
     device: torch.device | str = "cpu",
     *,
     checkpoint: Checkpoint | None = None,
-) -> list[float]:
+) -> list[Record]:
     """Generate text with a model and train it on that, in place.
 
     A copy of the model in its own type is the teacher; the model is trained in float32 at least, which with gradients
@@ -183,7 +183,7 @@ def train_model(
         checkpoint: where an interrupted training continues; the text, which the seed decides, is generated again.
 
     Returns:
-        The loss of each step in nats per token.
+        The number and the loss of each step, in nats per token.
 
     Raises:
         RotquantError: the loss is not finite.
@@ -199,6 +199,6 @@ def train_model(
             ids = generate(teacher, settings.samples, settings.sequence_length, settings.seed + seed)
         model.to(torch.promote_types(dtype, torch.float32))
         with on_device(model, device), wrap(model, quantizers):
-            losses = train(model, teacher, ids, recipe, seed, checkpoint=checkpoint)
+            history = train(model, teacher, ids, recipe, seed, checkpoint=checkpoint)
     model.to(dtype)
-    return losses
+    return history

@@ -1,4 +1,4 @@
-"""What MLflow shows of a paper's tables: a run for each, and below it the runs and learned rotations behind it."""
+"""What MLflow shows of a paper's tables: a run for each, and below it the runs and what was learned for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.reporting.tracking.runs import PARENT, TABLE, Entry, Experiment, Logged
 from rotquant.reporting.tracking.store import Store, opened
 from rotquant.study.project import Project
-from rotquant.study.results import HISTORY_FILE, RunResult, rotation_path, rotations_of, run_path
+from rotquant.study.results import HISTORY_FILE, RunResult, rotation_path, rotations_of, run_path, weights_path
 from rotquant.study.tables import Table
 from rotquant.study.targets import load_targets
 from rotquant.study.values import collect
@@ -45,7 +45,7 @@ def log_tables(project: Project, tables: Sequence[Table], read: Mapping[str, Res
 class Paper(Experiment):
     """The experiment of a paper with tables of accuracy.
 
-    cells: where its tables print each run and use each learned rotation, as `_cells` finds it.
+    cells: where its tables print each run, and use its rotations and weights, as `_cells` finds it.
     """
 
     def __init__(self, store: Store, project: Project, paper: str) -> None:
@@ -53,15 +53,18 @@ class Paper(Experiment):
         self.cells = _cells(project, paper)
 
     def show_table(self, table: Table, results: Results) -> None:
-        """Show a table: its own run, the runs and the learned rotations behind it."""
+        """Show a table: its own run, the runs behind it, and what was learned for them step by step."""
         self._parent(table)
         for key, result in track(results.items(), table.id, "run"):
             if key not in self.shown:
                 self.show(self._run(key, result))
-        for key, record in rotations_of(results.values()).items():
-            path = self.project.root / rotation_path(key) / HISTORY_FILE
-            if key not in self.shown and path.exists():  # the folder may have been deleted and not made again
-                self.show(self._rotation(key, record, read_json(path, "history of rotations")))
+        learned = {key: (record, rotation_path(key)) for key, record in rotations_of(results.values()).items()}
+        trained = {one.run.weights_key: one for one in results.values() if one.run.weights_key}
+        learned |= {key: (_of_weights(one), weights_path(key)) for key, one in trained.items()}
+        for key, (record, folder) in learned.items():
+            path = self.project.root / folder / HISTORY_FILE
+            if key not in self.shown and path.exists():  # not all weights are trained; a folder may have been deleted
+                self.show(self._training(key, record, read_json(path, "history of a training")))
 
     def _parent(self, table: Table) -> str:
         """The table's own MLflow run, kept over re-renderings."""
@@ -95,41 +98,49 @@ class Paper(Experiment):
             fields=fields,
         )
 
-    def _rotation(self, key: str, record: dict[str, Any], history: list[dict[str, Any]]) -> Entry:
-        """A learned rotation, with the numbers of every step of its learning."""
+    def _training(self, key: str, record: dict[str, Any], history: list[dict[str, Any]]) -> Entry:
+        """A learned rotation or trained weights, with the numbers of every step."""
+        kind, what = ("rotation", "learned rotations") if "learning" in record else ("weights", "trained weights")
         short = self._short(key)
         source = {"checkpoint": record["checkpoint"], "digest": record["checkpoint_digest"]}
+        settings = {name: record[name] for name in ("seed", "learning", "methods", "digest") if name in record}
         return Entry(
             key,
-            "rotation",
-            f"learned rotations / {' / '.join(self._first_cell(key))} / seed {record['seed']}",
+            kind,
+            f"{what} / {' / '.join(self._first_cell(key))} / seed {record['seed']}",
             self._tags(key, record["seed"]),
             [record, history, short],
             record,
             {"seconds": record["seconds"]},
             history,
-            {**short, **{name: record[name] for name in ("seed", "learning", "digest")}, "source": source},
+            {**short, **settings, "source": source},
         )
 
     def _first_cell(self, key: str) -> tuple[str, str]:
-        """Row and column of the first cell, in the first table, of a run or a learned rotation."""
+        """Row and column of the first cell, in the first table, that a key is behind."""
         return next(iter(self.cells[key].values()))[0]
 
     def _tags(self, key: str, seed: int) -> dict[str, object]:
-        """The tags of a run or a learned rotation: what it is, and where tables have it."""
+        """The tags of a run or of what was learned for it: what it is, and where tables have it."""
         first = self.project.table(next(iter(self.cells[key])))
         cells = {f"{TABLE}.{table}": "; ".join(map(" / ".join, cells)) for table, cells in self.cells[key].items()}
         return {**cells, PARENT: self._parent(first), "paper": self.paper, "seed": seed, **self._short(key)}
 
-    def _short(self, key: str) -> dict[str, str]:
+    def _short(self, key: str) -> dict[str, object]:
         """What tells runs apart in a table's column or on an axis, where paths and recipes are too long."""
         first = self.project.table(next(iter(self.cells[key])))
         row, column = self._first_cell(key)
         return {"method": first.row(row).method, "model": first.column(column).slot}
 
 
+def _of_weights(result: RunResult) -> dict[str, Any]:
+    """The record of a result's stored weights, with what they were made by."""
+    settings = result.run.recipe.model_dump(mode="json")["methods"]
+    return {**(result.weights or {}), "seed": result.run.seed, "methods": settings}
+
+
 def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, str]]]]:
-    """Where the paper's tables print each run and use each learned rotation: {key: {table: [(row, column)]}}.
+    """Where the paper's tables print each run and use its rotations and weights: {key: {table: [(row, column)]}}.
 
     The paper's own tables come first.
     """
@@ -138,7 +149,7 @@ def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, 
     found: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for name in sorted(names, key=lambda name: listed.index(name) if name in listed else len(listed)):
         for cell in project.cells(name):
-            for key in (key for run in cell.runs for key in (run.key, run.rotation_key) if key):
+            for key in filter(None, (key for run in cell.runs for key in (run.key, run.rotation_key, run.weights_key))):
                 places = found.setdefault(key, {}).setdefault(name, [])
                 if (cell.row, cell.column) not in places:
                     places.append((cell.row, cell.column))

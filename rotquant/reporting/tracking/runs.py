@@ -48,7 +48,7 @@ class Logged:
 class Entry:
     """What one MLflow run says.
 
-    key: of a run or a learned rotation; a table's id. tags: None and "" are left out.
+    key: of a run, a rotation or weights in our files; a table's id. tags: None and "" are left out.
     content: all that it is made from; None: it stays the same whatever it says.
     record: its provenance, with the date and, unless it took none, the seconds; None: it is of now.
     metrics: numbers at its end. history: numbers step by step.
