@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from rotquant.reporting.figures.arrays import array_of
 from rotquant.reporting.figures.panels import entry, legend, note, panels
 from rotquant.reporting.figures.style import DASHED, NEUTRAL, SERIES, drawn_rows
@@ -61,12 +63,12 @@ def outliers(project: Project, table: Table, values: Values, path: Path) -> None
 
 def _series(axis: Any, lists: dict[str, list[float]], color: str) -> None:
     """One row of a panel: a point per layer and input or projection, their means joined."""
-    numbers = {name: [float(value) for value in found] for name, found in lists.items()}
-    layers = range(1, 1 + len(next(iter(numbers.values()))))
+    numbers = pd.DataFrame(lists).astype(float)
     for name, found in numbers.items():
-        axis.plot(layers, found, linestyle="", marker=_MARKS[name], markersize=3.5, color=color, alpha=0.75)
-    means = [sum(found) / len(found) for found in zip(*numbers.values(), strict=True)]
-    axis.plot(layers, means, color=color, linewidth=1.1)
+        axis.plot(
+            1 + found.index, found, linestyle="", marker=_MARKS[str(name)], markersize=3.5, color=color, alpha=0.75
+        )
+    axis.plot(1 + numbers.index, numbers.mean(axis=1, skipna=False), color=color, linewidth=1.1)
 
 
 def _name_broken(axis: Any, numbers: list[float]) -> None:

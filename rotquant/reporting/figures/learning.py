@@ -5,8 +5,9 @@ and what the inputs of all linear layers have gained.
 """
 
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+import pandas as pd
 
 from rotquant.reporting.figures.arrays import history_of
 from rotquant.reporting.figures.panels import panels
@@ -59,21 +60,15 @@ def layers_of(history: list[Record]) -> int:
 
 def gains(history: list[Record]) -> dict[str, list[float]]:
     """By how many dB the inputs of each site have gained, layer by layer: the last steps' mean over the first ones'."""
-
-    def mean(records: list[Record], place: str) -> float:
-        return fmean(float(record["site_snr"][place]) for record in records)
-
-    layers = range(layers_of(history))
-    return {
-        site: [mean(history[-ENDS:], f"{layer}.{site}") - mean(history[:ENDS], f"{layer}.{site}") for layer in layers]
-        for site in SITES
-    }
+    steps = pd.DataFrame([record["site_snr"] for record in history]).astype(float)
+    gained = steps.tail(ENDS).mean() - steps.head(ENDS).mean()
+    return {site: [float(gained[f"{layer}.{site}"]) for layer in range(layers_of(history))] for site in SITES}
 
 
 def smoothed(numbers: list[float]) -> list[float]:
     """Each number's mean with its neighbours on both sides, a tenth of all or at least five; fewer at the ends."""
     half = max(5, len(numbers) // 10) // 2
-    return [fmean(numbers[max(0, place - half) : place + half + 1]) for place in range(len(numbers))]
+    return pd.Series(numbers).rolling(2 * half + 1, center=True, min_periods=1).mean().tolist()
 
 
 def _curve(axis: Any, by_step: dict[int, float], what: str) -> None:

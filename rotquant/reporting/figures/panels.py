@@ -9,12 +9,19 @@ from rotquant.reporting.figures.style import save_svg, styled
 
 
 @contextmanager
-def panels(path: Path, down: int, across: int, size: tuple[float, float], **options: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure of `size` inches and its axes [down, across]; what is drawn on them is written to `path`."""
+def drawn(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+    """Yield an empty figure of `size` inches; what is drawn on it is written to `path`."""
     with styled() as plt:
-        figure, grid = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained", **options)
-        yield figure, grid
+        figure = plt.figure(figsize=size, layout="constrained")
+        yield figure
         save_svg(figure, path)
+
+
+@contextmanager
+def panels(path: Path, down: int, across: int, size: tuple[float, float], **options: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield a figure and its axes [down, across]; what is drawn on them is written to `path`."""
+    with drawn(path, size) as figure:
+        yield figure, figure.subplots(down, across, squeeze=False, **options)
 
 
 def name_rows(axis: Any, names: Sequence[str], *, shown: bool, room: float = 0.5) -> None:

@@ -4,11 +4,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED, save_svg, styled
+from rotquant.reporting.figures.panels import legend, note, panels
+from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED
 from rotquant.reporting.speed.numbers import Numbers, read_numbers, short_gpu, shown_ratio
 from rotquant.reporting.speed.roofline import roofline
 from rotquant.study.project import Project
 from rotquant.study.speed.definitions import Part, SpeedTable, matches, rows
+
+#: The paper's bars are hollow.
+_PUBLISHED: dict[str, Any] = {"facecolor": "white", "edgecolor": PUBLISHED}
 
 
 def draw(project: Project, table: SpeedTable, path: Path) -> None:
@@ -23,24 +27,20 @@ def draw(project: Project, table: SpeedTable, path: Path) -> None:
 
 def bars(project: Project, table: SpeedTable, path: Path) -> None:
     """A panel per part; a pair of bars per row: ours filled, the paper's hollow beside it."""
+    from matplotlib.patches import Patch
+
     assert table.drawing is not None
     parts = table.drawing.parts
     measured = {part.table: read_numbers(project, project.speed_table(part.table)) for part in parts}
     across = len(parts) if len(parts) <= 3 else 2
     down = -(-len(parts) // across)
-    with styled() as plt:
-        size = (1.6 + 2.8 * across, 0.5 + 2.3 * down)
-        figure, grid = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+    with panels(path, down, across, (1.6 + 2.8 * across, 0.5 + 2.3 * down)) as (figure, grid):
         for axis, part in zip(grid.flat, parts, strict=True):
             _panel(axis, project.speed_table(part.table), part, measured[part.table].numbers)
         gpus = [short_gpu(source.record.gpu) for source, _ in measured.values() if source is not None]
-        ours = f"ours, {gpus[0]}" if gpus else "ours (not measured yet)"
-        handles = [plt.Rectangle((0, 0), 1, 1, color=OURS, label=ours)]
-        for gpu in table.gpus:
-            look = {"facecolor": "white", "edgecolor": PUBLISHED}
-            handles.append(plt.Rectangle((0, 0), 1, 1, **look, label=f"published, {short_gpu(gpu)}"))
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
-        save_svg(figure, path)
+        ours = Patch(color=OURS, label=f"ours, {gpus[0]}" if gpus else "ours (not measured yet)")
+        theirs = (Patch(**_PUBLISHED, label=f"published, {short_gpu(gpu)}") for gpu in table.gpus)
+        legend(figure, [ours, *theirs])
 
 
 def _panel(axis: Any, table: SpeedTable, part: Part, numbers: Numbers) -> None:
@@ -50,9 +50,7 @@ def _panel(axis: Any, table: SpeedTable, part: Part, numbers: Numbers) -> None:
     for place, row in enumerate(chosen):
         number = numbers[grid.name, row.name, part.column]
         if number.ratio is not None and not math.isfinite(number.ratio):
-            axis.annotate(
-                "not finite", (place - 0.2, 0), rotation=90, ha="center", va="bottom", fontsize=6.5, color=OURS
-            )
+            axis.text(place - 0.2, 0, "not finite", rotation=90, ha="center", va="bottom", fontsize=6.5, color=OURS)
         elif number.ratio is not None:
             ratio = shown_ratio(grid, number.ratio)
             bar = (number.ratio_spread or 0.0) * ratio
@@ -61,7 +59,7 @@ def _panel(axis: Any, table: SpeedTable, part: Part, numbers: Numbers) -> None:
         for paper in number.papers[:1]:
             if paper.ratio is not None:
                 ratio = shown_ratio(grid, paper.ratio)
-                axis.bar(place + 0.2, ratio, 0.38, facecolor="white", edgecolor=PUBLISHED, linewidth=1)
+                axis.bar(place + 0.2, ratio, 0.38, **_PUBLISHED, linewidth=1)
                 _label(axis, place + 0.2, ratio, ratio)
     axis.axhline(1, color=NEUTRAL, linewidth=0.8)
     varying = [place for place in range(len(grid.axes)) if len({row.labels[place] for row in chosen}) > 1] or [0]
@@ -75,5 +73,4 @@ def _panel(axis: Any, table: SpeedTable, part: Part, numbers: Numbers) -> None:
 
 def _label(axis: Any, middle: float, ratio: float, top: float) -> None:
     """A bar's number, above its error bar."""
-    where = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
-    axis.annotate(f"{ratio:.2f}", (middle, top), **where)
+    note(axis, f"{ratio:.2f}", (middle, top), (0, 2), ha="center", fontsize=6.5)

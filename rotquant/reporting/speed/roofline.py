@@ -3,11 +3,13 @@
 Operations per second over operations per byte (Williams et al. 2009), each number format below its own measured roof.
 """
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED, SERIES, save_svg, styled
+from rotquant.reporting.figures.panels import panels
+from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED, SERIES
 from rotquant.reporting.speed.limits import Point, ceilings, points
 from rotquant.reporting.speed.numbers import read_numbers
 from rotquant.study.project import Project
@@ -30,17 +32,14 @@ def roofline(project: Project, table: SpeedTable, path: Path) -> None:
     known, found = ceilings(table, numbers), points(numbers)
     multiplying = [point for point in found if point.operations and point.arithmetic in known]
     moving = [point for point in found if not point.operations]
-    with styled() as plt:
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.9), layout="constrained", width_ratios=(1, 1.25))
-        _bandwidth(left, table, moving, known)
-        _roof(right, table, multiplying, known)
+    with panels(path, 1, 2, (9.2, 3.9), width_ratios=(1, 1.25)) as (figure, ((left, right),)):
+        _bandwidth(left, moving, known)
+        _roof(right, multiplying, known)
         handles, labels = right.get_legend_handles_labels()
-        if handles:
-            figure.legend(handles, labels, loc="outside right center", fontsize=7.5)
-        save_svg(figure, path)
+        figure.legend(handles, labels, loc="outside right center", fontsize=7.5)
 
 
-def _bandwidth(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict[str, float]) -> None:
+def _bandwidth(axis: Any, found: Sequence[Point], known: dict[str, float]) -> None:
     """Kernels that only move bytes, as a share of the speed of a large copy, or of reading where they write little."""
     groups: dict[str, list[float]] = {}
     for point in found:
@@ -58,7 +57,7 @@ def _bandwidth(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict
     axis.set_title("What only moves bytes")
 
 
-def _roof(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict[str, float]) -> None:
+def _roof(axis: Any, found: Sequence[Point], known: dict[str, float]) -> None:
     """Kernels that multiply: ceilings as lines, a colour per number format, a mark per grid."""
     formats = [name for name in ("fp16", "fp8", "int8") if name in known]
     colors: dict[str | None, str] = {**dict(zip(formats, SERIES, strict=False)), "bf16": SERIES[0]}
@@ -69,15 +68,13 @@ def _roof(axis: Any, table: SpeedTable, found: Sequence[Point], known: dict[str,
             xs, ys = [1.0, corner, 2e4], [memory, known[name], known[name]]
             axis.plot(xs, [y / 1e12 for y in ys], color=colors[name], linewidth=1, alpha=0.7)
             axis.plot([], [], color=colors[name], label=f"{name}: {known[name] / 1e12:.0f} TOP/s")
-    names = list(dict.fromkeys(point.place[0] for point in found))
+    marks = dict(zip(dict.fromkeys(point.place[0] for point in found), itertools.cycle(_MARKS), strict=False))
     for point in found:
-        mark = _MARKS[names.index(point.place[0]) % len(_MARKS)]
         ours = point.place[2] not in _OTHERS
         look = {"markerfacecolor": colors[point.arithmetic] if ours else "white", "markersize": 4.5}
         place = point.operations / point.bytes, point.operations / point.seconds / 1e12
-        axis.plot(*place, mark, color=colors[point.arithmetic], **look)
-    for name in names:
-        mark = _MARKS[names.index(name) % len(_MARKS)]
+        axis.plot(*place, marks[point.place[0]], color=colors[point.arithmetic], **look)
+    for name, mark in marks.items():
         axis.plot([], [], mark, color=NEUTRAL, label=name)
     for name, text in (("full", "ours"), ("none", "others")):
         axis.plot([], [], "o", color=NEUTRAL, fillstyle=name, label=text)
