@@ -100,6 +100,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, float | Number], dict[str, floa
         {"Baseline": 10.0, "QuaRot": 9.4},
     ),
     "at_most": ({"row": "QuaRot", "value": 6.1}, {"QuaRot": 6.1}, {"QuaRot": 6.2}),
+    "at_least": ({"row": "QuaRot", "value": 6.1}, {"QuaRot": 6.2}, {"QuaRot": 6.0}),
     "loss_decreasing": (
         {"row": "QuaRot", "over": "Baseline"},
         {"Baseline": 5.47, "QuaRot": 6.10},

@@ -63,6 +63,7 @@ class Region:
 
 
 ABOVE_ZERO = Region(low=0.0, open=True)
+_BROKEN = Estimate.exact(math.nan)
 
 
 class View:
@@ -229,11 +230,20 @@ def _bounded(view: View, row: str, over: str, *, both_ways: bool, **bound: float
 
 
 def _at_most(view: View, row: str, value: float) -> Results:
+    return _limited(view, row, f"at most {value:g} asked", Region(high=value))
+
+
+def _at_least(view: View, row: str, value: float) -> Results:
+    return _limited(view, row, f"at least {value:g} asked", Region(low=value))
+
+
+def _limited(view: View, row: str, asked: str, region: Region) -> Results:
     for column in view.columns:
         lacking = view.lacking(column, row)
         yield from lacking
         if not lacking:
-            yield view.find(column, f"at most {value:g} asked", "it is", view.estimate(row, column), Region(high=value))
+            result = view.quantity.checkable(view.numbers[row, column].mean)
+            yield view.find(column, asked, "it is", view.estimate(row, column) if result else _BROKEN, region)
 
 
 def _loss_decreasing(view: View, row: str, over: str) -> Results:
@@ -358,6 +368,7 @@ CHECKS: dict[str, Callable[..., Results]] = {
     "loss_at_most": _loss_at_most,
     "close": _close,
     "at_most": _at_most,
+    "at_least": _at_least,
     "loss_decreasing": _loss_decreasing,
     "loss_larger": _loss_larger,
     "gains_increasing": _gains_increasing,

@@ -60,7 +60,7 @@ class Order(Written):
     """The rows, the best first."""
 
 
-class AtMost(Written):
+class Limit(Written):
     """A bound on one row's numbers."""
 
     row: str
@@ -123,8 +123,10 @@ class Check(Written):
     """What row loses on `over` is at most this many points, or percent of `over`."""
     close: Bound | None = None
     """row and `over` differ by at most this many points, or percent of `over`, either way."""
-    at_most: AtMost | None = None
-    """The row's number is at most this value; for quantities of which lower is better."""
+    at_most: Limit | None = None
+    """The row's number is at most this value."""
+    at_least: Limit | None = None
+    """The row's number is at least this value."""
     loss_decreasing: Loss | None = None
     """What row loses on `over` gets smaller from each column to the next."""
     loss_larger: LossLarger | None = None
