@@ -55,7 +55,7 @@ def arranged(numbers: Numbers) -> Iterator[Numbers]:
         yield dict(zip(numbers, generator.sample(list(numbers.values()), len(numbers)), strict=True))
 
 
-@pytest.mark.parametrize(("table", "claim", "check"), claims())
+@pytest.mark.parametrize(("table", "claim", "check"), list(claims()))
 def test_some_arrangement_of_a_tables_numbers_contradicts_a_claim(
     table: Table, claim: Claim, check: dict[str, dict[str, Any]]
 ) -> None:

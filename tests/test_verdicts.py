@@ -127,17 +127,17 @@ def test_the_interval_has_the_true_effect_in_it_as_often_as_it_says(seeds: int, 
 
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.01, 0.3))
-def test_the_number_of_seeds_that_would_decide_does_so_and_one_less_does_not(seed: int, effect: float) -> None:
-    found = Estimate(effect + drawn(seed, 4, 50, (0.5, 0.1, 0.1)), (0, 1, 2, 3)).interval()
-    seeds, items = found.to_decide(0.0)
+def test_the_seeds_and_windows_that_would_decide_do_so_and_fewer_do_not(seed: int, effect: float) -> None:
+    found = Estimate(effect + drawn(seed, 4, 50, (0.5, 0.5, 0.1)), (0, 1, 2, 3)).interval()
+    counts = found.to_decide(0.0)
+    assume(counts is not None and found.low <= 0 <= found.high)
+    assert counts is not None
     assert found.half_width is not None
-    for needed, place in ((seeds, 0), (items, 1)):
-        if needed is not None and needed > 2:
-            counts = np.array([[4.0, 50.0]] * 2)
-            counts[:, place] = needed, needed - (1 if place == 0 else 50)
-            enough, fewer = found.half_width(counts[:, 0], counts[:, 1])
-            assert enough < abs(found.effect)
-            assert fewer >= abs(found.effect) or needed == 50
+    seeds, windows = counts
+    fewer = (seeds - 1, windows) if windows == 50 else (seeds if seeds == 4 else seeds - 4, windows - 50)
+    enough, less = found.half_width(np.array([seeds, fewer[0]], float), np.array([windows, fewer[1]], float))
+    assert enough < abs(found.effect)
+    assert less >= abs(found.effect) or fewer[0] < 2 or fewer[1] < 50
 
 
 def test_an_undecided_claim_says_how_many_seeds_or_windows_would_decide_it() -> None:
@@ -211,10 +211,10 @@ def test_deviations_are_compared_by_the_f_distribution() -> None:
     wide = np.linspace(-1, 1, 20)
     assert deviation_ratio(wide / 1.60, wide).high < 1 < deviation_ratio(wide / 1.58, wide).high
     found = deviation_ratio(wide[::7] / 4, wide[::7])
-    seeds, _ = found.to_decide(1.0)
+    counts = found.to_decide(1.0)
     assert found.high > 1
-    assert seeds is not None
-    assert 4 <= seeds <= 20
+    assert counts is not None
+    assert 4 <= counts[0] <= 20
 
 
 def test_models_of_different_texts_have_the_noise_of_both() -> None:

@@ -170,12 +170,12 @@ class View:
         return "windows" if self.quantity == PERPLEXITY else "items"
 
     def _needed(self, found: Interval, region: Region) -> str:
-        seeds, items = found.to_decide(region.border(found.effect))
-        if seeds is not None:
-            return f"{seeds} seeds would decide"
-        if items is not None:
-            return f"{items:,} {self._items} would decide"
-        return f"{MOST} times as many would not decide"
+        counts = found.to_decide(region.border(found.effect))
+        if counts is None:
+            return f"{MOST} times as many would not decide"
+        seeds = [f"{counts[0]:,} seeds"] * (counts[0] != found.seeds)
+        items = [f"{counts[1]:,} {self._items}"] * (counts[1] != found.items)
+        return f"{' and '.join(seeds + items)} would decide"
 
     def compared(self, row: str, other: str, column: str) -> str:
         """Two numbers and the relation that is asked for, such as "6.10 < 8.87"."""

@@ -39,26 +39,22 @@ class Interval:
     items: int = 0
     half_width: Callable[[Array, Array], Array] | None = None
 
-    def to_decide(self, bound: float) -> tuple[int | None, int | None]:
-        """How many seeds, and at as many seeds as there are how many items, would leave a bound outside the interval.
+    def to_decide(self, bound: float) -> tuple[int, int] | None:
+        """How many seeds and items would leave a bound outside the interval.
 
-        None where more than `MOST` of them, or `MOST` times as many, would not.
+        More seeds alone where these are enough, else more items alone, else the same multiple of both; None where more
+        than `MOST` seeds, or `MOST` times as many, would not do.
         """
         if self.half_width is None:
-            return None, None
-        counts = np.arange(2.0, MOST + 1)
-        more, items = np.arange(1.0, MOST + 1) * self.items, np.full_like(counts, self.items)
-        widths = (
-            (counts, self.half_width(counts, items)) if self.seeds else None,
-            (more, self.half_width(np.full_like(more, self.seeds), more)) if self.items else None,
-        )
-        found = (self._first(pair, abs(self.effect - bound)) for pair in widths)
-        return next(found), next(found)
-
-    @staticmethod
-    def _first(widths: tuple[Array, Array] | None, distance: float) -> int | None:
-        enough = np.array([False]) if widths is None else widths[1] < distance
-        return int(widths[0][enough.argmax()]) if widths is not None and enough.any() else None
+            return None
+        times = np.arange(1.0, MOST + 1)
+        seeds, items = np.full_like(times, self.seeds), np.full_like(times, self.items)
+        ways = ((times + 1, items),) * (self.seeds > 0) + ((seeds, times * items), (times * seeds, times * items))
+        for way in ways:
+            enough = self.half_width(*way) < abs(self.effect - bound)
+            if enough.any():
+                return int(way[0][enough.argmax()]), int(way[1][enough.argmax()])
+        return None
 
 
 @dataclass(frozen=True)

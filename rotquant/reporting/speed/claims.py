@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from rotquant.reporting.claims import Outcome, Verdict
 from rotquant.reporting.effects import Finding, Region
@@ -121,11 +121,11 @@ def _every(check: Check, prefix: str, ratios: dict[str, Amount]) -> Iterator[Fin
         return
     worst = (min if check.at_least is not None else max)(ratios, key=lambda row: ratios[row].value)
     decisions = [finding.decision for finding in found.values()]
-    against: tuple[Literal["contradicted"], Literal["undecided"]] = ("contradicted", "undecided")
-    others = "".join(f", {decisions.count(word)} {word}" for word in against if word in decisions)
+    others = "".join(f", {decisions.count(word)} {word}" for word in ("contradicted", "undecided") if word in decisions)
     values = [amount.value for amount in ratios.values()]
     numbers = f"{found[worst].numbers}; all {show(min(values))} to {show(max(values))}{others}"
-    decision = next((word for word in against if word in decisions), "holds")
+    said = set(decisions)
+    decision = "contradicted" if "contradicted" in said else "undecided" if "undecided" in said else "holds"
     yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, decision)
 
 
