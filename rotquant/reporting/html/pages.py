@@ -27,10 +27,12 @@ def render_pages(project: Project) -> dict[str, str]:
     """
     folder = project.root / REPORTS
     names = sorted(path.stem for path in folder.glob("*.md") if path.stem != "index")
-    return {f"{name}.html": _page(folder, name, names) for name in names}
+    template = environment().get_template("html/page.html.jinja")
+    return {f"{name}.html": template.render(name=name, **_contents(folder, name, names)) for name in names}
 
 
-def _page(folder: Path, name: str, others: Iterable[str]) -> str:
+def _contents(folder: Path, name: str, others: Iterable[str]) -> dict[str, str]:
+    """The title and the body of a page."""
     try:
         text = (folder / f"{name}.md").read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -42,7 +44,7 @@ def _page(folder: Path, name: str, others: Iterable[str]) -> str:
         _adapt(part, folder, name, pages)
     title = next((token.content for token in tokens if token.type == "inline"), name)
     body = markdown.renderer.render(tokens, markdown.options, {})
-    return environment().get_template("html/page.html.jinja").render(name=name, title=title, body=body)
+    return {"title": title, "body": body}
 
 
 def _adapt(token: Token, folder: Path, name: str, pages: dict[str, str]) -> None:

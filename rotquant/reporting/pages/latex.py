@@ -74,7 +74,10 @@ def _words(text: str) -> str:
 @functools.cache
 def _environment() -> Environment:
     """Templates whose marks are no braces, which are LaTeX's own."""
-    marks = {"block": "<%", "variable": "<<"}
-    starts = {f"{kind}_start_string": mark for kind, mark in marks.items()}
-    ends = {"block_end_string": "%>", "variable_end_string": ">>"}
-    return environment({"escaped": escape, "number": _number, "words": _words}, **starts, **ends)
+    return environment(
+        {"escaped": escape, "number": _number, "words": _words},
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+    )
