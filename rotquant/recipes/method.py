@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rotquant.models.architectures import Architecture
     from rotquant.models.limits import Limits
     from rotquant.models.rotation.matrices import Learned
-    from rotquant.models.simulation.wrapping import Wrapping
+    from rotquant.models.simulation.wrapping import Handle, Wrapping
     from rotquant.recipes.recipe import Recipe
     from rotquant.weights.stage import Stage
 
@@ -66,7 +66,7 @@ class Method(Frozen):
     calibrates: whether it reads the recipe's calibration text.
     seeded: whether the run's seed changes what it does, beside the calibration sample, which it always draws.
     scaled: fields that are the paper's numbers for its widths, and the section of a slot that maps them.
-    rates: fields that are learning rates; with `steps` and `batch_size` they say how it learns.
+    rates: fields that are learning rates, where it has them; with `steps` and `batch_size` they say how it learns.
     """
 
     name: ClassVar[str]
@@ -77,7 +77,7 @@ class Method(Frozen):
     calibrates: ClassVar[bool] = False
     seeded: ClassVar[bool] = False
     scaled: ClassVar[Mapping[str, str]] = {}
-    rates: ClassVar[tuple[str, ...]] = ()
+    rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     @classmethod
     def entry(cls) -> str:
@@ -134,9 +134,8 @@ class Method(Frozen):
     def given(self, samples: int, length: int) -> Effort:
         """For `effort`: with a text of this many samples of this length in tokens."""
         seen = getattr(self, "batch_size", 0) * length
-        return Effort(
-            samples * length, getattr(self, "steps", 0), seen, tuple((name, getattr(self, name)) for name in self.rates)
-        )
+        rates = tuple((name, getattr(self, name)) for name in self.rates if name in type(self).model_fields)
+        return Effort(samples * length, getattr(self, "steps", 0), seen, rates)
 
     def words(self, recipe: "Recipe") -> str:
         """All of its settings in words, for pages; by default the title and every field."""
@@ -167,10 +166,13 @@ class Method(Frozen):
         """What acts while the model runs, with this method's part added; it reads the stored tensors."""
         return wrapping
 
+    def attach(self, model: "nn.Module", recipe: "Recipe", handle: "Handle") -> None:
+        """Put into a model what acts while it runs and no wrapping has; the handle takes it out again."""
+
     @classmethod
     def acts_at_run_time(cls) -> bool:
         """Whether the method adds to what acts while the model runs."""
-        return cls.runtime is not Method.runtime
+        return cls.runtime is not Method.runtime or cls.attach is not Method.attach
 
     # Methods with the role `rotations`
 

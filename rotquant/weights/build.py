@@ -139,7 +139,10 @@ def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | 
     wrapping = Wrapping(rotation=recipe.rotation, static=state.static, **runtime_schemes(recipe))
     for name, method in recipe.methods.items():
         wrapping = method.runtime(wrapping, state.tensors.get(name, {}))
-    return wrap(model, wrapping)
+    handle = wrap(model, wrapping)
+    for method in recipe.methods.values():
+        method.attach(model, recipe, handle)
+    return handle
 
 
 def check_recipe(model: nn.Module, recipe: Recipe, samples: Tensor | None) -> None:

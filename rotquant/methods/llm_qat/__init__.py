@@ -22,7 +22,6 @@ class LLMQAT(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     seeded: ClassVar[bool] = True
-    rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     samples: Annotated[int, Field(gt=0)] = 100_000
     """How much text the model generates, in sequences (the paper: 100k)."""

@@ -8,6 +8,9 @@ from rotquant.recipes.method import Method, Role
 from rotquant.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from rotquant.models.simulation.wrapping import Handle
     from rotquant.weights.stage import Stage
 
 
@@ -33,6 +36,10 @@ class OmniQuant(Method):
     smoothing_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """Of the SmoothQuant scales from which the transformation starts."""
 
+    queries: bool = True
+    """Whether queries are quantized as keys are, after RoPE: the paper (Sec. 4.1) and its authors' code quantize all
+    activations but the softmax's. Without, only what the other methods quantize too: inputs and KV cache."""
+
     @property
     def sees_quantizers(self) -> bool:
         """It trains with them."""
@@ -46,9 +53,16 @@ class OmniQuant(Method):
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         rates = f"lr {self.clipping_lr:g} clipping, {self.transformation_lr:g} transformation"
-        return (
-            f"OmniQuant {self.steps} steps of {self.batch_size} a block, {rates}, start alpha {self.smoothing_alpha:g}"
-        )
+        queries = ", queries quantized as keys" if self.queries and recipe.keys else ""
+        start = f"start alpha {self.smoothing_alpha:g}{queries}"
+        return f"OmniQuant {self.steps} steps of {self.batch_size} a block, {rates}, {start}"
+
+    def attach(self, model: "nn.Module", recipe: Recipe, handle: "Handle") -> None:
+        """Queries are quantized where keys are."""
+        if self.queries and recipe.keys is not None:
+            from rotquant.models.simulation.queries import QuantizedQueries
+
+            handle.add(QuantizedQueries(model, recipe.keys))
 
     def apply(self, stage: "Stage") -> None:
         """Train and round block by block, along a full-precision and a quantized stream of hidden states."""

@@ -318,7 +318,8 @@ def quantize_block(
         scale_gradients=True,
         attention_output=recipe.attention_output,
     )
-    with wrap(model, wrapping):
+    with wrap(model, wrapping) as handle:
+        OmniQuant.of(recipe).attach(model, recipe, handle)
         train(block, parameters, learned, noisy, targets, recipe, seed)
         weights = fuse(block, learned, recipe.rounded.scheme)
         quantized = {name: _exact(parameter) for name, parameter in block.layer.named_parameters()}

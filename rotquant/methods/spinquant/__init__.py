@@ -25,7 +25,6 @@ class SpinQuant(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"rotations"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"transformation", "selection"})
     seeded: ClassVar[bool] = True
-    rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     steps: Annotated[int, Field(gt=0)] = 100
     """Iterations."""
