@@ -58,18 +58,19 @@ def _blocks(project: Project, table: Table, values: Values) -> list[Accuracies]:
 def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
     """The tasks of one column from top to bottom; what is not finite is named at the left end, where guesses are."""
     for place, task in enumerate(block.tasks):
-        known = {row: block.numbers.get((row, column, task.name)) for row in _colors(table)}
-        found = {row: number for row, number in known.items() if number is not None and math.isfinite(number.mean)}
-        means = [number.mean for number in found.values()]
+        numbers = {row: block.numbers.get((row, column, task.name)) for row in _colors(table)}
+        known = {row: number for row, number in numbers.items() if number is not None}
+        means = [number.mean for number in known.values() if math.isfinite(number.mean)]
         if means:
             axis.plot([min(means), max(means)], [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
-        for row, number in found.items():
-            look = {"color": _colors(table)[row], "elinewidth": 1, **block.mark}
-            axis.errorbar(number.mean, place, xerr=number.deviation, **look)
-        broken = {row: number.mean for row, number in known.items() if number is not None and row not in found}
-        for index, (row, mean) in enumerate(broken.items()):
-            text = {"color": _colors(table)[row], "fontsize": 6.5, "va": "center"}
-            axis.annotate(show(mean), (1 + 10 * index, place), **text)
+        broken = 0
+        for row, number in known.items():
+            color = _colors(table)[row]
+            if math.isfinite(number.mean):
+                axis.errorbar(number.mean, place, xerr=number.deviation, color=color, elinewidth=1, **block.mark)
+            else:
+                axis.text(1 + 10 * broken, place, show(number.mean), color=color, fontsize=6.5, va="center")
+                broken += 1
         if task.chance is not None:
             axis.plot(task.chance, place, "|", color="black", markersize=9)
     axis.set(xlim=(0, 100))

@@ -61,8 +61,8 @@ def layers_of(history: list[Record]) -> int:
 def gains(history: list[Record]) -> dict[str, list[float]]:
     """By how many dB the inputs of each site have gained, layer by layer: the last steps' mean over the first ones'."""
     steps = pd.DataFrame([record["site_snr"] for record in history]).astype(float)
-    gained = steps.tail(ENDS).mean() - steps.head(ENDS).mean()
-    return {site: [float(gained[f"{layer}.{site}"]) for layer in range(layers_of(history))] for site in SITES}
+    gained = (steps.tail(ENDS).mean() - steps.head(ENDS).mean()).to_dict()
+    return {site: [gained[f"{layer}.{site}"] for layer in range(layers_of(history))] for site in SITES}
 
 
 def smoothed(numbers: list[float]) -> list[float]:

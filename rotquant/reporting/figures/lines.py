@@ -5,7 +5,7 @@ table whose columns are settings of one model instead, the columns are the axis 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,8 @@ class Block:
 
 def lines(project: Project, table: Table, values: Values, path: Path) -> None:
     """A line of panels per block; the blocks of a table with a single panel each stand side by side."""
-    by_row = _columns_are_settings(project, table)
-    over = project.columns(table)[0] if by_row else table.baseline
-    blocks = _blocks(project, table, values, _by_row if by_row else _by_column)
+    over = project.columns(table)[0] if _columns_are_settings(project, table) else table.baseline
+    blocks = _blocks(project, table, values)
     width = len(blocks[0].panels)
     shape = (len(blocks), width) if width > 1 else (1, len(blocks))
     with panels(path, *shape, (1.0 + 2.3 * shape[1], 0.6 + 2.1 * shape[0])) as (figure, grid):
@@ -76,18 +75,16 @@ def lines(project: Project, table: Table, values: Values, path: Path) -> None:
                     axis.set_yticklabels([])
             axes[0].set_ylabel(block.label(over))
         for axis in grid[-1]:
-            axis.set_xlabel(
-                (table.figure and table.figure.x) or (table.label_columns[-1] if table.label_columns else "")
-            )
+            axis.set_xlabel((table.figure and table.figure.x) or next(reversed(table.label_columns), ""))
         entries = _entries(blocks)
         legend(figure, entries, columns=None if len(entries) <= 5 else 4)
 
 
-def _blocks(project: Project, table: Table, values: Values, panels_of: Callable[..., list[Panel]]) -> list[Block]:
+def _blocks(project: Project, table: Table, values: Values) -> list[Block]:
     """One block per main quantity, or ours above the paper's where there are many series."""
     blocks = []
     for quantity in main_quantities(project, table):
-        line = panels_of(project, table, values, quantity)
+        line = _panels(project, table, values, quantity)
         apart = len(line[0].series) > TOGETHER
         blocks.append(Block(quantity, line, ("ours",) if apart else ("ours", "papers")))
         if apart and _numbers(line, "papers"):
@@ -101,16 +98,26 @@ def _columns_are_settings(project: Project, table: Table) -> bool:
     return len(slots) == 1 and not slots & set(project.columns(table))
 
 
-def _by_column(project: Project, table: Table, values: Values, quantity: Quantity) -> list[Panel]:
-    """A panel per column: what each row loses on the baseline row."""
+def _panels(project: Project, table: Table, values: Values, quantity: Quantity) -> list[Panel]:
+    """A panel per column: what each row loses on the baseline row.
+
+    Where the columns are settings, a panel per row: what each column loses on the first one, so that the paper's model
+    and ours compare.
+    """
+    columns = project.columns(table)
+    rows = [row for row in table.computed_rows if row.name != table.baseline]
+
+    if _columns_are_settings(project, table):
+        cells = [[(row.name, column) for column in columns] for row in rows]
+        losses = ({cell[1]: change_between(values, cell, line[0], quantity) for cell in line} for line in cells)
+        return [Panel(row.name, {"": loss}) for row, loss in zip(rows, losses, strict=True)]
     found = []
-    for column in project.columns(table):
+    for column in columns:
         series: dict[str, dict[str, Change]] = {}
-        for row in table.computed_rows:
-            if row.name != table.baseline:
-                setting = str(row.labels[-1]) if row.labels else row.name
-                loss = change_between(values, (row.name, column), (table.baseline, column), quantity)
-                series.setdefault(_series(table, row), {})[setting] = loss
+        for row in rows:
+            setting = str(row.labels[-1]) if row.labels else row.name
+            loss = change_between(values, (row.name, column), (table.baseline, column), quantity)
+            series.setdefault(_series(table, row), {})[setting] = loss
         found.append(Panel(panel_title(project, table, column), series))
     return found
 
@@ -120,19 +127,6 @@ def _series(table: Table, row: Row) -> str:
     if len(row.labels) > 1:
         return f"{table.label_columns[-2]} {row.labels[-2]}"
     return row.name.rpartition(" ")[0]
-
-
-def _by_row(project: Project, table: Table, values: Values, quantity: Quantity) -> list[Panel]:
-    """A panel per row: what each column loses on the first one, so that the paper's model and ours compare."""
-    columns = project.columns(table)
-    rows = [row.name for row in table.computed_rows if row.name != table.baseline]
-    return [
-        Panel(
-            row,
-            {"": {column: change_between(values, (row, column), (row, columns[0]), quantity) for column in columns}},
-        )
-        for row in rows
-    ]
 
 
 def _numbers(shown: Iterable[Panel], name: str) -> list[float]:
