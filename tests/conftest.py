@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of files that use torch as `numeric`; skip those marked `gpu` on a machine without one."""
-    _keep_every(int(config.getoption("--every", 1)), config, items)
+    _keep_every(config.option.every, config, items)
     for item in items:
         if hasattr(getattr(item, "module", None), "torch"):
             item.add_marker(pytest.mark.numeric)

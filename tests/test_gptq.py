@@ -6,11 +6,16 @@ import torch
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.gptq import GPTQ
 from rotquant.methods.gptq.columns import gptq_reference, quantize_gptq, quantize_gptq_site
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.quantization import ColumnSplit
+from rotquant.weights.build import build_weights
 from rotquant.weights.clipping import search_clip
 from rotquant.weights.hessian import Hessian, inverse_factor
-from rotquant.weights.rtn import quantize_rtn
+from rotquant.weights.rtn import QuantizedWeight, quantize_rtn
+from tests.last_bits import FlippedLastBits
+from tests.models import tiny_model, tiny_tokens
 
 CHANNEL = QuantizationScheme(bits=4, granularity="channel")
 ASYMMETRIC = QuantizationScheme(bits=3, granularity="channel", symmetric=False)
@@ -207,3 +212,19 @@ def test_the_captured_graph_on_a_gpu_gives_the_codes_of_the_cpu(scheme: Quantiza
     hessian = inputs.T @ inputs
     on_gpu = quantize_gptq(weight.cuda(), hessian.cuda(), *settings(scheme))
     assert torch.equal(on_gpu.codes.cpu(), quantize_gptq(weight, hessian, *settings(scheme)).codes)
+
+
+def test_integers_of_float64_arithmetic_do_not_depend_on_last_bits() -> None:
+    """Of float32's or float64's: another machine's sums round as few weights otherwise, which here is none."""
+    recipe = override(preset("quarot"), {"methods": {"gptq": {"arithmetic": "float64"}}}, "test")
+    samples = tiny_tokens(batch=4, tokens=24, seed=5)
+
+    def integers() -> dict[str, QuantizedWeight]:
+        return build_weights(tiny_model(), None, recipe, 0, samples, progress=False).weights
+
+    expected = integers()
+    with FlippedLastBits():
+        found = integers()
+    assert all(torch.equal(found[name].codes, weight.codes) for name, weight in expected.items())
+    assert all(torch.equal(found[name].qparams.scale, weight.qparams.scale) for name, weight in expected.items())
+    assert all(weight.qparams.scale.dtype == torch.float32 for weight in found.values())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.progress import Task, task
-from rotquant.models.architectures import Architecture, Site, architecture_of, base_model, decoder_layers
+from rotquant.models.architectures import Architecture, Site, architecture_of, base_model, decoder_layers, norm_of
 from rotquant.models.limits import Limits
 from rotquant.tensors.onednn import OneDNNLinear
 
@@ -31,6 +31,7 @@ class LayerStream:
     kwargs: for each layer the keyword arguments of its forward for one sample (position embeddings, mask); they
         broadcast over a batch because samples are equally long and unpadded.
     batch_size: samples at once.
+    dtype: of what layers compute, for as long as they lie on the device; None leaves it as it is.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class LayerStream:
         kwargs: list[dict[str, Any]],
         device: torch.device,
         batch_size: int,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.architecture: Architecture = architecture_of(model)
         self.modules = decoder_layers(model)
@@ -47,6 +49,7 @@ class LayerStream:
         self.kwargs = kwargs
         self.device = device
         self.batch_size = batch_size
+        self.dtype = dtype
         self._recorded: dict[str, list[Tensor]] = {}
         self._task: Task
 
@@ -54,10 +57,27 @@ class LayerStream:
         """Yield index and layer, each on the device while the caller's loop body runs; the body advances the stream."""
         with task(description, "layer", len(self.modules)) as self._task:
             for index, layer in enumerate(self.modules):
-                with on_device(layer, self.device):
+                with on_device(layer, self.device), self._computing_exactly(layer):
                     yield index, layer
                 self._recorded.clear()
                 self._task.advance()
+
+    @contextmanager
+    def _computing_exactly(self, layer: nn.Module) -> Iterator[None]:
+        """While open, the layer computes in `dtype`, its norms too, whose own forward is of float32."""
+        if self.dtype is None:
+            yield
+            return
+        home = next(layer.parameters()).dtype
+        layer.to(self.dtype)
+        norms = {norm_of(layer, site) for site in self.architecture.sites if site.norm is not None}
+        hooks = [norm.register_forward_hook(_norm, prepend=True) for norm in norms]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            layer.to(home)
 
     def sites(self) -> Iterator[Site]:
         """The sites of the layer that `layers` has yielded, in execution order, each a part of its progress."""
@@ -125,6 +145,19 @@ class LayerStream:
             yield
 
 
+def _norm(norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
+    """A hook: what an RMSNorm gives, in the type of its input."""
+    x, module = inputs[0], cast(Any, norm)
+    return module.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon))
+
+
+def _as_type(value: Any, dtype: torch.dtype | None) -> Any:
+    """Floating-point tensors as `dtype`, also inside tuples; anything else, and all for None, as it is."""
+    if isinstance(value, tuple):
+        return tuple(_as_type(item, dtype) for item in value)
+    return value.to(dtype) if dtype and isinstance(value, Tensor) and value.is_floating_point() else value
+
+
 class _Reached(Exception):  # noqa: N818 - not an error: it ends a forward pass that has gone far enough
     """The site that was asked for has been seen."""
 
@@ -147,7 +180,11 @@ def _skip_to(block: nn.Module, linear: nn.Module, inputs: list[Tensor], returns_
 
 @torch.no_grad()
 def capture_layer_inputs(
-    model: nn.Module, samples: Tensor, device: torch.device | str = "cpu", batch_size: int | None = None
+    model: nn.Module,
+    samples: Tensor,
+    device: torch.device | str = "cpu",
+    batch_size: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> LayerStream:
     """Embed the samples and learn what each decoder layer is called with; no decoder layer runs.
 
@@ -156,6 +193,7 @@ def capture_layer_inputs(
         samples: token ids, int64 [samples, tokens].
         device: where layers will run.
         batch_size: samples at once; default by the number of tokens.
+        dtype: in which layers will compute, for example float64 for a float32 model; default, the model's own.
 
     Raises:
         RecipeError, CheckpointError: the model cannot read the samples; see `rotquant.models.limits`.
@@ -163,7 +201,8 @@ def capture_layer_inputs(
     Limits.of(model.config).check(samples, "samples")
     device = torch.device(device)
     if batch_size is None:
-        batch_size = max(1, _of_device(_TOKENS_AT_ONCE, device) // samples.shape[1])
+        tokens = _of_device(_TOKENS_AT_ONCE, device) // (2 if dtype == torch.float64 else 1)
+        batch_size = max(1, tokens // samples.shape[1])
     base = base_model(model)
     layers, home = base.layers, base.embed_tokens.weight.device
     recorders = nn.ModuleList(_Recorder(layer) for layer in layers)
@@ -172,15 +211,18 @@ def capture_layer_inputs(
     try:
         base.to(device)  # embedding, norm and rotary embedding: the layers are out of the way
         base(input_ids=samples[:1].to(device), use_cache=False)
-        kwargs = [cast(_Recorder, recorder).kwargs for recorder in recorders]
-        hidden = _allocate(size, base.embed_tokens.weight.dtype, device)
+        kwargs = [
+            {name: _as_type(value, dtype) for name, value in cast(_Recorder, recorder).kwargs.items()}
+            for recorder in recorders
+        ]
+        hidden = _allocate(size, dtype or base.embed_tokens.weight.dtype, device)
         for start in range(0, len(samples), batch_size):
             base(input_ids=samples[start : start + batch_size].to(device), use_cache=False)
             hidden[start : start + batch_size] = cast(Any, recorders[0]).hidden.to(hidden.device)
     finally:
         base.to(home)
         base.layers = layers
-    return LayerStream(model, hidden, kwargs, device, batch_size)
+    return LayerStream(model, hidden, kwargs, device, batch_size, dtype)
 
 
 class _Recorder(nn.Module):

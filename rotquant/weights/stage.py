@@ -73,15 +73,16 @@ class Stage:
         self.tensors: dict[str, Tensor] = {}
         self.history: list[Record] = []
 
-    def capture(self) -> LayerStream:
-        """Calibration samples at the entrance of the first layer.
+    def capture(self, *, exact: bool = False) -> LayerStream:
+        """Calibration samples at the entrance of the first layer; `exact`: layers compute in float64.
 
         Raises:
             RecipeError: there are none.
         """
         if self.samples is None:
             raise RecipeError("the recipe needs calibration text, but no samples were given.")
-        return capture_layer_inputs(self.model, self.samples, self.device, self.batch_size)
+        dtype = torch.float64 if exact else None
+        return capture_layer_inputs(self.model, self.samples, self.device, self.batch_size, dtype)
 
     def statistics(self, statistic: Statistic) -> list[dict[str, Tensor]]:
         """A statistic of every site's features by layer, of the model as it is now, on the host."""
@@ -103,16 +104,19 @@ class Stage:
                         self.store(index, layer, site, rounded)
                 under_way.advance()
 
-    def round_by_site(self, description: str, rounding: Rounding, *, quantized_inputs: bool = False) -> None:
+    def round_by_site(
+        self, description: str, rounding: Rounding, *, quantized_inputs: bool = False, exact: bool = False
+    ) -> None:
         """Round all weights site by site, by X^T X of inputs that come from layers and sites rounded already.
 
         Args:
             description: what progress calls it.
             quantized_inputs: whether inputs and KV cache are quantized meanwhile, as in the running network.
+            exact: whether layers and X^T X are computed in float64.
         """
         seen = replace(self.online, outliers=self.splits, **runtime_schemes(self.recipe))
         with wrap(self.model, seen if quantized_inputs else self.online):
-            stream = self.capture()
+            stream = self.capture(exact=exact)
             for index, layer in stream.layers(description):
                 for site in stream.sites():
                     self._round_site(stream, index, layer, site, rounding)
@@ -153,8 +157,8 @@ class Stage:
 
     @torch.no_grad()
     def _round_site(self, stream: LayerStream, index: int, layer: nn.Module, site: Site, rounding: Rounding) -> None:
-        linears = [linear_of(layer, name).weight for name in site.linears]
-        dtype = torch.promote_types(linears[0].dtype, torch.float32)
+        linears = [linear_of(layer, name).weight.to(self.model.dtype) for name in site.linears]
+        dtype = torch.promote_types(stream.hidden.dtype, torch.float32)
         hessian = Hessian(site.features, self.device, dtype)
         stream.feed(index, site, hessian.add)
         try:

@@ -46,8 +46,9 @@ def quantize_gptq_site(
     last: 16-bit ones only absorb the others' errors, 8-bit ones are rounded too, with scales from corrected weights.
 
     Args:
-        weights: each [out_i, in], any floating-point type, on the hessian's device. Arithmetic is float32, or float64.
-        hessian: [in, in], symmetric, unscaled and undamped.
+        weights: each [out_i, in], any floating-point type, on the hessian's device. Scales are float32 (float64 for
+            float64); errors are spread in this type or the hessian's, the wider one.
+        hessian: [in, in], symmetric, unscaled and undamped, float32 or float64.
         settings: scheme and clip search.
         gptq: the method's own settings.
         split: outlier columns or None.
@@ -57,7 +58,7 @@ def quantize_gptq_site(
         RotquantError: when the hessian is not finite, or not positive definite after damping.
     """
     check_columns(weights[0], settings.scheme, split)
-    dtype = torch.promote_types(weights[0].dtype, torch.float32)
+    dtype = torch.promote_types(weights[0].dtype, hessian.dtype)
     device, features = weights[0].device, weights[0].shape[1]
     split = None if split is None else split.to(device)
     base = torch.arange(features, device=device) if split is None else split.permutation
@@ -77,7 +78,7 @@ def quantize_gptq_site(
         codes, qparams = _quantize_per_channel(columns, spread, base[:normal], weights, settings, gptq)
         codes = torch.empty_like(codes).index_copy_(0, rank, codes)
         columns_of_codes = base
-    values, scale = _finish_outliers(columns, spread, normal, gptq.block_size, split)
+    values, scale = _finish_outliers(columns, spread, normal, gptq.block_size, split, _scale_dtype(weights))
     if values is not None and scale is None:
         values = values.to(weights[0].dtype)
     in_place = natural or (split is None and not grouped)
@@ -105,7 +106,8 @@ def _quantize_per_channel(
 ) -> tuple[Tensor, list[QParams]]:
     """Codes [normal, all rows] under scales chosen once from the unchanged weights; scales of each weight."""
     clip_norm = settings.clip_norm if settings.clip_search else None
-    qparams = [choose_weight_qparams(w.to(columns.dtype)[:, normal], settings.scheme, clip_norm) for w in weights]
+    dtype = _scale_dtype(weights)
+    qparams = [choose_weight_qparams(w.to(dtype)[:, normal], settings.scheme, clip_norm) for w in weights]
     sizes = [len(weight) for weight in weights]
     rows = _each(lambda parts: torch.cat([t.expand(n, 1) for t, n in zip(parts, sizes, strict=True)]), qparams)
     scales = _constant_scales(rows)
@@ -125,11 +127,17 @@ def _quantize_grouped(
     scheme = settings.scheme
     aligned = _aligned_block(gptq.block_size, cast(int, scheme.group_size))
     block_size = aligned if gptq.group_scales == "updated" else gptq.block_size
-    scales = _GroupScales(columns, scheme, settings.clip_norm if settings.clip_search else None)
+    clip_norm = settings.clip_norm if settings.clip_search else None
+    scales = _GroupScales(columns, scheme, clip_norm, _scale_dtype(weights))
     codes = _quantize_columns(columns, spread, range(normal), block_size, scheme, scales)
     qparams = _each(lambda groups: torch.stack(groups, dim=1), scales.groups)  # [all rows, groups, 1]
     sizes = [len(weight) for weight in weights]
     return codes, [_each(lambda parts, rows=rows: parts[0][rows].clone(), [qparams]) for rows in _slices(sizes)]
+
+
+def _scale_dtype(weights: Sequence[Tensor]) -> torch.dtype:
+    """The type of stored scales: at least float32."""
+    return torch.promote_types(weights[0].dtype, torch.float32)
 
 
 def _slices(sizes: Sequence[int]) -> list[slice]:
@@ -264,8 +272,8 @@ def release_graphs() -> None:
 class _GroupScales:
     """Scales of consecutive groups of columns, each chosen when the block begins in which its first column lies."""
 
-    def __init__(self, weight: Tensor, scheme: QuantizationScheme, clip_norm: float | None) -> None:
-        self.weight = weight
+    def __init__(self, weight: Tensor, scheme: QuantizationScheme, clip_norm: float | None, dtype: torch.dtype) -> None:
+        self.weight, self.dtype = weight, dtype
         self.group_size = cast(int, scheme.group_size)
         self.scheme = scheme.model_copy(update={"granularity": "channel", "group_size": None})
         self.clip_norm = clip_norm
@@ -275,7 +283,7 @@ class _GroupScales:
         size = self.group_size
         while len(self.groups) * size < stop:
             first = len(self.groups) * size
-            group = self.weight[first : first + size].T.contiguous()
+            group = self.weight[first : first + size].T.to(self.dtype).contiguous()
             self.groups.append(choose_weight_qparams(group, self.scheme, self.clip_norm))
         involved = range(start // size, (stop - 1) // size + 1)
         widths = [min((i + 1) * size, stop) - max(i * size, start) for i in involved]
@@ -286,14 +294,14 @@ class _GroupScales:
 
 
 def _finish_outliers(
-    weight: Tensor, spread: Tensor, normal: int, block_size: int, split: ColumnSplit | None
+    weight: Tensor, spread: Tensor, normal: int, block_size: int, split: ColumnSplit | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """Outlier columns [k, rows] after all corrections: values, or 8-bit codes with their scales [rows, 1]."""
     if split is None:
         return None, None
     if split.outlier_bits == 16:
         return weight[normal:], None
-    qparams = choose_weight_qparams(weight[normal:].T.contiguous(), OUTLIER_WEIGHT_SCHEME, None)
+    qparams = choose_weight_qparams(weight[normal:].T.to(dtype).contiguous(), OUTLIER_WEIGHT_SCHEME, None)
     scales, outliers = _constant_scales(qparams), range(normal, len(weight))
     return _quantize_columns(weight, spread, outliers, block_size, OUTLIER_WEIGHT_SCHEME, scales), qparams.scale
 
