@@ -6,8 +6,6 @@ min_version("9.0")
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/models.smk"
-include: "workflow/rules/rotations.smk"
-include: "workflow/rules/weights.smk"
 include: "workflow/rules/runs.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/figures.smk"

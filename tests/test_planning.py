@@ -14,7 +14,7 @@ from rotquant.study import project as projects
 from rotquant.study.currency import MARKS, Currency
 from rotquant.study.plan import Plan, read_plan
 from rotquant.study.planning import current_plan
-from rotquant.study.results import group_path, read_result, run_path
+from rotquant.study.results import part_path, read_result, run_path
 from tests.project import PUBLISHED, REPOSITORY, Copy
 
 
@@ -39,21 +39,20 @@ def test_a_plan_is_the_direct_expansion_of_all_tables(monkeypatch: pytest.Monkey
     project = projects.load_project(root=REPOSITORY)
     plan = Plan.model_validate_json(expansion.make_plan(project, "0" * 16, planning.sources_digest()).model_dump_json())
     assert {key: plan.run(key) for key in plan.runs} == project.runs
-    assert {key: group.runs for key, group in plan.groups.items()} == {
-        key: tuple(run.key for run in runs) for key, runs in project.groups.items()
+    assert {key: (run.weights, plan.run(key).rotation_key) for key, run in plan.runs.items()} == {
+        key: (run.weights_key, run.rotation_key) for key, run in project.runs.items()
     }
-    assert {key: [*batch.weights] for key, batch in plan.batches.items()} == {
-        key: [*members] for key, members in project.batches.items()
-    }
-    assert {key: batch.group for key, batch in plan.batches.items()} == {
-        key: project.measured_with(key) for key in project.batches
-    }
+    for key, weights in plan.weights.items():
+        assert (key, weights.rotation) == (plan.run(weights.run).weights_key, plan.run(weights.run).rotation_key)
+    assert plan.weights.keys() == project.weights.keys()
     assert plan.rotations.keys() == project.rotations.keys()
     assert plan.tasks.keys() == project.task_sets.keys()
     for name, table in plan.tables.items():
         cells = [(cell.row, cell.column, tuple(run.key for run in cell.runs)) for cell in project.cells(name)]
         assert [(cell.row, cell.column, cell.runs) for cell in table.cells] == cells
-        assert table.groups == tuple(sorted({project.group_of[run] for *_, runs in cells for run in runs}))
+        assert sorted(run for part in table.parts for run in plan.part(part).runs) == sorted(
+            {run for *_, runs in cells for run in runs}
+        )
     assert {name: [*page.sources] for name, page in plan.speed.items()} == {
         name: list(dict.fromkeys(table.sources)) for name, table in project.speed.items()
     }
@@ -113,18 +112,18 @@ def test_a_job_of_an_older_plan_writes_the_digest_of_the_code_that_computes(copy
         return read_plan(copy.root / path.strip())
 
     older = plan_now()
-    key = next(key for key, group in older.groups.items() if group.batch is None)
+    key = next(key for key, run in older.runs.items() if run.weights is None)
     numbers, digests = [], []
     for factor in ("1.0", "2.0"):
         copy.edit("rotquant/study/stages/runs.py", "FACTOR = 1.0", f"FACTOR = {factor}")
-        command = ("-m", "rotquant.cli", "runs", "measure", key, "--plan", str(older.path))
+        command = ("-m", "rotquant.cli", "runs", "execute", key, "--plan", str(older.path))
         assert copy.run(sys.executable, *command)[0] == 0
-        result = read_result(copy.root / run_path(older.groups[key].runs[0]))
+        result = read_result(copy.root / run_path(key))
         numbers.append(result.value)
         digests.append(result.provenance["code_digest"])
     assert numbers[1] == 2 * numbers[0]  # not taken for current
     plans = (older, plan_now())
-    assert digests == [plan.runs[plan.groups[key].runs[0]].code for plan in plans]
+    assert digests == [plan.runs[key].code for plan in plans]
     assert digests[0] != digests[1]
 
 
@@ -132,8 +131,8 @@ def test_a_job_of_an_older_plan_writes_the_digest_of_the_code_that_computes(copy
     ("kind", "sentence"),
     [
         ("run", "no table asks for a run 'feed' under this configuration"),
-        ("group", "no group of runs 'feed'"),
-        ("batch", "no run uses weights 'feed'"),
+        ("part", "no table has a part 'feed'"),
+        ("stored", "no run uses weights 'feed'"),
         ("rotation", "no run has learned rotations 'feed'"),
         ("table", "unknown table 'feed'; known: quarot_table1"),
     ],
@@ -187,31 +186,31 @@ def test_plans_that_nobody_read_for_long_are_removed(copy: Copy) -> None:
     assert current_plan(copy.root) == old
 
 
-def test_the_state_of_a_group_follows_its_files_and_its_jobs(copy: Copy) -> None:
+def test_the_state_of_a_part_follows_its_files_and_its_jobs(copy: Copy) -> None:
     plan = current_plan(copy.root)
-    key, group = next(iter(plan.groups.items()))
-    record = group_path(key)
+    key, part = next(iter(plan.parts.items()))
+    record = part_path(key)
 
     def state() -> str:
-        return Currency(plan).group(key)
+        return Currency(plan).part(key)
 
     absent = state()
-    for path in (*map(run_path, group.runs), record):
+    for path in (*map(run_path, part.runs), record):
         copy.write(str(path), "{}")
     os.utime(record)
     whole = state()
     assert whole == absent
     assert whole.endswith("-")
-    run_path(group.runs[0]).unlink()
+    run_path(part.runs[0]).unlink()
     lost = state()
     assert lost != whole
     assert state() == lost
-    copy.write(str(run_path(group.runs[0])), "{}")
-    os.utime(run_path(group.runs[0]), ns=(0, record.stat().st_mtime_ns + 1))  # made anew by hand
+    copy.write(str(run_path(part.runs[0])), "{}")
+    os.utime(run_path(part.runs[0]), ns=(0, record.stat().st_mtime_ns + 1))  # made anew by hand
     assert state() == lost
     os.utime(record)
     assert state() == lost  # so that a job ends in the state that it was started for
     copy.write(str(MARKS / record), "a job that failed")
     failed = state()
-    run_path(group.runs[0]).unlink()
+    run_path(part.runs[0]).unlink()
     assert len({state(), failed, lost, whole}) == 4

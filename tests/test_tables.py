@@ -59,13 +59,9 @@ def test_table_1_is_seven_rows_by_three_models_with_three_seeds_for_all_but_the_
     }
     runs = {run.key: run for cell in cells for run in cell.runs}
     assert len(runs) == 3 * (1 + 6 * 3)
-    batches = {project.batch_of(run) for run in runs.values()} - {None}
-    for cell in cells:  # the seeds of a row are one batch, but where other tables ask for some of them alone
-        asking = {project.tables_of_runs[run.key] for run in cell.runs}
-        assert len({project.batch_of(run) for run in cell.runs}) <= len(asking)
-    members = {key: runs for batch in batches for key, runs in project.batches[batch].items()}
-    assert len(members) == 3 * 6 * 3
-    assert all(run.weights_key == key for key, sharing in members.items() for run in sharing)
+    stored = {run.weights_key for run in runs.values()} - {None}
+    assert len(stored) == 3 * 6 * 3
+    assert all(run.weights_key == key for key in stored for run in project.weights[key])
 
 
 def test_published_values_belong_to_their_cells(shipped: Path) -> None:
@@ -112,23 +108,21 @@ def test_runs_that_differ_at_run_time_only_share_their_weights(tmp_path: Path) -
     ]
     project = load(tmp_path, changed(TABLES, "tables", 0, "rows", to=rows))
     assert len(project.runs) == 2 * (1 + 2 + 2)
-    assert len(project.batches) == 2
-    sharing = [len(runs) for batch in project.batches.values() for runs in batch.values()]
-    assert sharing == [2] * (2 * 2)  # columns x seeds
+    assert [len(runs) for runs in project.weights.values()] == [2] * (2 * 2)  # columns x seeds
 
 
-def test_a_group_is_what_the_same_tables_measure_on_the_same_weights(tmp_path: Path) -> None:
+def test_a_part_is_a_table_on_small_models_and_else_a_table_on_one_model(tmp_path: Path) -> None:
     (table,) = TABLES["tables"]
-    both = [{"kind": "perplexity", "corpus": "wikitext2"}, {"kind": "zero_shot"}]
-    second = {**table, "id": "quarot_table3", "metrics": both}
-    project = load(tmp_path, {**TABLES, "tables": [table, second]})
-    groups = {frozenset((run.metric.kind, run.seed) for run in runs) for runs in project.groups.values()}
-    kinds = ("perplexity", "zero_shot")
-    assert groups == {frozenset((kind, seed) for seed in seeds) for kind in kinds for seeds in ((0,), (0, 1))}
-    assert len(project.groups) == 2 * 2 * 2  # columns, rows, and what one or both tables show
-    for runs in project.groups.values():
-        assert len({(project.batch_of(run), project.tables_of_runs[run.key]) for run in runs}) == 1
-    assert sum(map(len, project.groups.values())) == len(project.runs)
+    columns = ["Llama-2-7B", "Llama-2-13B", "Llama-2-70B"]
+    slots = {**CONFIG["slots"], "Llama-2-70B": {"checkpoint": "owner/large"}}
+    for name in ("small", "larger"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+    data = {**TABLES, "tables": [{**table, "columns": columns}]}
+    project = load(tmp_path, data, {**CONFIG, "slots": slots})
+    parts = {name: {run.checkpoint for run in runs} for name, runs in project.parts("quarot_table1").items()}
+    large = f"quarot_table1-{short_hash(short_hash('large'), 8)}"
+    assert parts == {"quarot_table1": {"models/small", "models/larger"}, large: {"owner/large"}}
+    assert sum(len(runs) for runs in project.parts("quarot_table1").values()) == len(project.runs)
 
 
 def test_quantities_follow_the_suite_of_the_configuration(tmp_path: Path) -> None:
@@ -204,14 +198,6 @@ def test_a_table_says_how_often_what_is_random_is_repeated(
     project = load(tmp_path, learning_tables(repeats=repeats), plain({**CONFIG, "trials": trials}))
     cells = {cell.row: tuple(run.seed for run in cell.runs) for cell in project.cells("quarot_table1")}
     assert cells == {"Baseline": (0,), "Learned": seeds, "Ten": seeds}
-
-
-def test_weights_of_seeds_that_one_table_alone_asks_for_are_a_batch_of_their_own(tmp_path: Path) -> None:
-    (table,) = learning_tables()["tables"]
-    tables = [table, {**table, "id": "quarot_table2", "repeats": "trials"}]
-    project = load(tmp_path, {**TABLES, "tables": tables}, {**CONFIG, "trials": 5})
-    seeds = [sorted(run.seed for (run, *_) in members.values()) for members in project.batches.values()]
-    assert sorted(map(tuple, seeds)) == [(0, 1)] * 4 + [(2, 3, 4)] * 4  # two rows on two models
 
 
 def test_a_table_names_the_tasks_of_each_suite_and_a_slot_its_own(tmp_path: Path) -> None:

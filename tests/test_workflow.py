@@ -16,9 +16,6 @@ from pathlib import Path
 import pytest
 
 from rotquant.foundation.data import merge
-from rotquant.foundation.files import short_hash
-from rotquant.study import project as projects
-from rotquant.study.project import load_project
 from rotquant.study.results import read_result
 from tests.models import VOCABULARY, tiny_model
 from tests.project import CONFIG, TABLES, Copy
@@ -46,29 +43,15 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return project
 
 
-def test_main_job_has_one_weights_job_and_one_measuring_job_per_cell_for_all_seeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+def test_the_main_table_is_computed_by_one_job(tmp_path: Path) -> None:
     project = Copy(tmp_path, small=False)
-    planned = project.planned(REPORT)
-    expanded = load_project(root=tmp_path)
-    # All seeds of a cell together, but those that other tables ask for alone.
-    groups = {
-        (cell.row, cell.column, expanded.tables_of_runs[run.key], run.weights_key is not None)
-        for cell in expanded.cells("quarot_table1")
-        for run in cell.runs
-    }
-    assert len({(row, column) for row, column, _, _ in groups}) == 7 * 3
-    assert planned["weights"] == sum(needs_weights for *_, needs_weights in groups)
-    assert planned["measure"] == len(groups)
-    assert all(planned[rule] == 1 for rule in ("tracking", "table", "figure", "report"))
+    assert project.planned(REPORT) == dict.fromkeys(("measure", "tracking", "table", "figure", "report"), 1)
     assert not (tmp_path / "results" / "runs").exists()
 
 
 def test_paper_configuration_expands_to_the_same_cells_with_other_keys(tmp_path: Path) -> None:
     project = Copy(tmp_path, small=False)
-    assert project.planned(REPORT, "--configfile", "config/paper.yaml")["measure"] >= 21
+    assert project.planned(REPORT, "--configfile", "config/paper.yaml")["measure"] == 3  # one for each model
     status, output = project.run("rotquant", "runs", "list", "quarot_table1", "--config", "config/paper.yaml")
     assert status == 0, output
 
@@ -110,7 +93,7 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
     assert planned_after("rotquant/reporting/figures/style.py", "Matplotlib names", "It names") == set()  # a comment
     measuring = {"measure", "table", "figure", "report"}
     assert planned_after("rotquant/study/stages/runs.py", "FACTOR = 1.0", "FACTOR = 2.0") == measuring
-    assert planned_after("rotquant/study/stages/weights.py", "sleep(0.05)", "sleep(0.04)") == {"weights", *measuring}
+    assert planned_after("rotquant/study/stages/weights.py", "sleep(0.05)", "sleep(0.04)") == measuring
     assert planned_after("workflow/papers/quarot/published/small.csv", "8.37", "8.38") == {"table", "figure", "report"}
     assert planned_after("config/config.yaml", "max_windows: 2", "max_windows: 1") >= {"measure"}
 
@@ -123,9 +106,9 @@ def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed:
     status, output = computed.snakemake(REPORT)
     assert status != 0
     assert "the weights cannot be read." in output
-    assert all(b"the weights cannot be read." in log for log in computed.read("logs/weights/*.log").values())
+    assert all(b"the weights cannot be read." in log for log in computed.read("logs/measured/*.log").values())
     assert {**computed.read("results/runs/*.json"), **computed.read("reports/**/*.*")} == kept
-    assert computed.planned(REPORT)["weights"] == 1
+    assert computed.planned(REPORT)["measure"] == 1
 
     (computed.root / "fail").unlink()
     status, output = computed.snakemake(REPORT, "reports/index.md")
@@ -170,10 +153,6 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 def test_rows_share_learned_rotations_which_a_killed_job_leaves_half_done_and_the_next_one_completes(
     learned: Copy,
 ) -> None:
-    assert {rule: count for rule, count in learned.planned(REPORT).items() if rule in ("rotations", "weights")} == {
-        "rotations": 2,  # one for each seed
-        "weights": 3,  # one for each row, all seeds together
-    }
     interrupt(learned, signal.SIGKILL)
     assert not list(learned.root.glob("results/rotations/*/rotation.json"))
     status, output = learned.snakemake(REPORT)
@@ -196,7 +175,7 @@ def test_deleted_rotations_are_learned_again_and_what_they_served_is_kept(learne
         shutil.rmtree(folder)
     else:
         (folder / what).unlink()
-    assert learned.planned(REPORT)["rotations"] == 1
+    assert learned.planned(REPORT)["measure"] == 1
     status, output = learned.snakemake(REPORT)
     assert status == 0, output
     assert {path.name for path in folder.iterdir()} == {"rotation.json", "rotations.safetensors", "history.json"}
@@ -208,7 +187,7 @@ def test_an_edit_of_the_learning_makes_weights_anew_where_the_rotations_differ(l
     assert learned.snakemake(REPORT)[0] == 0
     earlier = learned.read("results/weights/*/weights.json")
     learned.edit("rotquant/study/stages/rotations.py", "learned with seed", "learned otherwise with seed")
-    assert set(learned.planned(REPORT)) >= {"rotations", "weights", "measure", "report"}
+    assert set(learned.planned(REPORT)) >= {"measure", "table", "report"}
     status, output = learned.snakemake(REPORT)
     assert status == 0, output
     changed = {path for path, text in learned.read("results/weights/*/weights.json").items() if text != earlier[path]}
@@ -231,7 +210,7 @@ def test_an_interrupted_run_completes_and_an_interrupted_rerun_keeps_the_earlier
     project.edit("rotquant/study/stages/weights.py", "sleep(0.05)", "sleep(0.04)")
     interrupt(project, how)
     assert project.read("results/runs/*.json") == earlier
-    assert project.planned(REPORT)["weights"] == 1
+    assert project.planned(REPORT)["measure"] == 1
 
 
 def interrupt(project: Copy, how: signal.Signals) -> None:
@@ -314,16 +293,23 @@ def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Pa
 
     path, result = next((path, result) for path, result in results.items() if result.weights)
     (tmp_path / path).unlink()
-    status, output = project.run("rotquant", "runs", "compute", result.key)
+    status, output = project.run("rotquant", "runs", "execute", result.key)
     assert status == 0, output
     assert read_result(tmp_path / path).value == result.value  # measured in another process than the weights were made
+
+    for place in ("runs", "weights", "rotations"):
+        shutil.rmtree(tmp_path / "results" / place)
+    status, output = project.run("rotquant", "runs", "execute", "--jobs", "1")
+    assert status == 0, output
+    again = {path: read_result(tmp_path / path) for path in project.read("results/runs/*.json")}
+    assert {path: one.metrics for path, one in again.items()} == {path: one.metrics for path, one in results.items()}
 
     folder = sorted(tmp_path.glob("results/rotations/*"))[0]
     uninterrupted = {name: (folder / name).read_bytes() for name in ("rotations.safetensors", "history.json")}
     shutil.rmtree(folder)
     kill_while_learning(project, folder)
     assert not (folder / "rotation.json").exists()
-    status, output = project.run("rotquant", "runs", "rotations", folder.name)
+    status, output = project.run("rotquant", "runs", "execute", folder.name)
     assert status == 0, output
     assert {name: (folder / name).read_bytes() for name in uninterrupted} == uninterrupted
     assert sorted(path.name for path in folder.iterdir()) == sorted([*uninterrupted, "rotation.json"])
@@ -331,7 +317,7 @@ def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Pa
 
 def kill_while_learning(project: Copy, folder: Path) -> None:
     """Start to learn the rotations of a folder and kill the process once it has written a checkpoint."""
-    process = project.start("rotquant", "runs", "rotations", folder.name)
+    process = project.start("rotquant", "runs", "execute", folder.name)
     deadline = time.monotonic() + 120
     while not list(folder.glob("unfinished-*")):
         assert time.monotonic() < deadline, "no checkpoint was written"

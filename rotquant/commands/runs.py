@@ -5,6 +5,7 @@ config/config.yaml as the configuration or with the files given by --config on t
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +15,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from rotquant.foundation.errors import ConfigError
+from rotquant.study import execution
 from rotquant.study.configuration import find_root
 from rotquant.study.plan import Plan, config_file, read_plan
 from rotquant.study.planning import current_plan
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import read_result, run_path
-from rotquant.study.stages import jobs
+from rotquant.study.stages.jobs import prepare_tasks
 
 runs_app = typer.Typer(
     help="The runs behind the tables: list, show, compute, and show them in MLflow.", no_args_is_help=True
@@ -50,8 +52,11 @@ def open_project(config: list[Path] | None, plan: Path | None = None) -> Project
     return load_project(overrides)
 
 
-def open_plan(config: list[Path] | None, plan: Path | None) -> Plan:
+def open_plan(config: list[Path] | None, plan: Path | None, *, write: bool = False) -> Plan:
     """The plan of that file, or of the configuration where none is named; the working folder becomes the project's.
+
+    Args:
+        write: keep a plan that has to be made.
 
     Raises:
         ConfigError: both are named.
@@ -61,7 +66,7 @@ def open_plan(config: list[Path] | None, plan: Path | None) -> Plan:
         raise ConfigError("a plan has its configuration in it: name --plan or --config, not both.")
     overrides, path = [path.resolve() for path in config or []], plan and plan.resolve()
     os.chdir(find_root())
-    return read_plan(path) if path else current_plan(Path.cwd(), overrides, write=False)
+    return read_plan(path) if path else current_plan(Path.cwd(), overrides, write=write)
 
 
 @runs_app.command("list")
@@ -74,7 +79,7 @@ def list_runs(
     Example: `rotquant runs list quarot_table1`
     """
     project = open_project(config)
-    shown = RichTable("key", "group", "weights", "rotation", "table", "row", "column", "metric", "seed", "value")
+    shown = RichTable("key", "weights", "rotation", "table", "row", "column", "metric", "seed", "value")
     for column in shown.columns:
         column.no_wrap = True
     for name in [table] if table else project.tables:
@@ -82,7 +87,7 @@ def list_runs(
             for run in cell.runs:
                 path = project.root / run_path(run.key)
                 value = f"{read_result(path).value:.4f}" if path.exists() else "-"
-                keys = (run.key, project.group_of[run.key], project.batch_of(run) or "-", run.rotation_key or "-")
+                keys = (run.key, run.weights_key or "-", run.rotation_key or "-")
                 shown.add_row(*keys, name, cell.row, cell.column, run.metric.kind, str(run.seed), value)
     Console(width=None if sys.stdout.isatty() else 270).print(shown)  # keys must be whole where they are piped
 
@@ -102,62 +107,46 @@ def show(key: Key, config: Configs = None) -> None:
 
 
 @runs_app.command()
-def rotations(
-    key: Annotated[str, typer.Argument(help="A key of the rotation column of `rotquant runs list`.")],
-    config: Configs = None,
-    plan: PlanFile = None,
-    again: Annotated[bool, typer.Option(help="Learn them again where they are there already.")] = False,
-) -> None:
-    """Learn rotations R1 and R2 (SpinQuant) into `results/rotations/<key>/`, for all weights that are made with them.
-
-    An interrupted call continues at its last checkpoint.
-    """
-    jobs.learn_rotations(open_plan(config, plan), key, typer.echo, again)
-
-
-@runs_app.command()
-def weights(
-    batch: Annotated[str, typer.Argument(help="A key of the weights column of `rotquant runs list`.")],
-    config: Configs = None,
-    plan: PlanFile = None,
-    measure: Annotated[bool, typer.Option(help="Also measure what all tables with these weights show.")] = True,
-    again: Annotated[bool, typer.Option(help="Make them again where they are there already.")] = False,
-) -> None:
-    """Rotate and quantize the weights of all seeds of a recipe, each into its folder below results/weights/.
-
-    Weights that the current code has made already are kept, so an interrupted call continues. The group of runs that
-    every table with these weights shows, if there is one, is measured in the same process, where `rotquant runs
-    measure` finds it done: starting a process costs as much as evaluating a small model.
-    """
-    jobs.make_batch(open_plan(config, plan), batch, typer.echo, measure, again)
-
-
-@runs_app.command()
 def tasks(
     key: Annotated[str, typer.Argument(help="A set of zero-shot tasks: a file below results/tasks/.")],
     config: Configs = None,
     plan: PlanFile = None,
 ) -> None:
     """Make or check the data of the zero-shot tasks before any job needs them, and record what they are."""
-    jobs.prepare_tasks(open_plan(config, plan), key, typer.echo)
+    prepare_tasks(open_plan(config, plan), key, typer.echo)
 
 
 @runs_app.command()
-def measure(
-    group: Annotated[str, typer.Argument(help="A key of the group column of `rotquant runs list`.")],
+def execute(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(help="Tables, papers, or keys of `rotquant runs list`: runs, weights, rotations. Default: all."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Processes that compute. Default: one for each core; with a GPU one, which may share it."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="In place of the configuration's: cpu, cuda, cuda:1 ..., auto.")
+    ] = None,
     config: Configs = None,
     plan: PlanFile = None,
-    again: Annotated[bool, typer.Option(help="Measure again what is there already.")] = False,
+    again: Annotated[
+        bool, typer.Option(help="Compute the named runs, weights or rotations though they are there.")
+    ] = False,
 ) -> None:
-    """Measure a group of runs, each into `results/runs/<key>.json`; needs their weights (`rotquant runs weights`).
+    """Compute what is not current of tables or of all: rotations, weights, runs; the workflow's jobs do no other thing.
 
-    A group is what one job measures: runs on equal weights, all seeds, that the same tables ask for. Runs that the
-    current code has measured on these weights are kept, so an interrupted call continues.
+    It needs neither Snakemake nor MLflow, and lm-eval only for zero-shot accuracy. Each result is a file at once, so an
+    interrupted call continues, several may run on one project, and the workflow finds the results current.
+
+    Example: `rotquant runs execute quarot spinquant --device cuda --jobs 8 --config config/thorough.yaml`
     """
-    jobs.measure_group(open_plan(config, plan), group, typer.echo, again)
-
-
-@runs_app.command()
-def compute(key: Key, config: Configs = None, plan: PlanFile = None) -> None:
-    """Measure one run into `results/runs/<key>.json`; its weights must be there (`rotquant runs weights`)."""
-    jobs.measure_run(open_plan(config, plan), key, typer.echo)
+    chosen = open_plan(config, plan, write=True)
+    if device is not None:
+        if not re.fullmatch(r"cpu|auto|cuda(:\d+)?", device):
+            raise ConfigError(f"unknown device {device!r}; use cpu, cuda, cuda:N or auto.")
+        chosen = chosen.model_copy(update={"device": device})
+    execution.execute(chosen, targets or (), jobs or execution.usual_workers(chosen.device), typer.echo, again)

@@ -25,8 +25,7 @@ from rotquant.study.results import (
     ROTATIONS_FILE,
     TABLES,
     RunResult,
-    batch_path,
-    group_path,
+    part_path,
     read_result,
     rotation_path,
     run_path,
@@ -48,34 +47,25 @@ class Currency:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def rotation(self, key: str) -> str:
-        """The state of learned rotations."""
-        return self._state(rotation_path(key) / ROTATION_RECORD, self.plan.rotation(key).code)
-
-    def batch(self, key: str) -> str:
-        """The state of a batch of weights.
-
-        Snakemake makes a deleted intermediate file only for a job that has to run anyway. Rotations are small and
-        wanted for themselves, so weights whose rotations were deleted have their job run again: it finds the weights
-        there if the rotations are learned as before.
-        """
-        batch = self.plan.batch(key)
-        whole = all(path.exists() for rotation in batch.rotations for path in rotation_files(rotation))
-        return self._state(batch_path(key), [batch.code, sorted(batch.weights)], whole)
-
     def tasks(self, key: str) -> str:
         """The state of a set of zero-shot tasks."""
         return self._state(task_set_path(key), self.plan.codes["tasks"])
 
-    def group(self, key: str) -> str:
-        """The state of a group of runs.
+    def part(self, name: str) -> str:
+        """The state of a part of a table.
 
-        A record stands for its runs' files. Where one was deleted, damaged or made anew by hand, the job runs again:
-        it finds the others there.
+        Its record stands for the files of its runs and of the rotations behind them. Where one was deleted, damaged or
+        made anew by hand, the job runs again: it finds the others there.
         """
-        runs = self.plan.group(key).runs
-        codes = sorted({self.plan.runs[run].code for run in runs})
-        return self._state(group_path(key), codes, _none_newer(group_path(key), map(run_path, runs)))
+        runs = [self.plan.runs[run] for run in self.plan.part(name).runs]
+        weights = [self.plan.weights[run.weights] for run in runs if run.weights]
+        rotations = {one.rotation for one in weights if one.rotation}
+        codes = {one.code for one in (*runs, *weights, *(self.plan.rotations[key] for key in rotations))}
+        whole = all(path.exists() for rotation in rotations for path in rotation_files(rotation))
+        record = part_path(name)
+        return self._state(
+            record, sorted(codes), whole and none_newer(record, map(run_path, self.plan.part(name).runs))
+        )
 
     def table(self, name: str) -> str:
         """The state of a table's numbers, which are made again where their Parquet file was deleted."""
@@ -160,7 +150,7 @@ def current_result(path: Path, code: str, weights: dict[str, Any] | None) -> Run
     return result if result.provenance.get("code_digest") == code and result.weights == weights else None
 
 
-def _none_newer(record: Path, files: Iterable[Path]) -> bool:
+def none_newer(record: Path, files: Iterable[Path]) -> bool:
     """Whether files are all there and none is newer than their record."""
     try:
         made = record.stat().st_mtime_ns

@@ -3,7 +3,6 @@
 It takes seconds, so it is done once per configuration and state of the sources (`rotquant.study.planning`).
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ from rotquant.study.plan import (
     LARGE,
     Places,
     Plan,
-    PlannedBatch,
     PlannedCell,
-    PlannedGroup,
+    PlannedPart,
     PlannedRotation,
     PlannedRun,
     PlannedSpeed,
     PlannedTable,
+    PlannedWeights,
 )
 from rotquant.study.project import Project, task_set
 from rotquant.study.speed.records import committed_path
@@ -46,7 +45,7 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
     Raises:
         ConfigError, RecipeError, CheckpointError: what is wrong with a table, a checkpoint or a source.
     """
-    parts: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
     return Plan(
         inputs=inputs,
         sources=sources,
@@ -57,12 +56,14 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         local=tuple(sorted(_local(project))),
         tables={name: _table(project, name) for name in project.tables},
         speed={name: _speed(project, name) for name in project.speed},
-        groups={key: _group(project, key) for key in project.groups},
-        batches={key: _batch(project, key) for key in project.batches},
+        parts={
+            name: _part(project, name, runs) for table in project.tables for name, runs in project.parts(table).items()
+        },
+        weights={key: _weights(project, runs[0]) for key, runs in project.weights.items()},
         rotations={key: _rotation(project, key) for key in project.rotations},
         tasks={key: run.key for key, run in project.task_sets.items()},
-        runs={key: _run(project, run, parts) for key, run in project.runs.items()},
-        parts=parts,
+        runs={key: _run(project, run, shared) for key, run in project.runs.items()},
+        shared=shared,
     )
 
 
@@ -88,7 +89,6 @@ def _local(project: Project) -> set[str]:
 
 def _table(project: Project, name: str) -> PlannedTable:
     table, cells = project.table(name), project.cells(name)
-    keys = [run.key for cell in cells for run in cell.runs]
     return PlannedTable(
         paper=table.paper,
         definition=definition(project, name),
@@ -96,7 +96,7 @@ def _table(project: Project, name: str) -> PlannedTable:
         columns=project.columns(table),
         quantities=tuple(quantity.name for quantity in project.quantities(table)),
         cells=tuple(PlannedCell(row=c.row, column=c.column, runs=tuple(run.key for run in c.runs)) for c in cells),
-        groups=tuple(sorted({project.group_of[key] for key in keys})),
+        parts=tuple(project.parts(name)),
     )
 
 
@@ -114,53 +114,42 @@ def _speed(project: Project, name: str) -> PlannedSpeed:
     )
 
 
-def _group(project: Project, key: str) -> PlannedGroup:
-    first, *others = runs = project.groups[key]
-    more = f" and {len(others)} more" if others else ""
-    return PlannedGroup(
-        label=_place(project, first) + more,
-        runs=tuple(run.key for run in runs),
-        batch=project.batch_of(first),
-        tasks=_tasks(runs),
-    )
+def _part(project: Project, name: str, runs: tuple[Run, ...]) -> PlannedPart:
+    table, _, rest = name.partition("-")
+    label = table + (f" on {runs[0].checkpoint}" if rest else "")
+    tasks = sorted({key for key in map(task_set, runs) if key})
+    return PlannedPart(label=label, runs=tuple(run.key for run in runs), tasks=tuple(tasks))
 
 
-def _batch(project: Project, key: str) -> PlannedBatch:
-    members = project.batches[key]
-    runs = [run for users in members.values() for run in users]
-    group = project.measured_with(key)
-    return PlannedBatch(
-        label=_place(project, runs[0]) + (", measured at once" if group else ""),
-        code=code_digest("weights", runs[0].recipe),
-        weights={weights: users[0].key for weights, users in members.items()},
-        rotations=tuple(sorted({run.rotation_key for run in runs if run.rotation_key})),
-        group=group,
-        tasks=() if group is None else _tasks(project.groups[group]),
-    )
+def _weights(project: Project, run: Run) -> PlannedWeights:
+    code = code_digest("weights", run.recipe)
+    return PlannedWeights(label=_place(project, run), code=code, run=run.key, rotation=run.rotation_key)
 
 
 def _rotation(project: Project, key: str) -> PlannedRotation:
     run = project.rotations[key][0]
-    label = f"{_place(project, run)}, seed {run.seed}"
-    return PlannedRotation(label=label, code=code_digest("rotations", run.recipe), run=run.key)
+    return PlannedRotation(label=_place(project, run), code=code_digest("rotations", run.recipe), run=run.key)
 
 
-def _run(project: Project, run: Run, parts: dict[str, Any]) -> PlannedRun:
-    """A run for its job; its large fields go to `parts` by their digest."""
+def _run(project: Project, run: Run, shared: dict[str, Any]) -> PlannedRun:
+    """A run for its job; its large fields go to `shared` by their digest."""
     fields = run.model_dump(mode="json")
     for name in LARGE:
         value = fields[name]
         fields[name] = short_hash(canonical_json(value))
-        parts[fields[name]] = value
+        shared[fields[name]] = value
     cell = project.places[run.key]
     batch_size = project.slot(project.table(cell.table), cell.column).batch_size
-    return PlannedRun(fields=fields, code=code_digest("runs", run.recipe, run.metric), batch_size=batch_size)
+    return PlannedRun(
+        label=f"{_place(project, run)}, {run.metric.kind.replace('_', ' ')}",
+        fields=fields,
+        code=code_digest("runs", run.recipe, run.metric),
+        batch_size=batch_size,
+        weights=run.weights_key,
+        tasks=task_set(run),
+    )
 
 
 def _place(project: Project, run: Run) -> str:
     cell = project.places[run.key]
-    return f"{cell.row} on {cell.column}"
-
-
-def _tasks(runs: Iterable[Run]) -> tuple[str, ...]:
-    return tuple(sorted({key for key in map(task_set, runs) if key}))
+    return f"{cell.row} on {cell.column}, seed {run.seed}"

@@ -1,4 +1,4 @@
-"""The plan: all tables of one configuration expanded into runs, weights, groups and batches, written once and read by
+"""The plan: all tables of one configuration expanded into runs, their weights and parts, written once and read by
 Snakemake's rules and by every job. Reading one loads neither recipes nor tables.
 """
 
@@ -49,7 +49,7 @@ class PlannedCell(Entry):
 
 
 class PlannedTable(Entry):
-    """A table. definition: digest of what its files say; figure: whether there is one; groups: measured for it."""
+    """A table. definition: digest of what its files say; figure: whether there is one; parts: computed for it."""
 
     paper: str
     definition: str
@@ -57,7 +57,7 @@ class PlannedTable(Entry):
     columns: tuple[str, ...]
     quantities: tuple[str, ...]
     cells: tuple[PlannedCell, ...]
-    groups: tuple[str, ...]
+    parts: tuple[str, ...]
 
 
 class PlannedSpeed(Entry):
@@ -74,31 +74,32 @@ class PlannedSpeed(Entry):
 
 
 class PlannedRun(Entry):
-    """A run as it is given to its job. fields: of a `Run`, the large ones by their name in the plan's `parts`."""
+    """A run as it is given to its job. fields: of a `Run`, the large ones by their name in the plan's `shared`;
+    weights, tasks: what has to be there before, if anything."""
 
+    label: str
     fields: dict[str, Any]
     code: str
     batch_size: int
+    weights: str | None
+    tasks: str | None
 
 
-class PlannedGroup(Entry):
-    """The runs that one job measures; batch: of their weights, None where they need none."""
+class PlannedPart(Entry):
+    """The runs that one job of the workflow computes, and the sets of tasks that it needs."""
 
     label: str
     runs: tuple[str, ...]
-    batch: str | None
     tasks: tuple[str, ...]
 
 
-class PlannedBatch(Entry):
-    """Weights that one job makes. weights: the first run on each; group: what the job measures besides, if anything."""
+class PlannedWeights(Entry):
+    """Stored weights. run: the first one on them; rotation: the learned one that they are made with, if any."""
 
     label: str
     code: str
-    weights: dict[str, str]
-    rotations: tuple[str, ...]
-    group: str | None
-    tasks: tuple[str, ...]
+    run: str
+    rotation: str | None
 
 
 class PlannedRotation(Entry):
@@ -114,7 +115,7 @@ class Plan(Entry):
 
     inputs: digest of all that the plan follows from. sources: of the files with all code. config: as the data of one
     file that stands alone. codes: digest of the code of the stages that do not depend on a recipe. local: checkpoints
-    that are folders. parts: recipes, metrics and corpora of the runs, each once.
+    that are folders. shared: recipes, metrics and corpora of the runs, each once.
     """
 
     inputs: str
@@ -126,12 +127,12 @@ class Plan(Entry):
     local: tuple[str, ...]
     tables: dict[str, PlannedTable]
     speed: dict[str, PlannedSpeed]
-    groups: dict[str, PlannedGroup]
-    batches: dict[str, PlannedBatch]
+    parts: dict[str, PlannedPart]
+    weights: dict[str, PlannedWeights]
     rotations: dict[str, PlannedRotation]
     tasks: dict[str, str]
     runs: dict[str, PlannedRun]
-    parts: dict[str, Any]
+    shared: dict[str, Any]
 
     @property
     def path(self) -> Path:
@@ -146,21 +147,21 @@ class Plan(Entry):
         """
         return lookup(self.tables, name, "unknown table")
 
-    def group(self, key: str) -> PlannedGroup:
-        """A group of runs.
+    def part(self, name: str) -> PlannedPart:
+        """A part of a table.
 
         Raises:
-            ConfigError: when there is none of that key under this configuration.
+            ConfigError: no table has it under this configuration.
         """
-        return known(self.groups, key, "no group of runs")
+        return known(self.parts, name, "no table has a part")
 
-    def batch(self, key: str) -> PlannedBatch:
-        """A batch of weights.
+    def stored(self, key: str) -> PlannedWeights:
+        """Stored weights.
 
         Raises:
-            ConfigError: when no run uses them under this configuration.
+            ConfigError: no run uses them under this configuration.
         """
-        return known(self.batches, key, "no run uses weights")
+        return known(self.weights, key, "no run uses weights")
 
     def rotation(self, key: str) -> PlannedRotation:
         """Learned rotations.
@@ -187,7 +188,7 @@ class Plan(Entry):
         from rotquant.recipes.recipe import Run  # recipes take time to load, and most readers of a plan need none
 
         fields = self.planned(key).fields
-        return Run.model_validate({**fields, **{name: self.parts[fields[name]] for name in LARGE}})
+        return Run.model_validate({**fields, **{name: self.shared[fields[name]] for name in LARGE}})
 
     def checkpoint_path(self, checkpoint: str) -> str:
         """Where a checkpoint lies: a path that is valid from anywhere, or its id on the hub."""

@@ -5,7 +5,7 @@ counts to it. Nothing here computes and nothing here imports torch.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, lookup
-from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.foundation.files import canonical_json, folder_size, short_hash
 from rotquant.models.checkpoints import checkpoint_digest
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Run, check_widths, override_all
@@ -34,6 +34,9 @@ from rotquant.study.tables import (
     load_tables,
     published_values,
 )
+
+#: Checkpoints of fewer bytes share a job.
+SMALL = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -122,68 +125,33 @@ class Project:
         return {run.key: run for name in self.tables for cell in self.cells(name) for run in cell.runs}
 
     @cached_property
-    def batches(self) -> dict[str, dict[str, tuple[Run, ...]]]:
-        """The runs that need stored weights, as {batch: {weights key: runs}}, in the order of the tables.
-
-        A batch holds the weights that differ by their seed alone and that the same tables ask for. One job makes them,
-        since starting a process costs several seconds; its key is that of its first weights.
-        """
-        users: dict[str, list[Run]] = {}
-        for run in self.runs.values():
-            if run.weights_key is not None:
-                users.setdefault(run.weights_key, []).append(run)
-        batches: dict[tuple[Any, ...], dict[str, tuple[Run, ...]]] = {}
-        for key, runs in users.items():
-            tables = {name for run in runs for name in self.tables_of_runs[run.key]}
-            unseeded = Run.model_validate({**runs[0].model_dump(), "seed": 0}).weights_key
-            batches.setdefault((unseeded, *sorted(tables)), {})[key] = tuple(runs)
-        return {next(iter(members)): members for members in batches.values()}
-
-    @cached_property
-    def _batch_of_weights(self) -> dict[str, str]:
-        return {key: batch for batch, members in self.batches.items() for key in members}
-
-    def batch_of(self, run: Run) -> str | None:
-        """The batch of a run's weights, None for a run that needs none."""
-        return None if run.weights_key is None else self._batch_of_weights[run.weights_key]
-
-    def measured_with(self, batch: str) -> str | None:
-        """The group of runs that is measured in the job of a batch's weights, where they are in memory.
-
-        It is the one that every table asking for the weights asks for, so that the job measures nothing that a
-        requested table does not show; None where each table asks for runs of its own.
-        """
-        runs = [run for members in self.batches[batch].values() for run in members]
-        asking = {name for run in runs for name in self.tables_of_runs[run.key]}
-        shared = (run for run in runs if asking == set(self.tables_of_runs[run.key]))
-        return next((self.group_of[run.key] for run in shared), None)
+    def weights(self) -> dict[str, tuple[Run, ...]]:
+        """The runs on each set of stored weights, by the weights' key."""
+        return _by_key(self.runs.values(), lambda run: run.weights_key)
 
     @cached_property
     def rotations(self) -> dict[str, tuple[Run, ...]]:
         """The runs on each learned rotation, by the rotation's key."""
-        found: dict[str, list[Run]] = {}
-        for run in self.runs.values():
-            if run.rotation_key is not None:
-                found.setdefault(run.rotation_key, []).append(run)
-        return {key: tuple(runs) for key, runs in found.items()}
+        return _by_key(self.runs.values(), lambda run: run.rotation_key)
 
-    @cached_property
-    def groups(self) -> dict[str, tuple[Run, ...]]:
-        """The runs that one job measures, by the group's key: on weights equal but for the seed, for equal tables.
+    @functools.cache  # noqa: B019
+    def parts(self, name: str) -> dict[str, tuple[Run, ...]]:
+        """The runs of a table as {part: runs}, each part computed by one job of the workflow.
 
-        Loading weights costs as much as measuring a small model, so runs on the same weights go together; no group
-        holds a run that some table asking for the group does not need.
+        Where models are small, starting a job takes longer than computing a cell, so their runs are one part, called as
+        the table is. The runs on any other checkpoint are a part of their own, which a cluster computes beside others.
         """
-        members: dict[tuple[Any, ...], list[Run]] = {}
-        for run in self.runs.values():
-            place = self.batch_of(run) or run.checkpoint_digest
-            members.setdefault((place, self.tables_of_runs[run.key]), []).append(run)
-        return {short_hash(canonical_json(sorted(run.key for run in runs))): tuple(runs) for runs in members.values()}
+        found: dict[str, list[Run]] = {}
+        for run in {run.key: run for cell in self.cells(name) for run in cell.runs}.values():
+            small = self._is_small(run.checkpoint)
+            found.setdefault(name if small else f"{name}-{short_hash(run.checkpoint_digest, 8)}", []).append(run)
+        return {part: tuple(runs) for part, runs in found.items()}
 
-    @cached_property
-    def group_of(self) -> dict[str, str]:
-        """The group of each run, by the run's key."""
-        return {run.key: group for group, runs in self.groups.items() for run in runs}
+    @functools.cache  # noqa: B019
+    def _is_small(self, checkpoint: str) -> bool:
+        place = self.checkpoint_path(checkpoint)
+        local = place != checkpoint or Path(checkpoint).is_absolute()
+        return local and folder_size(place, "*.safetensors") < SMALL
 
     @cached_property
     def task_sets(self) -> dict[str, Run]:
@@ -204,15 +172,6 @@ class Project:
                 for run in cell.runs:
                     found.setdefault(run.key, cell)
         return found
-
-    @cached_property
-    def tables_of_runs(self) -> dict[str, tuple[str, ...]]:
-        """The tables that ask for each run, by the run's key."""
-        found: dict[str, list[str]] = {}
-        for name in self.tables:
-            for key in dict.fromkeys(run.key for cell in self.cells(name) for run in cell.runs):
-                found.setdefault(key, []).append(name)
-        return {key: tuple(names) for key, names in found.items()}
 
     def published(self, table: Table) -> Published:
         """The paper's numbers by (row, column, quantity)."""
@@ -297,6 +256,15 @@ def load_project(
     config = config or load_config(overrides, root)
     check_names(config, tables, root)
     return Project(root, config, tables)
+
+
+def _by_key(runs: Iterable[Run], key: Callable[[Run], str | None]) -> dict[str, tuple[Run, ...]]:
+    """Runs by a key that some of them have."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        if (name := key(run)) is not None:
+            found.setdefault(name, []).append(run)
+    return {name: tuple(members) for name, members in found.items()}
 
 
 def task_set(run: Run) -> str | None:

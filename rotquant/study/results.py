@@ -26,7 +26,8 @@ TABLES = Path("results/tables")
 REPORTS = Path("reports")
 FIGURES = Path("reports/figures")
 
-#: Files in the folder of learned rotations.
+#: The record in the folder of stored weights, and the files in that of learned rotations.
+WEIGHTS_RECORD = "weights.json"
 ROTATION_RECORD, ROTATIONS_FILE, HISTORY_FILE = "rotation.json", "rotations.safetensors", "history.json"
 
 
@@ -89,14 +90,9 @@ def rotation_path(key: str) -> Path:
     return ROTATIONS / key
 
 
-def batch_path(batch: str) -> Path:
-    """The record of a batch of stored weights: written when all of them are there."""
-    return WEIGHTS / f"{batch}.json"
-
-
-def group_path(group: str) -> Path:
-    """The record of a group of runs: written when all of them are measured."""
-    return MEASURED / f"{group}.json"
+def part_path(part: str) -> Path:
+    """The record of a part of a table: written when all of its runs are measured."""
+    return MEASURED / f"{part}.json"
 
 
 def task_set_path(key: str) -> Path:

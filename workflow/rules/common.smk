@@ -8,7 +8,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from rotquant.foundation.errors import RotquantError
-from rotquant.study.currency import Currency, rotation_files
+from rotquant.study.currency import Currency
 from rotquant.study.planning import current_plan
 
 
@@ -30,14 +30,15 @@ shell.prefix(f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; set -euo p
 
 GPU = int(PLAN.device == "cuda" or (PLAN.device == "auto" and shutil.which("nvidia-smi") is not None))
 
+# Processes of one job; those of a GPU are as many as `--set-threads measure=N` says.
+WORKERS = 1 if GPU else workflow.cores or 1
+
 # Speed tables have rules of their own for the same kinds of files.
 SPEED = "|".join(PLAN.speed) or "none"
 
 
 wildcard_constraints:
-    batch="[0-9a-f]{16}",
-    group="[0-9a-f]{16}",
-    rotation="[0-9a-f]{16}",
+    part="[a-z0-9_]+(-[0-9a-f]{8})?",
     tasks="[0-9a-f]{16}",
     table=rf"(?!(?:index|{SPEED})\b)[a-z0-9_]+",
     speed=SPEED,
@@ -45,29 +46,15 @@ wildcard_constraints:
 
 # What a rule's command is given to: messages to the log, and earlier results kept when it fails (see there). A rule's one
 # parameter says whether its output is current (rotquant/study/currency.py).
-JOB = "STATE={params.current} OMP_NUM_THREADS={threads} workflow/scripts/job.sh {output[0]} {log} rotquant "
+JOB = "STATE={params.current} OMP_NUM_THREADS=1 workflow/scripts/job.sh {output[0]} {log} rotquant "
 BY_PLAN = " --plan {PLAN.path}"
 
 
 def measured(name):
-    """The records of the groups of runs behind a table."""
-    return [f"results/measured/{group}.json" for group in sentence(PLAN.table, name).groups]
+    """The records of the parts of a table."""
+    return [f"results/measured/{part}.json" for part in sentence(PLAN.table, name).parts]
 
 
 def task_files(keys):
     """The records of sets of zero-shot tasks."""
     return [f"results/tasks/{key}.json" for key in keys]
-
-
-class Labels:
-    """For messages: `{LABEL:groups <key>}` is the first cell of a group of runs, of a batch or of learned rotations.
-
-    A parameter would do as well, but then a renamed row would be computed anew.
-    """
-
-    def __format__(self, asked):
-        kind, key = asked.split()
-        return getattr(PLAN, kind)[key].label
-
-
-LABEL = Labels()

@@ -1,5 +1,6 @@
-# Measurements: one job for the runs that share their weights and are asked for by the same tables, so that nothing is loaded
-# twice and nothing is measured that a requested table does not show.
+# Everything that is learned, quantized and measured: one job for all of a table, by processes that stay alive (for models of
+# real size one for each table and model). It is `rotquant runs execute`, which computes what is not there, so a killed job
+# continues, and tables that share rotations, weights or runs compute them once.
 localrules:
     tasks,
 
@@ -19,26 +20,19 @@ rule tasks:
         JOB + "runs tasks {wildcards.tasks}" + BY_PLAN
 
 
-def weights_of_group(group):
-    """The stored weights that a group of runs needs; those of the checkpoint itself need none."""
-    batch = sentence(PLAN.group, group).batch
-    return [f"results/weights/{batch}.json"] if batch else []
-
-
 rule measure:
     input:
-        weights=lambda wildcards: weights_of_group(wildcards.group),
-        tasks=lambda wildcards: task_files(sentence(PLAN.group, wildcards.group).tasks),
+        tasks=lambda wildcards: task_files(sentence(PLAN.part, wildcards.part).tasks),
     output:
-        update("results/measured/{group}.json"),
+        update("results/measured/{part}.json"),
     log:
-        "logs/measured/{group}.log",
-    threads: 1
+        "logs/measured/{part}.log",
+    threads: WORKERS
     resources:
         gpu=GPU,
     params:
-        current=lambda wildcards: sentence(CURRENT.group, wildcards.group),
+        current=lambda wildcards: sentence(CURRENT.part, wildcards.part),
     message:
-        "measure {LABEL:groups {wildcards.group}}"
+        "measure {wildcards.part}"
     shell:
-        JOB + "runs measure {wildcards.group}" + BY_PLAN
+        "SHOWN=1 " + JOB + "runs execute {wildcards.part} --jobs {threads}" + BY_PLAN

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run a job's command: STATE=... job.sh OUTPUT LOG COMMAND...   All messages go to LOG; the last one of a failure
-# and warnings also to the screen. While the job runs, and after a failure, its output has a mark; at the end the mark
+# and warnings also to the screen, or with SHOWN=1 all of standard error. While the job runs, and after a failure, its output has a mark; at the end the mark
 # is that of the state the job was started for (rotquant/study/currency.py says why).
 set -euo pipefail
 output=$1
@@ -11,12 +11,17 @@ mark=.snakemake/attempts/$output
 mkdir -p "$(dirname "$mark")"
 date +%s%N > "$mark"
 
-"$@" > "$log" 2>&1 || {
-    status=$?
-    tail -n 1 "$log" >&2
-    exit $status
-}
-grep '^warning: ' "$log" >&2 || true
+: > "$log"
+if [ "${SHOWN:-}" ]; then # a long job, whose progress and errors are on standard error
+    "$@" >> "$log" 2> >(tee -a "$log" >&2)
+else
+    "$@" >> "$log" 2>&1 || {
+        status=$?
+        tail -n 1 "$log" >&2
+        exit $status
+    }
+    grep '^warning: ' "$log" >&2 || true
+fi
 
 earlier=${STATE:-}
 earlier=${earlier#*-}

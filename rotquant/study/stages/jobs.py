@@ -1,27 +1,27 @@
-"""What the workflow's jobs do with a plan: what is not current is computed by its stage, and recorded at once.
+"""What is done with a plan: rotations, weights or runs that are not current are computed by their stage, and recorded.
 
 So an interrupted job continues where it was. The working folder is the project's. Digests of code are the plan's as
 long as the sources are those that it was made from.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from rotquant.foundation.errors import ConfigError, ResultError, RotquantError
-from rotquant.foundation.files import check_output_file, read_json, write_json
+from rotquant.foundation.errors import ConfigError, ResultError
+from rotquant.foundation.files import check_output_file, json_text, read_json, write_json, write_text
 from rotquant.recipes.recipe import Run
-from rotquant.recipes.schemes import Metric, ZeroShot
-from rotquant.study.currency import current_result, rotation_is_current, weights_are_current
+from rotquant.recipes.schemes import ZeroShot
+from rotquant.study.currency import current_result, none_newer, rotation_is_current, weights_are_current
 from rotquant.study.plan import Plan
 from rotquant.study.planning import sources_digest
 from rotquant.study.quantities import quantities
 from rotquant.study.results import (
     ROTATION_RECORD,
+    WEIGHTS_RECORD,
     RunResult,
-    batch_path,
-    group_path,
+    part_path,
     rotation_path,
     run_path,
     task_set_path,
@@ -38,38 +38,41 @@ def learn_rotations(plan: Plan, key: str, say: Say, again: bool = False) -> None
     Raises:
         ConfigError: no run is on them.
     """
+    if not again and rotation_current(plan, key):
+        return
     planned = plan.rotation(key)
     folder, run = rotation_path(key), plan.run(planned.run)
-    code = _code(plan, planned.code, "rotations", run)
-    if not again and rotation_is_current(folder, code):
-        say(f"rotations {key}: there already")
-        return
     check_output_file(folder / ROTATION_RECORD)
     from rotquant.study.stages.rotations import compute_rotations  # torch, once it is known to be needed
 
+    code = _code(plan, planned.code, "rotations", planned.run)
     record = compute_rotations(run, plan.checkpoint_path(run.checkpoint), folder, plan.device, code)
     write_json(folder / ROTATION_RECORD, record)
     say(f"rotations {key}: {record['seconds']:.1f} s")
 
 
-def make_batch(plan: Plan, key: str, say: Say, measure: bool = True, again: bool = False) -> None:
-    """Make the weights of a batch, measure what all tables with these weights show, and record the batch.
+def make_weights(plan: Plan, key: str, say: Say, again: bool = False) -> None:
+    """Make stored weights, unless they are current.
 
     Raises:
-        ConfigError: no run uses these weights.
+        ConfigError: no run uses them.
         ResultError: the learned rotations that they need are not there.
     """
-    batch = plan.batch(key)
-    records = {
-        weights: _make_weights(plan, weights, plan.run(run), batch.code, say, again)
-        for weights, run in batch.weights.items()
-    }
-    if measure and batch.group is not None:
-        try:
-            _measure(plan, plan.group(batch.group).runs, say)
-        except RotquantError as error:  # left to the group's own job, which will meet it again
-            say(f"not measured ahead: {error}")
-    write_json(batch_path(key), {"batch": key, "weights": records})
+    if not again and weights_current(plan, key):
+        return
+    planned = plan.stored(key)
+    folder, run = weights_path(key), plan.run(planned.run)
+    rotation = None if planned.rotation is None else rotation_path(planned.rotation)
+    if rotation is not None:
+        _rotation_record(rotation)
+    record = folder / WEIGHTS_RECORD
+    check_output_file(record)
+    from rotquant.study.stages.weights import compute_weights
+
+    code = _code(plan, planned.code, "weights", planned.run)
+    provenance = compute_weights(run, plan.checkpoint_path(run.checkpoint), folder, plan.device, code, rotation)
+    write_json(record, provenance)
+    say(f"weights {key}: {provenance['seconds']:.1f} s")
 
 
 def prepare_tasks(plan: Plan, key: str, say: Say) -> None:
@@ -89,106 +92,105 @@ def prepare_tasks(plan: Plan, key: str, say: Say) -> None:
     say(str(folder))
 
 
-def measure_group(plan: Plan, key: str, say: Say, again: bool = False) -> None:
-    """Measure what is not measured yet of a group of runs, and record the group.
+def measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> None:
+    """Measure those of some runs that are not current, loading each weights folder once; write each result at once.
 
     Raises:
-        ConfigError: there is no such group.
-        ResultError: the weights that it needs are not there.
+        ConfigError: no table asks for one of them.
+        ResultError: the weights that one needs are not there.
     """
-    results = _measure(plan, plan.group(key).runs, say, again)
-    write_json(group_path(key), {"group": key, "runs": {run: result.value for run, result in results.items()}})
-
-
-def measure_run(plan: Plan, key: str, say: Say) -> None:
-    """Measure one run, though it is there.
-
-    Raises:
-        ConfigError: no table asks for it.
-        ResultError: the weights that it needs are not there.
-    """
-    _measure(plan, (key,), say, again=True)
-
-
-def _make_weights(plan: Plan, key: str, run: Run, code: str, say: Say, again: bool) -> dict[str, Any]:
-    """Make stored weights, unless they are current; return their provenance. code: as the plan says."""
-    code = _code(plan, code, "weights", run)
-    folder = weights_path(key)
-    record = folder / "weights.json"
-    rotation = None if run.rotation_key is None else rotation_path(run.rotation_key)
-    digest = None if rotation is None else _rotation_record(rotation)["digest"]
-    if record.exists() and not again:
-        provenance = read_json(record, "weights record")
-        if weights_are_current(provenance, code, digest):
-            say(f"weights {key}: there already")
-            return provenance
-    check_output_file(record)
-    from rotquant.study.stages.weights import compute_weights
-
-    provenance = compute_weights(run, plan.checkpoint_path(run.checkpoint), folder, plan.device, code, rotation)
-    write_json(record, provenance)
-    say(f"weights {key}: {provenance['seconds']:.1f} s")
-    return provenance
-
-
-def _measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> dict[str, RunResult]:
-    """Measure runs that are not current, loading each weights folder once; write each result at once; return all."""
-    results: dict[str, RunResult] = {}
     waiting: dict[tuple[str, str | None], list[Run]] = {}
-    codes: dict[str, str] = {}
     for key in keys:
-        run = plan.run(key)
-        weights = _weights_record(plan, run)
-        codes[key] = _code(plan, plan.planned(key).code, "runs", run, run.metric)
-        found = None if again else current_result(run_path(key), codes[key], weights)
-        if found is None:
+        if again or result_current(plan, key) is None:
+            run = plan.run(key)
             waiting.setdefault((run.checkpoint, run.weights_key), []).append(run)
-        else:
-            results[key] = found
-            say(f"run {key}: there already")
-    if not waiting:
-        return results
-    check_output_file(run_path(next(iter(waiting.values()))[0].key))
-    from rotquant.study.stages.runs import measure_runs
-
     for (checkpoint, weights_key), members in waiting.items():
-        weights = _weights_record(plan, members[0])
+        check_output_file(run_path(members[0].key))
+        from rotquant.study.stages.runs import measure_runs
+
+        weights = _weights_record(plan, members[0].key)
         folder = None if weights_key is None else weights_path(weights_key)
         place, batch_size = plan.checkpoint_path(checkpoint), plan.planned(members[0].key).batch_size
-        measured = measure_runs(members, place, folder, plan.device, batch_size, [codes[run.key] for run in members])
-        for run, found, provenance in measured:
-            result = results[run.key] = RunResult(run, found.metrics, provenance, weights, found.arrays, found.samples)
+        codes = [_run_code(plan, run.key) for run in members]
+        for run, found, provenance in measure_runs(members, place, folder, plan.device, batch_size, codes):
+            result = RunResult(run, found.metrics, provenance, weights, found.arrays, found.samples)
             write_result(run_path(run.key), result)
             say(_summary(result))
-    return results
 
 
-def _code(plan: Plan, planned: str, stage: str, run: Run, metric: Metric | None = None) -> str:
-    """The digest of the code that computes now: the plan's, or taken anew where sources were edited since."""
+def record_part(plan: Plan, name: str, values: Mapping[str, float]) -> None:
+    """Record a part of a table whose runs are all measured; a record that says so already keeps its time.
+
+    Args:
+        values: the main quantity of each run.
+    """
+    part, path = plan.part(name), part_path(name)
+    text = json_text({"part": name, "runs": {run: values[run] for run in part.runs}})
+    behind = [*map(run_path, part.runs), *map(task_set_path, part.tasks)]
+    if not (none_newer(path, behind) and path.read_text(encoding="utf-8") == text):
+        write_text(path, text)
+
+
+def rotation_current(plan: Plan, key: str) -> bool:
+    """Whether learned rotations are there, by the code as it is."""
+    planned = plan.rotation(key)
+    return rotation_is_current(rotation_path(key), _code(plan, planned.code, "rotations", planned.run))
+
+
+def weights_current(plan: Plan, key: str) -> bool:
+    """Whether stored weights are there, by the code as it is and with the rotations that are there."""
+    planned, record = plan.stored(key), weights_path(key) / WEIGHTS_RECORD
+    if not record.exists():
+        return False
+    learned = None
+    if planned.rotation is not None:
+        path = rotation_path(planned.rotation) / ROTATION_RECORD
+        if not path.exists():
+            return False
+        learned = read_json(path, "record of rotations")["digest"]
+    code = _code(plan, planned.code, "weights", planned.run)
+    return weights_are_current(read_json(record, "weights record"), code, learned)
+
+
+def result_current(plan: Plan, key: str) -> RunResult | None:
+    """A run's result where it is there, by the code as it is and on the weights that are there."""
+    weights = plan.planned(key).weights
+    if weights is not None and not (weights_path(weights) / WEIGHTS_RECORD).exists():
+        return None
+    return current_result(run_path(key), _run_code(plan, key), _weights_record(plan, key))
+
+
+def _run_code(plan: Plan, key: str) -> str:
+    return _code(plan, plan.planned(key).code, "runs", key)
+
+
+def _code(plan: Plan, planned: str, stage: str, key: str) -> str:
+    """The digest of the code that computes now, for a run: the plan's, or taken anew if sources were edited."""
     if plan.sources == _sources():
         return planned
     from rotquant.study.digests import code_digest  # which reads the sources of all that a stage uses
 
-    return code_digest(stage, run.recipe, metric)
+    run = plan.run(key)
+    return code_digest(stage, run.recipe, run.metric if stage == "runs" else None)
 
 
 _sources = functools.cache(sources_digest)
 
 
-def _weights_record(plan: Plan, run: Run) -> dict[str, Any] | None:
+def _weights_record(plan: Plan, key: str) -> dict[str, Any] | None:
     """The provenance of a run's stored weights; None for a run that needs none.
 
     Raises:
         ResultError: they are not there; the sentence says how to make them.
     """
-    if run.weights_key is None:
+    weights = plan.planned(key).weights
+    if weights is None:
         return None
-    path = weights_path(run.weights_key) / "weights.json"
+    path = weights_path(weights) / WEIGHTS_RECORD
     if not path.exists():
-        batch = next(key for key, batch in plan.batches.items() if run.weights_key in batch.weights)
         raise ResultError(
-            f"run {run.key} needs the weights {path.parent.absolute()}, which are not there: "
-            f"`rotquant runs weights {batch}` makes them (or delete {batch_path(batch)} and start Snakemake again)."
+            f"run {key} needs the weights {path.parent.absolute()}, which are not there: "
+            f"`rotquant runs execute {weights}` makes them."
         )
     return read_json(path, "weights record")
 
@@ -203,7 +205,7 @@ def _rotation_record(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise ResultError(
             f"the weights need the learned rotations {folder.absolute()}, which are not there: "
-            f"`rotquant runs rotations {folder.name}` learns them."
+            f"`rotquant runs execute {folder.name}` learns them."
         )
     return read_json(path, "record of rotations")
 
