@@ -114,14 +114,12 @@ def test_without_lm_eval_zero_shot_runs_are_left_out_and_named(tmp_path: Path) -
     both = [*table["metrics"], {"kind": "zero_shot"}]
     fields = {key: value for key, value in table.items() if key not in ("published", "figure")}
     project.set_tables({**TABLES, "tables": [{**fields, "metrics": both, "claims": []}]})
-    project.set_config(merge(CONFIG, {"slots": {"Llama-2-13B": {"compute": False}}}))
-    project.edit(
-        "rotquant/study/execution.py", 'NEEDED = {"zero_shot": "lm_eval"}', 'NEEDED = {"zero_shot": "no_such"}'
-    )
+    paper = {"slots": {"Llama-2-13B": {"compute": False}}, "zero_shot": {"suite": "paper", "corpus": None}}
+    project.set_config(merge(CONFIG, paper))
+    project.edit("rotquant/study/execution.py", '"lm_eval"', '"no_such_package"')
     status, output = project.run(*EXECUTE)
     assert status == 2
-    assert "3 runs of zero-shot accuracy were left out" in output
-    assert "no_such is not installed" in output
+    assert "3 runs of the papers' zero-shot tasks were left out (quarot_table1-" in output
     assert len(project.read("results/runs/*.json")) == 3
 
 

@@ -28,8 +28,6 @@ from rotquant.study.workers import Workers
 TOGETHER = 6
 #: Seconds until a unit that another execution has claimed is tried again.
 CLAIMED = 2.0
-#: What a metric is measured by, where a machine may lack it.
-NEEDED = {"zero_shot": "lm_eval"}
 
 _STAGES = tuple(f"rotquant.study.stages.{name}" for name in ("rotations", "weights", "runs"))
 
@@ -117,7 +115,9 @@ def units(plan: Plan, asked: Wanted) -> tuple[list[Unit], dict[str, float]]:
         run = plan.runs[key]
         current = None if again or ("weights", run.weights) in found else jobs.result_current(plan, key)
         if current is None:
-            waiting.setdefault((run.weights or run.fields["checkpoint"], metric_of(plan, key), again), []).append(key)
+            waiting.setdefault((run.weights or run.fields["checkpoint"], _metric(plan, key)["kind"], again), []).append(
+                key
+            )
         else:
             values[key] = current.value
     for keys in waiting.values():
@@ -133,11 +133,6 @@ def units(plan: Plan, asked: Wanted) -> tuple[list[Unit], dict[str, float]]:
     return _in_order(plan, asked, found), values
 
 
-def metric_of(plan: Plan, run: str) -> str:
-    """The kind of metric that a run measures."""
-    return plan.shared[plan.runs[run].fields["metric"]]["kind"]
-
-
 def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, again: bool = False) -> None:
     """Compute what is asked for and not current, and record the parts of tables that are then whole.
 
@@ -151,7 +146,7 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
     """
     asked = wanted(plan, targets, again)
     todo, values = units(plan, asked)
-    lacking = [unit for unit in todo if unit.runs and not _measurable(plan, unit)]
+    lacking = [unit for unit in todo if unit.runs and _lacks_lm_eval(plan, unit)]
     execution = _Execution(plan, asked, values, say)
     execution.record()
     todo = [unit for unit in todo if unit not in lacking]
@@ -279,10 +274,9 @@ class _Execution:
         if self.failed:
             raise ResultError(f"{len(self.failed)} steps could not be computed{missing}; the first, {self.first}")
         if left_out:
-            kind = metric_of(self.plan, lacking[0].runs[0])
             raise ResultError(
-                f"{left_out} runs of {kind.replace('_', '-')} accuracy were left out{missing}: "
-                f"the package {NEEDED[kind]} is not installed here; all else is computed."
+                f"{left_out} runs of the papers' zero-shot tasks were left out{missing}: they need lm-eval, "
+                "which is not installed here; all else is computed."
             )
 
 
@@ -308,7 +302,11 @@ def _in_order(plan: Plan, asked: Wanted, found: Mapping[tuple[str, str], Unit]) 
     return [*ordered.values()]
 
 
-def _measurable(plan: Plan, unit: Unit) -> bool:
-    """Whether this machine has what the metric of a unit's runs is measured by."""
-    needed = NEEDED.get(metric_of(plan, unit.runs[0]))
-    return needed is None or find_spec(needed) is not None
+def _metric(plan: Plan, run: str) -> dict[str, Any]:
+    """What a run measures."""
+    return plan.shared[plan.runs[run].fields["metric"]]
+
+
+def _lacks_lm_eval(plan: Plan, unit: Unit) -> bool:
+    """Whether a unit's runs need lm-eval and it is not installed."""
+    return _metric(plan, unit.runs[0]).get("suite") == "paper" and find_spec("lm_eval") is None
