@@ -129,7 +129,8 @@ class Claims:
     def title(self) -> str:
         """How many of them hold."""
         verb = "are reached" if self.name == "Goals" else "hold here"
-        others = (("contradicted", self.score.contradicted), ("undecided", self.score.undecided))
+        against = "missed" if self.name == "Goals" else "contradicted"
+        others = ((against, self.score.contradicted), ("undecided", self.score.undecided))
         named = (*others, ("not checkable", self.score.unchecked))
         counts = "".join(f", {count} {word}" for word, count in named if count)
         return f"{self.name}: {self.score.holds} of {self.score.total} {verb}{counts}"
