@@ -5,10 +5,12 @@ its measurements from another machine's GPU. The list is config/targets.yaml; wh
 from a list. `index` writes it as Markdown; `rotquant.reporting.html` shows the same standings as a page.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 from rotquant.bench.records import gpu_folder
@@ -25,6 +27,8 @@ from rotquant.study.speed.definitions import SpeedTable
 from rotquant.study.targets import load_targets
 from rotquant.study.values import read_values, results_behind
 
+#: The same seeds in the arithmetic of two machines.
+MACHINES = Path("workflow/resources/machines.json")
 Status = Literal["computed", "recorded", "not yet"]
 
 
@@ -100,7 +104,24 @@ def subjects(project: Project) -> dict[str, str]:
 
 def index(project: Project, found: Standings | None = None) -> str:
     """The scoreboard as Markdown; links are relative to the reports folder. found: the standings, where known."""
-    return rendered("pages/index.md.jinja", titles=subjects(project), found=found or standings(project))
+    noise = machine_noise(project.root)
+    return rendered("pages/index.md.jinja", titles=subjects(project), found=found or standings(project), noise=noise)
+
+
+def machine_noise(root: Path) -> str:
+    """What the arithmetic of another CPU does to the same seeds, in a sentence; nothing where it was not recorded."""
+    path = root / MACHINES
+    if not path.exists():
+        return ""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    moved, kept = (
+        [abs(100 * (cell[name] / cell["perplexity"] - 1)) for cell in cells] for name in ("elsewhere", "same_weights")
+    )
+    return (
+        "In another CPU's arithmetic the same seeds move the perplexity of a quantized model by up to "
+        f"{max(moved):.1f} % (median of {len(cells)} {median(moved):.1f} %), and by up to {max(kept):.1f} % with "
+        f"the same stored weights ({MACHINES}, 20 windows of text)."
+    )
 
 
 def _standing(project: Project, name: str, paper: str, title: str, kind: str, *, listed: bool = True) -> Standing:
