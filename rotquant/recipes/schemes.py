@@ -19,7 +19,8 @@ class QuantizationScheme(Frozen):
     """How one tensor is mapped to integers.
 
     Symmetric: scale = clip * max|x| / (2^(bits-1) - 1), integers -2^(bits-1) .. 2^(bits-1)-1 (QuaRot Sec. 4, stage 2b).
-    Asymmetric: scale = clip * (max - min) / (2^bits - 1) over a range that includes zero, integers 0 .. 2^bits - 1.
+    Asymmetric: scale = clip * (max - min) / (2^bits - 1) over a range that includes zero, integers 0 .. 2^bits - 1,
+    and a whole zero point, as integers need and SpinQuant's code has; its Eq. 1 has min itself in that place.
     """
 
     bits: Annotated[int, Field(ge=2, le=8)]

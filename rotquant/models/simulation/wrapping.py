@@ -7,10 +7,9 @@ Inputs of linear layers are quantized where they arise, once for all linear laye
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
@@ -26,6 +25,14 @@ from rotquant.models.rotation.fusing import check_rotation, online_dtype
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import ColumnSplit, QParams, check_groups, fake_quantize, fake_quantize_split
+
+if TYPE_CHECKING:
+
+    class Removable(Protocol):
+        """What can be taken out of a model again: torch's hooks, and what a method attaches."""
+
+        def remove(self) -> None: ...
+
 
 __all__ = ["ColumnSplit", "Handle", "SiteKey", "Wrapping", "check_wrapping", "wrap"]
 
@@ -69,9 +76,9 @@ class Handle:
     """Removes what `wrap` installed; also a context manager. Removing twice does nothing."""
 
     def __init__(self) -> None:
-        self._hooks: list[RemovableHandle] = []
+        self._hooks: list[Removable] = []
 
-    def add(self, hook: RemovableHandle) -> None:
+    def add(self, hook: "Removable") -> None:
         """Remember a hook to remove."""
         self._hooks.append(hook)
 
