@@ -208,8 +208,8 @@ def test_the_page_says_how_accuracy_is_measured(kinds: Project) -> None:
     text = page(kinds, "quarot_table3")
     assert "suite `shipped`" in text
     assert "A task shows `acc` where its choices are words and `acc_norm` where they are phrases" in text
-    assert "| `acc` | 50.0 | 1,200 |" in text  # grammar: measure, chance, items
-    assert "| chance | - | 0.0 | 50.0 |" in text
+    assert "| `acc` | 25.0 | 1,200 |" in text  # grammar: measure, chance, items
+    assert "| chance | - | 0.0 | 25.0 |" in text
     assert "| standard error | 0.7 | 0.9 | 0.9 |" in text  # of 10 % of 1000 items, and of the mean of two such
     assert "Every item begins with BOS; all items." in text
     assert "suite shipped, lm-eval 0.4.13, sha256 of last_word `efefefefefef`, piqa from the hub" in text

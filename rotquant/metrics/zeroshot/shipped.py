@@ -11,14 +11,15 @@ from typing import Any
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory, canonical_json, short_hash
 from rotquant.metrics.zeroshot.definitions import write_definition
-from rotquant.metrics.zeroshot.items import TASK_ITEMS, Item, Source, held_out, task_examples, task_items
+from rotquant.metrics.zeroshot.items import task_examples, task_items
+from rotquant.metrics.zeroshot.passages import Item, Source, read
 from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.suites import SHIPPED
 from rotquant.text import CorpusSpec
 from rotquant.text.packages import versions
 
-GENERATOR_VERSION = 5
-"""Raised when the rules of `rotquant.metrics.zeroshot.items` change, so that no stale folder is read."""
+GENERATOR_VERSION = 6
+"""Raised when the rules that make items change, so that no stale folder is read."""
 
 
 def fingerprint() -> str:
@@ -28,38 +29,41 @@ def fingerprint() -> str:
 
 #: Most tokens of a generated summary; the true ones have 4 to 15 words.
 _SUMMARY_TOKENS = 24
+#: Most tokens of a completion, whose longest have 24 characters.
+_COMPLETION_TOKENS = 14
 
 
 def build(folder: Path, spec: CorpusSpec | None = None) -> None:
     """Write all tasks into `folder`, atomically.
 
     Raises:
-        TaskError: `spec` is not the docstring corpus, or too few of its held-out packages are installed.
+        CorpusError: none of the held-out packages is installed.
+        TaskError: `spec` is of another text, or too few of the held-out packages are installed.
     """
     check_source(spec)
-    source = held_out()
+    source, validation = read("test"), read("validation")
     with atomic_directory(folder) as temporary:
-        for name in TASK_ITEMS:
-            _write_task(temporary, name, source)
+        for name in SHIPPED:
+            _write_task(temporary, name, source, validation)
 
 
 def check_source(spec: CorpusSpec | None) -> None:
     """Raise `TaskError` for a corpus that the shipped tasks cannot be made from."""
-    if spec is not None and spec.source != "docstrings":
+    if spec is not None and spec.source not in ("modules", "docstrings"):
         raise TaskError(
-            f"the shipped tasks are made from documentation strings and the names of their functions, which corpus "
-            f"{spec.name!r} (source {spec.source!r}) does not have; use a corpus of source 'docstrings'."
+            f"the shipped tasks are made from the source files of the installed packages and their documentation, "
+            f"which corpus {spec.name!r} (source {spec.source!r}) does not have; use a corpus of source 'modules'."
         )
 
 
-def _write_task(folder: Path, name: str, source: Source) -> None:
+def _write_task(folder: Path, name: str, source: Source, validation: Source) -> None:
     items = task_items(name, source)
     if not items:
         raise TaskError(
             f"the held-out packages have no text for task {name!r}; install requirements.lock, which pins them."
         )
     _write_rows(folder / f"{name}.jsonl", items)
-    _write_rows(folder / f"{name}.examples.jsonl", task_examples(name, source))
+    _write_rows(folder / f"{name}.examples.jsonl", task_examples(name, items, validation))
     write_definition(folder, _definition(name, len(items)))
 
 
@@ -79,7 +83,7 @@ def _definition(name: str, items: int) -> dict[str, Any]:
         "fewshot_split": "examples",
         "fewshot_config": {"sampler": "first_n"},
         "doc_to_text": "context",
-        "target_delimiter": " ",
+        "target_delimiter": " " if name == "summary" else "",  # other answers bring their white space along
         **form,
         "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in measures],
         "num_fewshot": 0,
@@ -95,11 +99,16 @@ def _definition(name: str, items: int) -> dict[str, Any]:
 
 def _form(name: str) -> tuple[dict[str, Any], list[str]]:
     """What a task asks of a model, and what it measures."""
-    if name == "last_word":  # the word brings its space along
-        return {"output_type": "loglikelihood", "doc_to_target": "word", "target_delimiter": ""}, ["acc"]
-    if name == "summary":
-        generation = {"until": ["\n"], "max_gen_toks": _SUMMARY_TOKENS, "do_sample": False}
-        form = {"output_type": "generate_until", "doc_to_target": "summary", "generation_kwargs": generation}
-        return {**form, "process_results": rouge_l}, ["rouge_l"]
+    measure = SHIPPED[name].measure
+    if measure in ("exact_match", "rouge_l"):
+        tokens = _SUMMARY_TOKENS if name == "summary" else _COMPLETION_TOKENS
+        form = {
+            "output_type": "generate_until",
+            "doc_to_target": "summary" if name == "summary" else "text",
+            "generation_kwargs": {"until": ["\n"], "max_gen_toks": tokens, "do_sample": False},
+        }
+        return form if measure == "exact_match" else {**form, "process_results": rouge_l}, [measure]
+    if name == "last_word":
+        return {"output_type": "loglikelihood", "doc_to_target": "word"}, ["acc"]
     form = {"output_type": "multiple_choice", "doc_to_target": "answer", "doc_to_choice": "choices"}
     return form, ["acc", "acc_norm"]

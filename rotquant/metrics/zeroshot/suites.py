@@ -17,12 +17,13 @@ class Task:
     title: the name that tables print.
     measure: what is quoted. Of accuracies, `acc` takes the choice with the highest log-likelihood, `acc_norm` the one
         with the highest log-likelihood per character; the papers quote `acc_norm` where lm-eval's task has it.
-        `rouge_l` scores a generated summary (`rotquant.metrics.zeroshot.rouge`).
+        `exact_match` asks for a generated text to be the true one, `rouge_l` scores a generated summary
+        (`rotquant.metrics.zeroshot.rouge`).
     chance: accuracy of guessing, in percent; 0 where any word could be the answer, None for what is no accuracy.
     """
 
     title: str
-    measure: Literal["acc", "acc_norm", "rouge_l"]
+    measure: Literal["acc", "acc_norm", "exact_match", "rouge_l"]
     chance: float | None
     description: str
 
@@ -43,19 +44,29 @@ PAPER = {
 
 SHIPPED = {
     "last_word": Task(
-        "Last word", "acc", 0.0, "The last word of a passage in which it occurred before, exactly (as LAMBADA asks)."
+        "Last word", "acc", 0.0, "The last name of a line of code, which occurs before, exactly (as LAMBADA asks)."
     ),
-    "next_word": Task("Next word", "acc", 25.0, "Which of four words of similar frequency comes next in a text."),
-    "continuation": Task("Continuation", "acc_norm", 50.0, "Which of two phrases continues the beginning of a text."),
-    "function_name": Task(
-        "Function name", "acc", 25.0, "Which of four words a function's documentation has next, one being of its name."
+    "next_word": Task("Next word", "acc", 25.0, "Which of four words of similar frequency documentation has next."),
+    "continuation": Task("Continuation", "acc_norm", 25.0, "Which of four lines of a module continues a function."),
+    "function_name": Task("Function name", "acc", 25.0, "Which of four functions that a module calls is called next."),
+    "parameter": Task("Parameter", "acc", 50.0, "Which of two of its parameters a function's body has next."),
+    "grammar": Task("Grammar", "acc", 25.0, "Which closing bracket, comma or colon code has next."),
+    "preposition": Task("Preposition", "acc", 100 / 3, "Which of three prepositions documentation has next."),
+    "mentioned": Task("Mentioned", "acc", 50.0, "Which of two names that a function has mentioned comes next in it."),
+    "complete_line": Task("Complete a line", "exact_match", 0.0, "The rest of a line of code, written out."),
+    "complete_import": Task(
+        "Complete an import", "exact_match", 0.0, "What a module imports from another, written out."
     ),
-    "parameter": Task(
-        "Parameter", "acc", 25.0, "Which of four words a parameter's description has next, one being of its name."
+    "complete_return": Task("Complete a return", "exact_match", 0.0, "What a function returns, written out."),
+    "recall_512": Task(
+        "Recall, 512",
+        "acc",
+        25.0,
+        "Which of four names was defined at the beginning of up to 512 tokens of other modules.",
     ),
-    "grammar": Task("Grammar", "acc", 50.0, "Which of two forms of a word (singular, plural) fits the text before it."),
-    "preposition": Task("Preposition", "acc", 100 / 3, "Which of three prepositions a text has next."),
-    "mentioned": Task("Mentioned", "acc", 50.0, "Which of two words that a passage has mentioned comes next in it."),
+    "recall_1024": Task("Recall, 1024", "acc", 25.0, "The same at up to 1,024 tokens."),
+    "recall_2048": Task("Recall, 2048", "acc", 25.0, "The same at up to 2,048 tokens."),
+    "arithmetic": Task("Arithmetic", "acc", 25.0, "Which of four numbers is the sum of two, after four solved ones."),
     "summary": Task("Summary", "rouge_l", None, "The first line of a function's documentation, from the rest."),
 }
 

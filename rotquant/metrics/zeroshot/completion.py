@@ -1,0 +1,138 @@
+"""Items of the shipped tasks whose answer is written: the rest of a line, of an import, of a return; a summary.
+
+A text to complete is short, and where it has names, the passage has them before it: it can be known.
+"""
+
+import ast
+import builtins
+import inspect
+import keyword
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+
+from rotquant.metrics.zeroshot.passages import Item, Lexeme, Module, Passage, Source, number, one_of, ordered
+
+LONGEST = 24
+"""Characters of the longest text to complete."""
+
+#: What a completion may name without its having been named before.
+_KNOWN = frozenset({*dir(builtins), *keyword.kwlist, "self", "cls"})
+_IMPORT = re.compile(r"(from [\w.]+ import|import)( [\w, .]+)")
+#: Characters of the lines above an import or a return, at most.
+_ABOVE = 400
+#: No import is more than this many of the items.
+_SAME = 30
+
+
+def complete_line(source: Source) -> Iterator[Item]:
+    """A function up to the middle of a line of code; the rest of the line, of two lexical units or more."""
+    for passage in source.passages:
+        found = [
+            (line[cut].start, line[-1])
+            for line in _lines(passage)
+            for cut in range(1, len(line) - 1)
+            if _known(passage, line[cut:])
+        ]
+        if drawn := one_of("complete_line", passage.text, found):
+            yield _rest(passage, *drawn)
+
+
+def complete_return(source: Source) -> Iterator[Item]:
+    """A function, or the lines of it above, up to what it returns; that."""
+    found = {context: text for module in source.modules for context, text in _returns(module)}
+    for context in ordered("return", found, str):
+        yield {"context": context, "text": found[context]}
+
+
+def complete_import(source: Source) -> Iterator[Item]:
+    """A module's lines up to what it imports; that. Several modules have the same line."""
+    lines = Counter(line for module in source.modules for line in set(module.lines) if _IMPORT.fullmatch(line))
+    taken: Counter[str] = Counter()
+    found: list[Item] = []
+    for module in ordered("module", source.modules, lambda module: module.text):
+        start = 0
+        for line in module.lines:
+            match = _IMPORT.fullmatch(line)
+            if match and lines[line] > 1 and len(match[2]) <= LONGEST and taken[line] < _SAME and start > 40:
+                taken[line] += 1
+                found.append({"context": _above(module.text[:start]) + match[1], "text": match[2]})
+            start += len(line) + 1
+    yield from ordered("import", found, lambda item: item["context"])
+
+
+def summary(source: Source) -> Iterator[Item]:
+    """A function's or class's name and the prose below the first line of its documentation; that line, 3 to 15 words.
+
+    The summary is asked for in the form in which documentation lists what it describes, one line each.
+    """
+    for name, text in _documented(source):
+        line, *paragraphs = text.split("\n\n")
+        body = " ".join(" ".join(text for text in paragraphs if _is_prose(text)).split())
+        if "\n" not in line and 3 <= len(line.split()) <= 15 and 8 <= len(body.split()) <= 120:
+            yield {"context": f"{name}: {body}\n\nAttributes:\n    {name}:", "summary": line}
+
+
+def _above(text: str) -> str:
+    """The last whole lines of a text."""
+    return text if len(text) <= _ABOVE else text[text.index("\n", len(text) - _ABOVE) + 1 :]
+
+
+def _returns(module: Module) -> Iterator[tuple[str, str]]:
+    """What the functions of a module return in one line, by the text before it, which names all that it names."""
+    for function in ast.walk(module.tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Return) and node.value is not None and node.lineno - function.lineno > 2:
+                head, told, rest = module.lines[node.lineno - 1].partition("return")
+                above = "\n".join([*module.lines[function.lineno - 1 : node.lineno - 1], ""])
+                context = _above(above) + head + told
+                names = set(re.findall(r"[^\W\d]\w*", rest))
+                plain = not head.strip() and not set(rest) & set("#\"'\\") and not rest.endswith(("(", "[", "{"))
+                if plain and names and names <= _KNOWN | set(re.findall(r"\w+", context)) and 3 < len(rest) <= LONGEST:
+                    yield context, rest
+
+
+def _lines(passage: Passage) -> Iterator[list[Lexeme]]:
+    """The logical lines of the function's body that are one line of text, without comments."""
+    line: list[Lexeme] = []
+    for lexeme in passage.lexemes:
+        if lexeme.kind != tokenize.NEWLINE:
+            line.append(lexeme)
+            continue
+        kinds = {one.kind for one in line}
+        if line and line[0].start >= passage.body and not kinds & {tokenize.COMMENT, tokenize.NL}:
+            yield line
+        line = []
+
+
+def _known(passage: Passage, rest: list[Lexeme]) -> bool:
+    """Whether the rest of a line is short, and all that it names is named before it."""
+    length = rest[-1].start + len(rest[-1].text) - rest[0].start
+    before = {lexeme.text for lexeme in passage.lexemes if lexeme.start < rest[0].start}
+    names = {lexeme.text for lexeme in rest if lexeme.kind == tokenize.NAME}
+    plain = all(lexeme.kind in (tokenize.NAME, tokenize.OP, tokenize.NUMBER) for lexeme in rest)
+    return 3 <= length <= LONGEST and plain and bool(names) and names <= before | _KNOWN
+
+
+def _rest(passage: Passage, start: int, last: Lexeme) -> Item:
+    context, _ = passage.cut(start)
+    return {"context": context, "text": passage.text[len(context) : last.start + len(last.text)]}
+
+
+def _documented(source: Source) -> list[tuple[str, str]]:
+    """The names of documented functions and classes and their documentation, each once, in the order of a hash."""
+    found: dict[tuple[str, str], None] = {}
+    for module in source.modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[:2] != "__":
+                text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "").strip()
+                found.setdefault((node.name.lstrip("_"), text))
+    return sorted(found, key=lambda pair: number("summary", " ".join(pair)))
+
+
+def _is_prose(text: str) -> bool:
+    """Whether a paragraph is running prose: no list, code, field list or heading."""
+    return re.match(r"[A-Z`*]", text) is not None and re.search(r">>>|::|\n[ \-:=*#]", text) is None

@@ -1,0 +1,235 @@
+"""The held-out source modules as the shipped tasks read them: beginnings of functions, lexed, in the order of a hash.
+
+Every choice of an item (which passage, where to cut it, which wrong answers, in which order) follows from hashes of the
+text, so equal packages give equal items. Items of several tasks begin alike where they are of one passage, and an
+evaluation computes what they share once.
+"""
+
+import ast
+import hashlib
+import io
+import itertools
+import keyword
+import re
+import tokenize
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+from rotquant.recipes.corpus import Split
+from rotquant.text import MODULES, load_rows
+
+T = TypeVar("T")
+
+Item = dict[str, Any]
+"""`{"context", "word"}` for last_word, `{"context", "summary"}` for summary, `{"context", "text"}` where text is
+completed; `{"context", "choices", "answer"}` for the others, the answer being the index of the true choice. White space
+before an answer belongs to it."""
+
+#: Characters of a passage: its least, and its most.
+_LENGTHS = (160, 360)
+#: Names that say nothing about what a text is about.
+_COMMON = frozenset({"self", "cls", "None", "True", "False", "args", "kwargs"})
+_CALL = re.compile(r"(\.?)\b([A-Za-z_]\w{2,})\(")
+
+
+class Lexeme(NamedTuple):
+    """A lexical unit of Python: its kind (of `tokenize`), its text, where it begins."""
+
+    kind: int
+    text: str
+    start: int
+
+    @property
+    def is_name(self) -> bool:
+        """Whether it is an identifier of the text's own, of two letters or more."""
+        own = self.kind == tokenize.NAME and self.text not in _COMMON and not keyword.iskeyword(self.text)
+        return own and len(self.text) > 1
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """A held-out module."""
+
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The module parsed; empty where this interpreter cannot."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Invalid escapes in other people's files are not ours to report.
+            try:
+                return ast.parse(self.text)
+            except (SyntaxError, ValueError):
+                return ast.Module([], [])
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The lines without their ends."""
+        return tuple(self.text.split("\n"))
+
+    @cached_property
+    def calls(self) -> dict[str, tuple[str, ...]]:
+        """The names that are called, once each: those behind a dot under ".", the others under ""."""
+        found = {"": {}, ".": {}}
+        for dot, name in _CALL.findall(self.text):
+            if not keyword.iskeyword(name):
+                found[dot].setdefault(name)
+        return {dot: tuple(names) for dot, names in found.items()}
+
+    def functions(self) -> "Iterator[Passage]":
+        """The beginnings of the functions that are long enough."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ""
+                for line in self.lines[node.lineno - 1 : node.end_lineno]:
+                    if len(text) + len(line) > _LENGTHS[1]:
+                        break
+                    text += line + "\n"
+                if len(text) >= _LENGTHS[0]:
+                    yield Passage(text, self, node)
+
+
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """The beginning of a function as its module has it, whole lines."""
+
+    text: str
+    module: Module
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+
+    @cached_property
+    def seed(self) -> int:
+        """What the draws from this passage follow from."""
+        return number("passage", self.text)
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the function's parameters but `self` and its like."""
+        arguments = self.node.args
+        given = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        return tuple(one.arg for one in given if one.arg not in _COMMON and len(one.arg) > 1)
+
+    @cached_property
+    def lexemes(self) -> tuple[Lexeme, ...]:
+        """The passage's lexical units in order, white space left out but for ends of lines."""
+        starts = [0, *itertools.accumulate(len(line) for line in self.text.splitlines(keepends=True))]
+        found = []
+        try:
+            for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+                if token.type not in (tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER):
+                    found.append(Lexeme(token.type, token.string, starts[token.start[0] - 1] + token.start[1]))
+        except (tokenize.TokenError, IndentationError):  # The passage ends inside brackets.
+            pass
+        return tuple(found)
+
+    @cached_property
+    def body(self) -> int:
+        """Where the function's statements begin, its documentation left out; the passage's end if they lie beyond."""
+        documented = ast.get_docstring(self.node, clean=False) is not None
+        statements = self.node.body[1:] if documented else self.node.body
+        line = statements[0].lineno - self.node.lineno if statements else len(self.text)
+        return sum(len(text) for text in self.text.splitlines(keepends=True)[:line])
+
+    @cached_property
+    def documentation(self) -> tuple[int, int]:
+        """Where the function's documentation lies in the passage; nowhere without one."""
+        if ast.get_docstring(self.node, clean=False) is None:
+            return 0, 0
+        first = self.node.body[0].lineno - self.node.lineno
+        return sum(len(text) for text in self.text.splitlines(keepends=True)[:first]), self.body
+
+    @cached_property
+    def names(self) -> "tuple[tuple[int, Lexeme, set[str]], ...]":
+        """The identifiers of the body: place among the lexemes, the lexeme, and the identifiers before it."""
+        before: set[str] = set()
+        found = []
+        for place, lexeme in enumerate(self.lexemes):
+            if lexeme.is_name:
+                if lexeme.start >= self.body:
+                    found.append((place, lexeme, set(before)))
+                before.add(lexeme.text)
+        return tuple(found)
+
+    def cut(self, start: int) -> tuple[str, str]:
+        """The text before a place without the white space there, and that white space."""
+        context = self.text[:start].rstrip()
+        return context, self.text[len(context) : start]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Held-out modules, and what all tasks read of them."""
+
+    modules: tuple[Module, ...]
+
+    @cached_property
+    def passages(self) -> tuple[Passage, ...]:
+        """The beginnings of functions, each text once, in the order of their hashes."""
+        found = {passage.text: passage for module in self.modules for passage in module.functions()}
+        return tuple(sorted(found.values(), key=lambda passage: passage.seed))
+
+    @cached_property
+    def frequencies(self) -> dict[str, int]:
+        """How often each plain word follows a space in documentation, the most frequent word first."""
+        counts: Counter[str] = Counter()
+        for module in self.modules:
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    counts.update(re.findall(r"(?<= )[a-z]+(?=[ .,\n])", ast.get_docstring(node, clean=False) or ""))
+        return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+
+    @cached_property
+    def common(self) -> tuple[str, ...]:
+        """Words of four letters or more that occur 20 times or more, the most frequent first."""
+        return tuple(word for word, count in self.frequencies.items() if count >= 20 and len(word) >= 4)
+
+    @cached_property
+    def ranks(self) -> dict[str, int]:
+        """The place of each common word."""
+        return {word: rank for rank, word in enumerate(self.common)}
+
+
+def read(split: Split) -> Source:
+    """The modules of a split. Raises `CorpusError` where none of its packages is installed."""
+    return Source(tuple(Module(text) for text in load_rows(MODULES, split)))
+
+
+def choice_item(task: str, context: str, true: str, others: Sequence[str]) -> Item:
+    """An item whose true choice stands anywhere among the others."""
+    answer = number(task, context) % (len(others) + 1)
+    return {"context": context, "choices": [*others[:answer], true, *others[answer:]], "answer": answer}
+
+
+def alike(task: str, context: str, true: str, others: Iterable[str], count: int) -> list[str] | None:
+    """`count` of the others that are about as long as the true choice, drawn by hash; None where they are too few.
+
+    How many of them are shorter is drawn, too, so that neither the shortest nor the middle one is the likeliest.
+    """
+    near = [one for one in others if one != true and 4 * abs(len(one) - len(true)) <= max(8, len(true))]
+    seed = number(task + true, context)
+    drawn = ordered(str(seed), near, str)
+    shorter = seed % (count + 1)
+    first = [one for one in drawn if len(one) <= len(true)][:shorter]
+    second = [one for one in drawn if len(one) >= len(true) and one not in first][: count - shorter]
+    found = list(dict.fromkeys([*first, *second, *drawn]))[:count]
+    return ordered(f"again {seed}", found, str) if len(found) == count else None
+
+
+def one_of(task: str, text: str, candidates: Sequence[T]) -> T | None:
+    """One of the candidates, drawn by hash; None of none."""
+    return candidates[number(task, text) % len(candidates)] if candidates else None
+
+
+def ordered(task: str, things: Iterable[T], text: Callable[[T], str]) -> list[T]:
+    """Things in the order of the hashes of their texts."""
+    return sorted(things, key=lambda thing: number(task, text(thing)))
+
+
+def number(task: str, text: str) -> int:
+    """A number that follows from task and text."""
+    digest = hashlib.sha256(f"{task}:{text}".encode(errors="surrogatepass")).digest()
+    return int.from_bytes(digest[:16], "big")
