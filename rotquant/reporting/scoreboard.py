@@ -119,8 +119,8 @@ def machine_noise(root: Path) -> str:
     )
     return (
         "In another CPU's arithmetic the same seeds move the perplexity of a quantized model by up to "
-        f"{max(moved):.1f} % (median of {len(cells)} {median(moved):.1f} %), and by up to {max(kept):.1f} % with "
-        f"the same stored weights ({MACHINES}, 20 windows of text)."
+        f"{max(moved):.1f} % (median {median(moved):.1f} %), and by up to {max(kept):.1f} % with "
+        f"the same stored weights ({MACHINES}, {len(cells)} models, 20 windows)."
     )
 
 
