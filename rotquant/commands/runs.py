@@ -52,11 +52,8 @@ def open_project(config: list[Path] | None, plan: Path | None = None) -> Project
     return load_project(overrides)
 
 
-def open_plan(config: list[Path] | None, plan: Path | None, *, write: bool = False) -> Plan:
+def open_plan(config: list[Path] | None, plan: Path | None) -> Plan:
     """The plan of that file, or of the configuration where none is named; the working folder becomes the project's.
-
-    Args:
-        write: keep a plan that has to be made.
 
     Raises:
         ConfigError: both are named.
@@ -66,7 +63,7 @@ def open_plan(config: list[Path] | None, plan: Path | None, *, write: bool = Fal
         raise ConfigError("a plan has its configuration in it: name --plan or --config, not both.")
     overrides, path = [path.resolve() for path in config or []], plan and plan.resolve()
     os.chdir(find_root())
-    return read_plan(path) if path else current_plan(Path.cwd(), overrides, write=write)
+    return read_plan(path) if path else current_plan(Path.cwd(), overrides, write=False)
 
 
 @runs_app.command("list")
@@ -144,7 +141,7 @@ def execute(
 
     Example: `rotquant runs execute quarot spinquant --device cuda --jobs 8 --config config/thorough.yaml`
     """
-    chosen = open_plan(config, plan, write=True)
+    chosen = open_plan(config, plan)
     if device is not None:
         if not re.fullmatch(r"cpu|auto|cuda(:\d+)?", device):
             raise ConfigError(f"unknown device {device!r}; use cpu, cuda, cuda:N or auto.")

@@ -34,6 +34,7 @@ MODELS: dict[str, type[BaseModel]] = {
 FILES = {
     "config/config.yaml": "config",
     "config/paper.yaml": "config",
+    "config/thorough.yaml": "config",
     "config/targets.yaml": "targets",
     "config/training/*.yaml": "training",
     "workflow/*/speed.yaml": "speed",
