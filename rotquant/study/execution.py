@@ -29,6 +29,7 @@ TOGETHER = 6
 #: Seconds until a unit that another execution has claimed is tried again.
 CLAIMED = 2.0
 
+_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _STAGES = tuple(f"rotquant.study.stages.{name}" for name in ("rotations", "weights", "runs"))
 
 
@@ -152,7 +153,9 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
     todo = [unit for unit in todo if unit not in lacking]
     needed = {need for unit in todo for need in unit.after}
     if todo := [unit for unit in todo if unit.kind != "tasks" or ("tasks", unit.key) in needed]:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the workflow
+        # Snakemake gives the libraries of a job as many threads as the job has; here each worker would take as many.
+        threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.update(dict.fromkeys(_THREADS, threads))
         several = workers > 1  # one alone says itself how far it is
         with Workers(workers, functools.partial(perform, plan, several), _STAGES) as processes:
             execution.run(todo, processes, several)
