@@ -9,9 +9,6 @@ from torch import Tensor
 from rotquant.foundation.errors import RotquantError
 from rotquant.tensors.onednn import linear
 
-#: Fewest rows of a block in products that only half of is computed: smaller ones are no faster.
-_BLOCK = 64
-
 
 class Hessian:
     """H = sum over tokens of x x^T, [features, features], in float32 (float64 for float64 inputs).
@@ -31,18 +28,8 @@ class Hessian:
         if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
             self.matrix += torch.mm(x.T, x, out_dtype=torch.float32)
         else:
-            _add_gram(self.matrix, x.to(self.matrix.dtype))
-
-
-def _add_gram(matrix: Tensor, x: Tensor) -> None:
-    """matrix [n, n] += x^T x for x [tokens, n]: blocks of rows from their diagonal on, which the others mirror."""
-    n = x.shape[1]
-    size = max(_BLOCK, -(-n // 4))
-    for start in range(0, n, size):
-        rows = slice(start, start + size)
-        product = linear(x.T[rows], x.T[start:])
-        matrix[rows, start:] += product
-        matrix[start + size :, rows] += product[:, size:].T
+            x = x.to(self.matrix.dtype)
+            self.matrix += linear(x.T, x.T)
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
