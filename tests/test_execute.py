@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -92,7 +93,8 @@ def test_what_fails_is_told_in_a_sentence_and_all_else_is_computed(tmp_path: Pat
     (tmp_path / "fail").touch()
     status, output = project.run(*EXECUTE)
     assert status == 2
-    assert "QuaRot on Llama-2-7B, seed 0: the weights cannot be read." in output.splitlines()[-1]
+    # Which of the two failing weights is the first is up to the workers.
+    assert re.search(r"QuaRot on Llama-2-7B, seed [01]: the weights cannot be read\.", output.splitlines()[-1])
     assert "Traceback" not in output
     assert len(project.read("results/runs/*.json")) == 2
     assert not project.read("results/measured/*")
