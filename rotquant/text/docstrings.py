@@ -7,15 +7,13 @@ imported, only parsed.
 import ast
 import hashlib
 import inspect
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from rotquant.foundation.files import atomic_path
 from rotquant.foundation.progress import task
 from rotquant.recipes.corpus import Split
-from rotquant.text.packages import PACKAGES, earlier, fingerprint, none_installed, package_files
+from rotquant.text.packages import PACKAGES, earlier, kept, package_files
 
 EXTRACTION_VERSION = 1
 """Raised when the rules below change, so that no stale cache file is read."""
@@ -33,18 +31,8 @@ def docstring_rows(split: Split, cache: str | Path, max_characters: int | None =
     Raises:
         CorpusError: none of the split's packages is installed.
     """
-    made_from = fingerprint(split, EXTRACTION_VERSION, MINIMUM_CHARACTERS, max_characters)
-    file = Path(cache) / f"docstrings-{split}-{made_from}.json"
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
-        pass
-    rows = _extract(split, cache, max_characters)
-    if not rows:
-        raise none_installed("docstrings", split)
-    with atomic_path(file) as temporary:
-        temporary.write_text(json.dumps(rows), encoding="utf-8")
-    return rows
+    rules = (EXTRACTION_VERSION, MINIMUM_CHARACTERS, max_characters)
+    return kept("docstrings", split, cache, rules, lambda: _extract(split, cache, max_characters))
 
 
 def _extract(split: Split, cache: str | Path, max_characters: int | None) -> list[str]:

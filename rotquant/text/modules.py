@@ -4,16 +4,14 @@ Long documents with names that are defined here and used there, read where they 
 that nearly equals one of a split that goes first is left out: what is tested was not trained on.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rotquant.foundation.files import atomic_path
 from rotquant.foundation.progress import track
 from rotquant.recipes.corpus import Split
-from rotquant.text.packages import PACKAGES, earlier, fingerprint, none_installed, package_files
+from rotquant.text.packages import PACKAGES, earlier, kept, package_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +20,7 @@ SELECTION_VERSION = 1
 """Raised when the rules below change, so that no stale cache file is read."""
 
 SIZES = (3_000, 200_000)
-"""Shortest and longest files in bytes: below, little is said; above, files are tables."""
+"""Shortest and longest files in characters: below, little is said; above, files are tables."""
 
 NEAR_DUPLICATE = 0.5
 """Least share of common shingles (Jaccard) at which two files count as one; estimated to about 0.04."""
@@ -47,18 +45,8 @@ def module_rows(split: Split, cache: str | Path, max_characters: int | None = No
 
 def module_names(split: Split, cache: str | Path, max_characters: int | None = None) -> list[str]:
     """The names inside site-packages of the files of a split; raises as `module_rows` does."""
-    made_from = fingerprint(split, SELECTION_VERSION, SIZES, NEAR_DUPLICATE, max_characters)
-    file = Path(cache) / f"modules-{split}-{made_from}.json"
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
-        pass
-    names = list(_select(split, cache, max_characters))
-    if not names:
-        raise none_installed("modules", split)
-    with atomic_path(file) as temporary:
-        temporary.write_text(json.dumps(names), encoding="utf-8")
-    return names
+    rules = (SELECTION_VERSION, SIZES, NEAR_DUPLICATE, max_characters)
+    return kept("modules", split, cache, rules, lambda: _select(split, cache, max_characters))
 
 
 def _select(split: Split, cache: str | Path, max_characters: int | None) -> Iterator[str]:
@@ -90,7 +78,7 @@ def signature(text: str) -> "np.ndarray":
     words = _WORD.findall(text)
     shingles = {" ".join(words[start : start + _SHINGLE]) for start in range(max(1, len(words) - _SHINGLE + 1))}
     sketch = MinHash(num_perm=_PERMUTATIONS, seed=1)
-    sketch.update_batch([shingle.encode() for shingle in sorted(shingles)])
+    sketch.update_batch([shingle.encode() for shingle in shingles])
     return sketch.hashvalues
 
 

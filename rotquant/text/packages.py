@@ -8,10 +8,11 @@ nvidia-*, triton), installers, test code, and files written at build time.
 import hashlib
 import importlib.metadata
 import json
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rotquant.foundation.errors import CorpusError
-from rotquant.foundation.files import short_hash
+from rotquant.foundation.files import atomic_path, short_hash
 from rotquant.recipes.corpus import Split
 
 TEST_PACKAGES = ("click", "docutils", "flask", "fsspec", "jinja2", "joblib", "more-itertools", "werkzeug")
@@ -75,15 +76,34 @@ def earlier(split: Split) -> tuple[Split, ...]:
     return PRECEDENCE[: PRECEDENCE.index(split)]
 
 
-def fingerprint(split: Split, *rules: object) -> str:
+def kept(
+    corpus: str, split: Split, cache: str | Path, rules: Sequence[object], make: Callable[[], Iterable[str]]
+) -> list[str]:
+    """What a split of a corpus is made of, read from a file under `cache` when the same rules and packages made it.
+
+    Args:
+        rules: numbers by which `make` goes. make: finds it.
+
+    Raises:
+        CorpusError: none of the split's packages is installed.
+    """
+    file = Path(cache) / f"{corpus}-{split}-{_fingerprint(split, rules)}.json"
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        pass
+    found = [*make()]
+    if not found:
+        raise CorpusError(
+            f"The corpus {corpus} has no {split} text: none of its packages is installed "
+            f"({', '.join(PACKAGES[split])}); install requirements.lock or name another corpus."
+        )
+    with atomic_path(file) as temporary:
+        temporary.write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
+def _fingerprint(split: Split, rules: Sequence[object]) -> str:
     """Identify what a split's text is made from: rules, versions, and the splits whose texts are taken out of it."""
     made_from = [*rules, {name: versions(name) for name in (*earlier(split), split)}]
     return short_hash(json.dumps(made_from, sort_keys=True))
-
-
-def none_installed(corpus: str, split: Split) -> CorpusError:
-    """The error of a split without text."""
-    return CorpusError(
-        f"The corpus {corpus} has no {split} text: none of its packages is installed "
-        f"({', '.join(PACKAGES[split])}); install requirements.lock or name another corpus."
-    )
