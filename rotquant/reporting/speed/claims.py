@@ -124,9 +124,7 @@ def _every(check: Check, prefix: str, ratios: dict[str, Amount]) -> Iterator[Fin
     others = "".join(f", {decisions.count(word)} {word}" for word in ("contradicted", "undecided") if word in decisions)
     values = [amount.value for amount in ratios.values()]
     numbers = f"{found[worst].numbers}; all {show(min(values))} to {show(max(values))}{others}"
-    said = set(decisions)
-    decision = "contradicted" if "contradicted" in said else "undecided" if "undecided" in said else "holds"
-    yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, decision)
+    yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, Verdict(tuple(found.values())).decision)
 
 
 def _bounded(check: Check, place: str, amount: Amount) -> Finding:
