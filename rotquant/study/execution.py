@@ -2,7 +2,7 @@
 
 Learned rotations, stored weights and runs are units, each once, in an order that computes first what others need; every
 result is a file written at once, so whatever ends an execution, the next one continues. Several may run on one project:
-a unit that another has claimed is left to it.
+a unit that another has locked is left to it.
 """
 
 import functools
@@ -19,15 +19,15 @@ from typing import Any
 from rotquant.foundation import progress
 from rotquant.foundation.errors import ConfigError, ResultError, RotquantError, nearest
 from rotquant.foundation.files import folder_size
-from rotquant.study.claims import claimed
+from rotquant.study.locks import locked
 from rotquant.study.plan import Plan
 from rotquant.study.stages import jobs
 from rotquant.study.workers import Workers
 
 #: Runs that a worker measures on weights which it has loaded, at most: so many share the time that loading takes.
 TOGETHER = 6
-#: Seconds until a unit that another execution has claimed is tried again.
-CLAIMED = 2.0
+#: Seconds until a unit that another execution has locked is tried again.
+LOCKED = 2.0
 
 _THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _STAGES = tuple(f"rotquant.study.stages.{name}" for name in ("rotations", "weights", "runs"))
@@ -65,7 +65,7 @@ class Outcome:
     values: dict[str, float] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     problem: str = ""
-    claimed: bool = False
+    locked: bool = False
     peak: int = 0
 
 
@@ -172,9 +172,9 @@ def perform(plan: Plan, silently: bool, unit: Unit) -> Outcome:
     """Compute a unit, in a worker."""
     said: list[str] = []
     problem = ""
-    with claimed([unit.key, *unit.runs]) as mine, progress.silenced(silently):
+    with locked([unit.key, *unit.runs]) as mine, progress.silenced(silently):
         if not mine:
-            return Outcome(claimed=True)
+            return Outcome(locked=True)
         try:
             if unit.kind == "tasks":
                 jobs.prepare_tasks(plan, unit.key, lambda _: None)
@@ -215,10 +215,10 @@ class _Execution:
         with under_way as counted:
             while waiting or workers.free < workers.count:
                 self._give(waiting, later, workers)
-                for unit, outcome in workers.outcomes(CLAIMED / 4):
+                for unit, outcome in workers.outcomes(LOCKED / 4):
                     place = (unit.kind, unit.key)
-                    if isinstance(outcome, Outcome) and outcome.claimed:
-                        waiting[place], later[place] = unit, time.monotonic() + CLAIMED
+                    if isinstance(outcome, Outcome) and outcome.locked:
+                        waiting[place], later[place] = unit, time.monotonic() + LOCKED
                         continue
                     self._ended(unit, outcome)
                     if counted is not None:

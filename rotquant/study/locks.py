@@ -1,0 +1,36 @@
+"""Locks: of several processes that compute for one project, each result is one's.
+
+A lock is on one byte of a file, at the place that the result's key names. The system drops it when the process ends,
+however that ends; where a file system has no locks, every one is granted, and a result may be computed twice.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rotquant.foundation.files import short_hash
+
+LOCKS = Path("results/units.lock")
+
+
+@contextmanager
+def locked(keys: Sequence[str]) -> Iterator[bool]:
+    """Lock results by their keys, all or none, while the block runs; yields whether they were free.
+
+    A process may have one such block at a time: closing the file drops all of its locks.
+    """
+    LOCKS.parent.mkdir(parents=True, exist_ok=True)
+    with LOCKS.open("ab") as file:
+        yield all(_lock(file.fileno(), key) for key in sorted(keys))
+
+
+def _lock(file: int, key: str) -> bool:
+    place = int(short_hash(key, 15), 16)  # below the largest offset, 2^63
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place, os.SEEK_SET)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
