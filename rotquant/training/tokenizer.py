@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rotquant.foundation.progress import track
 
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 BOS = "<s>"
-_BATCH = 64
 EOS = "</s>"
 CHUNK_CHARACTERS = 1_000_000
 TRAINED_ON = 40_000_000
 """Characters of the text that the tokenizer learns from: more no longer change which pairs are frequent."""
+
+_BATCH = 64
+"""Documents encoded at once: enough for all cores, and few enough that a step of the progress bar is short."""
 
 
 def train_tokenizer(rows: Sequence[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
@@ -70,7 +72,7 @@ def encode_documents(rows: Sequence[str], tokenizer: PreTrainedTokenizerFast) ->
 
     tokens = tokenizer.backend_tokenizer
     tokens.encode_special_tokens = True
-    bos = np.zeros(1, dtype=np.uint16) + np.uint16(cast(int, tokenizer.bos_token_id))
+    bos = np.array([tokenizer.bos_token_id], dtype=np.uint16)
     pieces: list[np.ndarray] = []
     for start in track(range(0, len(rows), _BATCH), "encoding", "batch"):
         for encoded in tokens.encode_batch_fast(list(rows[start : start + _BATCH]), add_special_tokens=False):

@@ -29,6 +29,9 @@ from rotquant.training.state import Checkpoint, Record
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_ATTENTION = "rotquant_causal"
+"""A name that transformers makes no mask for: a captured step would get one, and no flash attention."""
+
 
 def build_model(config: TrainingConfig) -> PreTrainedModel:
     """Return the float32 model with its initial weights, which depend on the seed alone; global RNG state is kept."""
@@ -106,9 +109,8 @@ class Trainer:
 
     def _compile(self) -> None:
         """Compile a decoder layer, which all share, and the loss: seconds where the whole model takes minutes."""
-        # A name that transformers makes no mask for: a captured step would get one, and no flash attention.
-        AttentionInterface.register("causal", sdpa_attention_forward)
-        self.model.set_attn_implementation("causal")
+        AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
+        self.model.set_attn_implementation(_ATTENTION)
         for layer in self.model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
                 layer.compile(dynamic=False)
