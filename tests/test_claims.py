@@ -317,6 +317,15 @@ def test_gains_over_rows_that_broke_down_are_larger_than_any_and_not_comparable_
     assert "both broke down" in both.missing[0]
 
 
+def test_differences_are_compared_by_their_size_whichever_row_is_better() -> None:
+    """A start that matters more after learning than before is not less important because its sign has changed."""
+    check = {"difference_smaller": {"of": ["QuaRot", "QUIK"], "than": ["Baseline", "Atom"]}}
+    for mine, other in ((6.45, 6.0), (6.0, 6.45)):
+        for before, after in ((5.05, 5.0), (5.0, 5.05)):
+            found = numbers(PAPER, QuaRot=mine, QUIK=other, Baseline=before, Atom=after)
+            assert verdict(check, found, ["7B"]).decision == "contradicted"
+
+
 def test_the_best_column_may_be_shared() -> None:
     check = {"best_column": {"row": "QuaRot", "column": "7B"}}
     assert verdict(check, numbers(PAPER, QuaRot=5.40)).decision == "holds"

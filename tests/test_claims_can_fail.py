@@ -1,6 +1,7 @@
 """No claim of a paper is vacuous, and none is counted twice: for each some arrangement of numbers says the opposite."""
 
 import functools
+import itertools
 import json
 import random
 import re
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from rotquant.reporting.claims import judge
-from rotquant.study.checks import Claim, checks_of
+from rotquant.study.checks import Claim, checks_of, named_by
 from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import Quantity
 from rotquant.study.tables import Table
@@ -63,18 +64,58 @@ def test_some_arrangement_of_a_tables_numbers_contradicts_a_claim(
     assert any(judge(claim, check, table, other, quantity).decision == "contradicted" for other in arranged(numbers))
 
 
+def comparisons(kind: str, arguments: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """What a check compares, pair by pair where it is about pairs; a longer list of rows is no other check."""
+    if "than" in arguments and "row" in arguments:
+        name = "better" if kind == "no_worse" else kind
+        yield from ((name, arguments["row"], other) for other in arguments["than"])
+    elif kind == "order":
+        yield from (("better", *pair) for pair in itertools.pairwise(arguments["rows"]))
+    else:
+        yield (kind, *re.split('"', json.dumps(arguments, sort_keys=True)))
+
+
 def test_no_comparison_is_counted_twice() -> None:
-    """The same check of the same runs, in claims of one page or of two; a longer list of rows is another check."""
+    """The same comparison of the same experiments, whatever their seeds, in claims of one page or of two."""
     seen: dict[tuple[str, ...], str] = {}
     for name, table in project().tables.items():
-        keys: dict[tuple[str, str], list[str]] = {}
+        behind: dict[tuple[str, str], list[str]] = {}
         for cell in project().cells(name):
-            keys.setdefault((cell.row, cell.column), []).extend(run.key for run in cell.runs)
+            key = cell.runs[0].model_copy(update={"seed": 0}).model_dump_json()
+            behind.setdefault((cell.row, cell.column), []).append(key)
+        computed, main = {column for _, column in behind}, project().quantities(table)[0].name
         for number, claim in enumerate(table.claims, 1):
-            for column in claim.columns or [column.name for column in table.columns]:
-                behind = {row: ",".join(found) for (row, where), found in keys.items() if where == column}
-                if claim.check is not None and behind:
-                    words = re.split('"', json.dumps(claim.check))
-                    check = "".join(behind.get(word, word) for word in words)
+            for kind, arguments in (claim.check or {}).items():
+                names = [name for name in claim.columns or [one.name for one in table.columns] if name in computed]
+                keys = {
+                    ("|".join("".join(behind.get((word, column), [word])) for word in words), claim.quantity or main)
+                    for column in names
+                    for words in comparisons(kind, arguments)
+                }
+                for key in keys:  # columns that share a stand-in count once within a claim
                     place = f"{name}, claim {number}"
-                    assert seen.setdefault((check, claim.quantity or ""), place) == place
+                    assert seen.setdefault(key, place) == place
+
+
+def test_every_claim_of_a_paper_names_its_words() -> None:
+    """What users report of the authors' code rests on no sentence of the paper."""
+    for table in [*project().tables.values(), *project().speed.values()]:
+        if table.paper in ("quarot", "spinquant"):
+            unsaid = [claim.text for claim in table.claims if claim.quote is None and claim.section != "code"]
+            assert not unsaid, (table.id, unsaid)
+
+
+def test_no_amount_in_the_papers_units_is_asked_of_other_models() -> None:
+    """Points of perplexity, and points gained, are magnitudes; words such as "the same" have a bound on any model."""
+    for name, table in project().tables.items():
+        for claim in table.claims:
+            for kind, arguments in (claim.check or {}).items():
+                perplexity = (claim.quantity or project().quantities(table)[0].name) == "perplexity"
+                assert kind != "range_at_least", (name, claim.text)
+                assert not arguments.get("points") or (kind in ("close", "loss_at_most") and not perplexity)
+
+
+def test_examples_of_two_and_of_three_features_are_not_compared() -> None:
+    """Figure 6: how much of the range is used depends on the number of features."""
+    claims = project().table("spinquant_figure6").claims
+    assert all(len({name[:3] for kind, name in named_by(claim) if kind == "row"}) == 1 for claim in claims)

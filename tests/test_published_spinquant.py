@@ -220,6 +220,18 @@ def test_a_cell_read_from_another_table_has_that_tables_value() -> None:
 
 
 #: Tables that stand in accuracy.yaml, ablations.yaml and figures.yaml.
+OTHERWISE = {
+    "In 4-8-8 SpinQuant-easy improves on previous methods and closes the gap to at most 2.5 points.": "contradicted",
+    "Before learning, Hadamard matrices are better than FP ones, with weights alone in 4 bits.": "contradicted",
+    "After learning, the start matters less than it did before, with weights alone in 4 bits.": "contradicted",
+    "An asymmetric KV cache is better than a symmetric one, with GPTQ weights.": "contradicted",
+    "An asymmetric KV cache has the lower perplexity, with RTN weights.": "contradicted",
+    "GPTQ improves SpinQuant further, by up to 2.3 points.": "contradicted",
+    "QuaRot with RTN weights drops by 28.1 points on the 70B model in 4-4-16.": "not checkable",
+    "There it drops by 33.2 points in 4-4-4.": "not checkable",
+    "The same by perplexity (4-4-4).": "not checkable",
+}
+"""Claims that the paper's own numbers do not bear out, as `published/README.md` says of each."""
 AS_DATA = [1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 16, 17, 19]
 
 
@@ -237,7 +249,7 @@ def test_rows_and_columns_are_those_of_the_paper(table: int, project: Project) -
 
 @pytest.mark.parametrize("table", AS_DATA)
 def test_claims_hold_by_the_papers_own_numbers(table: int, project: Project) -> None:
-    PRINTED.check_claims(project, table)
+    PRINTED.check_claims(project, table, OTHERWISE)
 
 
 @pytest.mark.parametrize("path", ["config/config.yaml", "config/paper.yaml"])

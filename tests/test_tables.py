@@ -265,6 +265,16 @@ ROW = ("tables", 0, "rows", 1)
         (("tables", 0, "caption_"), "x", "tables.quarot_table1: unknown field 'caption_'; nearest: caption"),
         (("tables", 0, "baseline"), "FP16", "unknown row 'FP16'"),
         (("tables", 0, "claims", 0, "check", "better", "row"), "Quarot", "unknown row 'Quarot'; nearest: QuaRot"),
+        (
+            ("tables", 0, "claims", 0, "experiment"),
+            {"text": "Six bits.", "target": "quarot_tabel1"},
+            "table quarot_table1, claim 1: unknown target 'quarot_tabel1'; nearest: quarot_table1",
+        ),
+        (
+            ("tables", 0, "claims", 0, "experiment"),
+            {"text": "Six bits.", "rows": ["Quarot"]},
+            "unknown row 'Quarot'; nearest: QuaRot",
+        ),
         (("tables", 0, "published"), "published/none.csv", "published/none.csv do not exist"),
         ((*ROW, "columns"), {"Llama-2-7b": {}}, "unknown column 'Llama-2-7b'; nearest: Llama-2-7B"),
         ((*ROW, "metrics"), {"zero_shot": {}}, "the table measures no 'zero_shot'"),

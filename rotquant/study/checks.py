@@ -176,6 +176,8 @@ class Statement(Written):
     """The statement, in the paper's words or close to them."""
     section: str
     """Where it stands."""
+    quote: str | None = None
+    """The paper's own words that it rests on, in short; none where these are no sentence of the paper."""
     note: str | None = None
     """Where the check had to depart from the words, how and why."""
     experiment: Experiment | None = None

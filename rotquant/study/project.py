@@ -255,7 +255,18 @@ def load_project(
     tables = {table.id: table for table in sorted(found.values(), key=in_order)}
     config = config or load_config(overrides, root)
     check_names(config, tables, root)
-    return Project(root, config, tables)
+    project = Project(root, config, tables)
+    _check_experiments(project)
+    return project
+
+
+def _check_experiments(project: Project) -> None:
+    """A claim's experiment is a page that there is."""
+    for table in project.tables.values():
+        for number, claim in enumerate(table.claims, 1):
+            target = claim.experiment and claim.experiment.target
+            if target is not None and target not in project.tables:
+                lookup({**project.tables, **project.speed}, target, f"table {table.id}, claim {number}: unknown target")
 
 
 def _by_key(runs: Iterable[Run], key: Callable[[Run], str | None]) -> dict[str, tuple[Run, ...]]:

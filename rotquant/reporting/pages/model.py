@@ -103,12 +103,13 @@ def beside(ours: GridColumn, *papers: GridColumn) -> tuple[GridColumn, ...]:
 class ClaimLine:
     """A claim or its magnitude, decided by our numbers and by the paper's.
 
-    note: how it is checked. experiment: what tests why it is contradicted here. ours, published: what stands behind
-    each verdict.
+    quote: the paper's words. note: how it is checked. experiment: what tests why it is contradicted here. ours,
+    published: what stands behind each verdict.
     """
 
     text: str
     section: str
+    quote: str | None
     note: str | None
     experiment: str | None
     here: Decision

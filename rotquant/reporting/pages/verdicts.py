@@ -14,11 +14,12 @@ def claims_of(decided: Sequence[Outcome], name: ClaimsName) -> Claims:
 
 def _line(outcome: Outcome) -> ClaimLine:
     claim, contradicted = outcome.claim, outcome.here == "contradicted"
-    note = None if outcome.magnitude and claim.check is not None else claim.note  # printed with the direction
+    again = outcome.magnitude and claim.check is not None  # quote and note are printed with the direction
     return ClaimLine(
         f"How much: {claim.text}" if outcome.magnitude else claim.text,
         claim.section,
-        note,
+        None if again else claim.quote,
+        None if again else claim.note,
         _experiment(claim.experiment) if claim.experiment and contradicted else None,
         outcome.here,
         outcome.papers.decision,
