@@ -191,7 +191,12 @@ def limits_of(path: str | Path) -> Limits:
 
 
 def perplexity(
-    model: Model, corpus: CorpusSpec | None = None, metric: Perplexity | None = None, *, batch_size: int = 8
+    model: Model,
+    corpus: CorpusSpec | None = None,
+    metric: Perplexity | None = None,
+    *,
+    text: str | None = None,
+    batch_size: int = 8,
 ) -> evaluation.PerplexityResult:
     """Perplexity of a model by the papers' protocol (see `rotquant.metrics.perplexity`).
 
@@ -199,6 +204,7 @@ def perplexity(
         corpus: the text that the metric names; None where that is `docstrings` or `wikitext2`.
         metric: default, windows of 2048 tokens, or fewer where the model's context or its tokenizer's
             `model_max_length` says so, of the corpus's test split; the corpus is then `docstrings` by default.
+        text: that split, where it has been read already.
 
     Raises:
         RecipeError: the metric is of another corpus, or of longer windows than the model's context.
@@ -207,7 +213,8 @@ def perplexity(
     if metric is None:
         length = Limits.of(model.network.config, advised_length(model.tokenizer.model_max_length)).length()
         metric = Perplexity(corpus=(corpus or DOCSTRINGS).name, sequence_length=length)
-    text = load_text(_corpus(metric.corpus, corpus), metric.split)
+    spec = _corpus(metric.corpus, corpus)
+    text = load_text(spec, metric.split) if text is None else text
     return evaluation.perplexity(model.network, tokenize(text, model.tokenizer), metric, batch_size=batch_size)
 
 

@@ -15,13 +15,14 @@ from typer.main import get_command
 
 import rotquant as rotquant_package
 from rotquant.cli import app
-from rotquant.commands.options import changed
+from rotquant.commands.options import changed, corpus_spec
 from rotquant.commands.root import cli
 from rotquant.foundation.files import file_digest
 from rotquant.methods.spinquant import learning
 from rotquant.methods.spinquant.learning import learn_rotations
 from rotquant.recipes.presets import preset
 from rotquant.recipes.schemes import RotationScheme
+from rotquant.text import content_hash, loading
 from tests.models import VOCABULARY, tiny_model
 from tests.test_checkpoints import tiny_tokenizer
 
@@ -117,16 +118,20 @@ def test_rotations_of_a_float16_model_are_learned_in_bfloat16(model, text, tmp_p
     assert json.loads((tmp_path / "quantized" / "rotquant.json").read_text())["dtype"] == "float16"
 
 
-def test_diagnosis_fills_the_model_card_between_its_markers(model, text, tmp_path, monkeypatch, capsys):
-    card = tmp_path / "MODEL_CARD.md"
-    card.write_text("before\n<!-- diagnose:start -->\nold\n<!-- diagnose:end -->\nafter\n")
-    arguments = ["diagnose", model, "--corpus", text, "--sequence-length", "32", "--max-windows", "2"]
-    assert rotquant(monkeypatch, *arguments, "--card", str(card)) == 0
-    written = card.read_text()
-    assert written.startswith("before\n<!-- diagnose:start -->")
-    assert written.endswith("<!-- diagnose:end -->\nafter\n")
-    assert "old" not in written
-    assert "| static per tensor, rotated |" in written
+def test_evaluation_reads_its_text_once(model, text, tmp_path, monkeypatch):
+    read: list[str] = []
+
+    def load_rows(spec, split, **options):
+        read.append(split)
+        return rows(spec, split, **options)
+
+    rows = loading.load_rows
+    monkeypatch.setattr(loading, "load_rows", load_rows)
+    arguments = ["evaluate", model, "--corpus", text, "--sequence-length", "32", "--device", "cpu"]
+    assert rotquant(monkeypatch, *arguments, "-o", str(tmp_path / "result.json")) == 0
+    assert read == ["test"]
+    told = json.loads((tmp_path / "result.json").read_text())["text"]["splits"]["test"]
+    assert told["sha256"] == content_hash(loading.load_text(corpus_spec(text), "test"))
 
 
 def test_corpus_prints_the_hash_of_each_split(text, monkeypatch, capsys):

@@ -11,12 +11,13 @@ from rotquant.api import limits_of
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.methods.llm_qat.training import generate
 from rotquant.methods.spinquant.learning import learn_rotations
-from rotquant.metrics.diagnostics import diagnose_activations, first_token_windows
+from rotquant.metrics.diagnostics import measure_costs
 from rotquant.metrics.magnitudes import magnitudes
 from rotquant.metrics.outliers import outlier_statistics
 from rotquant.metrics.perplexity import perplexity
 from rotquant.metrics.snr import end_to_end_snr
 from rotquant.models.limits import Limits, advised_length
+from rotquant.models.outlier_tokens import token_maxima
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
@@ -89,9 +90,9 @@ DOORS = {
     "snr": lambda model, text, n: end_to_end_snr(model, model, text, SNR(sequence_length=n)),
     "magnitudes": lambda model, text, n: magnitudes(model, text, Magnitudes(tokens=n)),
     "outliers": lambda model, text, n: outlier_statistics(model, text, Outliers(tokens=n)),
-    "outlier tokens": lambda model, text, n: first_token_windows(model, text, n, 2),
-    "diagnosis": lambda model, text, n: diagnose_activations(
-        model, text, Perplexity(sequence_length=n, max_windows=1), text.ids[None, :8]
+    "outlier tokens": lambda model, text, n: token_maxima(model, text.ids[None, :n]),
+    "diagnosis": lambda model, text, n: measure_costs(
+        lambda: model, text, Perplexity(sequence_length=n, max_windows=1), text.ids[None, :8]
     ),
     "calibration": lambda model, text, n: capture_layer_inputs(model, text.ids[None, :n]),
     "learning": lambda model, text, n: learn_rotations(model, preset("spinquant-hard"), 0, text.ids[None, :n]),
@@ -110,9 +111,3 @@ def test_no_door_lets_longer_texts_or_other_tokens_in(door: str) -> None:
 def test_a_model_writes_no_longer_texts_than_its_context() -> None:
     with pytest.raises(RecipeError, match="LLM-QAT trains on of 513 tokens exceed"):
         generate(tiny_model(), 2, LONG, seed=0)
-
-
-def test_outlier_tokens_begin_with_bos_where_there_is_one() -> None:
-    with_bos = first_token_windows(tiny_model(), Tokens(TEXT.ids, bos=1), 16, 3)
-    assert with_bos[:, 0].tolist() == [1, 1, 1]
-    assert torch.equal(first_token_windows(tiny_model(), TEXT, 16, 3).flatten(), TEXT.ids[:48])

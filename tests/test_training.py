@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.models.architectures import architecture_of
-from rotquant.text import CorpusSpec
+from rotquant.text import MODULES, CorpusSpec
 from rotquant.training import TrainingConfig, model_card, prepare_data, train
 from rotquant.training.trainer import Trainer, build_model
 from tests.watching import long_work
@@ -131,6 +131,31 @@ def test_the_folder_is_a_bf16_llama_with_its_tokenizer_recipe_and_card(config, t
     card = (folder / "MODEL_CARD.md").read_text()
     assert card == model_card(config, curve)
     assert card.index("<!-- diagnose:start -->") < card.index("<!-- diagnose:end -->")
+
+
+def test_a_card_says_what_the_recipe_says(config, trained):
+    _, curve = trained
+    shape = config.model.model_copy(update={"model_type": "qwen2"})
+    recipe = config.model_copy(
+        update={
+            "model": shape,
+            "corpus": MODULES,
+            "bos_before_documents": True,
+            "learning_rate": 0.004,
+            "final_learning_rate_ratio": 0.02,
+        }
+    )
+    card = " ".join(model_card(recipe, {**curve, "device": "one GPU, four trainings at a time"}).split())
+    assert "A Qwen2 of 0.0 million parameters" in card
+    assert "on whole source files of Python packages." in card
+    assert "BOS stands before each document. 50% of the samples begin with BOS" in card
+    assert "peak learning rate 0.004, lowered by a cosine to 8e-05" in card
+    assert "on one GPU, four trainings at a time, torch" in card
+    plain = " ".join(model_card(config.model_copy(update={"bos_fraction": 1.0}), curve).split())
+    assert "A Llama of" in plain
+    assert "on the corpus foxes." in plain
+    assert "Every sample begins with a BOS of its own." in plain
+    assert "before each document" not in plain
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

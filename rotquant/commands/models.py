@@ -1,10 +1,9 @@
-"""`rotquant quantize`, `evaluate` and `diagnose`: one model from the command line."""
+"""`rotquant quantize`, `export` and `evaluate`: one model from the command line."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.table import Table
 
 from rotquant.commands.options import (
     AnyModel,
@@ -17,11 +16,10 @@ from rotquant.commands.options import (
     Seed,
     changed,
     corpus_spec,
-    print_table,
 )
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import check_output_file, check_output_folder, folder_size, write_json, write_text
+from rotquant.foundation.files import check_output_file, check_output_folder, folder_size, write_json
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import prepare
 from rotquant.models.checkpoints import MANIFEST
@@ -34,8 +32,6 @@ from rotquant.text import NO_BOS
 if TYPE_CHECKING:
     from rotquant.recipes.corpus import Split
     from rotquant.weights.storage import StoredModel
-
-CARD_START, CARD_END = "<!-- diagnose:start -->", "<!-- diagnose:end -->"
 
 
 def quantize(
@@ -183,7 +179,7 @@ def evaluate(
         settings = None
     with task("starting"):
         from rotquant import api
-        from rotquant.text import corpus_identity
+        from rotquant.text import corpus_identity, load_text
 
     if settings is None:
         length = api.limits_of(model).length(sequence_length)
@@ -197,103 +193,14 @@ def evaluate(
         if settings.bos and loaded.tokenizer.bos_token_id is None:
             typer.echo(NO_BOS)
     else:
-        result = api.perplexity(loaded, spec, settings, batch_size=batch_size)
-        text = corpus_identity(spec, [settings.split])
-        metrics = result.as_metrics() | {"text": text} | ({"note": result.note} if result.note else {})
-        notes = "".join(f"; {note}" for note in (text["splits"][split].get("share"), result.note) if note)
+        text = load_text(spec, settings.split)
+        result = api.perplexity(loaded, spec, settings, text=text, batch_size=batch_size)
+        read = corpus_identity(spec, [settings.split], texts={settings.split: text})
+        metrics = result.as_metrics() | {"text": read} | ({"note": result.note} if result.note else {})
+        notes = "".join(f"; {note}" for note in (read["splits"][split].get("share"), result.note) if note)
         typer.echo(
             f"{model}: {result} on {spec.name} {split} ({result.windows} windows of {settings.sequence_length} tokens"
             f"{notes})"
         )
     if output:
         write_json(output, {"model": model, "metric": settings.model_dump(mode="json"), **metrics})
-
-
-def diagnose(
-    model: Checkpoint,
-    corpus: Corpus = "docstrings",
-    sequence_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens per window. Default: as for evaluate, at most 512.")
-    ] = None,
-    max_windows: Annotated[int | None, typer.Option(min=1, help="Only the first windows of the test split.")] = 64,
-    card: Annotated[
-        Path | None, typer.Option(help="Write the result into this model card, between its diagnose markers.")
-    ] = None,
-) -> None:
-    """Show what outliers do to MODEL: perplexity with 4-bit activations before and after rotation, and outlier tokens.
-
-    Weights and KV cache stay in floating point. Outlier *channels* show in the second row (rotation mends them),
-    outlier *tokens* in the last (rotation does not).
-
-    Example: `rotquant diagnose workflow/resources/models/rq-7b`
-    """
-    if card is not None:
-        check_output_file(card)
-    if card and CARD_START not in card.read_text(encoding="utf-8"):
-        raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis behind.")
-    spec = corpus_spec(corpus)
-    with task("starting"):
-        import torch
-
-        from rotquant import api
-        from rotquant.metrics.diagnostics import diagnose_activations, first_token_windows, outlier_tokens
-        from rotquant.recipes.schemes import Calibration
-        from rotquant.text import load_text, tokenize
-
-    length = api.limits_of(model).length(sequence_length, usual=512)
-    network, tokenizer = api.load_checkpoint(model, torch.float32)
-    metric = Perplexity(corpus=spec.name, sequence_length=length, max_windows=max_windows)
-    tokens = tokenize(load_text(spec, "test"), tokenizer)
-    layers = outlier_tokens(network, first_token_windows(network, tokens, length, 32), cast(Any, tokenizer.decode))
-    samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=length), tokenizer)
-    found = diagnose_activations(network, tokens, metric, samples)
-    rows = [
-        ("unquantized", f"{found.unquantized:.2f}", ""),
-        ("4-bit activations, per token", f"{found.per_token:.2f}", f"{found.damage:.2f} times the unquantized"),
-        ("the same, rotated", f"{found.rotated:.2f}", f"rotation takes back {found.recovered:.0%} of the rise"),
-        (
-            "static per tensor, rotated",
-            f"{found.rotated_static:.2f}",
-            f"{found.static_penalty:.2f} times the dynamic",
-        ),
-    ]
-    _print("perplexity with 16-bit weights", ("activations", "perplexity", "effect"), rows)
-    token_rows = [
-        (
-            str(index),
-            f"{layer.first_ratio:.1f}",
-            f"{layer.later_ratio:.1f}",
-            f"{layer.per_window:.2f}",
-            ", ".join(f"{text!r} ({count})" for text, count in layer.most_common) or "-",
-        )
-        for index, layer in enumerate(layers)
-    ]
-    first = "BOS" if tokens.bos is not None else "first token"
-    head = (
-        "layer",
-        f"{first} max/median",
-        "next largest/median",
-        "outlier tokens a window",
-        f"which, other than {first}",
-    )
-    _print("down_proj input, token maxima (outlier token: above 64 times the median)", head, token_rows)
-    if card:
-        _write_card(card, model, [(("activations", "perplexity", "effect"), rows), (head, token_rows)])
-
-
-def _print(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    table = Table(*head, title=title)
-    for row in rows:
-        table.add_row(*row)
-    print_table(table)
-
-
-def _write_card(card: Path, model: str, tables: list[tuple[tuple[str, ...], list[tuple[str, ...]]]]) -> None:
-    """Replace what stands between the markers of a model card by the tables, in Markdown."""
-    before, _, rest = card.read_text(encoding="utf-8").partition(CARD_START)
-    _, _, after = rest.partition(CARD_END)
-    parts = [f"Printed by `rotquant diagnose {model}`."]
-    for head, rows in tables:
-        lines = [head, tuple("---" for _ in head), *rows]
-        parts.append("\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines))
-    write_text(card, before + CARD_START + "\n" + "\n\n".join(parts) + "\n" + CARD_END + after)

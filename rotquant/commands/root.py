@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from rotquant import __version__
-from rotquant.commands import bench, convert, data, methods, models, tasks, tracking, tune
+from rotquant.commands import bench, convert, data, diagnose, methods, models, tasks, tracking, tune
 from rotquant.commands.report import report_app
 from rotquant.commands.runs import runs_app
 
@@ -20,7 +20,7 @@ cli.command()(models.evaluate)
 cli.command()(models.export)
 cli.command()(convert.convert)
 cli.command()(convert.generate)
-cli.command()(models.diagnose)
+cli.command()(diagnose.diagnose)
 cli.command()(methods.methods)
 cli.command()(methods.recipe)
 cli.command("tune")(tune.tune_method)

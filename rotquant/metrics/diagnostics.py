@@ -1,150 +1,262 @@
-"""What outliers do to a model: perplexity with 4-bit activations before and after rotation, and where the outliers are.
+"""What outliers do to a model: the cost of 4 bits before and after rotation, and where the outliers are.
 
-Two kinds matter. Outlier *channels* ruin per-token quantization, and rotation removes them (QuaRot Sec. 1, Figure 1).
-Outlier *tokens* ruin static per-tensor quantization even after rotation (PrefixQuant Sec. 4); a token is one when its
-largest |down_proj input| exceeds 64 times the median over tokens, taken before the online Hadamard transform.
+Outlier *channels* ruin per-token quantization, and rotation removes them (QuaRot Sec. 1, Figure 1). Outlier *tokens*
+ruin static per-tensor quantization even after rotation, and a prefix removes them (PrefixQuant Sec. 4, 5.1). Weights
+are rounded to nearest, so that nothing here is a method's merit.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from rotquant.metrics.perplexity import perplexity
-from rotquant.models.limits import model_windows
-from rotquant.models.stream import capture_layer_inputs
+from rotquant.metrics.perplexity import PerplexityResult, perplexity
+from rotquant.metrics.zeroshot import Scores
+from rotquant.models.outlier_tokens import TokenMaxima, detect_prefix, token_maxima
+from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, Perplexity, QuantizationScheme, RotationScheme
-from rotquant.text import Tokens
-from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.storage import QuantizedState
+from rotquant.text import Tokens, evaluation_windows
+from rotquant.weights.build import build_weights, check_recipe, quantized_forward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: PrefixQuant Sec. 5.1: a token whose maximum is this many times the median is an outlier token.
-OUTLIER_TOKEN_RATIO = 64.0
+    from rotquant.models.simulation.wrapping import Handle
+
+#: A token above so many times the median is counted: after a prefix none should be.
+LARGE = 8.0
+
+_INPUTS = QuantizationScheme(bits=4, clip_ratio=0.9)
+_STATIC = QuantizationScheme(bits=4, clip_ratio=0.9, granularity="tensor", dynamic=False)
+_CACHE3 = QuantizationScheme(bits=3, symmetric=False, granularity="head", clip_ratio=0.95)
+_R1 = RotationScheme(values="none", heads=False, keys=False, mlp=False)
+_R12 = RotationScheme(heads=False, keys=False, mlp=False)
 
 
 @dataclass(frozen=True)
-class ActivationDiagnosis:
-    """Perplexities with 16-bit weights: unquantized; 4-bit per-token inputs; the same rotated; static and rotated."""
+class Variant:
+    """A way to run the model: `recipe`, or the unquantized model for the empty one; `words` say what it is."""
 
-    unquantized: float
-    per_token: float
-    rotated: float
-    rotated_static: float
+    words: str
+    recipe: Recipe
 
-    @property
-    def damage(self) -> float:
-        """Perplexity of plain 4-bit activations over the unquantized one."""
-        return self.per_token / self.unquantized
+
+_PLAIN = Recipe(weights=preset("rtn").weights, activations=_INPUTS)
+
+
+def _rotated(rotation: RotationScheme) -> Recipe:
+    return _PLAIN.model_copy(update={"rotation": rotation})
+
+
+def variants(calibration: Calibration) -> dict[str, Variant]:
+    """What is measured, by the names that results have: RTN weights, and inputs per token with clip 0.9 in W4A4.
+
+    Args:
+        calibration: the text of static scales.
+    """
+    static = {"activations": _STATIC, "calibration": calibration}
+    return {
+        "unquantized": Variant("unquantized", Recipe()),
+        "w4a4": Variant("W4A4", _PLAIN),
+        "r1": Variant("W4A4, R1", _rotated(_R1)),
+        "r12": Variant("W4A4, R1 R2", _rotated(_R12)),
+        "r124": Variant("W4A4, R1 R2 R4", _rotated(RotationScheme())),
+        "static": Variant("the same, inputs static per tensor", _rotated(RotationScheme()).model_copy(update=static)),
+        "rtn": Variant("preset rtn (W4A4KV4)", preset("rtn")),
+        "quarot-rtn": Variant("preset quarot-rtn (W4A4KV4)", preset("quarot-rtn")),
+        "kv3": Variant("KV3, R1 to R4", Recipe(rotation=RotationScheme(), keys=_CACHE3, values=_CACHE3)),
+    }  # fmt: skip
+
+
+#: For each copy of the model the sets of weights that are made of it, one after the other, and the variants that run on
+#: each: the first says how it is made.
+_COPIES = (
+    (("unquantized",), ("w4a4", "rtn")),
+    (("r1",),),
+    (("r12",),),
+    (("static", "r124", "quarot-rtn"),),
+    (("kv3",),),
+)
+#: Variants that answer tasks too.
+ASKED = ("unquantized", "w4a4", "r124")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What quantization costs: by the name of a variant its perplexity and, for some, what tasks found."""
+
+    perplexity: dict[str, PerplexityResult]
+    scores: dict[str, Scores] = field(default_factory=dict)
+
+    def factor(self, name: str, over: str = "unquantized") -> tuple[float, float]:
+        """A variant's perplexity over another's, and its standard error from the differences of the same windows."""
+        ours, theirs = self.perplexity[name], self.perplexity[over]
+        ratio = ours.perplexity / theirs.perplexity
+        return ratio, ratio * standard_error([a - b for a, b in zip(ours.by_window, theirs.by_window, strict=True)])
 
     @property
     def recovered(self) -> float:
-        """Share of the rise in perplexity which rotation takes back."""
-        return (self.per_token - self.rotated) / (self.per_token - self.unquantized)
+        """Share of plain W4A4's rise of perplexity that R1, R2, R4 take back; nan where nothing rises."""
+        plain, rotated, base = (self.perplexity[name].perplexity for name in ("w4a4", "r124", "unquantized"))
+        return (plain - rotated) / (plain - base) if plain > base else math.nan
 
-    @property
-    def static_penalty(self) -> float:
-        """Perplexity of static per-tensor over dynamic per-token scales, both rotated."""
-        return self.rotated_static / self.rotated
+    def points_lost(self, name: str) -> tuple[float, float]:
+        """Mean over tasks of the accuracy that a variant loses, in points, with its standard error over paired items.
+
+        nan where the network's outputs are not finite.
+        """
+        base, ours = self.scores["unquantized"].items, self.scores[name].items
+        if not base or base.keys() != ours.keys():
+            return math.nan, math.nan
+        lost = [[100 * (a - b) for a, b in zip(base[task], ours[task], strict=True)] for task in base]
+        mean = sum(sum(items) / len(items) for items in lost) / len(lost)
+        return mean, math.hypot(*map(standard_error, lost)) / len(lost)
+
+
+def standard_error(values: list[float]) -> float:
+    """Of the mean of independent values; nan for one."""
+    if len(values) < 2:
+        return math.nan
+    return torch.tensor(values, dtype=torch.float64).std().item() / math.sqrt(len(values))
+
+
+def measure_costs(
+    load: "Callable[[], PreTrainedModel]",
+    text: Tokens,
+    metric: Perplexity,
+    samples: Tensor,
+    *,
+    ask: "Callable[[PreTrainedModel], Scores] | None" = None,
+    look: "Callable[[PreTrainedModel], None] | None" = None,
+    seed: int = 0,
+) -> Costs:
+    """Measure every variant. One copy of the model is in memory at a time, and it is loaded anew for each rotation.
+
+    Args:
+        load: gives the unquantized model where it is to run.
+        text, metric: for `rotquant.metrics.perplexity.perplexity`.
+        samples: int64 [samples, tokens], text for static scales.
+        ask: lets a model do tasks; None leaves them out.
+        look: is shown the unquantized model first.
+        seed: of the rotation.
+
+    Raises:
+        RecipeError, CheckpointError: a variant or the text does not fit the model.
+    """
+    known = variants(Calibration(samples=len(samples), sequence_length=samples.shape[1]))
+    costs = Costs({})
+
+    def measure(model: "PreTrainedModel", builds: tuple[tuple[str, ...], ...]) -> None:
+        if builds is _COPIES[0]:
+            for variant in known.values():
+                check_recipe(model, variant.recipe, samples)
+            if look is not None:
+                look(model)
+        for names in builds:
+            for name, running in _running(model, [(name, known[name].recipe) for name in names], samples, seed):
+                with running:
+                    if ask is not None and name in ASKED:
+                        costs.scores[name] = ask(model)
+                    words = f"perplexity, {known[name].words}"
+                    costs.perplexity[name] = perplexity(model, text, metric, description=words)
+
+    for builds in _COPIES:
+        measure(load(), builds)  # nothing keeps the copy when it is done
+    return costs
+
+
+def _running(
+    model: "PreTrainedModel", recipes: list[tuple[str, Recipe]], samples: Tensor, seed: int
+) -> "Iterator[tuple[str, Handle]]":
+    """Make the first recipe's weights, in place, and install one recipe after the other on them, each by its name."""
+    device = next(model.parameters()).device
+    first = recipes[0][1]
+    state = None if first.is_baseline else build_weights(model, None, first, seed, samples, device=device).state
+    for name, recipe in recipes:
+        its = state and replace(state, manifest=state.manifest.model_copy(update={"recipe": recipe}))
+        yield name, quantized_forward(model, recipe, its)
 
 
 @dataclass(frozen=True)
-class OutlierTokens:
-    """Outlier tokens of one layer's down_proj input.
+class Sinks:
+    """How far tokens stand out, layer by layer, with some tokens in front of each window of text.
 
-    first_ratio: the first token's maximum over the median of all tokens' maxima, mean over windows.
-    later_ratio: the same for the largest token after the first.
-    per_window: tokens above `OUTLIER_TOKEN_RATIO` in a window, mean over windows.
-    most_common: text and count of the most frequent outlier tokens that are not first in their window.
+    A ratio is a token's largest |down_proj input|, or |value of the residual stream|, over the window's median; the
+    first position is BOS or what else the prefix ends with, or without a prefix the text's own first token.
+
+    prefix: token ids. tokens: of text, beside the first position without a prefix.
+    first: ratio at the first position, mean over windows. elsewhere: the largest ratio of the text's other tokens.
+    above: how many of them are above `LARGE`.
+    residual_first, residual_elsewhere: the same of the residual stream, means over windows.
+    common: what stands out elsewhere in any layer, by the threshold of prefixes: token id and count.
     """
 
-    first_ratio: float
-    later_ratio: float
-    per_window: float
-    most_common: tuple[tuple[str, int], ...]
+    prefix: tuple[int, ...]
+    tokens: int
+    first: tuple[float, ...]
+    elsewhere: tuple[float, ...]
+    above: tuple[int, ...]
+    residual_first: tuple[float, ...]
+    residual_elsewhere: tuple[float, ...]
+    common: tuple[tuple[int, int], ...]
 
 
-def diagnose_activations(
-    model: "PreTrainedModel",
-    tokens: Tokens,
-    metric: Perplexity,
-    calibration: Tensor,
-    *,
-    bits: int = 4,
-    clip_ratio: float = 0.9,
-    seed: int = 0,
-) -> ActivationDiagnosis:
-    """Measure the four perplexities; `model` is rotated in place on the way and is of no use afterwards.
+def find_sinks(
+    model: nn.Module, windows: Tensor, bos: int | None, threshold: float, device: torch.device | str = "cpu"
+) -> list[Sinks]:
+    """Outlier tokens of windows of text without a prefix, with BOS in front, and with the prefix that is detected.
+
+    What would repeat one before is left out: BOS where the tokenizer has none, a detected prefix that is BOS alone.
 
     Args:
-        tokens, metric: evaluation text and its windows, as `rotquant.metrics.perplexity.perplexity` takes them.
-        calibration: int64 [samples, length], text for the static scales.
-        clip_ratio: of all quantizers, static ones too.
+        windows: int64 [windows, tokens], of text without BOS.
+        threshold: of `rotquant.models.outlier_tokens.detect_prefix`.
+
+    Raises:
+        RecipeError, CheckpointError: the model cannot read the windows; see `rotquant.models.limits`.
     """
-    dynamic = QuantizationScheme(bits=bits, clip_ratio=clip_ratio)
-    static = QuantizationScheme(bits=bits, clip_ratio=clip_ratio, granularity="tensor", dynamic=False)
-    some = Calibration(samples=len(calibration), sequence_length=calibration.shape[1])
-
-    def measure(activations: str, recipe: Recipe, state: QuantizedState | None = None) -> float:
-        with quantized_forward(model, recipe, state):
-            return perplexity(model, tokens, metric, description=f"perplexity, {activations}").perplexity
-
-    unquantized = measure("unquantized", Recipe())
-    per_token = measure("per token", Recipe(activations=dynamic))
-    recipe = Recipe(rotation=RotationScheme(), activations=static, calibration=some)
-    state = build_weights(model, None, recipe, seed, calibration).state
-    rotated_static = measure("rotated, static", recipe, state)
-    recipe = Recipe(rotation=RotationScheme(), activations=dynamic)
-    rotated = measure("rotated", recipe, QuantizedState(state.manifest.model_copy(update={"recipe": recipe}), {}, {}))
-    return ActivationDiagnosis(unquantized, per_token, rotated, rotated_static)
+    maxima = token_maxima(model, windows, device=device)
+    detected = detect_prefix(maxima.ratios, windows, bos, threshold)
+    prefixes = dict.fromkeys([(bos,), detected] if bos is not None else [detected])
+    with_prefix = [_sinks(token_maxima(model, windows, p, device), windows, p, threshold) for p in prefixes if p]
+    return [_sinks(maxima, windows, (), threshold), *with_prefix]
 
 
-def first_token_windows(model: nn.Module, tokens: Tokens, sequence_length: int, count: int) -> Tensor:
-    """The first windows of a text, int64 [at most count, tokens], with BOS in the place of each one's first token.
-
-    Where the tokenizer has no BOS the text's own token stays there. Raises as `rotquant.models.limits.model_windows`.
-    """
-    windows = model_windows(model, tokens, sequence_length)[:count].clone()
-    if tokens.bos is not None:
-        windows[:, 0] = tokens.bos
-    return windows
-
-
-@torch.no_grad()
-def outlier_tokens(model: nn.Module, windows: Tensor, decode: Callable[[int], str]) -> list[OutlierTokens]:
-    """Where the outlier tokens are, layer by layer.
-
-    Args:
-        windows: int64 [n, tokens].
-        decode: maps one token id to text.
-    """
-    stream = capture_layer_inputs(model, windows)
-    site = stream.architecture.site("mlp_output")
-    summaries = []
-    for index, _ in stream.layers("outlier tokens"):
-        maxima: list[Tensor] = []
-        stream.feed(index, site, lambda x, into=maxima: into.append(x.abs().amax(dim=-1).float()))
-        stream.advance(index)
-        summaries.append(_summary(torch.cat(maxima), windows, decode))
-    return summaries
-
-
-def _summary(maxima: Tensor, windows: Tensor, decode: Callable[[int], str]) -> OutlierTokens:
-    """Summarise one layer's token maxima [n, tokens]."""
-    ratios = maxima / maxima.median(dim=1, keepdim=True).values
-    outliers = ratios > OUTLIER_TOKEN_RATIO
-    later = outliers.clone()
-    later[:, 0] = False
-    counts = Counter(windows[later].tolist())
-    return OutlierTokens(
-        first_ratio=ratios[:, 0].mean().item(),
-        later_ratio=ratios[:, 1:].amax(dim=1).mean().item(),
-        per_window=outliers.sum(dim=1).float().mean().item(),
-        most_common=tuple((decode(token), count) for token, count in counts.most_common(5)),
+def _sinks(maxima: TokenMaxima, windows: Tensor, prefix: tuple[int, ...], threshold: float) -> Sinks:
+    place = max(0, len(prefix) - 1)
+    ratios, residual = maxima.ratios, maxima.residual_ratios
+    others, others_residual = ratios[..., place + 1 :], residual[..., place + 1 :]
+    text = windows if prefix else windows[:, 1:]
+    outliers = text[:, : others.shape[-1]][(others > threshold).any(dim=0)]
+    return Sinks(
+        prefix=prefix,
+        tokens=others[0].numel(),
+        first=_floats(ratios[..., place].mean(dim=-1)),
+        elsewhere=_floats(others.amax(dim=(-1, -2))),
+        above=tuple((others > LARGE).sum(dim=(-1, -2)).tolist()),
+        residual_first=_floats(residual[..., place].mean(dim=-1)),
+        residual_elsewhere=_floats(others_residual.amax(dim=-1).mean(dim=-1)),
+        common=tuple(Counter(outliers.tolist()).most_common(8)),
     )
+
+
+def _floats(values: Tensor) -> tuple[float, ...]:
+    return tuple(values.tolist())
+
+
+def spread(tokens: Tokens, sequence_length: int, count: int | None) -> Tokens:
+    """At most `count` windows of a text without BOS, evenly spread from its first to its last, joined.
+
+    A corpus of many sources has one of them at its head. Cut with `bos="none"` the result gives these windows again.
+
+    Raises:
+        CorpusError: the text is shorter than one window.
+    """
+    windows = evaluation_windows(tokens, sequence_length, bos="none")
+    chosen = torch.linspace(0, len(windows) - 1, min(count or len(windows), len(windows)), dtype=torch.float64).long()
+    return replace(tokens, ids=windows[chosen].flatten())

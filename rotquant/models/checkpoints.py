@@ -169,11 +169,16 @@ def load_checkpoint(
             a tensor that holds inf or nan, in the file or in `dtype`.
         UnsupportedArchitectureError: no adapter for its family.
     """
-    folder, name, hub_revision = _locate(checkpoint)
-    if folder is None:
-        folder = _download(name, revision or hub_revision)
+    folder = local_folder(checkpoint, revision)
     check_kind(folder, "plain")
     return _load(folder, dtype, device)
+
+
+def local_folder(checkpoint: str | Path, revision: str | None = None) -> Path:
+    """The folder of a checkpoint, fetched from the hub where it is not here. What asks for several things of one model
+    asks this first, since the hub is called every time. Raises as `load_checkpoint`, but looks at no file."""
+    folder, name, hub_revision = _locate(checkpoint)
+    return folder or _download(name, revision or hub_revision)
 
 
 @task("loading the model")
@@ -211,14 +216,12 @@ def _load(
 
 def config_of(checkpoint: str | Path, revision: str | None = None) -> Any:
     """The configuration of a checkpoint or of a quantized folder, without its weights; raises as `load_checkpoint`."""
-    folder, name, hub_revision = _locate(checkpoint)
-    return load_config(folder or _download(name, revision or hub_revision))
+    return load_config(local_folder(checkpoint, revision))
 
 
 def model_max_length(checkpoint: str | Path, revision: str | None = None) -> Any:
     """What a tokenizer says of the length of texts, unchecked; None where it says nothing. Raises as `config_of`."""
-    folder, name, hub_revision = _locate(checkpoint)
-    path = (folder or _download(name, revision or hub_revision)) / "tokenizer_config.json"
+    path = local_folder(checkpoint, revision) / "tokenizer_config.json"
     try:
         told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except ValueError as error:

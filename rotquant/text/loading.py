@@ -5,7 +5,7 @@ are read, through the builders of the `datasets` library: no dataset script runs
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
@@ -68,16 +68,18 @@ def corpus_identity(
     *,
     max_characters: int | None = None,
     cache: str | Path | None = None,
+    texts: Mapping[Split, str] | None = None,
 ) -> dict:
     """What a run's provenance says of its text: the specification and, per split, length and content hash.
 
     For a corpus of installed packages each split also has the recorded hash under "expected_sha256" (None when this
     portion was never recorded) and the package versions it was read from; for a single file, which part of it the split
-    is.
+    is. `texts` are those of the splits that have been read already.
     """
+    known = texts or {}
     identity: dict = {**spec.model_dump(), "splits": {}}
     for split in splits:
-        text = load_text(spec, split, max_characters=max_characters, cache=cache)
+        text = known.get(split) or load_text(spec, split, max_characters=max_characters, cache=cache)
         entry: dict = {"characters": len(text), "sha256": content_hash(text)}
         if spec.source in ("modules", "docstrings"):
             entry["expected_sha256"] = expected_hashes(spec).get(portion(split, max_characters))

@@ -43,7 +43,7 @@ def token_ids(
     import torch
 
     text = load_text(spec, split, max_characters=max_characters)
-    identity = corpus_identity(spec, (split,), max_characters=max_characters)
+    identity = corpus_identity(spec, (split,), max_characters=max_characters, texts={split: text})
     if tokenizer.bos_token_id is None:
         identity["note"] = NO_BOS
     backend = getattr(tokenizer, "backend_tokenizer", None)

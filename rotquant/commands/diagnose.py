@@ -1,0 +1,189 @@
+"""`rotquant diagnose`: what outliers do to a model, printed and written into its card."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.table import Table
+
+from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, corpus_spec, print_table
+from rotquant.foundation.errors import RecipeError, ResultError
+from rotquant.foundation.files import check_output_file, write_json, write_text
+from rotquant.foundation.progress import task
+from rotquant.metrics.zeroshot import TASKS, Scores, identity, prepare, scores
+from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
+from rotquant.tensors.devices import torch_device, torch_dtype
+from rotquant.text import MODULES, NO_BOS, corpus_identity, load_text, tokenize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from rotquant.metrics.diagnostics import Costs, Sinks
+    from rotquant.recipes.corpus import Split
+    from rotquant.reporting.diagnosis import FigureTable
+    from rotquant.text import Tokens
+
+CARD_START, CARD_END = "<!-- diagnose:start -->", "<!-- diagnose:end -->"
+
+
+def diagnose(
+    model: Checkpoint,
+    corpus: Corpus = "docstrings",
+    split: Annotated[
+        str, typer.Option(help="test, or validation for what settings are chosen by: then without tasks.")
+    ] = "test",
+    sequence_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens per window. Default: as for evaluate, at most 512.")
+    ] = None,
+    max_windows: Annotated[int, typer.Option(min=1, help="Windows, spread evenly over the split.")] = 32,
+    tasks_limit: Annotated[
+        int | None,
+        typer.Option(min=0, help="Items of each of the eight shipped tasks of choice; 0 asks none. Default: 100."),
+    ] = None,
+    outlier_ratio: Annotated[
+        float,
+        typer.Option(
+            min=1.0, help="Times the median that make an outlier token; PrefixQuant takes 64 for large models."
+        ),
+    ] = 20.0,
+    card: Annotated[
+        Path | None, typer.Option(help="Write the result into this model card, between its diagnose markers.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+) -> None:
+    """Show what outliers do to MODEL: what 4 bits cost before and after rotation, and which tokens stand out.
+
+    Nothing is tuned: weights are rounded to nearest. One copy of MODEL is in memory at a time; it is loaded five times.
+
+    Example: `rotquant diagnose workflow/resources/models/rq-7b --corpus modules`
+    """
+    for file in (card, output):
+        if file is not None:
+            check_output_file(file)
+    if card and CARD_START not in card.read_text(encoding="utf-8"):
+        raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis behind.")
+    spec, tasks = corpus_spec(corpus), _tasks(split, tasks_limit)
+    folder = None if tasks is None else prepare(tasks, None, MODULES)
+    with task("starting"):
+        from rotquant import api
+        from rotquant.metrics.diagnostics import spread
+        from rotquant.models.checkpoints import check_kind, load_tokenizer, local_folder
+        from rotquant.reporting.diagnosis import tables
+
+    kind, place = torch_dtype(dtype), torch_device(device)
+    checkpoint = local_folder(model)
+    check_kind(checkpoint, "plain")
+    length = api.limits_of(checkpoint).length(sequence_length, usual=512)
+    tokenizer = load_tokenizer(checkpoint)
+    metric = Perplexity(corpus=spec.name, split=cast("Split", split), sequence_length=length, bos="none")
+    text = load_text(spec, metric.split)
+    tokens = spread(tokenize(text, tokenizer), length, max_windows)
+    samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=length), tokenizer)
+
+    def load() -> "PreTrainedModel":
+        return api.load_checkpoint(checkpoint, kind, place)[0]
+
+    def ask(network: "PreTrainedModel") -> Scores:
+        return scores(network, tokenizer, cast(ZeroShot, tasks), cast(Path, folder))
+
+    costs, sinks = _measured(load, tokens, metric, samples, ask if tasks else None, outlier_ratio)
+    decode = cast(Any, tokenizer.decode)
+    shown = tables(costs, sinks, decode)
+    windows = costs.perplexity["unquantized"].windows
+    on = f"{windows} windows of {length} tokens spread over the {split} split of {spec.name}"
+    for part in shown:
+        _print(part)
+    typer.echo(f"on {on}" + ("" if tokens.bos is not None else f"; {NO_BOS}"))
+    if card:
+        _write_card(card, f"Printed by `rotquant diagnose {model} --corpus {corpus}`, on {on}.", shown)
+    if output:
+        settings = {
+            **metric.model_dump(mode="json"),
+            "windows": windows,
+            "outlier_ratio": outlier_ratio,
+            "dtype": dtype,
+        }
+        about = {"model": model, "settings": settings, "tasks": identity(tasks, folder) if tasks and folder else None}
+        about["text"] = corpus_identity(spec, [metric.split], texts={metric.split: text})
+        write_json(output, about | _numbers(costs, sinks, decode))
+
+
+def _measured(
+    load: "Callable[[], PreTrainedModel]",
+    tokens: "Tokens",
+    metric: Perplexity,
+    samples: "Tensor",
+    ask: "Callable[[PreTrainedModel], Scores] | None",
+    outlier_ratio: float,
+) -> "tuple[Costs, list[Sinks]]":
+    """Costs and outlier tokens, the latter of the copy of the model that is loaded first."""
+    from rotquant.metrics.diagnostics import find_sinks, measure_costs
+
+    sinks: list[Sinks] = []
+
+    def look(network: "PreTrainedModel") -> None:
+        windows = tokens.ids.view(-1, metric.sequence_length)
+        sinks.extend(find_sinks(network, windows, tokens.bos, outlier_ratio, network.device))
+
+    return measure_costs(load, tokens, metric, samples, ask=ask, look=look), sinks
+
+
+def _tasks(split: str, limit: int | None) -> ZeroShot | None:
+    """The eight shipped tasks of choice, or None where they are left out.
+
+    Raises:
+        RecipeError: another split than test and validation, or tasks beside the latter, whose items are test text.
+    """
+    if split not in ("validation", "test"):
+        raise RecipeError(f"unknown split {split!r}; use validation or test.")
+    if split == "validation" and limit:
+        raise RecipeError("the shipped tasks are made from test text: leave --tasks-limit out, or take --split test.")
+    limit = (100 if split == "test" else 0) if limit is None else limit
+    return ZeroShot(tasks=tuple(TASKS["shipped"])[:8], corpus=MODULES.name, limit=limit) if limit else None
+
+
+def _numbers(costs: "Costs", sinks: "list[Sinks]", decode: Any) -> dict[str, Any]:
+    """What the JSON file holds beside settings and text."""
+    from rotquant.metrics.diagnostics import variants
+    from rotquant.reporting.diagnosis import asked
+
+    known = variants(Calibration())
+    return {
+        "asked": [dataclasses.asdict(one) for one in asked(costs, sinks, decode)],
+        "perplexity": {
+            name: {"words": known[name].words, **found.as_metrics(), "by_window": found.by_window}
+            for name, found in costs.perplexity.items()
+        },
+        "accuracy": {name: found.metrics for name, found in costs.scores.items()},
+        "outlier_tokens": [
+            dataclasses.asdict(found)
+            | {"prefix": [decode(token) for token in found.prefix], "ids": found.prefix}
+            | {"common": [(decode(token), count) for token, count in found.common]}
+            for found in sinks
+        ],
+    }
+
+
+def _print(part: "FigureTable") -> None:
+    table = Table(*part.head, title=part.title, caption=part.help)
+    for row in part.rows:
+        table.add_row(*row)
+    print_table(table)
+
+
+def _write_card(card: Path, head: str, parts: "list[FigureTable]") -> None:
+    """Replace what stands between the markers of a model card by the tables, in Markdown."""
+    before, _, rest = card.read_text(encoding="utf-8").partition(CARD_START)
+    _, _, after = rest.partition(CARD_END)
+    written = [head]
+    for part in parts:
+        lines = [part.head, tuple("---" for _ in part.head), *part.rows]
+        rows = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        written += [f"**{part.title.capitalize()}**: {part.help}.", "\n".join(rows)]
+    write_text(card, before + CARD_START + "\n" + "\n\n".join(written) + "\n" + CARD_END + after)

@@ -1,0 +1,102 @@
+"""Outlier tokens: which tokens of a text have inputs far above the others', and which of them to put in front of it.
+
+PrefixQuant Sec. 5.1: a token is an outlier token when its largest |down_proj input|, taken before any online transform,
+exceeds a multiple of the median over the tokens of its window (Eq. 3). They are attention sinks, and a few of them in
+front of a text keep others from becoming one. Nothing here changes a model.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.models.limits import Limits
+from rotquant.models.stream import LayerStream, capture_layer_inputs
+
+#: PrefixQuant Sec. 5.1, its threshold eta.
+OUTLIER_RATIO = 64.0
+
+
+@dataclass(frozen=True)
+class TokenMaxima:
+    """What tokens are in each decoder layer, float32 [layers, windows, tokens] on the host.
+
+    down_proj: the largest |input of down_proj|.
+    residual: the largest |value| of the residual stream behind the layer; residual_median: the median of these.
+    prefix: how many tokens, the first ones, stand in front of each window of text.
+    """
+
+    down_proj: Tensor
+    residual: Tensor
+    residual_median: Tensor
+    prefix: int = 0
+
+    @property
+    def ratios(self) -> Tensor:
+        """Eq. 3: each token's maximum over the median of those of its window's text, [layers, windows, tokens]."""
+        return self.down_proj / self.down_proj[..., self.prefix :].median(dim=-1, keepdim=True).values
+
+    @property
+    def residual_ratios(self) -> Tensor:
+        """The same of the residual stream, over the median of all values of the text (the median of its tokens')."""
+        return self.residual / self.residual_median[..., self.prefix :].median(dim=-1, keepdim=True).values
+
+
+@torch.no_grad()
+def token_maxima(
+    model: nn.Module, windows: Tensor, prefix: Sequence[int] = (), device: torch.device | str = "cpu"
+) -> TokenMaxima:
+    """Run windows of text through a model, one decoder layer at a time on `device`, and look at each token.
+
+    Args:
+        windows: token ids, int64 [windows, tokens].
+        prefix: tokens in front of each window, as they would lie in the KV cache; where the model's context has no room
+            for both, the windows lose their last tokens.
+
+    Raises:
+        RecipeError, CheckpointError: the model cannot read them; see `rotquant.models.limits`.
+    """
+    limits = Limits.of(model.config)
+    limits.check(windows, "windows")
+    ids = torch.cat([windows.new_tensor(prefix).expand(len(windows), -1), windows], dim=1)[:, : limits.context]
+    stream = capture_layer_inputs(model, ids, device)
+    found = [_layer_maxima(stream, index, layer) for index, layer in stream.layers("outlier tokens")]
+    return TokenMaxima(*(torch.stack(part) for part in zip(*found, strict=True)), prefix=len(prefix))
+
+
+def _layer_maxima(stream: LayerStream, index: int, layer: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+    """One layer's fields of `TokenMaxima`, each [windows, tokens]; the stream advances behind the layer."""
+    inputs: list[Tensor] = []
+    linear = layer.get_submodule(stream.architecture.site("mlp_output").linears[0])
+    hook = linear.register_forward_pre_hook(lambda _, x: inputs.append(x[0].abs().amax(dim=-1).float().cpu()))
+    try:
+        stream.advance(index)
+    finally:
+        hook.remove()
+    values = [rows.abs().float() for rows in stream.hidden.split(stream.batch_size)]
+    largest = torch.cat([rows.amax(dim=-1) for rows in values])
+    median = torch.cat([rows.median(dim=-1).values for rows in values])
+    return torch.cat(inputs), largest.cpu(), median.cpu()
+
+
+def detect_prefix(
+    ratios: Tensor, windows: Tensor, bos: int | None, threshold: float = OUTLIER_RATIO
+) -> tuple[int, ...]:
+    """The tokens to put in front of a text (PrefixQuant Sec. 5.1): the most frequent outlier tokens, then BOS.
+
+    As many as a window has outlier tokens: the mean over windows, rounded up, in the layer that has most. The first
+    position counts among them and BOS is for it; what stands out only once in all windows is no pattern.
+
+    Args:
+        ratios: Eq. 3 [layers, windows, tokens], of windows without a prefix.
+        windows: their token ids, int64 [windows, tokens].
+        bos: the last token of the prefix; None where the tokenizer has none.
+    """
+    outliers = ratios > threshold
+    number = math.ceil(outliers.sum(dim=-1).float().mean(dim=-1).max().item())
+    others = Counter(windows[:, 1:][outliers[:, :, 1:].any(dim=0)].tolist())
+    frequent = [token for token, count in others.most_common() if count > 1 and token != bos]
+    return (*frequent[: max(0, number - 1)], *(() if bos is None else (bos,)))
