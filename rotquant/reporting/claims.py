@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rotquant.foundation.errors import lookup
-from rotquant.reporting.effects import CHECKS, Finding, Numbers, View
+from rotquant.reporting.effects import CHECKS, Decision, Finding, Numbers, View
 from rotquant.reporting.words.describe import is_stand_in
 from rotquant.study.checks import Claim
 from rotquant.study.project import Project
@@ -31,7 +31,7 @@ from rotquant.study.speed.definitions import SpeedClaim
 from rotquant.study.tables import Table
 from rotquant.study.values import Values, known_quantities
 
-Decision = Literal["holds", "contradicted", "undecided", "not checkable", "not judged"]
+Shown = Decision | Literal["not judged"]
 Results = Mapping[str, RunResult]
 
 
@@ -67,7 +67,7 @@ class Outcome:
     judged: bool = True
 
     @property
-    def here(self) -> Decision:
+    def here(self) -> Shown:
         """The decision by our numbers."""
         return self.ours.decision if self.judged else "not judged"
 

@@ -23,6 +23,8 @@ Numbers = Mapping[Place, Number]
 #: Slack of every bound: printed numbers have two decimals, and 6.10 - 5.47 must not exceed 0.63 by a rounding error.
 EPSILON = 1e-9
 
+Decision = Literal["holds", "contradicted", "undecided", "not checkable"]
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -33,7 +35,7 @@ class Finding:
 
     place: str
     numbers: str
-    decision: Literal["holds", "contradicted", "undecided", "not checkable"]
+    decision: Decision
     needed: str = ""
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from rotquant.reporting.claims import Decision, Score
+from rotquant.reporting.claims import Score, Shown
+from rotquant.reporting.effects import Decision
 from rotquant.study.results import REPORTS, run_path
 
 Whose = Literal["ours", "published", "chance"]
@@ -112,7 +113,7 @@ class ClaimLine:
     quote: str | None
     note: str | None
     experiment: str | None
-    here: Decision
+    here: Shown
     papers: Decision
     ours: str
     published: str
