@@ -5,6 +5,8 @@ All are pinned by requirements.lock, so that every installation has the same tex
 nvidia-*, triton), installers, test code, and files written at build time.
 """
 
+import csv
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -48,6 +50,7 @@ def versions(split: Split) -> dict[str, str | None]:
     return {name: _version(name) for name in PACKAGES[split]}
 
 
+@functools.cache
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
@@ -55,20 +58,37 @@ def _version(name: str) -> str | None:
         return None
 
 
-def package_files(packages: tuple[str, ...]) -> list[tuple[str, Path]]:
-    """List the packages' Python files as (name inside site-packages, path), ordered by a hash of the name."""
+@functools.cache
+def package_files(packages: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
+    """The packages' Python files as (name inside site-packages, path), ordered by a hash of the name."""
     files = {}
     for package in packages:
         try:
             distribution = importlib.metadata.distribution(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-        for entry in distribution.files or ():
-            folders = set(entry.parts[:-1])
-            if entry.suffix != ".py" or entry.name in GENERATED_FILES or folders & TEST_FOLDERS or ".." in folders:
-                continue
-            files[entry.as_posix()] = Path(str(distribution.locate_file(entry)))
-    return sorted(files.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest())
+        place = str(distribution.locate_file(""))
+        files |= {name: Path(place, name) for name in _installed(distribution) if _is_text(name)}
+    return tuple(sorted(files.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest()))
+
+
+def _installed(distribution: importlib.metadata.Distribution) -> list[str]:
+    """The names of a package's files; read from its record, whose lines `files` makes objects of for seconds."""
+    record = distribution.read_text("RECORD")
+    if record is None:
+        return [file.as_posix() for file in distribution.files or ()]
+    return [line[0] for line in csv.reader(record.splitlines()) if line]
+
+
+def _is_text(name: str) -> bool:
+    """Whether an installed file is a source file that counts."""
+    *folders, file = name.split("/")
+    return (
+        file.endswith(".py")
+        and file not in GENERATED_FILES
+        and TEST_FOLDERS.isdisjoint(folders)
+        and ".." not in folders
+    )
 
 
 def earlier(split: Split) -> tuple[Split, ...]:
