@@ -30,7 +30,15 @@ TOGETHER = 6
 LOCKED = 2.0
 
 _THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_STAGES = tuple(f"rotquant.study.stages.{name}" for name in ("rotations", "weights", "runs"))
+_LOADED = (
+    *(f"rotquant.study.stages.{name}" for name in ("rotations", "weights", "runs")),
+    "rotquant.weights.build",
+    "rotquant.weights.storage",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+)
+"""What every worker needs and takes seconds to import: once, before the first is forked. None of it asks for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
         threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.update(dict.fromkeys(_THREADS, threads))
         several = workers > 1  # one alone says itself how far it is
-        with Workers(workers, functools.partial(perform, plan, several), _STAGES) as processes:
+        with Workers(workers, functools.partial(perform, plan, several), _LOADED) as processes:
             execution.run(todo, processes, several)
     execution.close(lacking)
 
