@@ -29,6 +29,7 @@ from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.tensors.devices import learning_dtype
 from rotquant.text import (
     DOCSTRINGS,
+    MODULES,
     WIKITEXT2,
     CorpusSpec,
     calibration_samples,
@@ -70,7 +71,7 @@ def quantize(
     checkpoint: str | Path,
     recipe: Recipe | str,
     *,
-    corpus: CorpusSpec = DOCSTRINGS,
+    corpus: CorpusSpec = MODULES,
     seed: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -201,9 +202,9 @@ def perplexity(
     """Perplexity of a model by the papers' protocol (see `rotquant.metrics.perplexity`).
 
     Args:
-        corpus: the text that the metric names; None where that is `docstrings` or `wikitext2`.
+        corpus: the text that the metric names; None where that is `modules` or `wikitext2`.
         metric: default, windows of 2048 tokens, or fewer where the model's context or its tokenizer's
-            `model_max_length` says so, of the corpus's test split; the corpus is then `docstrings` by default.
+            `model_max_length` says so, of the corpus's test split; the corpus is then `modules` by default.
         text: that split, where it has been read already.
 
     Raises:
@@ -212,7 +213,7 @@ def perplexity(
     """
     if metric is None:
         length = Limits.of(model.network.config, advised_length(model.tokenizer.model_max_length)).length()
-        metric = Perplexity(corpus=(corpus or DOCSTRINGS).name, sequence_length=length)
+        metric = Perplexity(corpus=(corpus or MODULES).name, sequence_length=length)
     spec = _corpus(metric.corpus, corpus)
     text = load_text(spec, metric.split) if text is None else text
     return evaluation.perplexity(model.network, tokenize(text, model.tokenizer), metric, batch_size=batch_size)
@@ -224,7 +225,7 @@ def _corpus(name: str, given: CorpusSpec | None) -> CorpusSpec:
     Raises:
         RecipeError: another corpus was given, or none and the name is not known.
     """
-    known = {spec.name: spec for spec in (DOCSTRINGS, WIKITEXT2)}
+    known = {spec.name: spec for spec in (MODULES, DOCSTRINGS, WIKITEXT2)}
     if given is None and name not in known:
         raise RecipeError(f"the metric is of corpus {name!r}, which is not known by its name: pass the corpus too.")
     if given is not None and given.name != name:
@@ -246,14 +247,14 @@ def zero_shot(
 
     Args:
         metric: the tasks; None takes the shipped ones.
-        corpus: what the shipped tasks are made from, which the metric names; None where that is `docstrings`.
+        corpus: what the shipped tasks are made from, which the metric names; None where that is `modules`.
         root: the project's folder below which the task definitions are kept; None keeps them in the user's cache.
 
     Raises:
         RecipeError: unknown task, or a corpus that is not the metric's.
         TaskError: missing data, a paper's task without lm-eval, or an item that exceeds the model's context.
     """
-    metric = metric or ZeroShot(corpus=(corpus or DOCSTRINGS).name)
+    metric = metric or ZeroShot(corpus=(corpus or MODULES).name)
     place = None if root is None else Path(root)
     folder = zeroshot.prepare(metric, place, _corpus(metric.corpus, corpus) if metric.corpus else None)
     return zeroshot.evaluate(model.network, model.tokenizer, metric, folder, batch_size)

@@ -365,16 +365,6 @@ def test_raw_wikitext2_files_read_as_the_hub_gives_them():
     assert rows[1].endswith(" \n")
 
 
-def test_the_language_reference_is_text_for_calibration_and_for_nothing_else() -> None:
-    spec = CorpusSpec(name="reference", source="reference")
-    text = load_text(spec, "train")
-    assert len(text) > 300_000
-    assert "Assignment statements" in text
-    assert len(load_text(spec, "train", max_characters=10_000)) < 100_000
-    with pytest.raises(CorpusError, match="no test split"):
-        load_text(spec, "test")
-
-
 def test_large_calibration_sets_read_more_of_the_text() -> None:
     assert Calibration().characters == Calibration(samples=16, sequence_length=512).characters == CALIBRATION_CHARACTERS
     assert Calibration(samples=800).characters > 3 * CALIBRATION_CHARACTERS

@@ -57,9 +57,13 @@ def test_a_uniform_model_has_the_vocabulary_size_as_perplexity(tokens):
     assert perplexity(model, tokens, TEN).perplexity == pytest.approx(11, rel=1e-6)
 
 
-def test_max_windows_takes_the_first(tokens):
-    first = perplexity(Bigram(), Tokens(tokens.ids[:20]), TEN).nll
-    assert perplexity(Bigram(), tokens, TEN.model_copy(update={"max_windows": 2})).nll == first
+def test_max_windows_are_spread_evenly_over_the_text(tokens):
+    every = perplexity(Bigram(), tokens, TEN).by_window
+    assert len(every) >= 4
+    for asked in (1, 2, 3, len(every)):
+        some = perplexity(Bigram(), tokens, TEN.model_copy(update={"max_windows": asked})).by_window
+        assert some == tuple(every[place * len(every) // asked] for place in range(asked))
+    assert perplexity(Bigram(), tokens, TEN.model_copy(update={"max_windows": len(every) + 1})).by_window == every
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def corpus(
-    corpus: Annotated[str, typer.Argument(help="What --corpus of `rotquant evaluate` takes.")] = "docstrings",
+    corpus: Annotated[str, typer.Argument(help="What --corpus of `rotquant evaluate` takes.")] = "modules",
     split: Annotated[list[str] | None, typer.Option(help="Split to read; repeatable. Default: all three.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write each split as text here.")] = None,
 ) -> None:
     """Build or read a text corpus; print its size, its content hash and whether that is the recorded one.
 
-    Example: `rotquant corpus docstrings --split test -o corpus/`
+    Example: `rotquant corpus modules --split test -o corpus/`
     """
     from rotquant.foundation.files import check_output_file, write_text
     from rotquant.recipes.corpus import SPLITS

@@ -41,7 +41,7 @@ def quantize(
         str, typer.Option(help=f"{', '.join(PRESETS)}: `rotquant methods` and `rotquant recipe` say what they are.")
     ] = "quarot",
     changes: Changes = None,
-    corpus: Corpus = "docstrings",
+    corpus: Corpus = "modules",
     samples: Annotated[int, typer.Option(min=1, help="Calibration samples.")] = 128,
     sequence_length: Annotated[
         int | None,
@@ -143,13 +143,13 @@ def evaluate(
     metric: Annotated[
         str, typer.Option(help="perplexity, or zero_shot (which --tasks and --suite imply).")
     ] = "perplexity",
-    corpus: Corpus = "docstrings",
+    corpus: Corpus = "modules",
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     sequence_length: Annotated[
         int | None,
         typer.Option(min=2, help="Tokens per window. Default: what model and tokenizer allow, at most 2048."),
     ] = None,
-    max_windows: Annotated[int | None, typer.Option(min=1, help="Only the first windows. Default: all.")] = None,
+    max_windows: Annotated[int | None, typer.Option(min=1, help="So many, spread evenly. Default: all.")] = None,
     tasks: Tasks = None,
     suite: Suite = None,
     task_data: TaskData = None,

@@ -106,8 +106,15 @@ def model_windows(model: "nn.Module", tokens: Tokens, sequence_length: int, bos:
 
 
 def metric_windows(model: "nn.Module", tokens: Tokens, metric: Perplexity | SNR) -> "Tensor":
-    """The windows that a metric asks for, int64 [windows, tokens]; raises as `model_windows`."""
-    return model_windows(model, tokens, metric.sequence_length, metric.bos)[: metric.max_windows]
+    """The windows that a metric asks for, int64 [windows, tokens]: all, or `max_windows` spread evenly over the text.
+
+    Raises as `model_windows`.
+    """
+    windows = model_windows(model, tokens, metric.sequence_length, metric.bos)
+    asked = metric.max_windows
+    if asked is None or asked >= len(windows):
+        return windows
+    return windows[[place * len(windows) // asked for place in range(asked)]]
 
 
 def _context(config: Any) -> int | None:

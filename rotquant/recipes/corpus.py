@@ -25,17 +25,20 @@ CHARACTERS_PER_TOKEN = 4
 EXPECTED_HASHES = Path(__file__).resolve().parents[2] / "workflow" / "resources" / "models" / "corpus.json"
 
 
+#: Sources that every installation has.
+INSTALLED = ("modules", "docstrings")
+
+
 class CorpusSpec(Frozen):
     """A text corpus."""
 
-    name: str = "docstrings"
+    name: str = "modules"
     """Label used in reports and keys, such as modules or wikitext2."""
-    source: Literal["modules", "docstrings", "reference", "hub", "local"] = "docstrings"
-    """`modules` and `docstrings` (source files and documentation strings of the installed pinned packages), `reference`
-    (of the Python language, for calibration), `hub` (a Hugging Face dataset id), or `local` (a folder of parquet, json,
-    jsonl or txt files, which are the splits that words of their names say, or one such file; where its name says none,
-    the first 80 % of its rows are the train split, the next 10 % validation, the last 10 % test, so that no split holds
-    another's text)."""
+    source: Literal["modules", "docstrings", "hub", "local"] = "modules"
+    """`modules` and `docstrings` (source files and documentation strings of the installed pinned packages), `hub`
+    (a Hugging Face dataset id), or `local` (a folder of parquet, json, jsonl or txt files, which are the splits that
+    words of their names say, or one such file; where its name says none, the first 80 % of its rows are the train
+    split, the next 10 % validation, the last 10 % test, so that no split holds another's text)."""
     path: str | None = None
     """The hub id or the local path; none for what every installation has."""
     subset: str | None = None
@@ -47,15 +50,15 @@ class CorpusSpec(Frozen):
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> "CorpusSpec":
-        installed = self.source in ("modules", "docstrings", "reference")
+        installed = self.source in INSTALLED
         if (self.path is None) != installed:
             need = "takes no path" if installed else "needs a path (hub id, folder or file)"
             raise ValueError(f"corpus {self.name!r}: source {self.source!r} {need}")
         return self
 
 
-DOCSTRINGS = CorpusSpec()
-MODULES = CorpusSpec(name="modules", source="modules")
+MODULES = CorpusSpec()
+DOCSTRINGS = CorpusSpec(name="docstrings", source="docstrings")
 WIKITEXT2 = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext", subset="wikitext-2-raw-v1")
 
 
@@ -71,6 +74,6 @@ def portion(split: Split, max_characters: int | None) -> str:
 
 def expected_hashes(spec: CorpusSpec) -> dict[str, str]:
     """The recorded content hashes of a corpus that follows installed packages, by portion; none of any other."""
-    if spec.source not in ("modules", "docstrings") or not EXPECTED_HASHES.is_file():
+    if spec.source not in INSTALLED or not EXPECTED_HASHES.is_file():
         return {}
     return json.loads(EXPECTED_HASHES.read_text(encoding="utf-8")).get(spec.source, {}).get("sha256", {})

@@ -136,7 +136,7 @@ class Perplexity(Frozen):
     sequence_length: Annotated[int, Field(gt=1)] = 2048
     """Tokens of a window."""
     max_windows: Annotated[int, Field(gt=0)] | None = None
-    """Only the first windows; null, the papers' protocol, evaluates all."""
+    """So many windows, spread evenly over the text; null, the papers' protocol, evaluates all."""
     bos: Literal["text", "window", "none"] = "text"
     """`text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
     the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either."""
@@ -185,7 +185,7 @@ class SNR(Frozen):
     sequence_length: Annotated[int, Field(gt=1)] = 2048
     """Tokens of a window."""
     max_windows: Annotated[int, Field(gt=0)] | None = None
-    """Only the first windows; null, the papers' protocol, evaluates all."""
+    """So many windows, spread evenly over the text; null, the papers' protocol, evaluates all."""
     bos: Literal["text", "window", "none"] = "text"
     """`text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
     the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either."""

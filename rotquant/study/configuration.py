@@ -66,7 +66,7 @@ class Amounts(Written):
     calibration: CalibrationText = Field(default_factory=dict)
     """Text that methods which calibrate read: windows of the train split."""
     evaluation: EvaluationText = Field(default_factory=dict)
-    """Text that models are evaluated on: windows of the test split, the first `max_windows` of them or all."""
+    """Text that models are evaluated on: windows of the test split, all or `max_windows` of them, spread evenly."""
     methods: Annotated[dict[str, dict[str, Any]], MethodSettings()] = Field(default_factory=dict)
     """Settings of methods by their names, such as amounts of work and text, where a table's row does not say its own;
     `rotquant methods` lists them."""
@@ -116,7 +116,7 @@ class Corpus(CorpusSpec):
     """The text behind a corpus name that the tables use."""
 
     name: Annotated[str, Field(min_length=1)]  # pyright: ignore[reportGeneralTypeIssues]  # required here
-    source: Literal["modules", "docstrings", "reference", "hub", "local"]  # pyright: ignore[reportGeneralTypeIssues]  # required
+    source: Literal["modules", "docstrings", "hub", "local"]  # pyright: ignore[reportGeneralTypeIssues]  # required
 
 
 class Settings(Written):

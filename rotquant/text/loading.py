@@ -14,11 +14,10 @@ from typing import Any
 from rotquant.foundation.errors import CorpusError
 from rotquant.foundation.files import cache_folder
 from rotquant.foundation.progress import at_terminal, downloading, task
-from rotquant.recipes.corpus import SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
+from rotquant.recipes.corpus import INSTALLED, SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
 from rotquant.text.docstrings import docstring_rows
 from rotquant.text.modules import module_rows
 from rotquant.text.packages import versions
-from rotquant.text.reference import reference_rows
 
 _BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
 _SPLIT_NAMES = {"train": {"train"}, "validation": {"validation", "valid", "val", "dev"}, "test": {"test"}}
@@ -43,8 +42,6 @@ def load_rows(
         return module_rows(split, cache or cache_folder("corpora"), max_characters)
     if spec.source == "docstrings":
         return docstring_rows(split, cache or cache_folder("corpora"), max_characters)
-    if spec.source == "reference":
-        return _head(reference_rows(split), max_characters)
     rows = _hub_rows(spec, split, max_characters) if spec.source == "hub" else _local_rows(spec, split)
     with task(f"reading {spec.name} ({split})"):
         selected = _head(rows, max_characters)
@@ -81,7 +78,7 @@ def corpus_identity(
     for split in splits:
         text = known.get(split) or load_text(spec, split, max_characters=max_characters, cache=cache)
         entry: dict = {"characters": len(text), "sha256": content_hash(text)}
-        if spec.source in ("modules", "docstrings"):
+        if spec.source in INSTALLED:
             entry["expected_sha256"] = expected_hashes(spec).get(portion(split, max_characters))
             entry["packages"] = versions(split)
         if share := _share(spec, split):

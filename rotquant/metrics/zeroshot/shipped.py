@@ -15,6 +15,7 @@ from rotquant.metrics.zeroshot.items import task_examples, task_items
 from rotquant.metrics.zeroshot.passages import Item, Source, read
 from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.suites import SHIPPED
+from rotquant.recipes.corpus import INSTALLED
 from rotquant.text import CorpusSpec
 from rotquant.text.packages import versions
 
@@ -49,7 +50,7 @@ def build(folder: Path, spec: CorpusSpec | None = None) -> None:
 
 def check_source(spec: CorpusSpec | None) -> None:
     """Raise `TaskError` for a corpus that the shipped tasks cannot be made from."""
-    if spec is not None and spec.source not in ("modules", "docstrings"):
+    if spec is not None and spec.source not in INSTALLED:
         raise TaskError(
             f"the shipped tasks are made from the source files of the installed packages and their documentation, "
             f"which corpus {spec.name!r} (source {spec.source!r}) does not have; use a corpus of source 'modules'."
