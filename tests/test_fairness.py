@@ -1,6 +1,7 @@
 """Methods are compared on equal terms: seeds draw all that is drawn, and shares of features are the papers'."""
 
 import json
+import math
 
 import pytest
 
@@ -46,12 +47,12 @@ def test_seeds_have_weights_of_their_own(project: Project) -> None:
 
 @pytest.mark.parametrize("kind", ["group_sizes", "outlier_features"])
 def test_a_stand_in_keeps_the_papers_shares_of_its_width(project: Project, kind: str) -> None:
-    """So that Atom's 128 outlier features are one in 32 as on Llama-2-7B, beside as many groups as there."""
+    """So that Atom's 128 outlier features are one in 32 as on Llama-2-7B; to the nearest power of two."""
     for name, width in WIDTHS.items():
         slot = project.config.slot(name)
         hidden = json.loads((REPOSITORY / slot.checkpoint / "config.json").read_text())["hidden_size"]
         for number, scaled in getattr(slot, kind).items():
-            assert scaled / hidden == pytest.approx(number / width, rel=0.1), (name, number)
+            assert abs(math.log2(scaled / hidden * width / number)) <= 0.5, (name, number)
 
 
 def test_a_page_says_what_each_method_was_given(project: Project) -> None:

@@ -70,7 +70,7 @@ def test_texts_are_no_longer_than_the_tokenizer_advises_unless_asked_for() -> No
 def test_a_shipped_model_is_measured_on_texts_as_long_as_it_was_trained_on(name: str) -> None:
     folder = Path("workflow/resources/models") / name
     trained = TrainingConfig.model_validate_json((folder / "recipe.json").read_text()).sequence_length
-    assert limits_of(folder).length() == trained == 512
+    assert limits_of(folder).length() == trained == 2048
 
 
 def test_a_methods_texts_are_shortened_and_nothing_else_is() -> None:

@@ -99,7 +99,7 @@ def test_equal_packages_give_equal_bytes(folder: Path, tmp_path: Path):
         "import sys, pathlib; from rotquant.metrics.zeroshot import shipped; shipped.build(pathlib.Path(sys.argv[1]))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "again")], check=True, env=environment, timeout=120)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "again")], check=True, env=environment, timeout=600)
     files = sorted(file.name for file in folder.iterdir())
     assert files == sorted(f"{name}.{suffix}" for name in TASKS["shipped"] for suffix in SUFFIXES)
     assert all((folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)

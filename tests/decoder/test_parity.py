@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rotquant import api
 from rotquant.api import Model
@@ -25,12 +26,13 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity
 from rotquant.text import Tokens, tokenize
+from tests.models import TINY_SHAPE
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
 MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3")
 #: One whose head size the 4-bit cache's kernels have, and one whose keys and values are only rounded.
-ON_GPU = ("rq-llama3", "rq-7b")
+ON_GPU = ("rq-llama3", "rq-13b")
 LENGTH = 192
 FOUR, EIGHT = (Perplexity(sequence_length=LENGTH, max_windows=count) for count in (4, 8))
 
@@ -83,7 +85,7 @@ def text(name: str) -> Tokens:
 @cache
 def exact(name: str, recipe: Recipe) -> tuple[torch.nn.Module, Decoder]:
     """The simulated model and the converted one in float64, on the same integers and scales."""
-    model = api.quantize(f"workflow/resources/models/{name}", recipe)
+    model = api.quantize(name if Path(name).is_dir() else f"workflow/resources/models/{name}", recipe)
     network, parameters = model.network.double(), dict(model.network.named_parameters())
     for weight_name, weight in model.stored.weights.items():
         scale = weight.qparams.scale.double()
@@ -111,10 +113,21 @@ def test_greedy_tokens_are_the_simulated_ones(name: str) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random model whose widths are multiples of 128, the size of the kernels' groups; no shipped one has such."""
+    folder = tmp_path_factory.mktemp("wide")
+    tokenizer = quantized("rq-llama3", preset("quarot-rtn")).tokenizer
+    tokenizer.save_pretrained(folder)
+    config = LlamaConfig(**{**TINY_SHAPE, "vocab_size": len(tokenizer)}, bos_token_id=tokenizer.bos_token_id)
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
-def test_every_convertible_recipe_is_computed(recipe: Recipe) -> None:
-    name = "rq-llama3" if recipe.weights.scheme.group_size is None else "rq-70b"
-    network, decoder = exact(name, recipe)
+def test_every_convertible_recipe_is_computed(recipe: Recipe, wide: str) -> None:
+    network, decoder = exact("rq-llama3" if recipe.weights.scheme.group_size is None else wide, recipe)
     windows = text("rq-llama3").whole[:LENGTH].view(4, -1)
     with torch.no_grad():
         expected = network(input_ids=windows, use_cache=False).logits
