@@ -32,7 +32,7 @@ CARD_START, CARD_END = "<!-- diagnose:start -->", "<!-- diagnose:end -->"
 
 def diagnose(
     model: Checkpoint,
-    corpus: Corpus = "docstrings",
+    corpus: Corpus = "modules",
     split: Annotated[
         str, typer.Option(help="test, or validation for what settings are chosen by: then without tasks.")
     ] = "test",
