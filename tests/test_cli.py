@@ -134,6 +134,22 @@ def test_evaluation_reads_its_text_once(model, text, tmp_path, monkeypatch):
     assert told["sha256"] == content_hash(loading.load_text(corpus_spec(text), "test"))
 
 
+@pytest.mark.parametrize("command", ["evaluate", "diagnose"])
+def test_the_hub_is_asked_once_where_a_model_is(command, model, text, monkeypatch, capsys):
+    asked: list[str] = []
+
+    def download(name, **options):
+        asked.append(name)
+        return model
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    small = ["--sequence-length", "32", "--max-windows", "1", "--device", "cpu"]
+    tasks = ["--tasks-limit", "0"] if command == "diagnose" else []
+    assert rotquant(monkeypatch, command, "owner/model", "--corpus", text, *small, *tasks) == 0
+    assert asked == ["owner/model"]
+    assert capsys.readouterr().out
+
+
 def test_corpus_prints_the_hash_of_each_split(text, monkeypatch, capsys):
     assert rotquant(monkeypatch, "corpus", text, "--split", "test") == 0
     assert "words" in capsys.readouterr().out

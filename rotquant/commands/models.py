@@ -179,14 +179,16 @@ def evaluate(
         settings = None
     with task("starting"):
         from rotquant import api
+        from rotquant.models.checkpoints import local_folder
         from rotquant.text import corpus_identity, load_text
 
+    place = local_folder(model)
     if settings is None:
-        length = api.limits_of(model).length(sequence_length)
+        length = api.limits_of(place).length(sequence_length)
         settings = Perplexity(
             corpus=spec.name, split=cast("Split", split), sequence_length=length, max_windows=max_windows
         )
-    loaded = api.load(model, device=torch_device(device))
+    loaded = api.load(place, device=torch_device(device))
     if isinstance(settings, ZeroShot):
         metrics = api.zero_shot(loaded, settings, spec, batch_size=8 * batch_size)
         print_accuracies(model, settings, metrics)

@@ -76,10 +76,12 @@ def _layer_maxima(stream: LayerStream, index: int, layer: nn.Module) -> tuple[Te
         stream.advance(index)
     finally:
         hook.remove()
-    values = [rows.abs().float() for rows in stream.hidden.split(stream.batch_size)]
-    largest = torch.cat([rows.amax(dim=-1) for rows in values])
-    median = torch.cat([rows.median(dim=-1).values for rows in values])
-    return torch.cat(inputs), largest.cpu(), median.cpu()
+    largest, median = [], []
+    for rows in stream.hidden.split(stream.batch_size):
+        values = rows.abs().float()
+        largest.append(values.amax(dim=-1).cpu())
+        median.append(values.median(dim=-1).values.cpu())
+    return torch.cat(inputs), torch.cat(largest), torch.cat(median)
 
 
 def detect_prefix(
