@@ -225,14 +225,14 @@ def test_each_figure_stands_beside_what_is_asked_of_it(windows):
     sinks = find_sinks(planted(), windows, BOS, threshold=8.0)
     found = {one.figure: (one.here, one.met) for one in asked(COSTS, sinks, lambda token: f" {token}")}
     assert found == {
-        "plain W4A4: perplexity, times": ("2.01 ± 0.23", True),
-        "plain W4A4: points of accuracy lost": ("50.0 ± 28.9", True),
-        "R1 R2 R4 take back of the rise": ("90%", True),
-        "R1 R2 alone, times R1 R2 R4": ("1.11 ± 0.00", False),
-        "3-bit KV cache, rotated: rise": ("3.0 ± 0.0%", True),
-        "first token, input of down_proj, times the median": (f"{expected_ratio():.1f} (0)", True),
-        "first token, residual stream, times the median": ("50.0 (0)", False),
-        "behind `␣7` `␣1`: tokens above 8": ("7 of 128", False),
+        "plain W4A4 over unquantized": ("2.01 ± 0.23", True),
+        "plain W4A4, points lost": ("50.0 ± 28.9", True),
+        "taken back by R1 R2 R4": ("90%", True),
+        "R1 R2 over R1 R2 R4": ("1.11 ± 0.00", False),
+        "3-bit KV cache, rotated": ("+3.0 ± 0.0%", True),
+        "first token, down_proj input": (f"{expected_ratio():.1f} (0)", True),
+        "first token, residual stream": ("50.0 (0)", False),
+        "above 8 behind `␣7` `␣1`": ("7 of 128", False),
     }
 
 
@@ -242,7 +242,7 @@ def test_tables_show_what_is_not_finite_and_leave_out_tasks_that_were_not_asked(
     assert list(shown) == ["phenomena", "perplexity", "outlier tokens"]
     rows = {row[0]: row[1:] for row in shown["perplexity"].rows}
     assert rows["preset rtn (W4A4KV4)"][0] == "inf"
-    assert not any("accuracy" in row[0] for row in shown["phenomena"].rows)
+    assert not any("points" in row[0] for row in shown["phenomena"].rows)
     assert "`7` (3)" in shown["outlier tokens"].help
     with_tasks = {table.title: table for table in tables(COSTS, sinks, str)}
     assert with_tasks["tasks"].rows[0] == ("Parameter", "50", "75.0", "25.0", "75.0")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, corpus_spec, print_table
+from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec, print_table
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import check_output_file, write_json, write_text
 from rotquant.foundation.progress import task
@@ -54,6 +54,7 @@ def diagnose(
         Path | None, typer.Option(help="Write the result into this model card, between its diagnose markers.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")] = None,
+    seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
 ) -> None:
@@ -84,7 +85,7 @@ def diagnose(
     metric = Perplexity(corpus=spec.name, split=cast("Split", split), sequence_length=length, bos="none")
     text = load_text(spec, metric.split)
     tokens = spread(tokenize(text, tokenizer), length, max_windows)
-    samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=length), tokenizer)
+    samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=length), tokenizer, seed)
 
     def load() -> "PreTrainedModel":
         return api.load_checkpoint(checkpoint, kind, place)[0]
@@ -92,11 +93,11 @@ def diagnose(
     def ask(network: "PreTrainedModel") -> Scores:
         return scores(network, tokenizer, cast(ZeroShot, tasks), cast(Path, folder))
 
-    costs, sinks = _measured(load, tokens, metric, samples, ask if tasks else None, outlier_ratio)
+    costs, sinks = _measured(load, tokens, metric, samples, ask if tasks else None, outlier_ratio, seed)
     decode = cast(Any, tokenizer.decode)
     shown = tables(costs, sinks, decode)
     windows = costs.perplexity["unquantized"].windows
-    on = f"{windows} windows of {length} tokens spread over the {split} split of {spec.name}"
+    on = f"{windows} windows of {length} tokens spread over the {split} split of {spec.name}, rotation of seed {seed}"
     for part in shown:
         _print(part)
     typer.echo(f"on {on}" + ("" if tokens.bos is not None else f"; {NO_BOS}"))
@@ -121,6 +122,7 @@ def _measured(
     samples: "Tensor",
     ask: "Callable[[PreTrainedModel], Scores] | None",
     outlier_ratio: float,
+    seed: int,
 ) -> "tuple[Costs, list[Sinks]]":
     """Costs and outlier tokens, the latter of the copy of the model that is loaded first."""
     from rotquant.metrics.diagnostics import find_sinks, measure_costs
@@ -131,7 +133,7 @@ def _measured(
         windows = tokens.ids.view(-1, metric.sequence_length)
         sinks.extend(find_sinks(network, windows, tokens.bos, outlier_ratio, network.device))
 
-    return measure_costs(load, tokens, metric, samples, ask=ask, look=look), sinks
+    return measure_costs(load, tokens, metric, samples, ask=ask, look=look, seed=seed), sinks
 
 
 def _tasks(split: str, limit: int | None) -> ZeroShot | None:

@@ -1,6 +1,6 @@
 """Training of the small models that ship with the project, from a recipe in config/training/.
 
-A Llama or Phi-3 of an awkward shape is trained on the default corpus and written as a Hugging Face folder; `python -m
+A model of an awkward shape is trained on the recipe's corpus and written as a Hugging Face folder; `python -m
 rotquant.training RECIPE -o DIR` and `rotquant train` do the same. Importing this package loads no torch.
 """
 
