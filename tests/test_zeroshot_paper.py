@@ -12,6 +12,7 @@ from rotquant import api
 from rotquant.foundation.errors import TaskError
 from rotquant.metrics.zeroshot import TASKS, evaluate, identity, prepare
 from rotquant.metrics.zeroshot.paper import PAPER_TASKS, parts
+from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.recipes.schemes import ZeroShot
 
 MODEL = Path(__file__).parents[1] / "workflow" / "resources" / "models" / "rq-7b"
@@ -170,6 +171,35 @@ def test_every_task_runs_offline_from_local_files(metric: ZeroShot, folder: Path
     assert found["rouge_l"] == found["tldr"]
     fewer = evaluate(model.network, model.tokenizer, metric.model_copy(update={"limit": 2, "tasks": ("piqa",)}), folder)
     assert fewer["piqa.items"] == 2
+
+
+def test_by_the_unconditional_likelihood_a_choice_counts_by_what_the_question_adds(metric: ZeroShot, tmp_path: Path):
+    """Brown et al. 2020, Sec. 2.4: log P(choice | question) - log P(choice | "Answer:"), in ARC and OpenBookQA."""
+    tasks = ("arc_easy", "openbookqa", "piqa")
+    metric = metric.model_copy(update={"tasks": tasks, "normalization": "unconditional"})
+    model = api.load(MODEL)
+    found = evaluate(model.network, model.tokenizer, metric, prepare(metric, tmp_path))
+    scorer = Scorer(model.network, model.tokenizer, True, 8)
+    prompts = {"arc_easy": "Question: {question}\nAnswer:", "openbookqa": "{question_stem}"}
+    for task, prompt in prompts.items():
+        right = []
+        for row in ROWS[task]:
+            choices = [f" {text}" for text in row["choices"]["text"]]
+            asked, alone = (
+                [
+                    score
+                    for score, _ in scorer.log_likelihoods([(context, one) for one in choices], [task] * len(choices))
+                ]
+                for context in (prompt.format(**row), "Answer:")
+            )
+            gains = [one - other for one, other in zip(asked, alone, strict=True)]
+            right.append(gains.index(max(gains)) == row["choices"]["label"].index(row["answerKey"]))
+        assert found[task] == found[f"{task}.acc_mutual_info"] == pytest.approx(100 * sum(right) / len(right))
+        assert {f"{task}.acc", f"{task}.acc_norm"} <= found.keys()
+    assert found["piqa"] == found["piqa.acc_norm"]
+    assert "piqa.acc_mutual_info" not in found
+    with pytest.raises(ValueError, match="normalization 'unconditional' is about tasks of suite 'paper'"):
+        ZeroShot(corpus="docstrings", normalization="unconditional")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rich.table import Table
 from rotquant.commands.options import print_table
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import atomic_directory, check_output_folder
-from rotquant.metrics.zeroshot import TASKS, identity, prepare, suite_of, task_names
+from rotquant.metrics.zeroshot import TASKS, identity, prepare, quoted, suite_of, task_names
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import CorpusSpec
 
@@ -83,7 +83,7 @@ def print_accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) ->
     """Print what each task quotes with its standard error and chance level, and the average of the accuracies."""
     table = Table("task", "measure", "value", "standard error", "chance", "items", title=f"{model}, in percent")
     for name in task_names(metric):
-        task = TASKS[metric.suite][name]
+        task = quoted(metric, name)
         error = metrics[f"{name}.{task.measure}_stderr"]
         items = f"{metrics[f'{name}.items']:.0f}"
         chance = "-" if task.chance is None else f"{task.chance:.0f}"

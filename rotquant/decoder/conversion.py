@@ -121,6 +121,11 @@ def _cache_scheme(
     for scheme in cast("tuple[QuantizationScheme, ...]", (keys, values)):
         _refuse(scheme.bits != 4, f"a {scheme.bits}-bit cache", why)
         _refuse(scheme.symmetric, "a symmetric cache", why)
+        _refuse(
+            scheme.zero_point != "whole",
+            "a cache with exact zero points",
+            "the kernels' zero points are whole, since they multiply codes",
+        )
     _refuse(
         cast(QuantizationScheme, keys).group_size != cast(QuantizationScheme, values).group_size,
         "groups of different size for keys and values",

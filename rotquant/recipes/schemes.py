@@ -20,13 +20,17 @@ class QuantizationScheme(Frozen):
 
     Symmetric: scale = clip * max|x| / (2^(bits-1) - 1), integers -2^(bits-1) .. 2^(bits-1)-1 (QuaRot Sec. 4, stage 2b).
     Asymmetric: scale = clip * (max - min) / (2^bits - 1) over a range that includes zero, integers 0 .. 2^bits - 1,
-    and a whole zero point, as integers need and SpinQuant's code has; its Eq. 1 has min itself in that place.
+    and a zero point that is whole or not.
     """
 
     bits: Annotated[int, Field(ge=2, le=8)]
     """Width of the integers."""
     symmetric: bool = True
     """Whether the range is symmetric around zero, or reaches from the least to the largest value."""
+    zero_point: Literal["whole", "exact"] = "whole"
+    """Of an asymmetric range of inputs or KV cache: `whole`, the code that stands for zero, as integer kernels need and
+    the codes of SpinQuant's and QuaRot's authors have; `exact`, the least value itself, whether the range includes zero
+    or not (SpinQuant Eq. 1). Stored weights have whole ones."""
     granularity: Granularity = "token"
     """Which elements share a scale, always along the last axis: `tensor` one scale for all; `channel` (weights, [out,
     in]: one per output row) and `token` (activations, [..., features]: one per token) one per row; `group` one per
@@ -44,6 +48,8 @@ class QuantizationScheme(Frozen):
             raise ValueError("granularity 'group' needs a group_size")
         if self.granularity not in ("group", "head") and self.group_size is not None:
             raise ValueError(f"group_size has no meaning for granularity {self.granularity!r}")
+        if self.symmetric and self.zero_point == "exact":
+            raise ValueError("zero_point 'exact' has no meaning for a symmetric scheme: set symmetric to false too")
         return self
 
     @property
@@ -142,6 +148,9 @@ class Perplexity(Frozen):
     the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either."""
 
 
+Normalization = Literal["length", "unconditional"]
+
+
 class ZeroShot(Frozen):
     """Zero-shot or few-shot accuracy, or ROUGE-L of summaries, by lm-eval's rules, in percent (`metrics.zeroshot`)."""
 
@@ -161,9 +170,14 @@ class ZeroShot(Frozen):
     bos: bool = True
     """Whether each item begins with BOS. lm-eval's default depends on the tokenizer; here it is always said. Where the
     tokenizer has none, items begin without."""
+    normalization: Normalization = "length"
+    """`paper`: by what a choice's likelihood counts in ARC and OpenBookQA. `length`, per byte, which is lm-eval's
+    acc_norm (QuaRot); `unconditional`, over its likelihood after "Answer:" alone (Brown et al. 2020, Sec. 2.4)."""
 
     @model_validator(mode="after")
     def _data_fits_suite(self) -> "ZeroShot":
+        if self.suite == "shipped" and self.normalization != "length":
+            raise ValueError(f"normalization {self.normalization!r} is about tasks of suite 'paper'")
         if self.suite == "shipped" and (self.corpus is None or self.path is not None):
             raise ValueError("suite 'shipped' is made from a corpus and takes no path")
         if self.suite == "paper" and self.corpus is not None:

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.written import Many, Written, by_name, parse, read_yaml, some_of
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import Metric
+from rotquant.recipes.schemes import Metric, Normalization
 from rotquant.study.checks import Claim, Names, named_by
 from rotquant.study.configuration import MethodSettings
 
@@ -38,6 +38,7 @@ Positive = Annotated[int, Field(gt=0)]
 BY_SUITE: dict[str, Any] = {
     "tasks": Many[str] | dict[Suite, Many[str]],
     "limit": Positive | dict[Suite, Positive],
+    "normalization": Normalization | dict[Suite, Normalization],
 }
 """What a table may say for each suite of zero-shot tasks, since suites differ."""
 

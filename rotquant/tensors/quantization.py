@@ -5,7 +5,7 @@ says how. Scales are computed in float32 (float64 for float64 input). Nothing he
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -90,7 +90,8 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
     """Scales (and zero points) that cover the range of `x`, shrunk by the clip ratio.
 
     Symmetric: scale = clip * max|x| / (2^(b-1) - 1). Asymmetric: the range is widened to include zero,
-    scale = clip * (max - min) / (2^b - 1), zero_point = round(-clip * min / scale). Scales are differentiable.
+    scale = clip * (max - min) / (2^b - 1), zero_point = round(-clip * min / scale). With an exact zero point (SpinQuant
+    Eq. 1) the range is not widened, and -clip * min / scale not rounded. Scales are differentiable.
 
     Args:
         x: [..., features], any floating-point type.
@@ -99,7 +100,8 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
 
     Returns:
         Scales of shape [] (tensor), [..., 1] (token, channel) or [..., n_groups, 1] (group, head), float32 or float64;
-        zero points are whole numbers of the same type and shape. All-zero rows get the smallest positive scale.
+        zero points, whole numbers unless exact, of the same type and shape. All-zero rows get the smallest positive
+        scale.
     """
     clip = scheme.clip_ratio if clip_ratio is None else clip_ratio
     view = grouped(x, scheme)
@@ -113,6 +115,11 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
     _, largest_code = scheme.code_range
     if scheme.symmetric:
         return QParams((clip * torch.maximum(high, -low) / largest_code).clamp(min=tiny))
+    if scheme.zero_point == "exact":
+        # A range of next to nothing far from zero: its zero point must stay a number that codes can be added to.
+        least = torch.finfo(dtype).eps * torch.maximum(high.abs(), low.abs()).detach() + tiny
+        scale = torch.maximum(clip * (high - low) / largest_code, least)
+        return QParams(scale, -clip * low / scale)
     low, high = low.clamp(max=0), high.clamp(min=0)
     scale = (clip * (high - low) / largest_code).clamp(min=tiny)
     return QParams(scale, torch.round(-clip * low / scale))
@@ -120,6 +127,8 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
 
 def quantize(x: Tensor, qparams: QParams, scheme: QuantizationScheme) -> Tensor:
     """Integer codes round(x / scale) + zero_point, clamped to the range of the scheme; halves round to even.
+
+    With an exact zero point they are round(x / scale + zero_point).
 
     Returns:
         int8 (symmetric) or uint8 (asymmetric), of the shape of `x`.
@@ -173,8 +182,8 @@ def fake_quantize_split(
     kept = x.index_select(-1, split.outlier_columns)
     if split.outlier_bits == 8:
         kept = fake_quantize(kept, OUTLIER_SCHEME)
-    if scheme.granularity not in ("group", "head"):
-        # Zeros never widen a range, so without groups the columns need not be gathered (half the time on a CPU).
+    if scheme.granularity not in ("group", "head") and scheme.zero_point == "whole":
+        # Zeros never widen such a range, so without groups the columns need not be gathered (half the time on a CPU).
         quantized = fake_quantize(x.index_fill(-1, split.outlier_columns, 0.0), scheme, qparams)
         return quantized.index_copy_(-1, split.outlier_columns, kept)
     normal = fake_quantize(_take_columns(x, split.normal_columns), scheme, qparams)
@@ -200,7 +209,10 @@ def _round_and_clamp(view: Tensor, qparams: QParams, scheme: QuantizationScheme)
     A division, not a product with the reciprocal: codes of values that lie on the grid are then exact.
     """
     smallest, largest = scheme.code_range
-    codes = torch.div(view.to(qparams.scale.dtype), qparams.scale).round_()
+    codes = torch.div(view.to(qparams.scale.dtype), qparams.scale)
+    if scheme.zero_point == "exact":
+        return codes.add_(cast(Tensor, qparams.zero_point)).round_().clamp_(smallest, largest)
+    codes.round_()
     if qparams.zero_point is not None:
         codes.add_(qparams.zero_point)
     return codes.clamp_(smallest, largest)
@@ -224,9 +236,12 @@ class _StraightThrough(torch.autograd.Function):
     ) -> Tensor:
         ratio = torch.div(view.to(scale.dtype), scale)
         learned = any(ctx.needs_input_grad[1:3])
-        codes = torch.round(ratio) if learned else ratio.round_()
-        if zero_point is not None:
-            codes.add_(zero_point)
+        if scheme.zero_point == "exact":
+            codes = torch.add(ratio, zero_point).round_()
+        else:
+            codes = torch.round(ratio) if learned else ratio.round_()
+            if zero_point is not None:
+                codes.add_(zero_point)
         values = codes.clamp(*scheme.code_range)
         outside = values != codes
         if zero_point is not None:

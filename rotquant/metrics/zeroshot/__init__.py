@@ -5,7 +5,7 @@ Importing this package imports neither torch nor lm-eval.
 
 from rotquant.metrics.zeroshot.evaluation import Scores, evaluate, scores
 from rotquant.metrics.zeroshot.folders import identity, prepare
-from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS, TASKS, Task, check, suite_of, task_names
+from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS, TASKS, Task, check, quoted, suite_of, task_names
 
 __all__ = [
     "DEFAULT_TASKS",
@@ -16,6 +16,7 @@ __all__ = [
     "evaluate",
     "identity",
     "prepare",
+    "quoted",
     "scores",
     "suite_of",
     "task_names",

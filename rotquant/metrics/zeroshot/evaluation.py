@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rotquant.foundation import progress
 from rotquant.metrics.zeroshot.paper import lm_eval_tasks, parts
-from rotquant.metrics.zeroshot.suites import TASKS, task_names
+from rotquant.metrics.zeroshot.suites import ANSWER, quoted, task_names
 from rotquant.recipes.schemes import ZeroShot
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rotquant.metrics.zeroshot.scoring import Scorer
 
 #: What an item is scored by.
-_MEASURES = ("acc", "acc_norm", "exact_match", "rouge_l")
+_MEASURES = ("acc", "acc_norm", "acc_mutual_info", "exact_match", "rouge_l")
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ def evaluate(
         batch_size: items of 32 tokens per forward pass; lowered where the logits would not fit into memory.
 
     Returns:
-        In percent, per task: `<task>.acc`, `<task>.acc_norm`, `<task>.exact_match` and `<task>.rouge_l`, as far as the
-        task has them, each with its standard error `<task>.acc_stderr` and so on; `<task>.items`, how many items there
-        were; `<task>`, the quoted one (see `Task.measure`). Over tasks: `average`, the mean of the quoted accuracies,
-        and `rouge_l`, the mean of the ROUGE-L, with `rouge_l_stderr`. All are nan for a task on which the network's
-        outputs are not finite, and so are the means.
+        In percent, per task: `<task>.acc`, `<task>.acc_norm`, `<task>.acc_mutual_info`, `<task>.exact_match` and
+        `<task>.rouge_l`, as far as the task has them, each with its standard error `<task>.acc_stderr` and so on;
+        `<task>.items`, how many items there were; `<task>`, the quoted one (see `Task.measure`). Over tasks: `average`,
+        the mean of the quoted accuracies, and `rouge_l`, the mean of the ROUGE-L, with `rouge_l_stderr`. All are nan
+        for a task on which the network's outputs are not finite, and so are the means.
 
     Raises:
         RecipeError: unknown task.
@@ -91,8 +91,8 @@ def scores(
     metrics: dict[str, float] = {}
     for name in names:
         metrics |= _summary(name, found[name])
-    quoted = {name: [item[TASKS[metric.suite][name].measure] for item in found[name]] for name in names}
-    items = {name: tuple(values) for name, values in quoted.items() if all(map(math.isfinite, values))}
+    values = {name: [item[quoted(metric, name).measure] for item in found[name]] for name in names}
+    items = {name: tuple(scores) for name, scores in values.items() if all(map(math.isfinite, scores))}
     return Scores(metrics | _over_tasks(metric, names, metrics), items)
 
 
@@ -113,7 +113,7 @@ def _by_lm_eval(
 
         tasks = load_tasks(Path(folder).resolve(), tuple(part for name in names for part in parts(name)))
         set_shots(tasks, metric.shots)
-        harness = Harness(scorer)
+        harness = Harness(scorer, ANSWER if metric.normalization == "unconditional" else "")
         results: Any = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=True)
 
     def measured(part: str) -> "Iterator[Measures]":
@@ -140,14 +140,14 @@ def _summary(name: str, items: "list[Measures]") -> dict[str, float]:
 def _over_tasks(metric: ZeroShot, names: tuple[str, ...], metrics: dict[str, float]) -> dict[str, float]:
     """What each task quotes, and the means of that."""
     found: dict[str, float] = {}
-    quoted: dict[str, list[str]] = {}
+    summaries: dict[str, list[str]] = {}
     for name in names:
-        measure = TASKS[metric.suite][name].measure
+        measure = quoted(metric, name).measure
         found[name] = metrics[f"{name}.{measure}"]
-        quoted.setdefault("rouge_l" if measure == "rouge_l" else "average", []).append(name)
-    for summary, members in quoted.items():
+        summaries.setdefault("rouge_l" if measure == "rouge_l" else "average", []).append(name)
+    for summary, members in summaries.items():
         found[summary] = statistics.fmean(found[name] for name in members)
-    if summarized := quoted.get("rouge_l"):
+    if summarized := summaries.get("rouge_l"):
         errors = (metrics[f"{name}.rouge_l_stderr"] for name in summarized)
         found["rouge_l_stderr"] = math.hypot(*errors) / len(summarized)
     return found

@@ -35,10 +35,13 @@ def prepare(metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | Non
         shipped.check_source(corpus)
         return _made(folder / f"shipped-{shipped.fingerprint()}", lambda new: shipped.build(new, corpus))
     content: dict[str, Any] = {"lm_eval": [_lm_eval_version(), str(paper.lm_eval_tasks())], "tasks": names}
+    if metric.normalization != "length":
+        content["normalization"] = metric.normalization
     if metric.path is None:
         paper.check_hub(names)
         return _made(
-            folder / f"paper-{short_hash(canonical_json(content))}", lambda new: paper.build(new, names, None, {})
+            folder / f"paper-{short_hash(canonical_json(content))}",
+            lambda new: paper.build(new, names, None, {}, metric.normalization),
         )
     files = paper.data_files(metric.path, names, metric.shots)
     content["files"] = {str(file): _digest(file) for splits in files.values() for file in splits.values()}
@@ -50,7 +53,7 @@ def prepare(metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | Non
             for split, file in splits.items()
         }
         items = {name: count for (name, split), count in rows.items() if split != "examples"}
-        paper.build(new, names, files, items)
+        paper.build(new, names, files, items, metric.normalization)
 
     return _made(folder / f"paper-{short_hash(canonical_json(content))}", build)
 

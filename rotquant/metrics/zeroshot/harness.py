@@ -71,19 +71,21 @@ _Model: Any = LM
 class Harness(_Model):
     """A `Scorer` as lm-eval asks one.
 
+    alone: what stands before a choice whose likelihood is asked without the question.
     not_finite: names of the tasks on which the network's outputs were not: the first of several choices would be the
         likeliest, and accuracy that of a guess.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: Scorer, alone: str = "") -> None:
         super().__init__()
-        self.scorer = scorer
+        self.scorer, self.alone = scorer, alone
         self.not_finite: set[str] = set()
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """As `Scorer.log_likelihoods`."""
         names = [str(request.task_name) for request in requests]
-        scores = self.scorer.log_likelihoods([request.arguments for request in requests], names)
+        pairs = [(context or self.alone, rest) for context, rest in (request.arguments for request in requests)]
+        scores = self.scorer.log_likelihoods(pairs, names)
         self.not_finite |= {name for name, (score, _) in zip(names, scores, strict=True) if not math.isfinite(score)}
         return scores
 

@@ -20,6 +20,8 @@ from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory
 from rotquant.metrics.zeroshot.definitions import write_definition
 from rotquant.metrics.zeroshot.rouge import rouge_l
+from rotquant.metrics.zeroshot.suites import UNCONDITIONAL
+from rotquant.recipes.schemes import Normalization
 
 SUFFIXES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 """The file types of local data, and the builder of the `datasets` library that reads each."""
@@ -188,6 +190,10 @@ PAPER_TASKS = {
 }
 """The tasks by name; the definition of MMLU is a folder with one of each subject."""
 
+_CHOICE_METRICS = [
+    {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm", "acc_mutual_info")
+]
+
 DataFiles = dict[str, dict[str, Path]]
 """Of each task the local files: the split that is evaluated, and `examples` where a prompt has some."""
 
@@ -252,11 +258,19 @@ def check_hub(names: tuple[str, ...]) -> None:
             raise TaskError(f"zero-shot task {name!r} is not on the hub; name a local folder with {name}.jsonl.")
 
 
-def build(folder: Path, names: tuple[str, ...], files: DataFiles | None, items: dict[str, int]) -> None:
+def build(
+    folder: Path,
+    names: tuple[str, ...],
+    files: DataFiles | None,
+    items: dict[str, int],
+    normalization: Normalization = "length",
+) -> None:
     """Write a definition of each task into `folder`: lm-eval's own, at local `files` or, without them, on the hub."""
     with atomic_directory(folder) as temporary:
         for name in (part for task in names for part in parts(task)):
             definition = {"task": name, **_definition(name), "num_fewshot": 0}
+            if normalization == "unconditional" and name in UNCONDITIONAL:
+                definition["metric_list"] = _CHOICE_METRICS
             if files is not None:
                 definition |= _local(_task(name).split, files[name])
                 definition["metadata"] = {"version": 1, "items": items[name]}

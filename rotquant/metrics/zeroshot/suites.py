@@ -3,7 +3,7 @@
 Nothing here imports torch or lm-eval, so workflow and reports can ask for names and chance levels at no cost.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rotquant.foundation.errors import RecipeError, nearest
@@ -16,14 +16,15 @@ class Task:
 
     title: the name that tables print.
     measure: what is quoted. Of accuracies, `acc` takes the choice with the highest log-likelihood, `acc_norm` the one
-        with the highest log-likelihood per character; the papers quote `acc_norm` where lm-eval's task has it.
+        with the highest log-likelihood per character; QuaRot quotes `acc_norm` where lm-eval's task has it.
+        `acc_mutual_info` takes the one whose likelihood the question raises most (`quoted`).
         `exact_match` asks for a generated text to be the true one, `rouge_l` scores a generated summary
         (`rotquant.metrics.zeroshot.rouge`).
     chance: accuracy of guessing, in percent; 0 where any word could be the answer, None for what is no accuracy.
     """
 
     title: str
-    measure: Literal["acc", "acc_norm", "exact_match", "rouge_l"]
+    measure: Literal["acc", "acc_norm", "acc_mutual_info", "exact_match", "rouge_l"]
     chance: float | None
     description: str
 
@@ -73,6 +74,10 @@ SHIPPED = {
 TASKS: dict[str, dict[str, Task]] = {"paper": PAPER, "shipped": SHIPPED}
 """Every task by suite and name; the names of `paper` are lm-eval's, which has no `tldr`."""
 
+#: Tasks that Brown et al. 2020, Sec. 2.4, score by the unconditional likelihood of a choice, and what stands before it.
+UNCONDITIONAL = ("arc_easy", "arc_challenge", "openbookqa")
+ANSWER = "Answer:"
+
 DEFAULT_TASKS: dict[str, tuple[str, ...]] = {"paper": tuple(PAPER)[:6], "shipped": tuple(SHIPPED)[:6]}
 """What a metric without tasks stands for: six of each suite, as QuaRot's Table 2 has."""
 
@@ -99,6 +104,13 @@ def check(metric: ZeroShot) -> None:
             raise RecipeError(f"suite {metric.suite!r} has no task {name!r}{nearest(name, tuple(known))}.")
     if len(set(metric.tasks)) < len(metric.tasks):
         raise RecipeError(f"zero-shot tasks are named twice: {', '.join(metric.tasks)}.")
+
+
+def quoted(metric: ZeroShot, name: str) -> Task:
+    """A task with the measure that the metric quotes of it."""
+    task = TASKS[metric.suite][name]
+    unconditional = metric.normalization == "unconditional" and name in UNCONDITIONAL
+    return replace(task, measure="acc_mutual_info") if unconditional else task
 
 
 def task_names(metric: ZeroShot) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ recorded on another machine say on which. Nothing is printed that no result file
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rotquant.metrics.zeroshot.suites import TASKS, Task, task_names
+from rotquant.metrics.zeroshot.suites import Task, quoted, task_names
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.reporting.claims import outcomes
@@ -125,5 +125,5 @@ def _measures(project: Project, table: Table, results: origins.Results) -> Itera
             found.setdefault(run.metric, run)
     for metric, run in found.items():
         known = results[run.key].metrics if run.key in results else {}
-        tasks = [(TASKS[metric.suite][name], known.get(f"{name}.items")) for name in task_names(metric)]
+        tasks = [(quoted(metric, name), known.get(f"{name}.items")) for name in task_names(metric)]
         yield Measure(metric, corpus_words(run), ROUGE_L in quantities(metric), tasks)
