@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.metrics.diagnostics import ASKED, Costs, find_sinks, measure_costs, spread, variants
+from rotquant.metrics.diagnostics import ASKED, Costs, find_sinks, measure_costs, variants
 from rotquant.metrics.perplexity import PerplexityResult, perplexity
 from rotquant.metrics.zeroshot import Scores
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
@@ -118,13 +118,6 @@ def test_a_token_that_stands_out_once_is_not_put_into_a_prefix():
     ratios = torch.ones(1, 1, 10)
     ratios[0, 0, [0, 3]] = 100
     assert detect_prefix(ratios, torch.arange(10)[None], BOS) == (BOS,)
-
-
-def test_windows_are_spread_from_the_first_to_the_last_and_are_text_alone():
-    text = Tokens(torch.arange(1005), bos=BOS)
-    chosen = spread(text, 10, 4)
-    assert chosen.ids.view(4, 10)[:, 0].tolist() == [0, 330, 660, 990]
-    assert torch.equal(spread(text, 10, 500).ids, torch.arange(1000))
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +279,8 @@ def test_the_command_fills_a_card_again_and_again_and_its_record_says_of_what(fo
     assert written.endswith("<!-- diagnose:end -->\nafter\n")
     assert "old" not in written
     assert "on 3 windows of 32 tokens spread over the test split of words" in written
-    assert result["settings"]["windows"] == 3
+    assert result["settings"]["max_windows"] == 3
+    assert (result["settings"]["seed"], result["settings"]["dtype"]) == (0, "float32")
     assert result["text"]["splits"]["test"]["sha256"]
     assert len(result["tasks"]["tasks"]) == 8
     assert result["perplexity"].keys() == variants(Calibration()).keys()

@@ -62,7 +62,7 @@ def diagnose(
 
     Nothing is tuned: weights are rounded to nearest. One copy of MODEL is in memory at a time; it is loaded five times.
 
-    Example: `rotquant diagnose workflow/resources/models/rq-7b --corpus modules`
+    Example: `rotquant diagnose workflow/resources/models/rq-7b`
     """
     for file in (card, output):
         if file is not None:
@@ -73,7 +73,6 @@ def diagnose(
     folder = None if tasks is None else prepare(tasks, None, MODULES)
     with task("starting"):
         from rotquant import api
-        from rotquant.metrics.diagnostics import spread
         from rotquant.models.checkpoints import check_kind, load_tokenizer, local_folder
         from rotquant.reporting.diagnosis import tables
 
@@ -82,9 +81,10 @@ def diagnose(
     check_kind(checkpoint, "plain")
     length = api.limits_of(checkpoint).length(sequence_length, usual=512)
     tokenizer = load_tokenizer(checkpoint)
-    metric = Perplexity(corpus=spec.name, split=cast("Split", split), sequence_length=length, bos="none")
-    text = load_text(spec, metric.split)
-    tokens = spread(tokenize(text, tokenizer), length, max_windows)
+    part = cast("Split", split)
+    metric = Perplexity(corpus=spec.name, split=part, sequence_length=length, max_windows=max_windows, bos="none")
+    text = load_text(spec, part)
+    tokens = tokenize(text, tokenizer)
     samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=length), tokenizer, seed)
 
     def load() -> "PreTrainedModel":
@@ -98,20 +98,15 @@ def diagnose(
     shown = tables(costs, sinks, decode)
     windows = costs.perplexity["unquantized"].windows
     on = f"{windows} windows of {length} tokens spread over the {split} split of {spec.name}, rotation of seed {seed}"
-    for part in shown:
-        _print(part)
+    for table in shown:
+        _print(table)
     typer.echo(f"on {on}" + ("" if tokens.bos is not None else f"; {NO_BOS}"))
     if card:
         _write_card(card, f"Printed by `rotquant diagnose {model} --corpus {corpus}`, on {on}.", shown)
     if output:
-        settings = {
-            **metric.model_dump(mode="json"),
-            "windows": windows,
-            "outlier_ratio": outlier_ratio,
-            "dtype": dtype,
-        }
+        settings = {**metric.model_dump(mode="json"), "outlier_ratio": outlier_ratio, "seed": seed, "dtype": dtype}
         about = {"model": model, "settings": settings, "tasks": identity(tasks, folder) if tasks and folder else None}
-        about["text"] = corpus_identity(spec, [metric.split], texts={metric.split: text})
+        about["text"] = corpus_identity(spec, [part], texts={part: text})
         write_json(output, about | _numbers(costs, sinks, decode))
 
 
@@ -126,11 +121,12 @@ def _measured(
 ) -> "tuple[Costs, list[Sinks]]":
     """Costs and outlier tokens, the latter of the copy of the model that is loaded first."""
     from rotquant.metrics.diagnostics import find_sinks, measure_costs
+    from rotquant.models.limits import metric_windows
 
     sinks: list[Sinks] = []
 
     def look(network: "PreTrainedModel") -> None:
-        windows = tokens.ids.view(-1, metric.sequence_length)
+        windows = metric_windows(network, tokens, metric)
         sinks.extend(find_sinks(network, windows, tokens.bos, outlier_ratio, network.device))
 
     return measure_costs(load, tokens, metric, samples, ask=ask, look=look, seed=seed), sinks

@@ -20,7 +20,7 @@ from rotquant.models.outlier_tokens import TokenMaxima, detect_prefix, token_max
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, Perplexity, QuantizationScheme, RotationScheme
-from rotquant.text import Tokens, evaluation_windows
+from rotquant.text import Tokens
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
 
 if TYPE_CHECKING:
@@ -247,16 +247,3 @@ def _sinks(maxima: TokenMaxima, windows: Tensor, prefix: tuple[int, ...], thresh
 
 def _floats(values: Tensor) -> tuple[float, ...]:
     return tuple(values.tolist())
-
-
-def spread(tokens: Tokens, sequence_length: int, count: int | None) -> Tokens:
-    """At most `count` windows of a text without BOS, evenly spread from its first to its last, joined.
-
-    A corpus of many sources has one of them at its head. Cut with `bos="none"` the result gives these windows again.
-
-    Raises:
-        CorpusError: the text is shorter than one window.
-    """
-    windows = evaluation_windows(tokens, sequence_length, bos="none")
-    chosen = torch.linspace(0, len(windows) - 1, min(count or len(windows), len(windows)), dtype=torch.float64).long()
-    return replace(tokens, ids=windows[chosen].flatten())
