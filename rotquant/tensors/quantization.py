@@ -237,7 +237,7 @@ class _StraightThrough(torch.autograd.Function):
         ratio = torch.div(view.to(scale.dtype), scale)
         learned = any(ctx.needs_input_grad[1:3])
         if scheme.zero_point == "exact":
-            codes = torch.add(ratio, zero_point).round_()
+            codes = torch.add(ratio, cast(Tensor, zero_point)).round_()
         else:
             codes = torch.round(ratio) if learned else ratio.round_()
             if zero_point is not None:
