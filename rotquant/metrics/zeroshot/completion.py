@@ -81,7 +81,7 @@ def _above(text: str) -> str:
 
 def _returns(module: Module) -> Iterator[tuple[str, str]]:
     """What the functions of a module return in one line, by the text before it, which names all that it names."""
-    for function in ast.walk(module.tree):
+    for function in module.nodes:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         for node in ast.walk(function):
@@ -126,7 +126,7 @@ def _documented(source: Source) -> list[tuple[str, str]]:
     """The names of documented functions and classes and their documentation, each once, in the order of a hash."""
     found: dict[tuple[str, str], None] = {}
     for module in source.modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[:2] != "__":
                 text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "").strip()
                 found.setdefault((node.name.lstrip("_"), text))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cache, partial
 
 from rotquant.metrics.zeroshot import completion, recall
-from rotquant.metrics.zeroshot.passages import Item, Lexeme, Passage, Source, alike, choice_item, ordered
+from rotquant.metrics.zeroshot.passages import Item, Lexeme, Passage, Source, alike, choice_item, depth, ordered
 
 EXAMPLES = 16
 """How many examples a task has at most."""
@@ -65,8 +65,8 @@ def continuation(source: Source, passage: Passage) -> Iterator[Item]:
     for place, line in ordered("continuation", list(enumerate(lines)), lambda one: f"{one[0]} {passage.seed}"):
         if place > 2 and 10 <= len(line.strip()) <= 30 and _is_code(passage, place, line):
             context = "\n".join(lines[:place]).rstrip()
-            others = {other for other in passage.module.lines if _depth(other) == _depth(line)} - set(lines)
-            if wrong := alike("continuation", context, line, sorted(others), 3):
+            others = passage.module.by_depth[depth(line)].difference(lines)
+            if wrong := alike("continuation", context, line, others, 3):
                 yield choice_item("continuation", context, "\n" + line, ["\n" + other for other in wrong])
 
 
@@ -193,13 +193,9 @@ def _next(passage: Passage, place: int) -> Lexeme:
 
 def _is_code(passage: Passage, place: int, line: str) -> bool:
     """Whether a line begins with code: no comment, no part of a string."""
-    start = sum(len(text) + 1 for text in passage.text.splitlines()[:place]) + _depth(line)
+    start = sum(len(text) + 1 for text in passage.text.splitlines()[:place]) + depth(line)
     kinds = {lexeme.start: lexeme.kind for lexeme in passage.lexemes}
     return start >= passage.body and kinds.get(start) in (tokenize.NAME, tokenize.OP)
-
-
-def _depth(line: str) -> int:
-    return len(line) - len(line.lstrip())
 
 
 def _prose(task: str, passage: Passage, wanted: Container[str]) -> Iterator[tuple[str, str]]:

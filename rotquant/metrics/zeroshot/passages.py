@@ -72,6 +72,19 @@ class Module:
         return tuple(self.text.split("\n"))
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree, level by level."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def by_depth(self) -> dict[int, frozenset[str]]:
+        """The lines by how many spaces they begin with."""
+        found: dict[int, set[str]] = {}
+        for line in self.lines:
+            found.setdefault(depth(line), set()).add(line)
+        return {spaces: frozenset(lines) for spaces, lines in found.items()}
+
+    @cached_property
     def calls(self) -> dict[str, tuple[str, ...]]:
         """The names that are called, once each: those behind a dot under ".", the others under ""."""
         found = {"": {}, ".": {}}
@@ -82,7 +95,7 @@ class Module:
 
     def functions(self) -> "Iterator[Passage]":
         """The beginnings of the functions that are long enough."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ""
                 for line in self.lines[node.lineno - 1 : node.end_lineno]:
@@ -177,7 +190,7 @@ class Source:
         """How often each plain word follows a space in documentation, the most frequent word first."""
         counts: Counter[str] = Counter()
         for module in self.modules:
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                     counts.update(re.findall(r"(?<= )[a-z]+(?=[ .,\n])", ast.get_docstring(node, clean=False) or ""))
         return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
@@ -196,6 +209,11 @@ class Source:
 def read(split: Split) -> Source:
     """The modules of a split. Raises `CorpusError` where none of its packages is installed."""
     return Source(tuple(Module(text) for text in load_rows(MODULES, split)))
+
+
+def depth(line: str) -> int:
+    """How many characters of white space a line begins with."""
+    return len(line) - len(line.lstrip())
 
 
 def choice_item(task: str, context: str, true: str, others: Sequence[str]) -> Item:

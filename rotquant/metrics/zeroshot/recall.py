@@ -59,11 +59,13 @@ def arithmetic(source: Source) -> Iterator[Item]:
             yield choice_item("arithmetic", context, f"\n{total}", ordered(context, near, str)[:3])
 
 
-def _definitions(module: Module) -> Iterator[tuple[str, str, str, str, Module]]:
+@functools.cache
+def _definitions(module: Module) -> tuple[tuple[str, str, str, str, Module], ...]:
     """A module's own functions and classes that it uses further below: name, kind, definition, use, module.
 
     A use is some lines of code up to the name; of each name there are two at most.
     """
+    found = []
     for node in module.tree.body:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or len(node.name) < 4 or node.end_lineno is None:
             continue
@@ -74,12 +76,15 @@ def _definitions(module: Module) -> Iterator[tuple[str, str, str, str, Module]]:
         )
         for used in itertools.islice(uses, 2):
             if (shown + used).isascii():
-                yield node.name, kind, shown, used, module
+                found.append((node.name, kind, shown, used, module))
+    return tuple(found)
 
 
 def _use(module: Module, line: int, node: ast.FunctionDef | ast.ClassDef) -> str | None:
     """The lines up to a name that code has in a line, unless they have it before."""
     text = module.lines[line]
+    if node.name not in text:  # most lines, and searching takes far longer
+        return None
     match = re.search(rf"(?<![\w\"'`.]){node.name}\b(?=[(,):\]]|$)", text)
     before = module.lines[line - _BEFORE : line]
     if (
