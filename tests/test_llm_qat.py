@@ -72,6 +72,22 @@ def test_text_begins_greedily_after_a_random_token_and_then_varies():
     assert 1 > followed[2] > followed[3] > followed[4]
 
 
+def test_bit_widths_of_one_model_and_seed_share_their_text(monkeypatch):
+    made = []
+    monkeypatch.setattr(llm_qat, "_TEXTS", {})
+    monkeypatch.setattr(llm_qat, "generate", lambda *asked: made.append(asked[1:]) or generate(*asked))
+    four = recipe(steps=1)
+    histories = [train_model(tiny_model(), settings, seed) for settings, seed in ((four, 0), (four, 0), (four, 1))]
+    assert made == [(12, 16, 0), (12, 16, 1)]
+    assert histories[0] == histories[1] != histories[2]
+    other = tiny_model()
+    with torch.no_grad():
+        other.get_parameter("model.norm.weight")[0] += 1e-6
+    train_model(other, four, 0)
+    train_model(tiny_model(), recipe(steps=1, samples=8), 0)
+    assert made[2:] == [(12, 16, 0), (8, 16, 0)]
+
+
 def test_the_same_seed_gives_the_same_text_and_another_does_not():
     state, model = torch.get_rng_state(), tiny_model()
     first, again, other = (generate(model, 6, 10, seed) for seed in (0, 0, 1))

@@ -6,6 +6,7 @@ rounding being straight-through. No corpus is read. What is trained is rounded t
 """
 
 import copy
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import cast
@@ -62,6 +63,23 @@ def generate(model: nn.Module, samples: int, length: int, seed: int) -> Tensor:
     total = math.ceil(samples / _SEQUENCES_AT_ONCE) * (length - 1)
     with task("LLM-QAT text", "token", total) as under_way:
         return torch.cat([_continue(model, *part, length, generator, under_way) for part in parts])
+
+
+#: What this process has generated, by what decides it: all bit widths of a model share their text.
+_TEXTS: dict[str, Tensor] = {}
+
+
+def _text(model: nn.Module, recipe: Recipe, seed: int) -> Tensor:
+    """What `generate` gives for a recipe, computed once for one model and seed."""
+    settings, weights = LLMQAT.of(recipe), hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        weights.update(f"{name} {tensor.dtype} {tensor.device}".encode())
+        weights.update(tensor.contiguous().view(torch.uint8).cpu().numpy())
+    size = (settings.samples, settings.sequence_length)
+    about = str((weights.hexdigest(), config_of(model).to_json_string(), recipe.rotation, size, seed))
+    if about not in _TEXTS:
+        _TEXTS[about] = generate(model, *size, seed)
+    return _TEXTS[about]
 
 
 @torch.no_grad()
@@ -196,7 +214,7 @@ def train_model(
     )
     with on_device(teacher, device), wrap(teacher, online):
         with OneDNNLinear():
-            ids = generate(teacher, settings.samples, settings.sequence_length, settings.seed + seed)
+            ids = _text(teacher, recipe, settings.seed + seed)
         model.to(torch.promote_types(dtype, torch.float32))
         with on_device(model, device), wrap(model, quantizers):
             history = train(model, teacher, ids, recipe, seed, checkpoint=checkpoint)
