@@ -177,6 +177,7 @@ class Copy:
             self.write("rotquant/study/stages/rotations.py", FAKE_ROTATIONS)
             self.write("rotquant/study/stages/weights.py", FAKE_WEIGHTS)
             self.write("rotquant/study/stages/runs.py", FAKE_RUNS)
+            self.write("rotquant/study/stages/loaded.py", "")
             self.write("rotquant/models/checkpoints.py", FAKE_CHECKPOINTS)
         if small:
             self.set_tables(TABLES)

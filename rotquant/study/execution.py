@@ -30,15 +30,7 @@ TOGETHER = 6
 LOCKED = 2.0
 
 _THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_LOADED = (
-    *(f"rotquant.study.stages.{name}" for name in ("rotations", "weights", "runs")),
-    "rotquant.weights.build",
-    "rotquant.weights.storage",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-)
-"""What every worker needs and takes seconds to import: once, before the first is forked. None of it asks for a GPU."""
+_LOADED = ("rotquant.study.stages.loaded",)
 
 
 @dataclass(frozen=True)
