@@ -84,6 +84,9 @@ def carry(
     because: Annotated[str, typer.Option(help="Why times are the same at both commits.")] = "",
     definition: Annotated[list[str] | None, typer.Option(help="All that changed in between. Repeatable.")] = None,
     aside: Annotated[list[str] | None, typer.Option(help="A module that does not count there. Repeatable.")] = None,
+    silent: Annotated[
+        list[str] | None, typer.Option(help="A method that counts in no class there. Repeatable.")
+    ] = None,
 ) -> None:
     """Carry the digests of recorded times on to the present rule, or over a change that leaves times alone.
 
@@ -97,7 +100,8 @@ def carry(
     steps = read_steps()
     if commit is not None:
         changed = tuple(definition or ())
-        steps.append(Step(commit=commit, to=to, aside=tuple(aside or ()), definitions=changed, why=because))
+        counts = {"aside": tuple(aside or ()), "silent": tuple(silent or ())}
+        steps.append(Step(commit=commit, to=to, **counts, definitions=changed, why=because))
     steps = [proved(step, find_root()) for step in steps]
     write_json(CARRIED, {"steps": [step.model_dump(mode="json", exclude_defaults=True) for step in steps]})
     for step in steps:

@@ -36,22 +36,29 @@ from rotquant.bench.registry import BENCHMARKS
 from rotquant.provenance import kernels_digest
 print(json.dumps({name: [f"{one.module}:{name}", kernels_digest(one.module)] for name, one in BENCHMARKS.items()}))
 """
+#: Prints where each benchmark of a tree begins: its function, and the methods of its recipe where the tree says so.
 _BEGINNINGS = """
 import json
 from rotquant.bench.registry import BENCHMARKS
-print(json.dumps({name: f"{one.module}:{name}" for name, one in BENCHMARKS.items()}))
+try:
+    from rotquant.study.digests import benchmark_entries as entries
+except ImportError:
+    entries = lambda name: [f"{BENCHMARKS[name].module}:{name}"]
+print(json.dumps({name: entries(name) for name in BENCHMARKS}))
 """
 
 
 class Step(Frozen):
     """A step: at `commit` from the rule of before, or, with `to`, from that commit to another.
 
-    aside: what does not count at these commits, by the names of then. cells: recorded times found current there.
-    definitions: all that changed in what benchmarks use. why: their times are the same.
+    aside, silent: what does not count at these commits, modules and names of methods, as they were called then. cells:
+    recorded times found current there. definitions: all that changed in what benchmarks use. why: their times are the
+    same.
     """
 
     commit: str
     aside: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
     cells: int = 0
     to: str | None = None
     definitions: tuple[str, ...] = ()
@@ -90,12 +97,14 @@ def _between_commits(step: Step, root: Path, to: str) -> Step:
     """From one commit to another, for benchmarks that use no other new or changed definition than those named."""
     digests: Digests = {}
     with _exported(root, step.commit) as first, _exported(root, to) as second:
-        trees = [(Sources(tree / "rotquant", step.aside), _said(tree, _BEGINNINGS)) for tree in (first, second)]
+        trees = [
+            (Sources(tree / "rotquant", step.aside, step.silent), _said(tree, _BEGINNINGS)) for tree in (first, second)
+        ]
         for name in sorted(set(trees[0][1]) & set(trees[1][1])):
-            before, after = (sources.contents(entries[name]) for sources, entries in trees)
+            before, after = (sources.contents(*entries[name]) for sources, entries in trees)
             changed = {definition for content, names in after.items() if content not in before for definition in names}
             if changed <= set(step.definitions):
-                old, new = (sources.digest(entries[name]) for sources, entries in trees)
+                old, new = (sources.digest(*entries[name]) for sources, entries in trees)
                 digests[name] = {old: new}
     return step.model_copy(update={"digests": digests})
 
