@@ -78,6 +78,7 @@ def test_a_prefix_is_looked_at_by_itself_and_all_tokens_behind_it_are_text(windo
     _, bos, detected = find_sinks(model, windows, BOS, threshold=8.0)
     assert (bos.prefix, detected.prefix) == ((BOS,), (SINK, BOS))  # two in a window, BOS is for the first of them
     assert bos.first == pytest.approx([1.0] * 2)
+    assert detected.first == pytest.approx([expected_ratio()] * 2, rel=1e-4)  # its largest token, wherever it stands
     assert bos.above == detected.above == (7, 7)  # nothing is mended here: attention writes nothing
     assert bos.tokens == detected.tokens == 4 * 32
 

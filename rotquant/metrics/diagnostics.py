@@ -186,12 +186,11 @@ def _running(
 class Sinks:
     """How far tokens stand out, layer by layer, with some tokens in front of each window of text.
 
-    A ratio is a token's largest |down_proj input|, or |value of the residual stream|, over the window's median; the
-    first position is BOS or what else the prefix ends with, or without a prefix the text's own first token.
+    A ratio is a token's largest |down_proj input|, or |value of the residual stream|, over the window's median.
 
-    prefix: token ids. tokens: of text, beside the first position without a prefix.
-    first: ratio at the first position, mean over windows. elsewhere: the largest ratio of the text's other tokens.
-    above: how many of them are above `LARGE`.
+    prefix: token ids. tokens: of text; without a prefix but for the first of each window.
+    first: the largest ratio in the prefix, or without one that of the window's first token, mean over windows.
+    elsewhere: the largest ratio of the other tokens. above: how many of these are above `LARGE`.
     residual_first, residual_elsewhere: the same of the residual stream, means over windows.
     common: what stands out elsewhere in any layer, by the threshold of prefixes: token id and count.
     """
@@ -228,18 +227,18 @@ def find_sinks(
 
 
 def _sinks(maxima: TokenMaxima, windows: Tensor, prefix: tuple[int, ...], threshold: float) -> Sinks:
-    place = max(0, len(prefix) - 1)
+    first = max(1, len(prefix))
     ratios, residual = maxima.ratios, maxima.residual_ratios
-    others, others_residual = ratios[..., place + 1 :], residual[..., place + 1 :]
+    others, others_residual = ratios[..., first:], residual[..., first:]
     text = windows if prefix else windows[:, 1:]
     outliers = text[:, : others.shape[-1]][(others > threshold).any(dim=0)]
     return Sinks(
         prefix=prefix,
         tokens=others[0].numel(),
-        first=_floats(ratios[..., place].mean(dim=-1)),
+        first=_floats(ratios[..., :first].amax(dim=-1).mean(dim=-1)),
         elsewhere=_floats(others.amax(dim=(-1, -2))),
         above=tuple((others > LARGE).sum(dim=(-1, -2)).tolist()),
-        residual_first=_floats(residual[..., place].mean(dim=-1)),
+        residual_first=_floats(residual[..., :first].amax(dim=-1).mean(dim=-1)),
         residual_elsewhere=_floats(others_residual.amax(dim=-1).mean(dim=-1)),
         common=tuple(Counter(outliers.tolist()).most_common(8)),
     )

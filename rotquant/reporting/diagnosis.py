@@ -115,7 +115,7 @@ def _tasks(costs: Costs) -> FigureTable:
 def _outliers(sinks: list[Sinks], decode: Callable[[int], str]) -> FigureTable:
     rows = [
         (
-            prefix_text(found, decode),
+            prefix_text(found, decode) if found.prefix else "the first token",
             _ratio(found.first),
             _ratio(found.elsewhere),
             f"{max(found.above)} of {found.tokens:,}",
@@ -129,13 +129,13 @@ def _outliers(sinks: list[Sinks], decode: Callable[[int], str]) -> FigureTable:
         "largest input of down_proj, or value of the residual stream, over the median, in the worst layer (its number, "
         f"from 0); outlier tokens elsewhere (count): {which}; a prefix that works takes the outliers to itself"
     )
-    head = ("in front", "first token", "elsewhere", f"above {LARGE:.0f}", "residual: first", "elsewhere")
+    head = ("in front", "there", "elsewhere", f"above {LARGE:.0f}", "residual there", "residual elsewhere")
     return FigureTable("outlier tokens", reading, head, rows)
 
 
 def prefix_text(found: Sinks, decode: Callable[[int], str]) -> str:
     """The tokens of a prefix, as a reader tells them apart."""
-    return " ".join(token_text(decode(token)) for token in found.prefix) or "nothing"
+    return " ".join(token_text(decode(token)) for token in found.prefix)
 
 
 def token_text(text: str) -> str:
