@@ -185,12 +185,14 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = {**TABLES["tables"][0]["claims"][0], "experiment": {"text": "Six bits.", "rows": ["Baseline"]}}
+    claim["quote"] = "outliers vanish"
     project = load(tmp_path, monkeypatch, table("table1", claims=[claim]))
     compute(project)
     assert "Six bits" not in page(project)
     compute(project, Baseline=12.0)
     text = page(project)
     assert "0 of 1 hold here" in text
+    assert "<sub>“outliers vanish”</sub>" in text
     assert "Experiment: Six bits: row Baseline. | 5.1 | ❌ contradicted | ✅ holds" in text
     assert "Llama-2-7B: 12.00 < 11.05, a gain of -0.95 [-1.59, -0.31] (2 seeds) ❌" in text
 

@@ -100,8 +100,8 @@ def carry(
     steps = read_steps()
     if commit is not None:
         changed = tuple(definition or ())
-        counts = {"aside": tuple(aside or ()), "silent": tuple(silent or ())}
-        steps.append(Step(commit=commit, to=to, **counts, definitions=changed, why=because))
+        step = Step(commit=commit, to=to, definitions=changed, why=because)
+        steps.append(step.model_copy(update={"aside": tuple(aside or ()), "silent": tuple(silent or ())}))
     steps = [proved(step, find_root()) for step in steps]
     write_json(CARRIED, {"steps": [step.model_dump(mode="json", exclude_defaults=True) for step in steps]})
     for step in steps:
