@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from rotquant.foundation.errors import CheckpointError, UnsupportedArchitectureError
 from rotquant.models import checkpoints
-from rotquant.models.checkpoints import check_kind, checkpoint_digest, config_of, load_checkpoint
-from tests.models import VOCABULARY, tiny_model
+from rotquant.models.checkpoints import check_kind, checkpoint_digest, config_of, load_checkpoint, load_tokenizer
+from tests.models import FAMILIES, VOCABULARY, tiny_model
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -38,6 +38,16 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tokenizer_of_our_own_is_what_its_file_says_in_every_family(family: str, tmp_path: Path) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    loaded, text = load_tokenizer(tmp_path), "w3 w14 w15\n\nw92 w65 another"
+    assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert loaded.bos_token_id == tokenizer.bos_token_id
 
 
 def edit_config(folder: Path, **changes: object) -> None:

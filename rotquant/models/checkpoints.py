@@ -221,22 +221,32 @@ def config_of(checkpoint: str | Path, revision: str | None = None) -> Any:
 
 def model_max_length(checkpoint: str | Path, revision: str | None = None) -> Any:
     """What a tokenizer says of the length of texts, unchecked; None where it says nothing. Raises as `config_of`."""
-    path = local_folder(checkpoint, revision) / "tokenizer_config.json"
+    return _tokenizer_settings(local_folder(checkpoint, revision)).get("model_max_length")
+
+
+def _tokenizer_settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
     try:
         told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
-    return told.get("model_max_length") if isinstance(told, dict) else None
+    return told if isinstance(told, dict) else {}
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a checkpoint folder, or CheckpointError when it has none or it is damaged."""
+    """The tokenizer of a checkpoint folder, or CheckpointError when it has none or it is damaged.
+
+    One that is saved as of no family is what its file says: for Qwen2, AutoTokenizer would put the family's rules of
+    splitting in the place of the file's.
+    """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json beside config.json.")
-    from transformers import AutoTokenizer
+    generic = _tokenizer_settings(folder).get("tokenizer_class") == "TokenizersBackend"
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    loader: Any = PreTrainedTokenizerFast if generic else AutoTokenizer
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return loader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
         raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}.") from None
 
