@@ -69,14 +69,15 @@ def _search_rows(rows: Tensor, scheme: QuantizationScheme, norm: float, candidat
     columns = rows.T.contiguous()
     parts = []
     for ratios in candidates.split(max(1, budget // rows.numel())):
-        qparams = choose_qparams(extremes.expand(len(ratios), -1, -1), scheme, ratios.view(-1, 1, 1)).mT
+        qparams = choose_qparams(extremes, scheme, ratios.view(-1, 1, 1)).mT
         error = fake_quantize(columns.expand(len(ratios), -1, -1), scheme, qparams).sub_(columns)
         parts.append(_power(error, norm).sum(dim=1))
     errors = torch.cat(parts)
-    best = candidates[errors.argmin(dim=0)]
-    if rows.dtype == torch.float32 and rows.device.type == "cpu" and len(candidates) > 1:
-        least, next_least = errors.topk(2, dim=0, largest=False, sorted=True).values
-        close = (next_least - least <= _CLOSE * least).nonzero().flatten()
-        if close.numel():
-            best[close] = _search_rows(rows[close].double(), scheme, norm, candidates.double(), budget).float()
-    return best
+    if rows.dtype != torch.float32 or rows.device.type != "cpu" or len(candidates) == 1:
+        return candidates[errors.argmin(dim=0)]
+    (least, next_least), (best, _) = errors.topk(2, dim=0, largest=False, sorted=True)
+    ratios = candidates[best]
+    close = (next_least - least <= _CLOSE * least).nonzero().flatten()  # equal ones among them
+    if close.numel():
+        ratios[close] = _search_rows(rows[close].double(), scheme, norm, candidates.double(), budget).float()
+    return ratios
