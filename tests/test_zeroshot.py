@@ -286,7 +286,7 @@ def test_a_model_whose_context_is_too_short_is_refused(
 ):
     monkeypatch.setattr(shipped.network.config, "max_position_embeddings", 16)
     with pytest.raises(TaskError, match=r"needs \d+ tokens .* context is 16 tokens"):
-        evaluate(shipped.network, shipped.tokenizer, ALL, folder)
+        evaluate(shipped.network, shipped.tokenizer, ALL.model_copy(update={"limit": 20}), folder)
 
 
 def test_items_begin_without_bos_where_the_tokenizer_has_none(shipped: api.Model, folder: Path):

@@ -1,7 +1,6 @@
 """`rotquant tasks`: the zero-shot tasks, and the folder of their definitions; how accuracies are printed."""
 
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,9 +95,8 @@ def print_accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) ->
 
 def _write(metric: ZeroShot, output: Path) -> None:
     check_output_folder(output)
-    with tempfile.TemporaryDirectory() as root:
-        made = prepare(metric, Path(root))
-        for name, entry in identity(metric, made)["tasks"].items():
-            typer.echo(f"{name}: {entry['items']} items" if "items" in entry else f"{name}: on the hub")
-        with atomic_directory(output) as new:
-            shutil.copytree(made, new, dirs_exist_ok=True)
+    made = prepare(metric)
+    for name, entry in identity(metric, made)["tasks"].items():
+        typer.echo(f"{name}: {entry['items']} items" if "items" in entry else f"{name}: on the hub")
+    with atomic_directory(output) as new:
+        shutil.copytree(made, new, dirs_exist_ok=True)
