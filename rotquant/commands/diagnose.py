@@ -14,7 +14,7 @@ from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import TASKS, Scores, identity, prepare, scores
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.tensors.devices import torch_device, torch_dtype
-from rotquant.text import MODULES, NO_BOS, corpus_identity, load_text, tokenize
+from rotquant.text import MODULES, NO_BOS, corpus_identity, evaluation_windows, load_text, tokenize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +85,7 @@ def diagnose(
     metric = Perplexity(corpus=spec.name, split=part, sequence_length=length, max_windows=max_windows, bos="none")
     text = load_text(spec, part)
     tokens = tokenize(text, tokenizer)
+    evaluation_windows(tokens, length, metric.bos)  # too short a text is told before a model is loaded
     samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=length), tokenizer, seed)
 
     def load() -> "PreTrainedModel":
