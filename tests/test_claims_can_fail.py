@@ -119,3 +119,13 @@ def test_examples_of_two_and_of_three_features_are_not_compared() -> None:
     """Figure 6: how much of the range is used depends on the number of features."""
     claims = project().table("spinquant_figure6").claims
     assert all(len({name[:3] for kind, name in named_by(claim) if kind == "row"}) == 1 for claim in claims)
+
+
+def test_an_experiment_is_computed_and_is_not_what_it_explains() -> None:
+    for name, table in project().tables.items():
+        computed = {row.name for row in table.computed_rows}
+        for claim in table.claims:
+            if claim.experiment is not None:
+                asked = {row for kind, row in named_by(claim.model_copy(update={"experiment": None})) if kind == "row"}
+                assert set(claim.experiment.rows) <= computed - asked, (name, claim.text)
+                assert claim.experiment.target != name, claim.text
