@@ -230,6 +230,13 @@ def test_each_figure_stands_beside_what_is_asked_of_it(windows):
     }
 
 
+def test_a_cache_that_breaks_down_is_told_in_times(windows):
+    sinks = find_sinks(planted(), windows, None, threshold=8.0)
+    broken = Costs(COSTS.perplexity | {"kv3": result(6.0, 7.0, 8.0)})
+    here = {one.figure: (one.here, one.met) for one in asked(broken, sinks, str)}
+    assert here["3-bit KV cache, rotated"] == ("148.41 ± 0.00 times", False)
+
+
 def test_tables_show_what_is_not_finite_and_leave_out_tasks_that_were_not_asked(windows):
     sinks = find_sinks(planted(), windows, BOS, threshold=8.0)
     shown = {table.title: table for table in tables(Costs(COSTS.perplexity), sinks, str)}
