@@ -286,6 +286,8 @@ def test_the_command_fills_a_card_again_and_again_and_its_record_says_of_what(fo
     assert written.startswith("before\n<!-- diagnose:start -->\nPrinted by `rotquant diagnose")
     assert written.endswith("<!-- diagnose:end -->\nafter\n")
     assert "old" not in written
+    options = f"--corpus {words} --sequence-length 32 --max-windows 3 --tasks-limit 2"
+    assert f"Printed by `rotquant diagnose {folder} {options}`, on" in written
     assert "on 3 windows of 32 tokens spread over the test split of words" in written
     assert result["settings"]["max_windows"] == 3
     assert (result["settings"]["seed"], result["settings"]["dtype"]) == (0, "float32")

@@ -31,6 +31,7 @@ CARD_START, CARD_END = "<!-- diagnose:start -->", "<!-- diagnose:end -->"
 
 
 def diagnose(
+    context: typer.Context,
     model: Checkpoint,
     corpus: Corpus = "modules",
     split: Annotated[
@@ -99,16 +100,16 @@ def diagnose(
     shown = tables(costs, sinks, decode)
     windows = costs.perplexity["unquantized"].windows
     on = f"{windows} windows of {length} tokens spread over the {split} split of {spec.name}, rotation of seed {seed}"
-    for table in shown:
-        _print(table)
-    typer.echo(f"on {on}" + ("" if tokens.bos is not None else f"; {NO_BOS}"))
     if card:
-        _write_card(card, f"Printed by `rotquant diagnose {model} --corpus {corpus}`, on {on}.", shown)
+        _write_card(card, f"Printed by `{_command(context)}`, on {on}.", shown)
     if output:
         settings = {**metric.model_dump(mode="json"), "outlier_ratio": outlier_ratio, "seed": seed, "dtype": dtype}
         about = {"model": model, "settings": settings, "tasks": identity(tasks, folder) if tasks and folder else None}
         about["text"] = corpus_identity(spec, [part], texts={part: text})
         write_json(output, about | _numbers(costs, sinks, decode))
+    for table in shown:
+        _print(table)
+    typer.echo(f"on {on}" + ("" if tokens.bos is not None else f"; {NO_BOS}"))
 
 
 def _measured(
@@ -145,6 +146,15 @@ def _tasks(split: str, limit: int | None) -> ZeroShot | None:
         raise RecipeError("the shipped tasks are made from test text: leave --tasks-limit out, or take --split test.")
     limit = (100 if split == "test" else 0) if limit is None else limit
     return ZeroShot(tasks=tuple(TASKS["shipped"])[:8], corpus=MODULES.name, limit=limit) if limit else None
+
+
+def _command(context: typer.Context) -> str:
+    """The command as it would be given again, without where its result goes and what it runs on."""
+    usual = {str(parameter.name): parameter.default for parameter in context.command.params}
+    left_out = ("model", "card", "output", "device")
+    given = {name: value for name, value in context.params.items() if name not in left_out and value != usual[name]}
+    words = [f"--{name.replace('_', '-')} {given[name]}" for name in usual if name in given]
+    return " ".join(["rotquant diagnose", context.params["model"], *words])
 
 
 def _numbers(costs: "Costs", sinks: "list[Sinks]", decode: Any) -> dict[str, Any]:
