@@ -290,6 +290,24 @@ def test_layers_of_a_float32_model_can_be_computed_again(monkeypatch: pytest.Mon
     assert_same(expected.rotations, learn(model).rotations)
 
 
+def test_recipes_share_what_the_float_network_says_of_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, soft = tiny_model(), {"targets": "predictions", "steps": 3}
+    recipes = [recipe(learning=soft), recipe({"keys": False, "mlp": False}, soft)]
+    monkeypatch.setattr(spinquant, "_FLOAT_TOKENS", 0)
+    alone = [learn(model, of, seed=5) for of in recipes]
+    monkeypatch.setattr(spinquant, "_FLOAT_TOKENS", 2**11)
+    monkeypatch.setattr(spinquant, "_FLOAT_STATES", {})
+    together = [learn(model, of, seed=5) for of in recipes]
+    assert len(spinquant._FLOAT_STATES) == 3  # of three batches, for both
+    for one, other in zip(alone, together, strict=True):
+        assert_same(one.rotations, other.rotations)
+        assert one.history == other.history
+    with torch.no_grad():
+        model.get_parameter("model.norm.weight")[0] += 1e-6
+    learn(model, recipes[0], seed=5)
+    assert len(spinquant._FLOAT_STATES) == 6
+
+
 def test_the_seed_decides_start_and_order_and_nothing_else_is_random() -> None:
     state = torch.get_rng_state()
     model = tiny_model()

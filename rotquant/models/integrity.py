@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -110,3 +111,12 @@ def _stored(files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 yield name, file.get_tensor(name)
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A digest of all that a transformers model computes with: its tensors, where they lie, its configuration."""
+    found = hashlib.sha256(cast(Any, model).config.to_json_string().encode())
+    for name, tensor in model.state_dict().items():
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.device}".encode())
+        found.update(tensor.contiguous().view(torch.uint8).cpu().numpy())
+    return found.hexdigest()

@@ -6,7 +6,6 @@ rounding being straight-through. No corpus is read. What is trained is rounded t
 """
 
 import copy
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import cast
@@ -20,6 +19,7 @@ from rotquant.foundation.progress import Task, task
 from rotquant.methods.llm_qat import LLMQAT
 from rotquant.models.architectures import architecture_of, base_model, config_of, embedding
 from rotquant.models.batches import shuffled_batches
+from rotquant.models.integrity import weights_digest
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import on_device
@@ -71,12 +71,9 @@ _TEXTS: dict[str, Tensor] = {}
 
 def _text(model: nn.Module, recipe: Recipe, seed: int) -> Tensor:
     """What `generate` gives for a recipe, computed once for one model and seed."""
-    settings, weights = LLMQAT.of(recipe), hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        weights.update(f"{name} {tensor.dtype} {tensor.device}".encode())
-        weights.update(tensor.contiguous().view(torch.uint8).cpu().numpy())
+    settings = LLMQAT.of(recipe)
     size = (settings.samples, settings.sequence_length)
-    about = str((weights.hexdigest(), config_of(model).to_json_string(), recipe.rotation, size, seed))
+    about = str((weights_digest(model), recipe.rotation, size, seed))
     if about not in _TEXTS:
         _TEXTS[about] = generate(model, *size, seed)
     return _TEXTS[about]

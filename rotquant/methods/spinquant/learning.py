@@ -23,8 +23,9 @@ from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.foundation.progress import silenced
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant.network import Errors, LearningNetwork, quantized_network, running
-from rotquant.models.architectures import Architecture, architecture_of, config_of, embedding
+from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding, lm_head
 from rotquant.models.batches import shuffled_batches
+from rotquant.models.integrity import weights_digest
 from rotquant.models.limits import Limits
 from rotquant.models.placement import placed
 from rotquant.models.rotation.fusing import check_rotation
@@ -41,6 +42,10 @@ from rotquant.training.state import Checkpoint, Record
 _LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
 #: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
 _KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
+#: What float networks gave to their heads, by what decides it: all bit widths of a model and seed share it.
+_FLOAT_STATES: dict[tuple[str, bytes], Tensor] = {}
+#: Bytes that are kept of it, and tokens of a text of which it is: for models of real size it is cheap beside the rest.
+_FLOAT_BYTES, _FLOAT_TOKENS = 2**28, 2**11
 
 
 def learn_rotations(
@@ -93,9 +98,10 @@ def learn_rotations(
         batch_size = min(settings.batch_size, batch_size or _sequences_at_once(model, samples.shape[1]))
         checkpointing = _kept_bytes(model, batch_size * samples.shape[1]) > _of_device(_KEPT_BYTES, model)
         values = [rotation for name, rotation in rotations.items() if name != "residual"] or None
+        about = _about_float(model, recipe) if samples.shape[1] * batch_size <= _FLOAT_TOKENS else ""
         with quantized_network(model, recipe, rotations.get("residual"), values, checkpointing) as network:
             batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, seed)
-            loss = _Loss(model, network, settings, len(batches[0]))
+            loss = _Loss(model, network, settings, len(batches[0]), about)
             gradient = GradientStep(
                 lambda step: samples[batches[step]].split(batch_size), loss, [optimizer], [schedule]
             )
@@ -132,13 +138,15 @@ def _exact(rotations: Mapping[str, Tensor]) -> Rotations:
 class _Loss:
     """The mean loss of a step's sequences, part by part.
 
-    sequences: in a step. measuring: whether what quantization adds to the float network's logits is kept in `errors`.
+    sequences: in a step. about: identifies the float network; empty where its states are not kept.
+    measuring: whether what quantization adds to the float network's logits is kept in `errors`.
     """
 
     model: nn.Module
     network: LearningNetwork
     settings: SpinQuant
     sequences: int
+    about: str
     measuring: bool = False
     errors: Errors = field(default_factory=Errors)
 
@@ -159,11 +167,19 @@ class _Loss:
 
     @torch.no_grad()
     def _float_logits(self, ids: Tensor) -> Tensor:
+        text = self.about, str(tuple(ids.shape)).encode() + ids.cpu().numpy().tobytes()
+        if (known := _FLOAT_STATES.get(text)) is not None:
+            return lm_head(self.model)(known)
         self.network.quantizing = False
         try:
-            return self.model(input_ids=ids, use_cache=False).logits
+            states = base_model(self.model)(input_ids=ids, use_cache=False).last_hidden_state
         finally:
             self.network.quantizing = True
+        if self.about:
+            if sum(other.nbytes for other in _FLOAT_STATES.values()) + states.nbytes > _FLOAT_BYTES:
+                _FLOAT_STATES.clear()
+            _FLOAT_STATES[text] = states
+        return lm_head(self.model)(states)
 
 
 def _step(loss: _Loss, gradient: GradientStep, rotations: Iterable[Tensor], snr_every: int, step: int) -> Record:
@@ -188,6 +204,12 @@ def learning_rate(settings: SpinQuant, step: int) -> float:
     done = step / settings.steps
     share = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return settings.learning_rate * share
+
+
+def _about_float(model: nn.Module, recipe: Recipe) -> str:
+    """Identifies the float network that `quantized_network` lets run: the model, and how its norms are computed."""
+    scheme = cast(RotationScheme, recipe.rotation)
+    return str((weights_digest(model), recipe.fuses_norms, scheme.center_embeddings, SpinQuant.of(recipe).network))
 
 
 def _identity(model: nn.Module, recipe: Recipe, seed: int, samples: Tensor) -> str:
