@@ -133,10 +133,10 @@ def test_summaries_are_one_line_and_not_in_their_text(folder: Path):
         assert row["context"].endswith(f"\n\nAttributes:\n    {name}:")
 
 
-def test_a_corpus_without_functions_is_refused(root: Path):
+def test_a_corpus_without_functions_is_refused(tmp_path: Path):
     spec = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext")
     with pytest.raises(TaskError, match="corpus 'wikitext2' \\(source 'hub'\\) does not have"):
-        prepare(ZeroShot(corpus="wikitext2"), root, spec)
+        prepare(ZeroShot(corpus="wikitext2"), tmp_path, spec)
 
 
 def test_processes_that_prepare_at_once_agree_on_the_first_folder(tmp_path: Path):
