@@ -251,6 +251,8 @@ def test_a_shipped_model_is_what_its_recipe_says(name):
     folder = root / "workflow" / "resources" / "models" / name
     assert TrainingConfig.model_validate(json.loads((folder / "recipe.json").read_text())) == config
     assert config.corpus == CorpusSpec()
+    card, written = (folder / "MODEL_CARD.md").read_text(), json.loads((folder / "curve.json").read_text())
+    assert card.startswith(model_card(config, written).partition("<!-- diagnose:start -->")[0])
     expected = {parameter: tensor.shape for parameter, tensor in build_model(config).state_dict().items()}
     if config.model.tie_word_embeddings:
         del expected["lm_head.weight"]  # A file of safetensors holds a shared weight once.
