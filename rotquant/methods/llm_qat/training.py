@@ -67,6 +67,8 @@ def generate(model: nn.Module, samples: int, length: int, seed: int) -> Tensor:
 
 #: What this process has generated, by what decides it: all bit widths of a model share their text.
 _TEXTS: dict[str, Tensor] = {}
+#: Bytes that are kept of it, beside the last text, which is kept whatever its size.
+_TEXT_BYTES = 2**26
 
 
 def _text(model: nn.Module, recipe: Recipe, seed: int) -> Tensor:
@@ -75,7 +77,10 @@ def _text(model: nn.Module, recipe: Recipe, seed: int) -> Tensor:
     size = (settings.samples, settings.sequence_length)
     about = str((weights_digest(model), recipe.rotation, size, seed))
     if about not in _TEXTS:
-        _TEXTS[about] = generate(model, *size, seed)
+        text = generate(model, *size, seed)
+        if sum(other.nbytes for other in _TEXTS.values()) + text.nbytes > _TEXT_BYTES:
+            _TEXTS.clear()
+        _TEXTS[about] = text
     return _TEXTS[about]
 
 
