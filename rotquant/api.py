@@ -202,7 +202,7 @@ def perplexity(
     """Perplexity of a model by the papers' protocol (see `rotquant.metrics.perplexity`).
 
     Args:
-        corpus: the text that the metric names; None where that is `modules` or `wikitext2`.
+        corpus: the text that the metric names; None where that is `modules`, `docstrings` or `wikitext2`.
         metric: default, windows of 2048 tokens, or fewer where the model's context or its tokenizer's
             `model_max_length` says so, of the corpus's test split; the corpus is then `modules` by default.
         text: that split, where it has been read already.

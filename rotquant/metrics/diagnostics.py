@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rotquant.metrics.perplexity import PerplexityResult, perplexity
+from rotquant.metrics.perplexity import PerplexityResult, perplexity, standard_error
 from rotquant.metrics.zeroshot import Scores
 from rotquant.models.outlier_tokens import TokenMaxima, detect_prefix, token_maxima
 from rotquant.recipes.presets import preset
@@ -97,7 +97,7 @@ class Costs:
         """A variant's perplexity over another's, and its standard error from the differences of the same windows."""
         ours, theirs = self.perplexity[name], self.perplexity[over]
         ratio = ours.perplexity / theirs.perplexity
-        return ratio, ratio * standard_error([a - b for a, b in zip(ours.by_window, theirs.by_window, strict=True)])
+        return ratio, ratio * _error([a - b for a, b in zip(ours.by_window, theirs.by_window, strict=True)])
 
     @property
     def recovered(self) -> float:
@@ -115,14 +115,11 @@ class Costs:
             return math.nan, math.nan
         lost = [[100 * (a - b) for a, b in zip(base[task], ours[task], strict=True)] for task in base]
         mean = sum(sum(items) / len(items) for items in lost) / len(lost)
-        return mean, math.hypot(*map(standard_error, lost)) / len(lost)
+        return mean, math.hypot(*map(_error, lost)) / len(lost)
 
 
-def standard_error(values: list[float]) -> float:
-    """Of the mean of independent values; nan for one."""
-    if len(values) < 2:
-        return math.nan
-    return torch.tensor(values, dtype=torch.float64).std().item() / math.sqrt(len(values))
+def _error(values: list[float]) -> float:
+    return standard_error(torch.tensor(values, dtype=torch.float64))
 
 
 def measure_costs(

@@ -58,6 +58,11 @@ class PerplexityResult:
         }
 
 
+def standard_error(values: Tensor) -> float:
+    """Of the mean of independent values [n]; nan for one."""
+    return (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
+
+
 @torch.no_grad()
 def window_nll(model: nn.Module, windows: Tensor) -> Tensor:
     """Mean negative log-likelihood of each window's tokens after its first.
@@ -116,7 +121,7 @@ def perplexity(
     model.train(was_training)
     losses = torch.cat(parts)
     nll = losses.mean().item()
-    error = (losses.std() / math.sqrt(len(losses))).item() if len(losses) > 1 else math.nan
+    error = standard_error(losses)
     value = math.exp(nll) if nll < 700 else math.inf if nll == nll else math.nan
     predicted = losses.numel() * (metric.sequence_length - 1)
     note = NO_BOS if tokens.bos is None and metric.bos != "none" else ""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import Task, task
 from rotquant.methods.llm_qat import LLMQAT
 from rotquant.models.architectures import architecture_of, base_model, config_of, embedding
@@ -76,12 +77,8 @@ def _text(model: nn.Module, recipe: Recipe, seed: int) -> Tensor:
     settings = LLMQAT.of(recipe)
     size = (settings.samples, settings.sequence_length)
     about = str((weights_digest(model), recipe.rotation, size, seed))
-    if about not in _TEXTS:
-        text = generate(model, *size, seed)
-        if sum(other.nbytes for other in _TEXTS.values()) + text.nbytes > _TEXT_BYTES:
-            _TEXTS.clear()
-        _TEXTS[about] = text
-    return _TEXTS[about]
+    known = _TEXTS.get(about)
+    return keep(_TEXTS, about, generate(model, *size, seed), _TEXT_BYTES) if known is None else known
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import silenced
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant.network import Errors, LearningNetwork, quantized_network, running
@@ -176,9 +177,7 @@ class _Loss:
         finally:
             self.network.quantizing = True
         if self.about:
-            if sum(other.nbytes for other in _FLOAT_STATES.values()) + states.nbytes > _FLOAT_BYTES:
-                _FLOAT_STATES.clear()
-            _FLOAT_STATES[text] = states
+            keep(_FLOAT_STATES, text, states, _FLOAT_BYTES)
         return lm_head(self.model)(states)
 
 
