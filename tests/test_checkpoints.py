@@ -27,12 +27,16 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+def save_tiny(folder: Path) -> Path:
+    """A tiny random Llama and its tokenizer as a checkpoint."""
     tiny_model(dtype=torch.bfloat16).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("checkpoint") / "tiny")
 
 
 @pytest.fixture

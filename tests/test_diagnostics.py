@@ -19,6 +19,7 @@ from rotquant.reporting.diagnosis import asked, tables, token_text
 from rotquant.text import Tokens
 from rotquant.weights.build import build_weights, quantized_forward
 from tests.models import VOCABULARY, tiny_model
+from tests.test_checkpoints import save_tiny
 
 SINK, BOS = 7, 1
 HEIGHT = 50.0
@@ -260,12 +261,7 @@ TEXT_HEAD = ["--sequence-length", "32", "--device", "cpu", "--tasks-limit"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.test_checkpoints import tiny_tokenizer
-
-    folder = tmp_path_factory.mktemp("diagnosed") / "model"
-    tiny_model(dtype=torch.bfloat16).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("diagnosed") / "model")
 
 
 @pytest.fixture(scope="module")
