@@ -66,7 +66,7 @@ def test_texts_are_no_longer_than_the_tokenizer_advises_unless_asked_for() -> No
     assert {advised_length(told) for told in (10**30, 1e30, None, "512", -1)} == {None}
 
 
-@pytest.mark.parametrize("name", ["rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3"])
+@pytest.mark.parametrize("name", ["rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3", "rq-qwen2"])
 def test_a_shipped_model_is_measured_on_texts_as_long_as_it_was_trained_on(name: str) -> None:
     folder = Path("workflow/resources/models") / name
     trained = TrainingConfig.model_validate_json((folder / "recipe.json").read_text()).sequence_length

@@ -95,6 +95,21 @@ def test_an_interrupted_training_ends_in_the_same_bits(config, data_dir, trained
     assert not (tmp_path / "tiny.state.safetensors").exists()
 
 
+def test_a_training_starts_on_shorter_samples_and_counts_their_tokens(config, data_dir, tmp_path):
+    short = {"steps": 12, "sequence_length": 8, "batch_size": 16}
+    recipe = TrainingConfig.model_validate({**config.model_dump(), "short_start": short})
+    data = prepare_data(recipe, data_dir)
+    trainer, plain = (Trainer(one, data, "cpu", compile=False) for one in (recipe, config))
+    assert [tuple(trainer.draw_batch(step).shape) for step in (0, 11, 12, 19)] == [(16, 9), (16, 9), (4, 33), (4, 33)]
+    assert trainer.draw_batch(12).equal(plain.draw_batch(12))
+    assert train(recipe, tmp_path / "tiny", data_dir=data_dir, stop_after=11) is None  # interrupted within the start
+    resumed, whole = (train(recipe, tmp_path / name, data_dir=data_dir) for name in ("tiny", "whole"))
+    assert resumed["loss_by_step"] == whole["loss_by_step"]
+    assert resumed["tokens"] == recipe.tokens == 12 * 16 * 8 + 8 * 4 * 32
+    card = (tmp_path / "tiny" / "MODEL_CARD.md").read_text().replace("\n", " ")
+    assert "20 steps, the first 12 of 16 samples of 8 tokens, the others of 4 samples of 32 tokens: 0 million" in card
+
+
 def test_training_says_how_far_it_is_with_its_last_loss_and_perplexity(
     config, data_dir, trained, tmp_path, monkeypatch, capsys
 ):
@@ -240,9 +255,11 @@ def test_a_recipe_file_with_an_unknown_or_impossible_key_names_it(tmp_path):
     }.items():
         with pytest.raises(ValidationError, match=match):
             TrainingConfig.model_validate({**RECIPE, "model": {**RECIPE["model"], **change}})
+    with pytest.raises(ValidationError, match="leaves none of the 20 steps"):
+        TrainingConfig.model_validate({**RECIPE, "short_start": {"steps": 20, "sequence_length": 8, "batch_size": 4}})
 
 
-@pytest.mark.parametrize("name", ["rq-7b", "rq-13b", "rq-70b", "rq-phi3", "rq-llama3"])
+@pytest.mark.parametrize("name", ["rq-7b", "rq-13b", "rq-70b", "rq-phi3", "rq-llama3", "rq-qwen2"])
 def test_a_shipped_model_is_what_its_recipe_says(name):
     from pathlib import Path
 

@@ -31,7 +31,7 @@ def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
     documents = "BOS stands before each document. " if config.bos_before_documents else ""
     last_rate = config.learning_rate * config.final_learning_rate_ratio
     training = (
-        f"{config.steps:,} steps of {config.batch_size} samples of {config.sequence_length:,} tokens: "
+        f"{_steps(config)}: "
         f"{curve['tokens'] / 1e6:.0f} million tokens drawn from {curve['train_tokens_available'] / 1e6:.1f} million. "
         f"{documents}{_heads(config)} AdamW {config.adam_betas}, weight decay {config.weight_decay}, peak learning "
         f"rate {config.learning_rate:g}, lowered by a cosine to {last_rate:g}, {config.precision}, "
@@ -87,3 +87,12 @@ def _heads(config: TrainingConfig) -> str:
         f"{share:.0%} of the samples begin with BOS, the others in the middle of a text as the windows of the "
         "perplexity protocol do."
     )
+
+
+def _steps(config: TrainingConfig) -> str:
+    """How many steps, on which samples."""
+    samples = f"{config.batch_size} samples of {config.sequence_length:,} tokens"
+    if (short := config.short_start) is None:
+        return f"{config.steps:,} steps of {samples}"
+    first = f"the first {short.steps:,} of {short.batch_size} samples of {short.sequence_length:,} tokens"
+    return f"{config.steps:,} steps, {first}, the others of {samples}"

@@ -56,6 +56,17 @@ class ModelShape(Frozen):
         return self
 
 
+class ShortStart(Frozen):
+    """The first steps of a training on shorter samples, of which more begin: a first token is seen more often."""
+
+    steps: int = Field(gt=0)
+    """How many of the steps."""
+    sequence_length: int = Field(ge=2)
+    """Tokens of one sample, BOS included."""
+    batch_size: int = Field(gt=0)
+    """Samples in each step."""
+
+
 class TrainingConfig(Frozen):
     """A training recipe: what is trained, on what, for how long."""
 
@@ -78,8 +89,10 @@ class TrainingConfig(Frozen):
     protocol do."""
     batch_size: int = Field(default=16, gt=0)
     """Samples in each step."""
+    short_start: ShortStart | None = None
+    """Steps that have other samples, at first."""
     steps: int = Field(gt=0)
-    """Steps of AdamW."""
+    """Steps of AdamW, the short start's among them."""
     learning_rate: float = Field(default=1.5e-3, gt=0)
     """Peak, reached in `warmup_steps` linearly, then lowered by a cosine to `final_learning_rate_ratio` of it."""
     final_learning_rate_ratio: float = Field(default=0.1, ge=0, le=1)
@@ -116,12 +129,26 @@ class TrainingConfig(Frozen):
                 f"sequence_length {self.sequence_length} exceeds model.max_position_embeddings "
                 f"{self.model.max_position_embeddings}"
             )
+        if self.short_start is not None and self.short_start.steps >= self.steps:
+            raise ValueError(f"short_start.steps {self.short_start.steps} leaves none of the {self.steps} steps")
         return self
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> TrainingConfig:
         """Read a recipe; `ConfigError` names the file and the key that does not fit."""
         return parse(cls, read_yaml(path), f"Training recipe {path}")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the training reads, counting those that it reads again."""
+        short = self.short_start
+        first = short.steps * short.batch_size * short.sequence_length if short else 0
+        return first + (self.steps - (short.steps if short else 0)) * self.batch_size * self.sequence_length
+
+    def samples_at(self, step: int) -> tuple[int, int]:
+        """Samples of update number `step` (from 0), and tokens of each."""
+        shape = self.short_start if self.short_start is not None and step < self.short_start.steps else self
+        return shape.batch_size, shape.sequence_length
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of update number `step` (from 0): linear warm-up, then a cosine."""

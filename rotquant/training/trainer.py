@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -77,14 +78,13 @@ class Trainer:
             capturable=on_gpu,
         )
         self.loss_sum = torch.zeros((), device=self.device)
-        self.batch = torch.zeros(config.batch_size, config.sequence_length + 1, dtype=torch.long, device=self.device)
         self.cross_entropy: Callable[[Tensor, Tensor], Tensor] = _cross_entropy
         if compile:
             self._compile()
         self.gradient = GradientStep(
             lambda step: [self.draw_batch(step)], self._loss, [self.optimizer], clip=self._clip
         )
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.captured: dict[torch.Size, _Captured] = {}
         self.use_graph = compile and on_gpu
         self.clock = _Clock()
         self.history: list[Record] = []
@@ -117,7 +117,7 @@ class Trainer:
         self.cross_entropy = torch.compile(_cross_entropy, dynamic=False)
 
     def _loss(self, batch: Tensor) -> Tensor:
-        """Mean next-token cross-entropy in float32 of ids [batch, sequence_length + 1]."""
+        """Mean next-token cross-entropy in float32 of ids [samples, length + 1]."""
         with self._autocast():
             logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
             return self.cross_entropy(logits, batch[:, 1:])
@@ -126,14 +126,14 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip)
 
     def draw_batch(self, step: int) -> Tensor:
-        """The samples of one step, ids [batch, sequence_length + 1]; they depend on (seed, step) alone."""
-        config = self.config
-        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-        last = self.train_ids.numel() - config.sequence_length - 1
-        starts = torch.randint(last + 1, (config.batch_size, 1), generator=generator)
-        headed = torch.rand(config.batch_size, generator=generator) < config.bos_fraction
+        """The samples of one step, ids [samples, length + 1]; they depend on (seed, step) alone."""
+        samples, length = self.config.samples_at(step)
+        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + step)
+        last = self.train_ids.numel() - length - 1
+        starts = torch.randint(last + 1, (samples, 1), generator=generator)
+        headed = torch.rand(samples, generator=generator) < self.config.bos_fraction
         starts, headed = starts.to(self.device, non_blocking=True), headed.to(self.device, non_blocking=True)
-        batch = self.train_ids[starts + torch.arange(config.sequence_length + 1, device=self.device)].long()
+        batch = self.train_ids[starts + torch.arange(length + 1, device=self.device)].long()
         batch[:, 0] = torch.where(headed, self.bos, batch[:, 0])
         return batch
 
@@ -141,13 +141,14 @@ class Trainer:
         """Take a step; at some, the mean loss since the last such one, and validation perplexity."""
         config, done = self.config, step + 1
         self._set_rate(config.learning_rate_at(step))
-        self.batch.copy_(self.draw_batch(step))
+        batch = self.draw_batch(step)
         if not self.use_graph:
-            self._update()
-        elif self.graph is None:
-            self._capture()
+            self._update(batch)
+        elif (captured := self.captured.get(batch.shape)) is None:
+            self.captured[batch.shape] = self._capture(batch)
         else:
-            self.graph.replay()
+            captured.batch.copy_(batch)
+            captured.graph.replay()
         record = {}
         if done % config.log_every == 0:  # the only place where a step waits for the device
             record["loss"] = round(self.loss_sum.item() / config.log_every, 4)
@@ -162,25 +163,26 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
 
-    def _update(self) -> None:
-        """Follow the gradient of `self.batch`."""
-        (values,) = self.gradient.accumulate([self.batch])
+    def _update(self, batch: Tensor) -> None:
+        """Follow the gradient of a batch."""
+        (values,) = self.gradient.accumulate([batch])
         self.gradient.apply()
         self.loss_sum += values["loss"]
 
-    def _capture(self) -> None:
+    def _capture(self, batch: Tensor) -> _Captured:
         """Do one step outside a graph on a side stream (this compiles), then record the step that later ones replay."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._update()
+            self._update(batch)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad(set_to_none=True)
         # On a stream of its own: cuBLAS keeps a workspace for each, which graphs that replay at once must not share.
-        with torch.cuda.graph(self.graph, stream=side):
-            self._update()
+        with torch.cuda.graph(graph, stream=side):
+            self._update(batch)
+        return _Captured(batch, graph)
 
     def run(self, state_file: Path, stop_after: int | None) -> bool:
         """Train to the recipe's last step (or `stop_after`), logging, validating and saving on the way; whether done.
@@ -216,7 +218,7 @@ class Trainer:
         return {
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "steps": steps,
-            "tokens": steps * self.config.batch_size * self.config.sequence_length,
+            "tokens": self.config.tokens,
             "train_tokens_available": self.train_ids.numel(),
             "seconds": round(self.clock.seconds, 1),
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
@@ -230,6 +232,14 @@ class Trainer:
     def _by_step(self, name: str) -> list[tuple[int, float]]:
         """A value after so many steps, where it was recorded."""
         return [(record["step"] + 1, record[name]) for record in self.history if name in record]
+
+
+@dataclass
+class _Captured:
+    """A recorded step and the batch that it reads."""
+
+    batch: Tensor
+    graph: torch.cuda.CUDAGraph
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

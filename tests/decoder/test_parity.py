@@ -30,7 +30,7 @@ from tests.models import TINY_SHAPE
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
-MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3")
+MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3", "rq-qwen2")
 #: One whose head size the 4-bit cache's kernels have, and one whose keys and values are only rounded.
 ON_GPU = ("rq-llama3", "rq-13b")
 LENGTH = 192
