@@ -46,7 +46,7 @@ def window_snr(model: nn.Module, reference: nn.Module, window: Tensor) -> float:
     with OneDNNLinear():
         exact = reference(input_ids=window[None], use_cache=False).logits.float()
         noise = model(input_ids=window[None], use_cache=False).logits.float().sub_(exact)
-    return decibel(square_sum(exact), square_sum(noise))
+    return decibel(square_sum(exact), square_sum(noise)).item()
 
 
 def end_to_end_snr(model: nn.Module, reference: nn.Module, tokens: Tokens, metric: SNR) -> SNRResult:

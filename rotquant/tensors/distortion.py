@@ -13,9 +13,9 @@ def square_sum(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).double().square()
 
 
-def decibel(signal: Tensor, noise: Tensor) -> float:
-    """10 log10(signal / noise) of two sums of squares; inf without noise, nan where one is not a number."""
-    return 10 * torch.log10(signal.double() / noise.double()).item()
+def decibel(signal: Tensor, noise: Tensor) -> Tensor:
+    """10 log10(signal / noise) of sums of squares, float64; inf without noise, nan where one is not a number."""
+    return 10 * torch.log10(signal.double() / noise.double())
 
 
 def relative_error(exact: Tensor, rounded: Tensor) -> float:

@@ -146,8 +146,13 @@ class Errors:
         self.sums[place] = new if old is None else (old[0] + new[0], old[1] + new[1])
 
     def snr(self) -> dict[str, float]:
-        """10 log10(signal / noise) in dB by place."""
-        return {place: decibel(*sums) for place, sums in self.sums.items()}
+        """10 log10(signal / noise) in dB by place; a GPU is waited for once, not for each."""
+        if not self.sums:
+            return {}
+        signals, noises = zip(*self.sums.values(), strict=True)
+        device = signals[0].device  # layers may lie on several
+        signal, noise = (torch.stack([part.to(device) for part in parts]) for parts in (signals, noises))
+        return dict(zip(self.sums, decibel(signal, noise).tolist(), strict=True))
 
 
 class LearningNetwork:

@@ -24,8 +24,8 @@ from rotquant.tensors.onednn import OneDNNLinear
 
 #: Upper bound on the logits held at once, in elements: 2^28 float32 values are 1 GiB.
 _LOGITS_AT_ONCE = 2**28
-#: Tokens that count as one item of a batch.
-_ITEM_TOKENS = 32
+#: Tokens that count as one item of a batch: few stay in a CPU's cache, and many keep a GPU busy.
+_ITEM_TOKENS = {"cpu": 32, "cuda": 512}
 #: Most tokens of a row that several short questions share.
 _ROW_TOKENS = 512
 
@@ -87,7 +87,8 @@ class Row:
 class Scorer:
     """A causal language model in memory.
 
-    batch_size: items of 32 tokens per forward pass; fewer where items are longer, or the logits would not fit.
+    batch_size: items per forward pass, of 32 tokens on a CPU and 512 on a GPU; fewer where items are longer, or the
+        logits would not fit.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, bos: bool, batch_size: int) -> None:
@@ -166,7 +167,8 @@ class Scorer:
     @property
     def _tokens(self) -> int:
         """Tokens of a forward pass."""
-        return max(1, min(self.batch_size * _ITEM_TOKENS, _LOGITS_AT_ONCE // self.model.config.vocab_size))
+        item = _ITEM_TOKENS["cpu" if self.model.device.type == "cpu" else "cuda"]
+        return max(1, min(self.batch_size * item, _LOGITS_AT_ONCE // self.model.config.vocab_size))
 
     def _check_lengths(self, tasks: Sequence[str], lengths: list[int]) -> None:
         """Raise `TaskError` where the longest item does not fit into the model's context."""
@@ -197,10 +199,11 @@ class Scorer:
                 **{name: part.to(self.model.device) for name, part in mask.items()},
             ).logits
         logits = logits[places, columns].float()
-        scores = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
+        scores = (logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)).cpu()  # a GPU is waited for once
+        greedy = (logits.argmax(1) == targets).cpu()
         counts = [len(branch.tokens) - branch.answer for row in rows for branch in row.branches]
-        greedy = (logits.argmax(1) == targets).split(counts)
-        return [(float(one.sum()), bool(same.all())) for one, same in zip(scores.split(counts), greedy, strict=True)]
+        parts = zip(scores.split(counts), greedy.split(counts), strict=True)
+        return [(float(one.sum()), bool(same.all())) for one, same in parts]
 
     def _continue(self, contexts: list[list[int]], until: tuple[str, ...], tokens: int) -> tuple[list[str], bool]:
         """Continue a batch of contexts, which are filled up on the left and masked there.
