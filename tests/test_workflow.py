@@ -183,6 +183,23 @@ def test_deleted_rotations_are_learned_again_and_what_they_served_is_kept(learne
     assert "Nothing to be done" in learned.snakemake(REPORT)[1]
 
 
+def test_results_copied_without_their_tensors_are_current_until_one_is_lacking(learned: Copy) -> None:
+    assert learned.snakemake(REPORT)[0] == 0
+    for heavy in ("rotations/*/rotations.safetensors", "weights/*/rotquant.json"):
+        for file in learned.root.glob(f"results/{heavy}"):
+            file.unlink()
+    assert "nothing to compute" in learned.run("rotquant", "runs", "execute")[1]
+    assert "Nothing to be done" in learned.snakemake(REPORT)[1]
+    results = {path: json.loads(text) for path, text in learned.read("results/runs/*.json").items()}
+    path = next(path for path, result in results.items() if "rotation" in (result["weights"] or {}))
+    (learned.root / path).unlink()
+    status, output = learned.run("rotquant", "runs", "execute")
+    assert status == 0, output
+    # its rotations are learned again, and with them goes all that is on them: two rows share them
+    assert [output.count(word) for word in (": rotations ", ": weights ", ": run ")] == [1, 2, 2]
+    assert json.loads((learned.root / path).read_text())["metrics"] == results[path]["metrics"]
+
+
 def test_an_edit_of_the_learning_makes_weights_anew_where_the_rotations_differ(learned: Copy) -> None:
     assert learned.snakemake(REPORT)[0] == 0
     earlier = learned.read("results/weights/*/weights.json")

@@ -37,8 +37,8 @@ MARKS = Path(".snakemake/attempts")
 
 
 def rotation_files(key: str) -> list[Path]:
-    """What learned rotations consist of."""
-    return [rotation_path(key) / name for name in (ROTATION_RECORD, ROTATIONS_FILE, HISTORY_FILE)]
+    """What learning rotations leaves for pages; the rotations themselves are for weights that are still to be made."""
+    return [rotation_path(key) / name for name in (ROTATION_RECORD, HISTORY_FILE)]
 
 
 class Currency:
@@ -125,13 +125,19 @@ class Currency:
         return {str(path.relative_to(MARKS)): path.read_text(encoding="utf-8").strip() for path in files}
 
 
-def rotation_is_current(folder: Path, code: str) -> bool:
-    """Whether learned rotations are there, whole, and learned by that code."""
+def rotation_is_current(folder: Path, code: str, at_hand: bool) -> bool:
+    """Whether learned rotations are whole and learned by that code.
+
+    Args:
+        at_hand: whether the rotations themselves must be there, which weights need that are to be made. Results that
+            were copied here without them are current.
+    """
     if not (folder / ROTATION_RECORD).exists():
         return False
     record = read_json(folder / ROTATION_RECORD, "record of rotations")
-    whole = record.get("digest") == file_digest(folder / ROTATIONS_FILE) and (folder / HISTORY_FILE).exists()
-    return bool(whole and record.get("code_digest") == code)
+    digest = file_digest(folder / ROTATIONS_FILE)
+    whole = digest == record.get("digest") or (digest is None and not at_hand)
+    return whole and (folder / HISTORY_FILE).exists() and record.get("code_digest") == code
 
 
 def weights_are_current(record: dict[str, Any], code: str, rotation: str | None) -> bool:

@@ -21,6 +21,7 @@ from rotquant.foundation.errors import ConfigError, ResultError, RotquantError, 
 from rotquant.foundation.files import folder_size
 from rotquant.study.locks import locked
 from rotquant.study.plan import Plan
+from rotquant.study.results import RunResult
 from rotquant.study.stages import jobs
 from rotquant.study.workers import Workers
 
@@ -102,25 +103,23 @@ def wanted(plan: Plan, targets: Sequence[str], again: bool = False) -> Wanted:
 def units(plan: Plan, asked: Wanted) -> tuple[list[Unit], dict[str, float]]:
     """The units of what is asked for and not current, in the order of asking, what they need first; and the values of
     the runs that are current."""
+    rotations, weights, current = _needed(plan, asked)
+    remade = set(weights)
     found: dict[tuple[str, str], Unit] = {}
-    for key, again in asked.rotations.items():
-        if again or not jobs.rotation_current(plan, key):
-            found["rotation", key] = Unit("rotation", key, plan.rotations[key].label, again=again)
-    for key, again in asked.weights.items():
-        after = {("rotation", plan.weights[key].rotation or "")} & found.keys()
-        if again or after or not jobs.weights_current(plan, key):
-            found["weights", key] = Unit("weights", key, plan.weights[key].label, (), frozenset(after), again)
+    for key in rotations:
+        found["rotation", key] = Unit("rotation", key, plan.rotations[key].label, again=asked.rotations[key])
+    for key in weights:
+        after = frozenset({("rotation", plan.weights[key].rotation or "")} & found.keys())
+        found["weights", key] = Unit("weights", key, plan.weights[key].label, (), after, asked.weights[key])
     values: dict[str, float] = {}
     waiting: dict[tuple[Any, ...], list[str]] = {}
     for key, again in asked.runs.items():
-        run = plan.runs[key]
-        current = None if again or ("weights", run.weights) in found else jobs.result_current(plan, key)
-        if current is None:
-            waiting.setdefault((run.weights or run.fields["checkpoint"], _metric(plan, key)["kind"], again), []).append(
-                key
-            )
+        run, result = plan.runs[key], current[key]
+        if result is None or run.weights in remade:
+            place = run.weights or run.fields["checkpoint"], _metric(plan, key)["kind"], again
+            waiting.setdefault(place, []).append(key)
         else:
-            values[key] = current.value
+            values[key] = result.value
     for keys in waiting.values():
         for together in (tuple(keys[start : start + TOGETHER]) for start in range(0, len(keys), TOGETHER)):
             first = plan.runs[together[0]]
@@ -132,6 +131,31 @@ def units(plan: Plan, asked: Wanted) -> tuple[list[Unit], dict[str, float]]:
                 "runs", together[0], first.label, together, frozenset(needs & found.keys()), again
             )
     return _in_order(plan, asked, found), values
+
+
+def _needed(plan: Plan, asked: Wanted) -> tuple[list[str], list[str], dict[str, RunResult | None]]:
+    """What of the rotations and of the weights is to be made, and of each run the result where it is current.
+
+    Results may have been copied here without the weights and rotations behind them, which are made again only where
+    something is still to be computed with them.
+    """
+    current = {key: None if again else jobs.result_current(plan, key) for key, again in asked.runs.items()}
+    measured = {plan.runs[key].weights for key in asked.runs}
+    unmeasured = {plan.runs[key].weights for key, result in current.items() if result is None}
+    weights = {
+        key: again
+        or not jobs.weights_current(plan, key)
+        or ((key in unmeasured or key not in measured) and not jobs.weights_at_hand(key))
+        for key, again in asked.weights.items()
+    }
+    stored = {plan.weights[key].rotation for key in weights}
+    unstored = {plan.weights[key].rotation for key, to_do in weights.items() if to_do}
+    rotations = {
+        key: again or not jobs.rotation_current(plan, key, at_hand=key in unstored or key not in stored)
+        for key, again in asked.rotations.items()
+    }
+    remade = [key for key, to_do in weights.items() if to_do or rotations.get(plan.weights[key].rotation or "", False)]
+    return [key for key, to_do in rotations.items() if to_do], remade, current
 
 
 def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, again: bool = False) -> None:

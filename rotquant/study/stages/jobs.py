@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import check_output_file, json_text, read_json, write_json, write_text
+from rotquant.models.checkpoints import MANIFEST
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.study.currency import current_result, none_newer, rotation_is_current, weights_are_current
@@ -58,7 +59,7 @@ def make_weights(plan: Plan, key: str, say: Say, again: bool = False) -> None:
         ConfigError: no run uses them.
         ResultError: the learned rotations that they need are not there.
     """
-    if not again and weights_current(plan, key):
+    if not again and weights_current(plan, key) and weights_at_hand(key):
         return
     planned = plan.stored(key)
     folder, run = weights_path(key), plan.run(planned.run)
@@ -131,14 +132,19 @@ def record_part(plan: Plan, name: str, values: Mapping[str, float]) -> None:
         write_text(path, text)
 
 
-def rotation_current(plan: Plan, key: str) -> bool:
-    """Whether learned rotations are there, by the code as it is."""
+def rotation_current(plan: Plan, key: str, at_hand: bool = True) -> bool:
+    """Whether rotations were learned by the code as it is, and whether they are here, where they must be."""
     planned = plan.rotation(key)
-    return rotation_is_current(rotation_path(key), _code(plan, planned.code, "rotations", planned.run))
+    return rotation_is_current(rotation_path(key), _code(plan, planned.code, "rotations", planned.run), at_hand)
+
+
+def weights_at_hand(key: str) -> bool:
+    """Whether stored weights themselves are here, which runs need that are to be measured."""
+    return (weights_path(key) / MANIFEST).exists()
 
 
 def weights_current(plan: Plan, key: str) -> bool:
-    """Whether stored weights are there, by the code as it is and with the rotations that are there."""
+    """Whether weights were stored by the code as it is and with the rotations that are here; they may lie elsewhere."""
     planned, record = plan.stored(key), weights_path(key) / WEIGHTS_RECORD
     if not record.exists():
         return False
