@@ -29,6 +29,7 @@ from rotquant.text import (
     load_rows,
     load_text,
     modules,
+    packing,
     tokenize,
 )
 from rotquant.text import docstrings as module
@@ -368,3 +369,36 @@ def test_raw_wikitext2_files_read_as_the_hub_gives_them():
 def test_large_calibration_sets_read_more_of_the_text() -> None:
     assert Calibration().characters == Calibration(samples=16, sequence_length=512).characters == CALIBRATION_CHARACTERS
     assert Calibration(samples=800).characters > 3 * CALIBRATION_CHARACTERS
+
+
+def test_a_pack_of_packages_is_the_text_that_the_installed_ones_are(tmp_path, monkeypatch):
+    few = {"train": ("pathspec", "tabulate"), "validation": ("attrs",), "test": ("click",)}
+    for place in (installed, module, modules, packing):
+        monkeypatch.setattr(place, "PACKAGES", few)
+    heads = [(spec, split, 60_000 if split == "train" else None) for spec in (MODULES, DOCSTRINGS) for split in few]
+    try:
+        count = packing.pack(tmp_path / "packed", tmp_path / "cache", 60_000)
+        here = [load_rows(spec, split, max_characters=head, cache=tmp_path / "cache") for spec, split, head in heads]
+        whole = sum(len(installed.package_files(packages)) for packages in few.values())
+        assert len(list((tmp_path / "packed").rglob("*.py"))) == count < whole  # of train only a head
+        monkeypatch.setenv(installed.CARRIED, str(tmp_path / "packed"))
+        forget_packages()
+        there = [load_rows(spec, split, max_characters=head, cache=tmp_path / "fresh") for spec, split, head in heads]
+        assert there == here
+        assert all(here)
+        assert all(path.is_relative_to(tmp_path) for _, path in installed.package_files(few["test"]))
+        assert {file.name for file in (tmp_path / "fresh").iterdir()} <= {
+            file.name for file in (tmp_path / "cache").iterdir()
+        }  # named by the versions, which are the same
+        monkeypatch.setenv(installed.CARRIED, str(tmp_path / "absent"))
+        forget_packages()
+        with pytest.raises(CorpusError, match="which is no folder; `rotquant pack` makes one"):
+            load_rows(MODULES, "test", cache=tmp_path / "fresh")
+    finally:
+        forget_packages()
+
+
+def forget_packages():
+    """Where the packages lie is found once in a process."""
+    installed.package_files.cache_clear()
+    installed._version.cache_clear()

@@ -1,4 +1,4 @@
-"""`rotquant corpus` and `rotquant train`: the text, and the small models made from it."""
+"""`rotquant corpus`, `rotquant pack` and `rotquant train`: the text, and the small models made from it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from rotquant.commands.options import Device, corpus_spec, print_table
+from rotquant.recipes.corpus import CALIBRATION_CHARACTERS
 from rotquant.tensors.devices import torch_device
 
 if TYPE_CHECKING:
@@ -43,6 +44,25 @@ def corpus(
         if output:
             write_text(output / f"{name}.txt", text)
     print_table(table)
+
+
+def pack(
+    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    characters: Annotated[
+        int, typer.Option(min=1, help="Of the train split only the head, of so many characters of each corpus.")
+    ] = CALIBRATION_CHARACTERS,
+) -> None:
+    """Copy the source files that the corpora modules and docstrings are read from, for a machine without them.
+
+    There ROTQUANT_PACKAGES, set to the folder, makes them the text that it is here.
+
+    Example: `rotquant pack packages/`
+    """
+    from rotquant.foundation.files import cache_folder, check_output_folder
+    from rotquant.text import packing
+
+    check_output_folder(output)
+    typer.echo(f"{packing.pack(output, cache_folder('corpora'), characters):,} files in {output}")
 
 
 def train(

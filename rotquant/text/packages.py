@@ -8,9 +8,10 @@ nvidia-*, triton), installers, test code, and files written at build time.
 import csv
 import functools
 import hashlib
-import importlib.metadata
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import Distribution
 from pathlib import Path
 
 from rotquant.foundation.errors import CorpusError
@@ -41,6 +42,9 @@ PACKAGES: dict[Split, tuple[str, ...]] = {
 PRECEDENCE: tuple[Split, ...] = ("test", "validation", "train")
 """A text that several splits contain belongs to the first of these."""
 
+CARRIED = "ROTQUANT_PACKAGES"
+"""The environment variable with a folder of `rotquant pack`, whose packages are read in place of installed ones."""
+
 GENERATED_FILES = frozenset({"__config__.py", "version.py", "_version.py"})
 TEST_FOLDERS = frozenset({"test", "tests", "testing", "_vendor", "_vendored_packages"})
 
@@ -52,10 +56,21 @@ def versions(split: Split) -> dict[str, str | None]:
 
 @functools.cache
 def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    distribution = _distribution(name)
+    return None if distribution is None else distribution.version
+
+
+def _distribution(name: str) -> Distribution | None:
+    """A package as it is installed or was carried here; None where it is missing.
+
+    Raises:
+        CorpusError: there is no such folder of packages.
+    """
+    carried = os.environ.get(CARRIED)
+    if carried and not Path(carried).is_dir():
+        raise CorpusError(f"{CARRIED} names {carried}, which is no folder; `rotquant pack` makes one.")
+    where = {"path": [carried]} if carried else {}
+    return next(iter(Distribution.discover(name=name, **where)), None)
 
 
 @functools.cache
@@ -63,16 +78,15 @@ def package_files(packages: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
     """The packages' Python files as (name inside site-packages, path), ordered by a hash of the name."""
     files = {}
     for package in packages:
-        try:
-            distribution = importlib.metadata.distribution(package)
-        except importlib.metadata.PackageNotFoundError:
+        distribution = _distribution(package)
+        if distribution is None:
             continue
         place = str(distribution.locate_file(""))
         files |= {name: Path(place, name) for name in _installed(distribution) if _is_text(name)}
     return tuple(sorted(files.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest()))
 
 
-def _installed(distribution: importlib.metadata.Distribution) -> list[str]:
+def _installed(distribution: Distribution) -> list[str]:
     """The names of a package's files; read from its record, whose lines `files` makes objects of for seconds."""
     record = distribution.read_text("RECORD")
     if record is None:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import check_output_file, json_text, read_json, write_json, write_text
-from rotquant.models.checkpoints import MANIFEST
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.study.currency import current_result, none_newer, rotation_is_current, weights_are_current
@@ -140,7 +139,7 @@ def rotation_current(plan: Plan, key: str, at_hand: bool = True) -> bool:
 
 def weights_at_hand(key: str) -> bool:
     """Whether stored weights themselves are here, which runs need that are to be measured."""
-    return (weights_path(key) / MANIFEST).exists()
+    return any(weights_path(key).glob("*.safetensors"))
 
 
 def weights_current(plan: Plan, key: str) -> bool:
