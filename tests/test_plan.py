@@ -7,7 +7,7 @@ import pytest
 from rotquant.foundation.files import short_hash
 from rotquant.recipes.recipe import Run
 from rotquant.study import project as projects
-from rotquant.study.execution import wanted
+from rotquant.study.execution import units, wanted
 from rotquant.study.expansion import make_plan
 from tests.project import REPOSITORY, Copy
 
@@ -34,6 +34,21 @@ def test_no_job_of_a_table_makes_what_the_table_does_not_show() -> None:
         assert asked.runs.keys() == shown.keys()
         assert asked.weights.keys() == {run.weights_key for run in shown.values()} - {None}, table
         assert asked.rotations.keys() == {run.rotation_key for run in shown.values()} - {None}, table
+
+
+def test_a_table_is_whole_before_one_that_was_asked_for_later_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share baselines and more, which do not wait for the last table that shows them."""
+    project = projects.load_project(root=REPOSITORY)
+    plan = make_plan(project, "0" * 16, "0" * 16)
+    monkeypatch.chdir(tmp_path)  # where there are no results
+    asked = wanted(plan, ["quarot_table1", "quarot"])
+    order = [run for unit in units(plan, asked)[0] for run in unit.runs]
+    first = wanted(plan, ["quarot_table1"]).runs.keys()
+    assert sorted(order) == sorted(asked.runs)
+    # runs that later tables measure on the same weights come along with them
+    assert max(map(order.index, first)) < 2 * len(first) < len(order) / 2
 
 
 def test_a_small_target_leaves_its_own_runs_weights_and_rotations_behind(tmp_path: Path) -> None:
