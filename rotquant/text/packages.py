@@ -69,8 +69,8 @@ def _distribution(name: str) -> Distribution | None:
     carried = os.environ.get(CARRIED)
     if carried and not Path(carried).is_dir():
         raise CorpusError(f"{CARRIED} names {carried}, which is no folder; `rotquant pack` makes one.")
-    where = {"path": [carried]} if carried else {}
-    return next(iter(Distribution.discover(name=name, **where)), None)
+    found = Distribution.discover(name=name, path=[carried]) if carried else Distribution.discover(name=name)
+    return next(iter(found), None)
 
 
 @functools.cache
