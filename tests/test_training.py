@@ -255,8 +255,10 @@ def test_a_recipe_file_with_an_unknown_or_impossible_key_names_it(tmp_path):
     }.items():
         with pytest.raises(ValidationError, match=match):
             TrainingConfig.model_validate({**RECIPE, "model": {**RECIPE["model"], **change}})
-    with pytest.raises(ValidationError, match="leaves none of the 20 steps"):
-        TrainingConfig.model_validate({**RECIPE, "short_start": {"steps": 20, "sequence_length": 8, "batch_size": 4}})
+    for match, change in {"leaves none of the 20 steps": {"steps": 20}, "exceeds": {"sequence_length": 4096}}.items():
+        short = {"steps": 10, "sequence_length": 8, "batch_size": 4, **change}
+        with pytest.raises(ValidationError, match=match):
+            TrainingConfig.model_validate({**RECIPE, "short_start": short})
 
 
 @pytest.mark.parametrize("name", ["rq-7b", "rq-13b", "rq-70b", "rq-phi3", "rq-llama3", "rq-qwen2"])

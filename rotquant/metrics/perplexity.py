@@ -17,6 +17,7 @@ from rotquant.foundation.progress import task
 from rotquant.models.architectures import config_of
 from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.text import NO_BOS, Tokens
 
@@ -109,7 +110,7 @@ def perplexity(
     windows = metric_windows(model, tokens, metric)
     vocabulary: int = config_of(model).vocab_size
     device = next(model.parameters()).device
-    limit = _LOGITS_AT_ONCE["cpu" if device.type == "cpu" else "cuda"]
+    limit = of_device(_LOGITS_AT_ONCE, device)
     batch_size = max(1, min(batch_size, limit // (metric.sequence_length * vocabulary)))
     was_training = model.training
     model.eval()

@@ -1,5 +1,6 @@
 """Device and dtype names as users write them, and the torch objects they mean. It changes no default of torch."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rotquant.foundation.errors import RecipeError
@@ -47,6 +48,11 @@ def learning_dtype(dtype: "torch.dtype") -> "torch.dtype":
     import torch
 
     return torch.bfloat16 if dtype == torch.float16 else dtype
+
+
+def of_device(bounds: Mapping[str, int], device: "torch.device") -> int:
+    """The bound for a kind of device, of one for `cpu` and one for `cuda`, which any accelerator takes."""
+    return bounds["cpu" if device.type == "cpu" else "cuda"]
 
 
 def gpu_name(device: "torch.device") -> str | None:

@@ -124,10 +124,10 @@ class TrainingConfig(Frozen):
 
     @model_validator(mode="after")
     def _samples_fit_the_context(self) -> TrainingConfig:
-        if self.sequence_length > self.model.max_position_embeddings:
+        longest = max(self.sequence_length, self.short_start.sequence_length if self.short_start else 0)
+        if longest > self.model.max_position_embeddings:
             raise ValueError(
-                f"sequence_length {self.sequence_length} exceeds model.max_position_embeddings "
-                f"{self.model.max_position_embeddings}"
+                f"sequence_length {longest} exceeds model.max_position_embeddings {self.model.max_position_embeddings}"
             )
         if self.short_start is not None and self.short_start.steps >= self.steps:
             raise ValueError(f"short_start.steps {self.short_start.steps} leaves none of the {self.steps} steps")

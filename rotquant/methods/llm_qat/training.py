@@ -26,6 +26,7 @@ from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import on_device
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.training import loop
@@ -175,7 +176,7 @@ def _loss(model: nn.Module, teacher: nn.Module, ids: Tensor, scheme: Quantizatio
 
 def _parts(model: nn.Module, ids: Tensor) -> Sequence[Tensor]:
     """A batch in parts whose logits stay in bounds."""
-    limit = _LOGITS_AT_ONCE["cpu" if embedding(model).weight.device.type == "cpu" else "cuda"]
+    limit = of_device(_LOGITS_AT_ONCE, embedding(model).weight.device)
     return ids.split(max(1, limit // (ids.shape[1] * config_of(model).vocab_size)))
 
 

@@ -34,6 +34,7 @@ from rotquant.models.rotation.matrices import Learned, Rotations, initial_rotati
 from rotquant.models.simulation.wrapping import check_wrapping
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.stiefel import CayleySGD, newton_schulz, orthonormality_error
 from rotquant.training.loop import GradientStep, train
@@ -97,7 +98,9 @@ def learn_rotations(
         optimizer = CayleySGD(rotations.values(), 1.0, settings.momentum)
         schedule = LambdaLR(optimizer, partial(learning_rate, settings))
         batch_size = min(settings.batch_size, batch_size or _sequences_at_once(model, samples.shape[1]))
-        checkpointing = _kept_bytes(model, batch_size * samples.shape[1]) > _of_device(_KEPT_BYTES, model)
+        checkpointing = _kept_bytes(model, batch_size * samples.shape[1]) > of_device(
+            _KEPT_BYTES, embedding(model).weight.device
+        )
         values = [rotation for name, rotation in rotations.items() if name != "residual"] or None
         about = _about_float(model, recipe) if samples.shape[1] * batch_size <= _FLOAT_TOKENS else ""
         with quantized_network(model, recipe, rotations.get("residual"), values, checkpointing) as network:
@@ -223,7 +226,7 @@ def _identity(model: nn.Module, recipe: Recipe, seed: int, samples: Tensor) -> s
 
 
 def _sequences_at_once(model: nn.Module, tokens: int) -> int:
-    return max(1, _of_device(_LOGITS_AT_ONCE, model) // (tokens * config_of(model).vocab_size))
+    return max(1, of_device(_LOGITS_AT_ONCE, embedding(model).weight.device) // (tokens * config_of(model).vocab_size))
 
 
 def _kept_bytes(model: nn.Module, tokens: int) -> int:
@@ -234,8 +237,3 @@ def _kept_bytes(model: nn.Module, tokens: int) -> int:
     shape = architecture_of(model)
     width = 12 * shape.hidden_size + 12 * shape.num_heads * shape.head_dim + 8 * shape.intermediate_size
     return tokens * width * shape.num_layers * embedding(model).weight.element_size()
-
-
-def _of_device(values: dict[str, int], model: nn.Module) -> int:
-    """The entry for the kind of device that a model lies on; any accelerator counts as cuda."""
-    return values["cpu" if embedding(model).weight.device.type == "cpu" else "cuda"]

@@ -20,6 +20,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 from rotquant.foundation import progress
 from rotquant.foundation.errors import TaskError
 from rotquant.models.limits import Limits
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 
 #: Upper bound on the logits held at once, in elements: 2^28 float32 values are 1 GiB.
@@ -167,7 +168,7 @@ class Scorer:
     @property
     def _tokens(self) -> int:
         """Tokens of a forward pass."""
-        item = _ITEM_TOKENS["cpu" if self.model.device.type == "cpu" else "cuda"]
+        item = of_device(_ITEM_TOKENS, self.model.device)
         return max(1, min(self.batch_size * item, _LOGITS_AT_ONCE // self.model.config.vocab_size))
 
     def _check_lengths(self, tasks: Sequence[str], lengths: list[int]) -> None:
