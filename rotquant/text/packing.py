@@ -3,7 +3,6 @@ packages: one with a GPU and no network, where tables are computed and nothing i
 """
 
 import shutil
-from itertools import chain
 from pathlib import Path
 
 from rotquant.foundation.files import atomic_directory, write_text
@@ -68,4 +67,4 @@ def _write(folder: Path, split: Split, files: Files) -> None:
         record = folder / f"{package.replace('-', '_')}-{version}.dist-info"
         own = [name for name, _ in package_files((package,)) if name in taken]
         write_text(record / "METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
-        write_text(record / "RECORD", "".join(chain.from_iterable((name, ",,\n") for name in own)))
+        write_text(record / "RECORD", "".join(f"{name},,\n" for name in own))

@@ -141,9 +141,10 @@ class TrainingConfig(Frozen):
     @property
     def tokens(self) -> int:
         """Tokens that the training reads, counting those that it reads again."""
-        short = self.short_start
-        first = short.steps * short.batch_size * short.sequence_length if short else 0
-        return first + (self.steps - (short.steps if short else 0)) * self.batch_size * self.sequence_length
+        of_a_step = self.batch_size * self.sequence_length
+        if (short := self.short_start) is None:
+            return self.steps * of_a_step
+        return short.steps * short.batch_size * short.sequence_length + (self.steps - short.steps) * of_a_step
 
     def samples_at(self, step: int) -> tuple[int, int]:
         """Samples of update number `step` (from 0), and tokens of each."""
