@@ -16,7 +16,7 @@ from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import Perplexity
 from rotquant.study import tuning
 from rotquant.study.project import Project, load_project
-from rotquant.study.tuning import at_an_end, points, read_grid, tune, tuning_run
+from rotquant.study.tuning import TuningJob, at_an_end, points, read_grid, tune, tuning_run
 from tests.project import REPOSITORY
 
 
@@ -25,8 +25,9 @@ def project() -> Project:
     return load_project(root=REPOSITORY)
 
 
-def parabola(run: Run, checkpoint: str, device: str, batch_size: int, code: str) -> dict[str, float]:
+def parabola(job: TuningJob) -> dict[str, float]:
     """In place of quantizing: least at a rate of 2e-4, larger by the seed, and no number above 1."""
+    run = job.run
     rate = run.recipe.methods["llm_qat"].learning_rate
     found = math.inf if rate > 1 else 10 + abs(math.log10(rate / 2e-4)) + run.seed / 100
     return {"perplexity": found, "nll": math.log(found), "seconds": 1.0}
@@ -36,13 +37,15 @@ def parabola(run: Run, checkpoint: str, device: str, batch_size: int, code: str)
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     """The runs that are measured, by arithmetic."""
     runs: list[Run] = []
-    monkeypatch.setattr(tuning, "measure_run", lambda run, *rest: runs.append(run) or parabola(run, *rest))
+    monkeypatch.setattr(tuning, "measure_run", lambda job: runs.append(job.run) or parabola(job))
     return runs
 
 
-def chosen(project: Project, record: Path, *values: float, seeds: tuple[int, ...] = (0, 1)) -> dict[str, Any]:
+def chosen(
+    project: Project, record: Path, *values: float, seeds: tuple[int, ...] = (0, 1), workers: int = 1
+) -> dict[str, Any]:
     grid = {("llm_qat", "learning_rate"): values}
-    return tune(project, project.config.slot("Llama-2-13B"), "llm-qat", grid, {}, seeds, record)
+    return tune(project, project.config.slot("Llama-2-13B"), "llm-qat", grid, {}, seeds, record, "cpu", workers=workers)
 
 
 def test_a_field_is_found_by_its_name_or_with_its_method() -> None:
@@ -99,10 +102,42 @@ def test_an_interrupted_tuning_continues_and_a_wider_grid_costs_what_it_adds(
     assert chosen(project, tmp_path / "again.json", 1e-4, 2e-4, 100.0)["points"] == found["points"]
 
 
+def test_several_processes_measure_what_one_does(
+    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tuning, "measure_run", parabola)
+    alone = chosen(project, tmp_path / "alone.json", 1e-4, 2e-4, 100.0)
+    together = chosen(project, tmp_path / "together.json", 1e-4, 2e-4, 100.0, workers=2)
+    assert {**together, "environment": None} == {**alone, "environment": None}
+
+
+def refused(job: TuningJob) -> dict[str, float]:
+    raise ConfigError("refused in a process")
+
+
+def test_a_refusal_in_another_process_is_said_here(
+    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tuning, "measure_run", refused)
+    with pytest.raises(ConfigError, match="refused in a process"):
+        chosen(project, tmp_path / "record.json", 1e-4, 2e-4, workers=2)
+
+
 def test_the_command_prints_what_the_configuration_should_say(
     measured: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["tune", "llm-qat", "Llama-2-7B", "Llama-2-13B", "--grid", "learning_rate=1e-4,2e-4,5e-4", "--seeds", "0"]
+    words = [
+        "tune",
+        "llm-qat",
+        "Llama-2-7B",
+        "Llama-2-13B",
+        "--grid",
+        "learning_rate=1e-4,2e-4,5e-4",
+        "--seeds",
+        "0",
+        "--jobs",
+        "1",
+    ]
     monkeypatch.setattr(sys, "argv", ["rotquant", *words, "-o", str(tmp_path)])
     monkeypatch.chdir(REPOSITORY)
     with pytest.raises(SystemExit) as stop:

@@ -22,6 +22,7 @@ from rotquant.study.planning import current_plan
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import read_result, run_path
 from rotquant.study.stages.jobs import prepare_tasks
+from rotquant.study.workers import usual_workers
 
 runs_app = typer.Typer(
     help="The runs behind the tables: list, show, compute, and show them in MLflow.", no_args_is_help=True
@@ -35,7 +36,25 @@ PlanFile = Annotated[
     Path | None,
     typer.Option("--plan", help="The plan that Snakemake wrote, below results/plans/, with its configuration."),
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes that compute. Default: one for each core; with a GPU one, which may share it."),
+]
+OtherDevice = Annotated[
+    str | None, typer.Option("--device", help="In place of the configuration's: cpu, cuda, cuda:1 ..., auto.")
+]
 Key = Annotated[str, typer.Argument(help="A run's key, as `rotquant runs list` prints it.")]
+
+
+def device_of(asked: str | None, configured: str) -> str:
+    """The device that an option asks for, or the configuration's.
+
+    Raises:
+        ConfigError: there is no such kind of device.
+    """
+    if asked is not None and not re.fullmatch(r"cpu|auto|cuda(:\d+)?", asked):
+        raise ConfigError(f"unknown device {asked!r}; use cpu, cuda, cuda:N or auto.")
+    return asked or configured
 
 
 def open_project(config: list[Path] | None, plan: Path | None = None) -> Project:
@@ -119,15 +138,8 @@ def execute(
         list[str] | None,
         typer.Argument(help="Tables, papers, or keys of `rotquant runs list`: runs, weights, rotations. Default: all."),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Processes that compute. Default: one for each core; with a GPU one, which may share it."
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="In place of the configuration's: cpu, cuda, cuda:1 ..., auto.")
-    ] = None,
+    jobs: Jobs = None,
+    device: OtherDevice = None,
     config: Configs = None,
     plan: PlanFile = None,
     again: Annotated[
@@ -142,8 +154,5 @@ def execute(
     Example: `rotquant runs execute quarot spinquant --device cuda --jobs 8 --config config/thorough.yaml`
     """
     chosen = open_plan(config, plan)
-    if device is not None:
-        if not re.fullmatch(r"cpu|auto|cuda(:\d+)?", device):
-            raise ConfigError(f"unknown device {device!r}; use cpu, cuda, cuda:N or auto.")
-        chosen = chosen.model_copy(update={"device": device})
-    execution.execute(chosen, targets or (), jobs or execution.usual_workers(chosen.device), typer.echo, again)
+    chosen = chosen.model_copy(update={"device": device_of(device, chosen.device)})
+    execution.execute(chosen, targets or (), jobs or usual_workers(chosen.device), typer.echo, again)

@@ -8,12 +8,13 @@ import yaml
 from rich.table import Table
 
 from rotquant.commands.options import Changes, changes_of, print_table
-from rotquant.commands.runs import Configs, open_project
+from rotquant.commands.runs import Configs, Jobs, OtherDevice, device_of, open_project
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import check_output_file
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override_all
 from rotquant.study.tuning import RECORDS, at_an_end, points, read_grid, tune
+from rotquant.study.workers import usual_workers
 
 
 def tune_method(
@@ -31,6 +32,8 @@ def tune_method(
     max_windows: Annotated[
         int | None, typer.Option(min=1, help="Windows of validation text. Default: as many as tables evaluate on.")
     ] = None,
+    jobs: Jobs = None,
+    device: OtherDevice = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the records.")] = RECORDS,
     config: Configs = None,
 ) -> None:
@@ -51,9 +54,13 @@ def tune_method(
     records = [output / f"{method}-{slot.name}.json" for slot in chosen]
     for record in records:
         check_output_file(record)
+    place = device_of(device, project.config.device)
+    workers = jobs or usual_workers(place)
     said = {}
     for slot, record in zip(chosen, records, strict=True):
-        found = tune(project, slot, method, values, wanted, drawn, record, max_windows=max_windows)
+        found = tune(
+            project, slot, method, values, wanted, drawn, record, place, max_windows=max_windows, workers=workers
+        )
         said[slot.name] = {"methods": found["chosen"]}
         table = Table(
             *found["grid"], "perplexity", "deviation", "seconds", title=f"{method} on {slot.name}, validation"
@@ -63,8 +70,8 @@ def tune_method(
             deviation = "-" if point["deviation"] is None else f"{point['deviation']:.3f}"
             table.add_row(*settings, f"{point['perplexity']:.3f}", deviation, f"{point['seconds']:.1f}")
         print_table(table)
-        for place in at_an_end(found):
-            typer.echo(f"{place} on {slot.name}: the best value is at an end of its grid, so try values beyond it.")
+        for field in at_an_end(found):
+            typer.echo(f"{field} on {slot.name}: the best value is at an end of its grid, so try values beyond it.")
     typer.echo(f"\nIn the configuration (records in {output}):\n")
     typer.echo(yaml.safe_dump({"slots": said}, sort_keys=False), nl=False)
 

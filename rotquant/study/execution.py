@@ -6,9 +6,7 @@ a unit that another has locked is left to it.
 """
 
 import functools
-import os
 import resource
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -29,9 +27,6 @@ from rotquant.study.workers import Workers
 TOGETHER = 6
 #: Seconds until a unit that another execution has locked is tried again.
 LOCKED = 2.0
-
-_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_LOADED = ("rotquant.study.stages.loaded",)
 
 
 @dataclass(frozen=True)
@@ -177,19 +172,10 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
     todo = [unit for unit in todo if unit not in lacking]
     needed = {need for unit in todo for need in unit.after}
     if todo := [unit for unit in todo if unit.kind != "tasks" or ("tasks", unit.key) in needed]:
-        # Snakemake gives the libraries of a job as many threads as the job has; here each worker would take as many.
-        threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
-        os.environ.update(dict.fromkeys(_THREADS, threads))
         several = workers > 1  # one alone says itself how far it is
-        with Workers(workers, functools.partial(perform, plan, several), _LOADED) as processes:
+        with Workers(workers, functools.partial(perform, plan, several)) as processes:
             execution.run(todo, processes, several)
     execution.close(lacking)
-
-
-def usual_workers(device: str) -> int:
-    """How many processes compute where nothing else is said: one for each core, and for a GPU one."""
-    gpu = device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi") is not None)
-    return 1 if gpu else len(os.sched_getaffinity(0))
 
 
 def perform(plan: Plan, silently: bool, unit: Unit) -> Outcome:

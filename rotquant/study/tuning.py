@@ -7,7 +7,9 @@ by the same rule: the least perplexity on validation text. Test text is what tab
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
@@ -19,7 +21,7 @@ from rotquant.foundation.data import merge
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError, nearest
 from rotquant.foundation.files import read_json, write_json
-from rotquant.foundation.progress import task
+from rotquant.foundation.progress import silenced, task
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, Run, check_widths, override_all
 from rotquant.recipes.schemes import Metric, Perplexity
@@ -28,6 +30,7 @@ from rotquant.study.digests import code_digest
 from rotquant.study.project import Project
 from rotquant.study.resolution import resolve
 from rotquant.study.results import ROTATION_RECORD
+from rotquant.study.workers import Workers
 
 #: Records of choices, which are committed beside the models that they are for.
 RECORDS = Path("workflow/resources/tuning")
@@ -119,8 +122,10 @@ def tune(
     changes: dict[str, Any],
     seeds: Sequence[int],
     record: Path,
+    device: str,
     *,
     max_windows: int | None = None,
+    workers: int = 1,
 ) -> dict[str, Any]:
     """Measure every point of a grid on validation text with every seed; write and return the record.
 
@@ -131,9 +136,10 @@ def tune(
         method: a preset. changes: to its recipe.
         record: the JSON file.
         max_windows: windows of validation text; None for as many as the slot evaluates on.
+        workers: processes that measure; one measures in this process.
 
     Raises:
-        RotquantError: bad input, before the first number.
+        RotquantError: bad input, before the first number where it can be seen so early; or a process was ended.
     """
     fewer = {} if max_windows is None else {"max_windows": max_windows}
     metric = Perplexity.model_validate({**slot.evaluation, "split": "validation", **fewer})
@@ -154,17 +160,21 @@ def tune(
         "seeds": list(seeds),
         "grid": {".".join(place): list(values) for place, values in grid.items()},
         "environment": environment(project.root),
+        "device": device,
     }
     known: dict[str, Any] = read_json(record, "record of a tuning")["runs"] if record.exists() else {}
-    with task(f"tuning {method} on {slot.name}", "run", len(runs)) as under_way:
-        for key, run in runs.items():
-            code = code_digest("weights", run.recipe)
-            if known.get(key, {}).get("code_digest") != code:
-                checkpoint = project.checkpoint_path(run.checkpoint)
-                numbers = measure_run(run, checkpoint, project.config.device, slot.batch_size, code)
-                known[key] = {"seed": run.seed, "code_digest": code, **numbers}
-                write_json(record, found | {"runs": known})
-            under_way.advance(note=f"perplexity {float(known[key]['perplexity']):.3f}")
+    code = {key: code_digest("weights", run.recipe) for key, run in runs.items()}
+    checkpoint = project.checkpoint_path(slot.checkpoint)
+    jobs = [
+        TuningJob(run, checkpoint, device, slot.batch_size, code[key])
+        for key, run in runs.items()
+        if known.get(key, {}).get("code_digest") != code[key]
+    ]
+    with task(f"tuning {method} on {slot.name}", "run", len(jobs)) as under_way:
+        for job, numbers in _measured(jobs, workers):
+            known[job.run.key] = {"seed": job.run.seed, "code_digest": job.code, **numbers}
+            write_json(record, found | {"runs": known})
+            under_way.advance(note=f"perplexity {numbers['perplexity']:.3f}")
     found["runs"] = {key: known[key] for key in runs}
     found["points"] = [_summary(point, [known[run.key] for run in members]) for point, members in tried]
     found["chosen"] = min(found["points"], key=lambda point: point["perplexity"])["methods"]
@@ -172,7 +182,45 @@ def tune(
     return found
 
 
-def measure_run(run: Run, checkpoint: str, device: str, batch_size: int, code: str) -> dict[str, float]:
+@dataclass(frozen=True)
+class TuningJob:
+    """A run to be measured. code: the digest of the code that does it."""
+
+    run: Run
+    checkpoint: str
+    device: str
+    batch_size: int
+    code: str
+
+
+def _measured(jobs: Sequence[TuningJob], workers: int) -> Iterator[tuple[TuningJob, dict[str, float]]]:
+    """What was measured of each job, in the order in which they end."""
+    if workers == 1 or len(jobs) < 2:
+        yield from ((job, measure_run(job)) for job in jobs)
+        return
+    waiting = [*jobs]
+    with Workers(min(workers, len(jobs)), partial(_perform, measure_run)) as processes:
+        while waiting or processes.jobs:
+            while waiting and processes.free:
+                processes.give(waiting.pop(0))
+            for job, found in processes.outcomes(1.0):
+                if isinstance(found, RotquantError):
+                    raise found
+                if isinstance(found, str):
+                    raise RotquantError(f"{found}.")
+                yield job, found
+
+
+def _perform(measure: Callable[[TuningJob], dict[str, float]], job: TuningJob) -> dict[str, float] | RotquantError:
+    """Measure a job in a worker, whose parent shows how far all are."""
+    with silenced(True):
+        try:
+            return measure(job)
+        except RotquantError as error:
+            return error
+
+
+def measure_run(job: TuningJob) -> dict[str, float]:
     """Learn, quantize and measure a run as the workflow's jobs do; the perplexity of a method that diverges is inf.
 
     Raises:
@@ -182,6 +230,7 @@ def measure_run(run: Run, checkpoint: str, device: str, batch_size: int, code: s
     from rotquant.study.stages.runs import measure_runs
     from rotquant.study.stages.weights import compute_weights
 
+    run, checkpoint, device, code = job.run, job.checkpoint, job.device, job.code
     started = time.perf_counter()
     with TemporaryDirectory() as place:
         weights, rotation = Path(place) / "weights", None
@@ -191,7 +240,7 @@ def measure_run(run: Run, checkpoint: str, device: str, batch_size: int, code: s
                 learned = compute_rotations(run, checkpoint, rotation, device, code)
                 write_json(rotation / ROTATION_RECORD, learned)
             compute_weights(run, checkpoint, weights, device, code, rotation)
-            ((_, measured, _),) = measure_runs([run], checkpoint, weights, device, batch_size, [code])
+            ((_, measured, _),) = measure_runs([run], checkpoint, weights, device, job.batch_size, [code])
             found = {name: measured.metrics[name] for name in ("perplexity", "nll")}
         except RotquantError as error:
             if type(error) is not RotquantError:  # which alone is the rate's fault and not the input's

@@ -6,14 +6,18 @@ all end with the process that started them, however that ends.
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar, cast
+
+_LOADED = "rotquant.study.stages.loaded"
+_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
@@ -32,16 +36,18 @@ class Workers(Generic[Job, Outcome]):
     """Processes that perform one job at a time each; a context, at whose end they are killed.
 
     count: how many. perform: what a worker does with a job; it can be pickled, as can jobs and what it returns.
-    preload: modules that the server imports before any worker is forked.
     """
 
-    def __init__(self, count: int, perform: Callable[[Job], Outcome], preload: Sequence[str] = ()) -> None:
+    def __init__(self, count: int, perform: Callable[[Job], Outcome]) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*preload])
+        self._context.set_forkserver_preload([_LOADED])
         self.count, self._perform = count, perform
         self._workers: list[_Worker[Job]] = []
 
     def __enter__(self) -> "Workers[Job, Outcome]":
+        # Snakemake gives the libraries of a job as many threads as the job has; here each worker would take as many.
+        threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.update(dict.fromkeys(_THREADS, threads))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,6 +93,12 @@ class Workers(Generic[Job, Outcome]):
         theirs.close()  # so that its end is seen here
         self._workers.append(_Worker(process, pipe))
         return self._workers[-1]
+
+
+def usual_workers(device: str) -> int:
+    """How many processes compute where nothing else is said: one for each core, and for a GPU one."""
+    gpu = device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi") is not None)
+    return 1 if gpu else len(os.sched_getaffinity(0))
 
 
 def _serve(pipe: Any, perform: Callable[[Job], Outcome]) -> None:
