@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from rotquant.foundation.data import merge
+from rotquant.foundation.files import write_json
 from rotquant.study.results import read_result
 from tests.models import VOCABULARY, tiny_model
 from tests.project import CONFIG, TABLES, Copy
@@ -194,9 +195,24 @@ def test_results_copied_without_their_tensors_are_current_until_one_is_lacking(l
     (learned.root / path).unlink()
     status, output = learned.run("rotquant", "runs", "execute")
     assert status == 0, output
-    # its rotations are learned again, and with them goes all that is on them: two rows share them
-    assert [output.count(word) for word in (": rotations ", ": weights ", ": run ")] == [1, 2, 2]
+    # its rotations are learned again, and the weights on them made again, which two rows share; what was measured on
+    # the other weights stays, since they are the same to the byte
+    assert [output.count(word) for word in (": rotations ", ": weights ", ": run ")] == [1, 2, 1]
     assert json.loads((learned.root / path).read_text())["metrics"] == results[path]["metrics"]
+
+
+def test_a_run_stays_current_while_its_weights_are_the_same_to_the_byte(learned: Copy) -> None:
+    assert learned.snakemake(REPORT)[0] == 0
+    earlier = learned.read("results/runs/*.json")
+    for file in learned.root.glob("results/weights/*/weights.json"):
+        write_json(file, {**json.loads(file.read_text()), "date": "another day", "seconds": 1.0})
+    assert "nothing to compute" in learned.run("rotquant", "runs", "execute")[1]
+    file = sorted(learned.root.glob("results/weights/*/weights.json"))[0]
+    write_json(file, {**json.loads(file.read_text()), "digests": {"model.safetensors": "of others"}})
+    status, output = learned.run("rotquant", "runs", "execute")
+    assert status == 0, output
+    assert output.count(": run ") == 1
+    assert learned.read("results/runs/*.json").keys() == earlier.keys()
 
 
 def test_an_edit_of_the_learning_makes_weights_anew_where_the_rotations_differ(learned: Copy) -> None:

@@ -146,14 +146,23 @@ def weights_are_current(record: dict[str, Any], code: str, rotation: str | None)
 
 
 def current_result(path: Path, code: str, weights: dict[str, Any] | None) -> RunResult | None:
-    """A run's result, if it is there and whole, by that code and on weights of that record; else None."""
+    """A run's result, if it is there and whole, by that code and on the weights of that record; else None."""
     if not path.exists():
         return None
     try:
         result = read_result(path)
     except ResultError:
         return None
-    return result if result.provenance.get("code_digest") == code and result.weights == weights else None
+    current = result.provenance.get("code_digest") == code and _same_weights(result.weights, weights)
+    return result if current else None
+
+
+def _same_weights(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+    """Whether two records are of the same weights: those of equal files are, whenever and wherever each was made."""
+    if one == other:
+        return True
+    digests = (one or {}).get("digests")
+    return bool(digests) and digests == (other or {}).get("digests")
 
 
 def none_newer(record: Path, files: Iterable[Path]) -> bool:

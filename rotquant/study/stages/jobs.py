@@ -5,12 +5,12 @@ long as the sources are those that it was made from.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from rotquant.foundation.errors import ConfigError, ResultError
-from rotquant.foundation.files import check_output_file, json_text, read_json, write_json, write_text
+from rotquant.foundation.files import check_output_file, file_digest, json_text, read_json, write_json, write_text
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.study.currency import current_result, none_newer, rotation_is_current, weights_are_current
@@ -71,7 +71,7 @@ def make_weights(plan: Plan, key: str, say: Say, again: bool = False) -> None:
 
     code = _code(plan, planned.code, "weights", planned.run)
     provenance = compute_weights(run, plan.checkpoint_path(run.checkpoint), folder, plan.device, code, rotation)
-    write_json(record, provenance)
+    write_json(record, {**provenance, "digests": {path.name: file_digest(path) for path in sorted(_tensors(folder))}})
     say(f"weights {key}: {provenance['seconds']:.1f} s")
 
 
@@ -139,7 +139,11 @@ def rotation_current(plan: Plan, key: str, at_hand: bool = True) -> bool:
 
 def weights_at_hand(key: str) -> bool:
     """Whether stored weights themselves are here, which runs need that are to be measured."""
-    return any(weights_path(key).glob("*.safetensors"))
+    return any(_tensors(weights_path(key)))
+
+
+def _tensors(folder: Path) -> Iterator[Path]:
+    return folder.glob("*.safetensors")
 
 
 def weights_current(plan: Plan, key: str) -> bool:
