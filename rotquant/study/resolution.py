@@ -65,11 +65,8 @@ def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
     by_kind = {"perplexity": slot.evaluation, "snr": slot.evaluation, "zero_shot": slot.zero_shot}
     shared = by_kind.get(fields["kind"], {})
     fields = {**shared, **fields}
-    for name, default in (
-        ("tasks", ()),
-        ("limit", None),
-        ("normalization", "length"),
-    ):  # by suite, since suites differ; the slot's own come first
+    # by suite, since suites differ; the slot's own come first
+    for name, default in (("tasks", ()), ("normalization", "length")):
         if isinstance(fields.get(name), dict):
             fields[name] = shared.get(name, fields[name].get(fields.get("suite", "shipped"), default))
     try:

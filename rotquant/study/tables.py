@@ -34,10 +34,8 @@ Published = dict[tuple[str, str, str], PrintedNumber]
 """The paper's numbers by (row, column, quantity)."""
 
 Suite = Literal["paper", "shipped"]
-Positive = Annotated[int, Field(gt=0)]
 BY_SUITE: dict[str, Any] = {
     "tasks": Many[str] | dict[Suite, Many[str]],
-    "limit": Positive | dict[Suite, Positive],
     "normalization": Normalization | dict[Suite, Normalization],
 }
 """What a table may say for each suite of zero-shot tasks, since suites differ."""
