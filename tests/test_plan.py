@@ -60,7 +60,7 @@ def test_a_table_is_whole_before_one_that_was_asked_for_later_begins(
     first = wanted(plan, ["quarot_table1"]).runs.keys()
     assert sorted(order) == sorted(asked.runs)
     # runs that later tables measure on the same weights come along with them
-    assert max(map(order.index, first)) < 2 * len(first) < len(order) / 2
+    assert max(map(order.index, first)) < 3 * len(first) < len(order) / 3
 
 
 def test_a_small_target_leaves_its_own_runs_weights_and_rotations_behind(tmp_path: Path) -> None:
