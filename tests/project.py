@@ -60,7 +60,7 @@ import time
 from pathlib import Path
 
 from rotquant.foundation.errors import CheckpointError
-from rotquant.foundation.files import read_json, write_text
+from rotquant.foundation.files import file_digest, read_json, write_json, write_text
 from rotquant.foundation.environment import environment
 
 
@@ -74,6 +74,7 @@ def compute_weights(run, checkpoint, folder, device, code, rotation=None):
     learned = {} if rotation is None else {"rotation": read_json(rotation / "rotation.json")}
     made_of = run.weights_key, learned and learned["rotation"]["digest"]
     write_text(folder / "model.safetensors", f"tensors of {made_of}")
+    write_json(folder / "rotquant.json", {"digests": {"model.safetensors": file_digest(folder / "model.safetensors")}})
     return {**environment(), "code_digest": code, "seconds": 0.5, "corpora": {}, **learned}
 '''
 

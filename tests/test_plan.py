@@ -59,8 +59,11 @@ def test_a_table_is_whole_before_one_that_was_asked_for_later_begins(
     order = [run for unit in units(plan, asked)[0] for run in unit.runs]
     first = wanted(plan, ["quarot_table1"]).runs.keys()
     assert sorted(order) == sorted(asked.runs)
-    # runs that later tables measure on the same weights come along with them
-    assert max(map(order.index, first)) < 3 * len(first) < len(order) / 3
+    # runs that later tables measure on the same weights come along with them, and nothing else does
+    until = order[: max(map(order.index, first)) + 1]
+    shared = {plan.runs[run].weights for run in first}
+    assert {plan.runs[run].weights for run in until} == shared
+    assert len(until) < len(order) / 3
 
 
 def test_a_small_target_leaves_its_own_runs_weights_and_rotations_behind(tmp_path: Path) -> None:

@@ -163,15 +163,13 @@ def tune(
         "device": device,
     }
     known: dict[str, Any] = read_json(record, "record of a tuning")["runs"] if record.exists() else {}
-    code = {key: code_digest("weights", run.recipe) for key, run in runs.items()}
     checkpoint = project.checkpoint_path(slot.checkpoint)
     jobs = [
-        TuningJob(run, checkpoint, device, slot.batch_size, code[key])
-        for key, run in runs.items()
-        if known.get(key, {}).get("code_digest") != code[key]
+        TuningJob(run, checkpoint, device, slot.batch_size, code_digest("weights", run.recipe)) for run in runs.values()
     ]
-    with task(f"tuning {method} on {slot.name}", "run", len(jobs)) as under_way:
-        for job, numbers in _measured(jobs, workers):
+    lacking = [job for job in jobs if known.get(job.run.key, {}).get("code_digest") != job.code]
+    with task(f"tuning {method} on {slot.name}", "run", len(lacking)) as under_way:
+        for job, numbers in _measured(lacking, workers):
             known[job.run.key] = {"seed": job.run.seed, "code_digest": job.code, **numbers}
             write_json(record, found | {"runs": known})
             under_way.advance(note=f"perplexity {numbers['perplexity']:.3f}")
@@ -213,7 +211,7 @@ def _measured(jobs: Sequence[TuningJob], workers: int) -> Iterator[tuple[TuningJ
 
 def _perform(measure: Callable[[TuningJob], dict[str, float]], job: TuningJob) -> dict[str, float] | RotquantError:
     """Measure a job in a worker, whose parent shows how far all are."""
-    with silenced(True):
+    with silenced():
         try:
             return measure(job)
         except RotquantError as error:

@@ -5,12 +5,12 @@ long as the sources are those that it was made from.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from rotquant.foundation.errors import ConfigError, ResultError
-from rotquant.foundation.files import check_output_file, file_digest, json_text, read_json, write_json, write_text
+from rotquant.foundation.files import check_output_file, json_text, read_json, write_json, write_text
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.study.currency import current_result, none_newer, rotation_is_current, weights_are_current
@@ -67,11 +67,12 @@ def make_weights(plan: Plan, key: str, say: Say, again: bool = False) -> None:
         _rotation_record(rotation)
     record = folder / WEIGHTS_RECORD
     check_output_file(record)
+    from rotquant.models.checkpoints import MANIFEST
     from rotquant.study.stages.weights import compute_weights
 
     code = _code(plan, planned.code, "weights", planned.run)
     provenance = compute_weights(run, plan.checkpoint_path(run.checkpoint), folder, plan.device, code, rotation)
-    write_json(record, {**provenance, "digests": {path.name: file_digest(path) for path in sorted(_tensors(folder))}})
+    write_json(record, {**provenance, "digests": read_json(folder / MANIFEST, "manifest")["digests"]})
     say(f"weights {key}: {provenance['seconds']:.1f} s")
 
 
@@ -139,11 +140,7 @@ def rotation_current(plan: Plan, key: str, at_hand: bool = True) -> bool:
 
 def weights_at_hand(key: str) -> bool:
     """Whether stored weights themselves are here, which runs need that are to be measured."""
-    return any(_tensors(weights_path(key)))
-
-
-def _tensors(folder: Path) -> Iterator[Path]:
-    return folder.glob("*.safetensors")
+    return any(weights_path(key).glob("*.safetensors"))
 
 
 def weights_current(plan: Plan, key: str) -> bool:
