@@ -105,6 +105,21 @@ def test_weights_are_output_by_input_feature() -> None:
     torch.testing.assert_close(matrix(arrays), expected.detach(), rtol=5e-4, atol=0)
 
 
+def test_a_row_alone_is_set_against_its_own_median() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight[3] *= 100
+    asked = {"tensor": "weights", "sites": ("attention_input",), "depths": (0.0,)}
+    weight = model.model.layers[0].self_attn.q_proj.weight.detach().abs()
+    expected = {"matrix": weight.max() / weight.median(), "row": max(row.max() / row.median() for row in weight)}
+    found = {
+        within: magnitudes(model, Tokens(TOKENS), Magnitudes(**asked, within=within))[0]["peak_ratio"]
+        for within in expected
+    }
+    assert found == {within: ratio.item() for within, ratio in expected.items()}
+    assert found["row"] < 10 < 100 < found["matrix"]
+
+
 def test_large_matrices_keep_their_outliers() -> None:
     model = tiny_model(intermediate_size=1200)
     with torch.no_grad():

@@ -6,7 +6,7 @@ with its learned scale; rotating a model first moves that scale into the weights
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,8 @@ def magnitudes(model: nn.Module, tokens: Tokens, metric: Magnitudes) -> tuple[di
         tokens: of a text (`rotquant.text.tokenize`).
 
     Returns:
-        Metrics: `peak_ratio`, the largest value of a place over its median, at the place where that is largest; and
+        Metrics: `peak_ratio`, the largest value of a place over its median, at the place where that is largest (with
+        `metric.within` the row, the largest over the rows of a row's largest value over its median); and
         `largest` and `median` over all places; inf or nan where the network's numbers are. Arrays: `panels`, a list of
         places in the metric's order, with `layer`, name of the `linear` layer and its own `peak_ratio`; `matrix` of at
         most 512 by 512 values (tokens or output features by input features), and per feature, as wide as the matrix,
@@ -50,7 +51,7 @@ def magnitudes(model: nn.Module, tokens: Tokens, metric: Magnitudes) -> tuple[di
     places = list(dict.fromkeys((int(depth * layers), site) for depth in metric.depths for site in metric.sites))
     found = {place: tensor.abs() for place, tensor in _tensors(model, tokens, metric, places).items()}
     everything = torch.cat([values.flatten() for values in found.values()])
-    ratios = torch.stack([values.max() / values.median() for values in found.values()])
+    ratios = torch.stack([_peak_ratio(values, metric.within) for values in found.values()])
     metrics = {
         "peak_ratio": ratios.max().item(),
         "largest": everything.max().item(),
@@ -105,6 +106,11 @@ def _tensors(model: nn.Module, tokens: Tokens, metric: Magnitudes, places: list[
     if metric.tensor == "weights":
         return {place: _module(model, place).weight.detach().float().cpu() for place in places}
     return read_inputs(model, model_windows(model, tokens, metric.tokens)[:1], places, lambda x: x)
+
+
+def _peak_ratio(values: Tensor, within: Literal["matrix", "row"]) -> Tensor:
+    parts = values if within == "row" else values.flatten()[None]
+    return (parts.amax(1) / parts.median(1).values).max()
 
 
 def _panel(layer: int, linear: str, peak_ratio: float, values: Tensor) -> dict[str, Any]:

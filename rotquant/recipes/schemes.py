@@ -227,6 +227,8 @@ class Magnitudes(Frozen):
     """Of which layers, by their share of the model's depth: 0.5 is the middle one."""
     tokens: Annotated[int, Field(gt=1)] = 128
     """How many tokens of the text (one window, with BOS) are looked at."""
+    within: Literal["matrix", "row"] = "matrix"
+    """Whose median the largest magnitude is set against: the matrix's, or that of its own token or output feature."""
 
 
 class Outliers(Frozen):
