@@ -127,9 +127,8 @@ def tiny_model(
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
-        max_position_embeddings=512,
         tie_word_embeddings=tied,
-        **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, **config},
+        **{"max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, **config},
     )
     with torch.random.fork_rng():  # transformers initialises from the global generator, which tests must not disturb
         model = model_class(settings)

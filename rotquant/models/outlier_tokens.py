@@ -71,7 +71,9 @@ def _layer_maxima(stream: LayerStream, index: int, layer: nn.Module) -> tuple[Te
     """One layer's fields of `TokenMaxima`, each [windows, tokens]; the stream advances behind the layer."""
     inputs: list[Tensor] = []
     linear = layer.get_submodule(stream.architecture.site("mlp_output").linears[0])
-    hook = linear.register_forward_pre_hook(lambda _, x: inputs.append(x[0].abs().amax(dim=-1).float().cpu()))
+    hook = linear.register_forward_pre_hook(
+        lambda _, x: inputs.append(x[0].abs().amax(dim=-1).float().cpu()), prepend=True
+    )  # before an online transform, which a rotated model has there
     try:
         stream.advance(index)
     finally:

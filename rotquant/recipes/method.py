@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from rotquant.weights.stage import Stage
 
 #: What a method does to a model, in the order in which recipes act. A recipe has at most one method for each.
-Role = Literal["rotations", "transformation", "selection", "rounding"]
+Role = Literal["rotations", "prefix", "transformation", "selection", "rounding"]
 ROLES: tuple[Role, ...] = get_args(Role)
 #: What two methods of one role would both do.
 DOING: dict[Role, str] = {
     "rotations": "learn the rotations",
+    "prefix": "choose the tokens before a text",
     "transformation": "change the same weights",
     "selection": "choose the features that are kept",
     "rounding": "round the weights",
@@ -59,8 +60,8 @@ class Method(Frozen):
     name: in recipes; that of its module (or entry point).
     title: in sentences and in records of what each method cost.
     source: the paper, with section or equations.
-    roles: what it does: `rotations` are learned before everything else, in a stage of its own (`learn`);
-        `transformation` of features or weights; `selection` of features that are kept in higher precision; `rounding`
+    roles: what it does: `rotations` are learned before everything else, in a stage of its own (`learn`); `prefix` of
+        tokens in the KV cache, which all that follows sees; `transformation` of features or weights; `selection` of features that are kept in higher precision; `rounding`
         of weights, where it takes the place of round-to-nearest.
     excludes: roles that no other method may have beside it.
     calibrates: whether it reads the recipe's calibration text.
@@ -159,7 +160,8 @@ class Method(Frozen):
         """Do to the stage's model what the method does, when its first role's turn has come (but for `rotations`)."""
 
     def tensors(self, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
-        """The shapes of what `apply` leaves in `stage.tensors` to be stored beside the weights, by name."""
+        """The shapes of what `apply` leaves in `stage.tensors` to be stored beside the weights, by name; -1 stands for
+        any number."""
         return {}
 
     def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":

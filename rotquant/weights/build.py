@@ -27,7 +27,7 @@ from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe, check_widths
 from rotquant.training.state import Checkpoint
 from rotquant.weights.stage import Stage, runtime_schemes
-from rotquant.weights.storage import Manifest, QuantizedState, StoredModel
+from rotquant.weights.storage import Manifest, QuantizedState, StoredModel, has_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -113,8 +113,9 @@ def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations:
 
 def _check_kept(method: Method, stage: Stage) -> None:
     """Raise `RecipeError` where a method keeps other tensors than it declares, which could not be loaded again."""
-    kept = {name: tuple(tensor.shape) for name, tensor in stage.tensors.items()}
-    if kept != {name: tuple(shape) for name, shape in method.tensors(stage.architecture).items()}:
+    kept, declared = stage.tensors, method.tensors(stage.architecture)
+    same = kept.keys() == declared.keys()
+    if not (same and all(has_shape(tuple(kept[name].shape), tuple(shape)) for name, shape in declared.items())):
         raise RecipeError(f"the method {method.name} keeps other tensors than its `tensors` declares.")
 
 

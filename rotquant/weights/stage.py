@@ -43,7 +43,7 @@ class Stage:
     model: changed in place; it may lie on the host. architecture: of it.
     samples: calibration token ids, int64 [samples, tokens], or None.
     device: where the work is done. seed: the run's.
-    online: the rotation's online transforms, without quantizers.
+    online: the rotation's online transforms, and a prefix once it is found, without quantizers.
     weights: integers by full name, on the host. splits: features that are kept in higher precision, by layer and site.
     tensors: what the method at work wants stored for the run time, by the names that its `tensors` gives.
     checkpoint: where a method that trains continues if it was interrupted. history: the steps of such a training.
@@ -79,10 +79,19 @@ class Stage:
         Raises:
             RecipeError: there are none.
         """
+        dtype = torch.float64 if exact else None
+        return capture_layer_inputs(self.model, self.calibration_samples, self.device, self.batch_size, dtype)
+
+    @property
+    def calibration_samples(self) -> Tensor:
+        """Calibration token ids, int64 [samples, tokens].
+
+        Raises:
+            RecipeError: there are none.
+        """
         if self.samples is None:
             raise RecipeError("the recipe needs calibration text, but no samples were given.")
-        dtype = torch.float64 if exact else None
-        return capture_layer_inputs(self.model, self.samples, self.device, self.batch_size, dtype)
+        return self.samples
 
     def statistics(self, statistic: Statistic) -> list[dict[str, Tensor]]:
         """A statistic of every site's features by layer, of the model as it is now, on the host."""

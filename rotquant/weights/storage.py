@@ -373,10 +373,17 @@ def _take(folder: Path, name: str, shape: tuple[int, ...], tensors: dict[str, Te
     return tensors.pop(name)
 
 
+def has_shape(found: tuple[int, ...] | None, expected: tuple[int, ...] | None) -> bool:
+    """Whether a shape is the expected one, in which -1 stands for any number."""
+    if found is None or expected is None:
+        return found == expected
+    return len(found) == len(expected) and all(size in (-1, own) for own, size in zip(found, expected, strict=True))
+
+
 def _check_shape(folder: Path, name: str, tensor: Tensor | None, expected: tuple[int, ...] | None) -> None:
     """Raise CheckpointError unless a tensor is there, and of this shape, exactly when it should be."""
     found = None if tensor is None else tuple(tensor.shape)
-    if found != expected:
+    if not has_shape(found, expected):
         problem = "is missing" if found is None else "should not be there"
         if found is not None and expected is not None:
             problem = f"has shape {list(found)}, expected {list(expected)}"

@@ -18,7 +18,7 @@ class AWQ(Method):
     title: ClassVar[str] = "AWQ"
     source: ClassVar[str] = "Lin et al. 2023, Sec. 3.2, Eqs. 4-5"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
-    excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
 
     grid: Annotated[int, Field(gt=0)] = 20

@@ -20,7 +20,7 @@ class LLMQAT(Method):
     title: ClassVar[str] = "LLM-QAT"
     source: ClassVar[str] = "Liu et al. 2023, arXiv:2305.17888, Sec. 2"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
-    excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     seeded: ClassVar[bool] = True
 
     samples: Annotated[int, Field(gt=0)] = 100_000

@@ -21,7 +21,7 @@ class OmniQuant(Method):
     title: ClassVar[str] = "OmniQuant"
     source: ClassVar[str] = "Shao et al. 2023, Eqs. 1-5"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
-    excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
     rates: ClassVar[tuple[str, ...]] = ("clipping_lr", "transformation_lr")
 

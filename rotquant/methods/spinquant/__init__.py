@@ -23,7 +23,7 @@ class SpinQuant(Method):
     title: ClassVar[str] = "SpinQuant"
     source: ClassVar[str] = "Liu et al. 2024, Secs. 3.2 and 4.1, Eqs. 2 and 5"
     roles: ClassVar[frozenset[Role]] = frozenset({"rotations"})
-    excludes: ClassVar[frozenset[Role]] = frozenset({"transformation", "selection"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "transformation", "selection"})
     seeded: ClassVar[bool] = True
 
     steps: Annotated[int, Field(gt=0)] = 100

@@ -7,7 +7,6 @@ change. Codes take one byte each; this simulates the arithmetic, not the memory 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -17,6 +16,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from rotquant.foundation.errors import RecipeError
 from rotquant.kernels.hadamard.choice import hadamard_transform
 from rotquant.models.rotation.fusing import online_dtype
+from rotquant.models.simulation.prefix import Prefix
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import QParams, check_groups, choose_qparams, dequantize, fake_quantize, quantize
 
@@ -34,12 +34,14 @@ class KVQuantizer:
 
     rotation: its `keys` says whether keys pass R3 before they are quantized, its `online_dtype` in which arithmetic.
     scale_gradients: as in `Wrapping`.
+    prefix: what stands in the cache before every text, in full precision.
     """
 
     keys: QuantizationScheme | None
     values: QuantizationScheme | None
     rotation: RotationScheme | None = None
     scale_gradients: bool = False
+    prefix: Prefix | None = None
 
     @property
     def rotates_keys(self) -> bool:
@@ -80,24 +82,52 @@ def check_cache_scheme(scheme: QuantizationScheme | None, head_dim: int, what: s
 
 
 class QuantizedCache(Cache):
-    """A transformers cache whose layers hold codes and scales. Grows without limit; works with generate()."""
+    """A transformers cache whose layers hold codes and scales. Grows without limit; works with generate().
+
+    A prefix is behind each layer's text and not part of its length; masks alone know of it.
+    """
 
     def __init__(self, quantizer: KVQuantizer) -> None:
-        super().__init__(layer_class_to_replicate=partial(QuantizedCacheLayer, quantizer))  # pyright: ignore[reportArgumentType]  # only called
+        super().__init__(layer_class_to_replicate=self._next_layer)  # pyright: ignore[reportArgumentType]  # only called
         self.quantizer = quantizer
+
+    def _next_layer(self) -> "QuantizedCacheLayer":
+        return QuantizedCacheLayer(self.quantizer, len(self.layers))
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """How many tokens stand before the next one."""
+        return super().get_query_offset(layer_idx) + _tokens(self.quantizer.prefix)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """How many tokens so many new ones will see, and where these begin."""
+        length, offset = super().get_mask_sizes(query_length, layer_idx)
+        return length + _tokens(self.quantizer.prefix), offset
 
 
 class TransientCache:
     """Stands in for a cache where none is kept: attention sees quantized keys and values, and nothing is stored."""
 
-    def __init__(self, quantizer: "Quantizer") -> None:
-        self.quantizer = quantizer
+    def __init__(self, quantizer: "Quantizer", prefix: Prefix | None = None) -> None:
+        self.quantizer, self.prefix = quantizer, prefix
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of this call, quantized and dequantized."""
-        return self.quantizer.fake(key_states, value_states)
+        """Keys and values of this call, quantized and dequantized, behind the prefix."""
+        keys, values = self.quantizer.fake(key_states, value_states)
+        return (keys, values) if self.prefix is None else self.prefix.before(layer_idx, keys, values)
+
+    def get_seq_length(self, _layer_idx: int = 0) -> int:
+        """No text is stored."""
+        return 0
+
+    def get_query_offset(self, _layer_idx: int = 0) -> int:
+        """How many tokens stand before a text."""
+        return _tokens(self.prefix)
+
+    def get_mask_sizes(self, query_length: int, _layer_idx: int) -> tuple[int, int]:
+        """How many tokens a text sees, and where these begin."""
+        return query_length + _tokens(self.prefix), 0
 
 
 class QuantizedCacheLayer(DynamicLayer):
@@ -108,14 +138,15 @@ class QuantizedCacheLayer(DynamicLayer):
 
     is_croppable = True
 
-    def __init__(self, quantizer: KVQuantizer) -> None:
+    def __init__(self, quantizer: KVQuantizer, index: int = 0) -> None:
         super().__init__()
-        self.quantizer = quantizer
+        self.quantizer, self.index = quantizer, index
         self.key_qparams: tuple[Tensor, ...] = ()
         self.value_qparams: tuple[Tensor, ...] = ()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Quantize and store new tokens; return all tokens' keys and values, dequantized, of the incoming type."""
+        """Quantize and store new tokens; return all tokens' keys and values, dequantized, of the incoming type, behind
+        the prefix."""
         quantizer = self.quantizer
         keys, key_qparams = _encode(quantizer.rotate_keys(key_states), quantizer.keys)
         values, value_qparams = _encode(value_states, quantizer.values)
@@ -128,7 +159,12 @@ class QuantizedCacheLayer(DynamicLayer):
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         all_keys = _decode(keys, key_qparams, quantizer.keys, key_states.dtype)
         all_values = _decode(values, value_qparams, quantizer.values, value_states.dtype)
-        return quantizer.rotate_keys(all_keys, inverse=True), all_values
+        all_keys = quantizer.rotate_keys(all_keys, inverse=True)
+        return (
+            (all_keys, all_values)
+            if quantizer.prefix is None
+            else quantizer.prefix.before(self.index, all_keys, all_values)
+        )
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens, their number given negative; a positive number is the length to keep."""
@@ -167,6 +203,10 @@ class QuantizedCacheLayer(DynamicLayer):
         self.keys, self.values = change(cast(Tensor, self.keys)), change(cast(Tensor, self.values))
         self.key_qparams = tuple(map(change, self.key_qparams))
         self.value_qparams = tuple(map(change, self.value_qparams))
+
+
+def _tokens(prefix: Prefix | None) -> int:
+    return 0 if prefix is None else prefix.tokens
 
 
 def _append(old: Tensor, new: Tensor) -> Tensor:

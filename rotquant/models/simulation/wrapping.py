@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError, RotquantError
@@ -23,6 +24,7 @@ from rotquant.models.architectures import (
 )
 from rotquant.models.rotation.fusing import check_rotation, online_dtype
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
+from rotquant.models.simulation.prefix import Prefix, check_prefix
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import ColumnSplit, QParams, check_groups, fake_quantize, fake_quantize_split
 
@@ -53,6 +55,7 @@ class Wrapping:
     scale_gradients: whether training differentiates dynamic scales too (OmniQuant's code) or takes them as constants.
     attention_output: quantizer of o_proj's input in place of `activations`: one scale for each head (SpinQuant, which
         has no transform across heads). Granularity `head`, dynamic.
+    prefix: what stands in the KV cache before every text.
     """
 
     rotation: RotationScheme | None = None
@@ -64,6 +67,7 @@ class Wrapping:
     scale_gradients: bool = False
     attention_output: QuantizationScheme | None = None
     inputs: Mapping[SiteKey, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    prefix: Prefix | None = None
 
     def scheme_of(self, site: Site, head_dim: int) -> QuantizationScheme | None:
         """The quantizer of a site; `head` becomes groups of `head_dim` features."""
@@ -106,14 +110,18 @@ def wrap(model: nn.Module, wrapping: Wrapping) -> Handle:
     """
     architecture = architecture_of(model)
     check_wrapping(architecture, wrapping)
+    if wrapping.prefix is not None:
+        check_prefix(model, wrapping.prefix)
     handle = Handle()
     for index, layer in enumerate(decoder_layers(model)):
         for site in architecture.sites:
             _wrap_site(handle, layer, site, _online_transform(architecture, site, wrapping.rotation))
             _wrap_site(handle, layer, site, wrapping.inputs.get((index, site.name)))
             _wrap_site(handle, layer, site, _quantizer(index, site, wrapping, architecture.head_dim))
-    if wrapping.keys is not None or wrapping.values is not None:
-        quantizer = KVQuantizer(wrapping.keys, wrapping.values, wrapping.rotation, wrapping.scale_gradients)
+    if any(part is not None for part in (wrapping.keys, wrapping.values, wrapping.prefix)):
+        quantizer = KVQuantizer(
+            wrapping.keys, wrapping.values, wrapping.rotation, wrapping.scale_gradients, wrapping.prefix
+        )
         _wrap_cache(handle, model, architecture, quantizer)
     return handle
 
@@ -209,14 +217,18 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
         cache, use_cache = kwargs.get("past_key_values"), kwargs.get("use_cache")
         if use_cache is None:
             use_cache = cast(Any, module.config).use_cache
-        if cache is None and not use_cache:
+        prefix = quantizer.prefix
+        if cache is None and not use_cache and prefix is None:
             return args, kwargs
-        _check_rope(module, args, kwargs)
-        return args, {**kwargs, "past_key_values": _own_cache(cache, quantizer)}
+        _check_rope(module, args, kwargs, 0 if prefix is None else prefix.tokens)
+        kept = cache is not None or use_cache
+        cache = _own_cache(cache, quantizer) if kept else TransientCache(quantizer, prefix)
+        behind = {} if prefix is None else _behind(prefix, args, kwargs, cache)
+        return args, {**kwargs, **behind, "past_key_values": cache}
 
     def at_attention(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         cache = kwargs.get("past_key_values")
-        own = TransientCache(quantizer) if cache is None else _own_cache(cache, quantizer, replace=False)
+        own = TransientCache(quantizer, quantizer.prefix) if cache is None else _own_cache(cache, quantizer, replace=False)
         return args, {**kwargs, "past_key_values": own}
 
     handle.add(base_model(model).register_forward_pre_hook(at_base, with_kwargs=True))
@@ -225,7 +237,28 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
         handle.add(attention.register_forward_pre_hook(at_attention, with_kwargs=True))
 
 
-def _check_rope(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _behind(prefix: Prefix, args: tuple[Any, ...], kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:
+    """Positions and mask of a text, by which the model sees it behind the prefix, and all of its tokens see that.
+
+    A mask [batch, tokens] or one of every pair [batch, heads, tokens, tokens seen] is the caller's, of the text alone:
+    the latter true or, of floating-point numbers, which are added to scores, zero where a token is seen.
+    """
+    mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+    if positions is None:
+        text = _text(args, kwargs)
+        positions = torch.arange(text.shape[1], device=text.device)[None] + cache.get_seq_length()
+    if mask is not None:
+        seen = mask.new_zeros if mask.is_floating_point() and mask.ndim == 4 else mask.new_ones
+        mask = torch.cat([seen(*mask.shape[:-1], prefix.tokens), mask], dim=-1)
+    return {"position_ids": positions + prefix.tokens, "attention_mask": mask}
+
+
+def _text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """What a base model is called on, [batch, tokens] or [batch, tokens, hidden]."""
+    return next(x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
+
+
+def _check_rope(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: int) -> None:
     """Raise one clear error where a cached text grows past the point at which LongRoPE changes its frequencies.
 
     transformers' generate() drops the cache there, without computing it anew, and its continuation is nonsense.
@@ -233,16 +266,17 @@ def _check_rope(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     limit = short_rope_tokens(module)
     if limit is None:
         return
-    new = next(x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None).shape[1]
+    new = _text(args, kwargs).shape[1]
     positions, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
     if positions is not None:
         before = int(positions.max()) + 1 - new
     else:
         before = cache.get_seq_length() if cache is not None else 0
-    if 0 < before <= limit < before + new:
+    if 0 < before + prefix <= limit < before + prefix + new:
+        ways = "pass a longer text at once, stop before, or set use_cache=False"
         raise RotquantError(
             f"this model's LongRoPE has other frequencies for texts of more than {limit} tokens, for which cached keys "
-            "are wrong: pass a longer text at once, stop before, or set use_cache=False."
+            f"are wrong: {f'use texts of at most {limit - prefix} tokens behind the prefix' if prefix else ways}."
         )
 
 

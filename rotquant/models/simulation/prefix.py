@@ -1,0 +1,99 @@
+"""A prefix in the KV cache (PrefixQuant Sec. 5.1): keys and values of a few tokens that stand in front of every text.
+
+They are computed once, stay in full precision, and only attention sees them: a text's own tokens follow them, but
+lengths, masks and positions that a caller gives or gets are those of the text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.models.architectures import Architecture, architecture_of
+from rotquant.models.limits import Limits
+from rotquant.models.stream import capture_layer_inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """Keys, after RoPE at the positions from 0 and without R3, and values, each [layers, kv heads, tokens, head_dim].
+
+    Two are equal only if they are one: a cache that was filled behind one prefix does not fit another.
+    """
+
+    keys: Tensor
+    values: Tensor
+    _placed: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens."""
+        return self.keys.shape[2]
+
+    def before(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values of a text [batch, kv heads, tokens, head_dim] behind those of the prefix."""
+        place = layer, keys.device, keys.dtype
+        if place not in self._placed:
+            self._placed[place] = self.keys[layer].to(keys), self.values[layer].to(values)
+        first, second = (part.expand(len(keys), *part.shape) for part in self._placed[place])
+        return torch.cat([first, keys], dim=2), torch.cat([second, values], dim=2)
+
+
+def shapes(architecture: Architecture, tokens: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a prefix of that many tokens."""
+    shape = architecture.num_layers, architecture.num_kv_heads, tokens, architecture.head_dim
+    return {"keys": shape, "values": shape}
+
+
+@torch.no_grad()
+def compute_prefix(model: nn.Module, ids: Sequence[int], device: torch.device | str = "cpu") -> Prefix:
+    """Run tokens through a model, one decoder layer at a time on `device`, and keep what attention sees of them.
+
+    Args:
+        model: as it is, with the online transforms of a rotated model and without quantizers.
+        ids: of the tokens, at least one.
+
+    Raises:
+        RecipeError, CheckpointError: the model cannot read them; see `rotquant.models.limits`.
+    """
+    if not ids:
+        raise RecipeError("a prefix has at least one token.")
+    stream = capture_layer_inputs(model, torch.tensor([list(ids)]), device)
+    found: list[tuple[Tensor, Tensor]] = []
+    for index, _ in stream.layers("the prefix"):
+        stream.kwargs[index]["past_key_values"] = _Recorder(found)
+        stream.advance(index)
+    keys, values = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Prefix(keys, values)
+
+
+class _Recorder:
+    """Stands in for a cache: keeps the keys and values of its one sequence, on the host."""
+
+    def __init__(self, found: list[tuple[Tensor, Tensor]]) -> None:
+        self.found = found
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.found.append((key_states.cpu(), value_states.cpu()))
+        return key_states, value_states
+
+
+def check_prefix(model: nn.Module, prefix: Prefix) -> None:
+    """Raise `RecipeError` where a prefix does not fit a model."""
+    architecture, context = architecture_of(model), Limits.of(model.config).context
+    expected = shapes(architecture, prefix.tokens)
+    for name, shape in expected.items():
+        found = tuple(getattr(prefix, name).shape)
+        if found != shape:
+            raise RecipeError(f"the prefix has {name} of shape {found}, and the model asks for {shape}: compute its own.")
+    kinds = getattr(model.config, "layer_types", None)  # without which all layers are alike
+    windowed = "sliding_attention" in kinds if kinds else getattr(model.config, "sliding_window", None) is not None
+    if windowed:
+        raise RecipeError("a prefix must be seen by every token of a text, and this model's attention has a window.")
+    if context is not None and prefix.tokens >= context:
+        raise RecipeError(
+            f"a prefix of {prefix.tokens} tokens leaves no room for a text in the model's context of {context} tokens."
+        )
