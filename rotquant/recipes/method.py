@@ -61,8 +61,8 @@ class Method(Frozen):
     title: in sentences and in records of what each method cost.
     source: the paper, with section or equations.
     roles: what it does: `rotations` are learned before everything else, in a stage of its own (`learn`); `prefix` of
-        tokens in the KV cache, which all that follows sees; `transformation` of features or weights; `selection` of features that are kept in higher precision; `rounding`
-        of weights, where it takes the place of round-to-nearest.
+        tokens in the KV cache, which all that follows sees; `transformation` of features or weights; `selection` of
+        features that are kept in higher precision; `rounding` of weights, where it takes the place of round-to-nearest.
     excludes: roles that no other method may have beside it.
     calibrates: whether it reads the recipe's calibration text.
     seeded: whether the run's seed changes what it does, beside the calibration sample, which it always draws.

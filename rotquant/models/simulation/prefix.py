@@ -88,7 +88,7 @@ def check_prefix(model: nn.Module, prefix: Prefix) -> None:
     for name, shape in expected.items():
         found = tuple(getattr(prefix, name).shape)
         if found != shape:
-            raise RecipeError(f"the prefix has {name} of shape {found}, and the model asks for {shape}: compute its own.")
+            raise RecipeError(f"the prefix has {name} of shape {found}, not {shape}: compute it by this model.")
     kinds = getattr(model.config, "layer_types", None)  # without which all layers are alike
     windowed = "sliding_attention" in kinds if kinds else getattr(model.config, "sliding_window", None) is not None
     if windowed:

@@ -228,8 +228,9 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
 
     def at_attention(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         cache = kwargs.get("past_key_values")
-        own = TransientCache(quantizer, quantizer.prefix) if cache is None else _own_cache(cache, quantizer, replace=False)
-        return args, {**kwargs, "past_key_values": own}
+        if cache is None:
+            return args, {**kwargs, "past_key_values": TransientCache(quantizer, quantizer.prefix)}
+        return args, {**kwargs, "past_key_values": _own_cache(cache, quantizer, replace=False)}
 
     handle.add(base_model(model).register_forward_pre_hook(at_base, with_kwargs=True))
     for layer in decoder_layers(model):
