@@ -4,17 +4,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
+from rotquant.recipes.corpus import DOCSTRINGS
+from rotquant.recipes.recipe import Recipe, Run
+from rotquant.recipes.schemes import Perplexity
 from rotquant.study import expansion, planning
 from rotquant.study import project as projects
-from rotquant.study.currency import MARKS, Currency
+from rotquant.study.currency import MARKS, Currency, current_result
 from rotquant.study.plan import Plan, read_plan
 from rotquant.study.planning import current_plan
-from rotquant.study.results import part_path, read_result, run_path
+from rotquant.study.results import RunResult, part_path, read_result, run_path, write_result
 from tests.project import PUBLISHED, REPOSITORY, Copy
 
 
@@ -125,6 +129,24 @@ def test_a_job_of_an_older_plan_writes_the_digest_of_the_code_that_computes(copy
     plans = (older, plan_now())
     assert digests == [plan.runs[key].code for plan in plans]
     assert digests[0] != digests[1]
+
+
+def test_a_result_of_other_items_than_the_tasks_here_is_not_current(tmp_path: Path) -> None:
+    """As from a machine that made other tasks; where its files lay says nothing."""
+    corpora = {"docstrings": DOCSTRINGS}
+    metric = Perplexity(corpus="docstrings")
+    run = Run(checkpoint="model", checkpoint_digest="0", recipe=Recipe(), metric=metric, corpora=corpora)
+
+    def told(folder: str, digest: str) -> dict[str, Any]:
+        task = {"file": f"{folder}/grammar.jsonl", "sha256": digest, "items": 3}
+        return {"suite": "shipped", "lm_eval": None, "tasks": {"grammar": task}}
+
+    for answered, current in ((told("there", "a"), True), (told("there", "b"), False), (None, False)):
+        provenance = {"code_digest": "code", **({} if answered is None else {"tasks": answered})}
+        write_result(tmp_path / "run.json", RunResult(run, {"perplexity": 2.0}, provenance, None))
+        found = current_result(tmp_path / "run.json", "code", None, told("here", "a"))
+        assert (found is not None) == current
+        assert current_result(tmp_path / "run.json", "code", None, None) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,21 @@
 """The items and examples of the shipped tasks: equal bytes everywhere, fair choices, nothing from elsewhere."""
 
+import ast
+import json
 import os
 import re
 import subprocess
 import sys
+import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rotquant.foundation.errors import TaskError
-from rotquant.metrics.zeroshot import TASKS, folders, identity, prepare
+from rotquant.metrics.zeroshot import TASKS, folders, identity, prepare, shipped
+from rotquant.metrics.zeroshot.passages import Module, Passage
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import MODULES, CorpusSpec, load_rows
 from tests.test_zeroshot import ALL, CHOICES, COMPLETIONS, examples, items
@@ -28,6 +33,7 @@ def validation() -> str:
     return "\n".join(load_rows(MODULES, "validation"))
 
 
+RECORDED = Path("workflow/resources/models/tasks.json")
 SUFFIXES = ("jsonl", "examples.jsonl", "yaml")
 
 
@@ -41,6 +47,61 @@ def test_equal_packages_give_equal_bytes(folder: Path, tmp_path: Path):
     files = sorted(file.name for file in folder.iterdir())
     assert files == sorted(f"{name}.{suffix}" for name in TASKS["shipped"] for suffix in SUFFIXES)
     assert all((folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
+
+
+def test_every_interpreter_makes_the_recorded_tasks(folder: Path):
+    """By the locked packages; results from another machine are of other items else.
+
+    Who changes a rule or a package records them anew: `identity` writes the same into results/tasks/<key>.json.
+    """
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    found = identity(ALL.model_copy(update={"shots": 5}), folder)["tasks"]
+    told = {name: {part: one[part] for part in ("items", "sha256", "examples")} for name, one in found.items()}
+    if shipped.fingerprint() != recorded["fingerprint"]:
+        pytest.skip("other packages or rules than those of the record")
+    assert told == recorded["tasks"]
+
+
+def test_the_record_is_of_the_present_rules():
+    assert json.loads(RECORDED.read_text(encoding="utf-8"))["version"] == shipped.GENERATOR_VERSION
+
+
+def test_an_f_string_is_one_unit_where_tokenize_takes_it_apart(monkeypatch: pytest.MonkeyPatch):
+    """As Python 3.12 and later do: the tokens of f"a{b!r}" and of one that does not end, by hand."""
+    text = "def f(b):\n    return f'a{b}' + f'{c\n"
+    parts = [
+        (tokenize.NAME, "return", 4),
+        (101, "f'", 11),
+        (102, "a", 13),
+        (tokenize.OP, "{", 14),
+        (tokenize.NAME, "b", 15),
+        (tokenize.OP, "}", 16),
+        (103, "'", 17),
+        (tokenize.OP, "+", 19),
+        (101, "f'", 21),
+        (tokenize.OP, "{", 23),
+        (tokenize.NAME, "c", 24),
+    ]
+
+    def apart(_: object) -> Iterator[tokenize.TokenInfo]:
+        for kind, string, column in parts:
+            yield tokenize.TokenInfo(kind, string, (2, column), (2, column + len(string)), "")
+        raise tokenize.TokenError("EOF in multi-line statement", (3, 0))
+
+    names = {101: "FSTRING_START", 102: "FSTRING_MIDDLE", 103: "FSTRING_END"}
+    monkeypatch.setattr(tokenize, "tok_name", tokenize.tok_name | names)
+    monkeypatch.setattr(tokenize, "generate_tokens", apart)
+    module = Module("def f(b):\n    pass\n")
+    function = next(node for node in module.nodes if isinstance(node, ast.FunctionDef))
+    found = [
+        (one.kind, one.text, text[one.start : one.start + len(one.text)])
+        for one in Passage(text, module, function).lexemes
+    ]
+    assert found == [
+        (tokenize.NAME, "return", "return"),
+        (tokenize.STRING, "f'a{b}'", "f'a{b}'"),
+        (tokenize.OP, "+", "+"),
+    ]
 
 
 @pytest.mark.parametrize("task", CHOICES)

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from rotquant.foundation.errors import ResultError
 from rotquant.reporting.estimates import MOST, Array, Estimate, Interval, deviation_ratio
 from rotquant.study.quantities import PERPLEXITY, Quantity
 from rotquant.study.results import RunResult
@@ -106,8 +107,12 @@ class View:
         random = len(number.values) > 1 or any(run is not None and run.run.recipe.is_random for run in runs)
         items = [observed(run, self.quantity.name) for run in runs if run is not None]
         kept = [one for one in items if one is not None]
-        same = len(kept) == len(number.values) and len({len(one) for one in kept}) == 1
-        rows = np.stack(kept) if same else np.array(number.values)[:, None]
+        if len({len(one) for one in kept}) > 1:
+            raise ResultError(
+                f"the runs {', '.join(number.runs)} answered different items, made by different versions: compute "
+                "them again, all on one machine."
+            )
+        rows = np.stack(kept) if len(kept) == len(number.values) else np.array(number.values)[:, None]
         return Estimate(rows, number.seeds if random else ())
 
     def gain(self, row: str, over: str, column: str) -> Estimate:

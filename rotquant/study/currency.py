@@ -145,8 +145,14 @@ def weights_are_current(record: dict[str, Any], code: str, rotation: str | None)
     return record.get("code_digest") == code and record.get("rotation", {}).get("digest") == rotation
 
 
-def current_result(path: Path, code: str, weights: dict[str, Any] | None) -> RunResult | None:
-    """A run's result, if it is there and whole, by that code and on the weights of that record; else None."""
+def current_result(
+    path: Path, code: str, weights: dict[str, Any] | None, tasks: dict[str, Any] | None
+) -> RunResult | None:
+    """A run's result, if it is there and whole, by that code, on the weights and the tasks of these records; else None.
+
+    Args:
+        tasks: None where the run has none, or where they have not been made yet.
+    """
     if not path.exists():
         return None
     try:
@@ -154,7 +160,7 @@ def current_result(path: Path, code: str, weights: dict[str, Any] | None) -> Run
     except ResultError:
         return None
     current = result.provenance.get("code_digest") == code and _same_weights(result.weights, weights)
-    return result if current else None
+    return result if current and _same_tasks(result.provenance.get("tasks"), tasks) else None
 
 
 def _same_weights(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
@@ -163,6 +169,15 @@ def _same_weights(one: dict[str, Any] | None, other: dict[str, Any] | None) -> b
         return True
     digests = (one or {}).get("digests")
     return bool(digests) and digests == (other or {}).get("digests")
+
+
+def _same_tasks(answered: dict[str, Any] | None, record: dict[str, Any] | None) -> bool:
+    """Whether a run answered the items that a record of tasks is of, wherever their files lie."""
+
+    def items(told: dict[str, Any]) -> dict[str, Any]:
+        return {name: {part: one[part] for part in one if part != "file"} for name, one in told["tasks"].items()}
+
+    return record is None or (answered is not None and items(answered) == items(record))
 
 
 def none_newer(record: Path, files: Iterable[Path]) -> bool:

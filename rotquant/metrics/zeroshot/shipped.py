@@ -19,7 +19,7 @@ from rotquant.recipes.corpus import INSTALLED
 from rotquant.text import CorpusSpec
 from rotquant.text.packages import versions
 
-GENERATOR_VERSION = 6
+GENERATOR_VERSION = 7
 """Raised when the rules that make items change, so that no stale folder is read."""
 
 

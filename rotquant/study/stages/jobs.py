@@ -159,11 +159,13 @@ def weights_current(plan: Plan, key: str) -> bool:
 
 
 def result_current(plan: Plan, key: str) -> RunResult | None:
-    """A run's result where it is there, by the code as it is and on the weights that are there."""
-    weights = plan.planned(key).weights
-    if weights is not None and not (weights_path(weights) / WEIGHTS_RECORD).exists():
+    """A run's result where it is there, by the code as it is, on the weights that are there and of the same items."""
+    planned = plan.planned(key)
+    if planned.weights is not None and not (weights_path(planned.weights) / WEIGHTS_RECORD).exists():
         return None
-    return current_result(run_path(key), _run_code(plan, key), _weights_record(plan, key))
+    tasks = None if planned.tasks is None else task_set_path(planned.tasks)
+    record = read_json(tasks, "record of tasks") if tasks is not None and tasks.exists() else None
+    return current_result(run_path(key), _run_code(plan, key), _weights_record(plan, key), record)
 
 
 def _run_code(plan: Plan, key: str) -> str:
