@@ -75,8 +75,8 @@ class PrefixedTokens(Method):
             if ids:
                 prefix = compute_prefix(model, ids, stage.device)
             else:
-                empty = (torch.zeros(shape, dtype=model.dtype) for shape in shapes(stage.architecture, 0).values())
-                prefix = Prefix(*empty)
+                nothing = torch.zeros(shapes(stage.architecture, 0)["keys"], dtype=model.dtype)
+                prefix = Prefix(nothing, nothing.clone())
         stage.tensors |= {"ids": torch.tensor(ids, dtype=torch.int64), "keys": prefix.keys, "values": prefix.values}
         stage.online = self.runtime(stage.online, stage.tensors)
 
