@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
 def recipe(**sections: object) -> Recipe:
     """A recipe with the method and further sections."""
     text = {"corpus": "modules", "samples": 6, "sequence_length": 16}
-    data = {"methods": {"prefix": {"threshold": 8.0}}, "calibration": text, **sections}
+    data = {"methods": {"prefixed_outliers": {"threshold": 8.0}}, "calibration": text, **sections}
     return parse_recipe(data, "the test's recipe")
 
 
@@ -189,7 +189,7 @@ def test_the_method_finds_the_tokens_that_stand_out_and_puts_bos_behind_them(rot
     samples[samples == 7] = 8
     samples[:, 5], samples[:4, 9] = 7, 7  # two in most windows, where the first position has none
     stored = build_weights(sink_model(), None, recipe(rotation={} if rotated else None), 0, samples, progress=False)
-    assert stored.state.tensors["prefix"]["ids"].tolist() == [7, sink_model().config.bos_token_id]
+    assert stored.state.tensors["prefixed_outliers"]["ids"].tolist() == [7, sink_model().config.bos_token_id]
 
 
 @torch.no_grad()
@@ -202,9 +202,11 @@ def test_a_quantized_model_has_its_prefix_in_another_process(tmp_path: Path) -> 
         values={"bits": 4, "granularity": "head"},
     )
     model, samples = tiny_model(), tiny_tokens(6, 16, seed=1)
-    chosen = asked.model_copy(update={"methods": {"prefix": asked.methods["prefix"].model_copy(update={"ids": IDS})}})
+    chosen = asked.model_copy(
+        update={"methods": {"prefixed_outliers": asked.methods["prefixed_outliers"].model_copy(update={"ids": IDS})}}
+    )
     stored = build_weights(model, tiny_tokenizer(), chosen, 0, samples, progress=False)
-    assert stored.state.tensors["prefix"]["ids"].tolist() == list(IDS)
+    assert stored.state.tensors["prefixed_outliers"]["ids"].tolist() == list(IDS)
     save_quantized(tmp_path / "model", stored)
     loaded, _, state = load_quantized(tmp_path / "model")
     with quantized_forward(stored.model, chosen, stored.state):
@@ -222,7 +224,7 @@ def test_static_scales_are_those_of_texts_behind_the_prefix() -> None:
     with_it = samples.clone()
     with_it[:, 0] = 7
     static = {"activations": {"bits": 8, "granularity": "tensor", "dynamic": False}}
-    chosen = recipe(methods={"prefix": {"ids": [7]}}, **static)
+    chosen = recipe(methods={"prefixed_outliers": {"ids": [7]}}, **static)
     behind_it = build_weights(sink_model(), None, chosen, 0, samples, progress=False).state.static
     among = build_weights(sink_model(), None, recipe(methods={}, **static), 0, with_it, progress=False).state.static
     assert among[0, "mlp_output"].scale > 8 * behind_it[0, "mlp_output"].scale
@@ -232,7 +234,7 @@ def test_static_scales_are_those_of_texts_behind_the_prefix() -> None:
 def test_no_outlier_token_is_a_result_and_no_prefix() -> None:
     model = tiny_model(bos_token_id=None)
     stored = build_weights(model, None, recipe(), 0, tiny_tokens(6, 16, seed=1), progress=False)
-    assert stored.state.tensors["prefix"]["keys"].shape[2] == 0
+    assert stored.state.tensors["prefixed_outliers"]["keys"].shape[2] == 0
     plain = model(tiny_tokens(), use_cache=False).logits
     with quantized_forward(stored.model, recipe(), stored.state):
         assert torch.equal(stored.model(tiny_tokens(), use_cache=False).logits, plain)
@@ -240,12 +242,15 @@ def test_no_outlier_token_is_a_result_and_no_prefix() -> None:
 
 def test_a_recipe_that_does_not_fit_is_refused_before_any_work() -> None:
     model, samples = tiny_model(), tiny_tokens(6, 16, seed=1)
-    with pytest.raises(RecipeError, match=r"prefix\.ids has no token"):
-        recipe(methods={"prefix": {"ids": []}})
-    with pytest.raises(RecipeError, match="omniquant cannot be combined with prefix"):
-        recipe(methods={"prefix": {}, "omniquant": {}}, weights={"scheme": {"bits": 4, "granularity": "channel"}})
+    with pytest.raises(RecipeError, match=r"prefixed_outliers\.ids has no token"):
+        recipe(methods={"prefixed_outliers": {"ids": []}})
+    with pytest.raises(RecipeError, match="omniquant cannot be combined with prefixed_outliers"):
+        recipe(
+            methods={"prefixed_outliers": {}, "omniquant": {}},
+            weights={"scheme": {"bits": 4, "granularity": "channel"}},
+        )
     with pytest.raises(CheckpointError, match="the model's embedding ends at"):
-        build_weights(model, None, recipe(methods={"prefix": {"ids": [10**6]}}), 0, samples)
+        build_weights(model, None, recipe(methods={"prefixed_outliers": {"ids": [10**6]}}), 0, samples)
     short = tiny_model(max_position_embeddings=16)
     with pytest.raises(RecipeError, match="names 16 tokens, which leave no room"):
-        build_weights(short, None, recipe(methods={"prefix": {"ids": [3] * 16}}), 0, samples)
+        build_weights(short, None, recipe(methods={"prefixed_outliers": {"ids": [3] * 16}}), 0, samples)

@@ -26,7 +26,9 @@ class Prefix:
 
     keys: Tensor
     values: Tensor
-    _placed: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
+    _placed: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False
+    )
 
     @property
     def tokens(self) -> int:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from rotquant.weights.stage import Stage
 
 
-class PrefixedTokens(Method):
+class PrefixedOutliers(Method):
     """A model's outlier tokens, found by calibration and kept in its KV cache in front of every text (PrefixQuant).
 
     Keys and values of the prefix are those of the network before its weights are rounded, and stay in full precision.
     All that follows, static scales and the rounding of weights, sees the text behind it.
     """
 
-    name: ClassVar[str] = "prefix"
+    name: ClassVar[str] = "prefixed_outliers"
     title: ClassVar[str] = "prefixed outlier tokens"
     source: ClassVar[str] = "PrefixQuant, Sec. 5.1, Eq. 3"
     roles: ClassVar[frozenset[Role]] = frozenset({"prefix"})
@@ -40,7 +40,7 @@ class PrefixedTokens(Method):
     def check(self, recipe: Recipe) -> None:
         """Tokens that are given are at least one."""
         if self.ids == ():
-            raise ValueError("prefix.ids has no token: name one, or leave the method out")
+            raise ValueError("prefixed_outliers.ids has no token: name one, or leave the method out")
 
     def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
         """Tokens that are given lie in the vocabulary, and the context has room behind them."""
@@ -48,8 +48,8 @@ class PrefixedTokens(Method):
             limits.check_ids(max(self.ids))
             if limits.context is not None and len(self.ids) >= limits.context:
                 raise RecipeError(
-                    f"prefix.ids names {len(self.ids)} tokens, which leave no room in the model's context of "
-                    f"{limits.context} tokens."
+                    f"prefixed_outliers.ids names {len(self.ids)} tokens, which leave no room in the model's context "
+                    f"of {limits.context} tokens."
                 )
 
     def words(self, recipe: Recipe) -> str:
