@@ -96,6 +96,15 @@ AWKWARD: dict[str, dict[str, object]] = {
 }
 
 
+def checkpointed_loss(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
+    """The loss of a model that trains with gradient checkpointing from now on, after a backward pass."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    loss = model(tokens, labels=tokens, use_cache=False).loss
+    loss.backward()
+    return loss
+
+
 def tiny_model(
     family: str = "llama",
     *,

@@ -12,7 +12,7 @@ from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors import hadamard
 from rotquant.tensors.quantization import fake_quantize
-from tests.models import tiny_model, tiny_tokens
+from tests.models import checkpointed_loss, tiny_model, tiny_tokens
 
 PER_HEAD = QuantizationScheme(bits=4, symmetric=False, granularity="head", clip_ratio=0.95)
 GROUPED = QuantizationScheme(bits=3, granularity="group", group_size=8)
@@ -123,10 +123,7 @@ def test_gradient_checkpointing_does_not_lose_the_quantization() -> None:
     model, tokens = tiny_model(), tiny_tokens()
     with wrap(model, Wrapping(None, None, PER_HEAD, PER_HEAD)):
         expected = model(tokens, labels=tokens, use_cache=False).loss
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()
-        loss = model(tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
+        loss = checkpointed_loss(model, tokens)
     assert torch.equal(loss, expected)
 
 

@@ -17,7 +17,7 @@ from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
-from tests.models import AWKWARD, tiny_model, tiny_tokens
+from tests.models import AWKWARD, checkpointed_loss, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 
 PER_HEAD = QuantizationScheme(bits=4, symmetric=False, granularity="head")
@@ -133,10 +133,7 @@ def test_gradient_checkpointing_does_not_lose_it() -> None:
     tokens = tiny_tokens()
     with wrap(model, Wrapping(prefix=prefix)):
         expected = model(tokens, labels=tokens, use_cache=False).loss
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()
-        loss = model(tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
+        loss = checkpointed_loss(model, tokens)
     assert torch.equal(loss, expected)
     assert prefix.keys.grad is None
 
