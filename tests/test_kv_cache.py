@@ -11,12 +11,40 @@ from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors import hadamard
-from rotquant.tensors.quantization import fake_quantize
+from rotquant.tensors.quantization import QParams, fake_quantize
 from tests.models import checkpointed_loss, tiny_model, tiny_tokens
 
 PER_HEAD = QuantizationScheme(bits=4, symmetric=False, granularity="head", clip_ratio=0.95)
 GROUPED = QuantizationScheme(bits=3, granularity="group", group_size=8)
-SCHEMES = [(PER_HEAD, PER_HEAD), (GROUPED, PER_HEAD), (None, PER_HEAD), (GROUPED, None)]
+STATIC_HEADS = QuantizationScheme(bits=4, granularity="head", dynamic=False)
+STATIC_TENSOR = QuantizationScheme(bits=8, granularity="tensor", dynamic=False)
+SCHEMES = [
+    (PER_HEAD, PER_HEAD),
+    (GROUPED, PER_HEAD),
+    (None, PER_HEAD),
+    (GROUPED, None),
+    (STATIC_HEADS, STATIC_TENSOR),
+    (STATIC_TENSOR, STATIC_HEADS),
+    (None, STATIC_HEADS),
+]
+#: Scales of two layers, of two heads or of a tensor.
+OF_HEADS = {
+    (layer, what): QParams(torch.tensor([0.3, 0.5]).view(2, 1, 1, 1)) for layer in (0, 1) for what in ("keys", "values")
+}
+OF_TENSOR = {
+    (layer, what): QParams(torch.tensor(0.02 * (1 + layer))) for layer in (0, 1) for what in ("keys", "values")
+}
+
+
+def static(keys: QuantizationScheme | None, values: QuantizationScheme | None) -> dict[tuple[int, str], QParams]:
+    """Static scales for schemes that need some."""
+    schemes = {"keys": keys, "values": values}
+    return {
+        (layer, what): (OF_TENSOR if scheme.granularity == "tensor" else OF_HEADS)[layer, what]
+        for what, scheme in schemes.items()
+        for layer in (0, 1)
+        if scheme is not None and not scheme.dynamic
+    }
 
 
 def states(tokens: int, seed: int, dtype: torch.dtype = torch.float32, head_dim: int = 16) -> tuple[Tensor, Tensor]:
@@ -30,7 +58,7 @@ def states(tokens: int, seed: int, dtype: torch.dtype = torch.float32, head_dim:
 def test_a_token_is_the_same_however_it_entered(
     keys: QuantizationScheme | None, values: QuantizationScheme | None, dtype: torch.dtype
 ) -> None:
-    quantizer = KVQuantizer(keys, values, RotationScheme())
+    quantizer = KVQuantizer(keys, values, RotationScheme(), static=static(keys, values))
     k, v = states(7, 0, dtype)
     at_once = QuantizedCache(quantizer).update(k, v, 0)
     piecewise = QuantizedCache(quantizer)
@@ -38,10 +66,28 @@ def test_a_token_is_the_same_however_it_entered(
         out = piecewise.update(k[:, :, piece], v[:, :, piece], 0)
     # The Hadamard product's rounding may depend on how many rows it has: an error of one unit in the last place.
     unit = torch.finfo(dtype).eps * 8
-    for one, other, without_storing in zip(at_once, out, quantizer.fake(k, v), strict=True):
+    for one, other, without_storing in zip(at_once, out, quantizer.fake(k, v, 0), strict=True):
         assert one.dtype == dtype
         assert torch.allclose(one, other, atol=unit)
         assert torch.allclose(one, without_storing, atol=unit)
+
+
+def test_static_scales_are_each_layer_s_and_nothing_of_them_is_stored_by_token() -> None:
+    quantizer = KVQuantizer(None, STATIC_HEADS, static=OF_HEADS | {(1, "values"): QParams(torch.ones(2, 1, 1, 1))})
+    k, v = states(5, 0)
+    cache = QuantizedCache(quantizer)
+    for layer, scales in ((0, torch.tensor([0.3, 0.5])), (1, torch.ones(2))):
+        _, read = cache.update(k, v, layer)
+        for head, scale in enumerate(scales):
+            codes = (v[:, head] / scale).round().clamp(-8, 7)
+            assert torch.equal(cache.layers[layer].values[:, head], codes.to(torch.int8))
+            assert torch.equal(read[:, head], codes * scale)
+        assert cache.layers[layer].value_qparams == ()
+
+
+def test_static_scales_of_a_layer_that_are_missing_are_one_clear_error() -> None:
+    with pytest.raises(RecipeError, match="static scales are missing for layer 0, keys: calibrate them"):
+        wrap(tiny_model(), Wrapping(keys=STATIC_HEADS))
 
 
 def test_the_cache_stores_integers() -> None:
@@ -152,11 +198,12 @@ def test_cropping_and_selecting_act_on_every_stored_tensor() -> None:
     cache.batch_repeat_interleave(2)
     assert cache.get_seq_length() == 4
     rows = torch.tensor([1, 1])
-    expected = quantizer.fake(torch.cat([k[rows, :, :4], next_k], dim=2), torch.cat([v[rows, :, :4], next_v], dim=2))
+    text = torch.cat([k[rows, :, :4], next_k], dim=2), torch.cat([v[rows, :, :4], next_v], dim=2)
+    expected = quantizer.fake(*text, 0)
     assert all(map(torch.equal, cache.update(next_k, next_v, 0), expected))
     cache.reset()
     assert cache.get_seq_length() == 0
-    assert all(map(torch.equal, cache.update(next_k, next_v, 0), quantizer.fake(next_k, next_v)))
+    assert all(map(torch.equal, cache.update(next_k, next_v, 0), quantizer.fake(next_k, next_v, 0)))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +215,11 @@ def test_cropping_and_selecting_act_on_every_stored_tensor() -> None:
             QuantizationScheme(bits=4, granularity="group", group_size=12),
             r"group size 12 does not divide the 16 features",
         ),
-        (QuantizationScheme(bits=4, granularity="head", dynamic=False), r"keys: static scales are not available"),
+        (
+            QuantizationScheme(bits=4, granularity="group", group_size=8, dynamic=False),
+            r"keys: static scales .* symmetric",
+        ),
+        (QuantizationScheme(bits=4, granularity="head", symmetric=False, dynamic=False), r"keys: static .* symmetric"),
     ],
 )
 def test_schemes_without_meaning_in_a_cache_are_refused(scheme: QuantizationScheme, message: str) -> None:

@@ -5,7 +5,7 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.models.simulation.queries import QuantizedQueries
+from rotquant.models.simulation.queries import quantized_queries
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme
@@ -23,7 +23,7 @@ def logits(model, **inputs):
 
 def test_queries_are_rounded_after_rope(monkeypatch):
     model = tiny_model()
-    quantizer = QuantizedQueries(model, SCHEME)
+    quantizer = quantized_queries(model, SCHEME)
     found = logits(model)
     quantizer.remove()
     turn = modeling_llama.apply_rotary_pos_emb
@@ -40,10 +40,10 @@ def test_queries_are_rounded_after_rope(monkeypatch):
 def test_a_model_is_whole_afterwards_and_refuses_two_at_once(family):
     model = tiny_model(family)
     before = logits(model)
-    quantizer = QuantizedQueries(model, SCHEME)
+    quantizer = quantized_queries(model, SCHEME)
     assert not torch.equal(logits(model), before)
-    with pytest.raises(RecipeError, match="queries are quantized in models with sdpa attention"):
-        QuantizedQueries(model, SCHEME)
+    with pytest.raises(RecipeError, match="queries are changed in models with sdpa attention"):
+        quantized_queries(model, SCHEME)
     quantizer.remove()
     assert torch.equal(logits(model), before)
 
@@ -51,7 +51,7 @@ def test_a_model_is_whole_afterwards_and_refuses_two_at_once(family):
 def test_padding_is_masked():
     model = tiny_model()
     tokens = tiny_tokens(batch=1)
-    quantizer = QuantizedQueries(model, SCHEME)
+    quantizer = quantized_queries(model, SCHEME)
     alone = logits(model, input_ids=tokens)
     padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), tokens], dim=1)
     mask = (torch.arange(padded.shape[1]) >= 5).long().unsqueeze(0)

@@ -18,10 +18,12 @@ from rotquant.methods.smoothquant import SmoothQuant
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import initial_rotations
+from rotquant.models.simulation.queries import observed_queries
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.tensors.hadamard import hadamard_transform
 from rotquant.tensors.quantization import ColumnSplit, choose_qparams
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.hessian import Hessian
@@ -99,6 +101,13 @@ RECIPES = {
         rotation=RotationScheme(),
         weights=weights(),
         activations=QuantizationScheme(bits=8, granularity="tensor", dynamic=False, clip_ratio=0.9),
+        calibration=CALIBRATION,
+    ),
+    "static-cache": Recipe(
+        rotation=RotationScheme(),
+        weights=weights(),
+        keys=QuantizationScheme(bits=4, granularity="head", dynamic=False),
+        values=QuantizationScheme(bits=8, granularity="tensor", dynamic=False),
         calibration=CALIBRATION,
     ),
 }
@@ -277,6 +286,27 @@ def test_static_scales_cover_the_calibration_text() -> None:
     for key, values in seen.items():
         expected = choose_qparams(torch.cat(values), RECIPES["static"].activations).scale
         torch.testing.assert_close(stored.state.static[key].scale, expected, rtol=1e-4, atol=0)  # float32, batches
+
+
+@pytest.mark.parametrize("granularity", ["head", "tensor"])
+def test_static_scales_of_the_cache_cover_rotated_keys_and_values_of_the_calibration_text(granularity) -> None:
+    scheme = QuantizationScheme(bits=4, granularity=granularity, dynamic=False)
+    rotation = RotationScheme()
+    stored = build(Recipe(rotation=rotation, keys=scheme, values=scheme, calibration=CALIBRATION))
+    seen: dict[str, list[torch.Tensor]] = {"keys": [], "values": []}
+
+    def look(_query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        seen["keys"].append(hadamard_transform(key.double()).float())
+        seen["values"].append(value)
+
+    with wrap(stored.model, Wrapping(rotation=rotation)), observed_queries(stored.model, look), torch.no_grad():
+        stored.model(SAMPLES, use_cache=False)
+    for name, layers in seen.items():
+        for index, x in enumerate(layers):
+            largest = x.abs().amax() if granularity == "tensor" else x.abs().amax(dim=(0, 2, 3)).view(-1, 1, 1, 1)
+            # float32, in batches, and a transform of other order
+            torch.testing.assert_close(stored.state.static[index, name].scale, largest / 7, rtol=1e-4, atol=0)
+    assert len(stored.state.static) == 2 * len(seen["keys"])
 
 
 def test_outlier_columns_stay_in_higher_precision() -> None:

@@ -159,7 +159,7 @@ def test_static_scales_are_used_instead_of_the_inputs_own() -> None:
 def test_missing_static_scales_are_one_clear_error() -> None:
     scheme = QuantizationScheme(bits=4, granularity="tensor", dynamic=False)
     static = {(0, "attention_input"): QParams(torch.tensor(1.0))}
-    with pytest.raises(RecipeError, match="static activation scales are missing for layer 0, attention_output"):
+    with pytest.raises(RecipeError, match="static scales are missing for layer 0, attention_output"):
         wrap(tiny_model(), Wrapping(activations=scheme, static=static))
 
 
@@ -239,7 +239,7 @@ def test_attention_output_takes_the_place_of_static_scales_and_refuses_other_gra
     }
     per_head = QuantizationScheme(bits=4, granularity="head")
     wrap(model, Wrapping(activations=static, static=scales, attention_output=per_head)).remove()
-    with pytest.raises(RecipeError, match="static activation scales are missing for layer 0, attention_output"):
+    with pytest.raises(RecipeError, match="static scales are missing for layer 0, attention_output"):
         wrap(model, Wrapping(activations=static, static=scales))
     with pytest.raises(RecipeError, match="attention_output takes granularity head, not token"):
         wrap(model, Wrapping(activations=INPUTS, attention_output=INPUTS))

@@ -113,6 +113,12 @@ class LayerStream:
             self._recorded[site.name] = inputs
 
     @torch.no_grad()
+    def outputs(self, index: int) -> Iterator[tuple[slice, Tensor]]:
+        """The layer's outputs batch by batch, each with its samples' places; the hidden states stay."""
+        for rows in self._batches():
+            yield rows, self._forward(index, rows)
+
+    @torch.no_grad()
     def advance(self, index: int) -> None:
         """Replace the hidden states by the layer's outputs. After the last layer there is nothing more to do with them,
         so callers that only look at inputs skip it there."""

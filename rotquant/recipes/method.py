@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rotquant.weights.stage import Stage
 
 #: What a method does to a model, in the order in which recipes act. A recipe has at most one method for each.
-Role = Literal["rotations", "prefix", "transformation", "selection", "rounding"]
+Role = Literal["rotations", "prefix", "transformation", "selection", "rounding", "scales"]
 ROLES: tuple[Role, ...] = get_args(Role)
 #: What two methods of one role would both do.
 DOING: dict[Role, str] = {
@@ -34,6 +34,7 @@ DOING: dict[Role, str] = {
     "transformation": "change the same weights",
     "selection": "choose the features that are kept",
     "rounding": "round the weights",
+    "scales": "choose the static scales",
 }
 
 
@@ -62,7 +63,8 @@ class Method(Frozen):
     source: the paper, with section or equations.
     roles: what it does: `rotations` are learned before everything else, in a stage of its own (`learn`); `prefix` of
         tokens in the KV cache, which all that follows sees; `transformation` of features or weights; `selection` of
-        features that are kept in higher precision; `rounding` of weights, where it takes the place of round-to-nearest.
+        features that are kept in higher precision; `rounding` of weights, where it takes the place of round-to-nearest;
+        static `scales`, in place of those that cover the calibration text.
     excludes: roles that no other method may have beside it.
     calibrates: whether it reads the recipe's calibration text.
     seeded: whether the run's seed changes what it does, beside the calibration sample, which it always draws.
@@ -86,6 +88,11 @@ class Method(Frozen):
         return f"{cls.__module__}:{cls.__name__}"
 
     # In a recipe
+
+    @property
+    def turn(self) -> Role:
+        """The first of its roles: when it acts."""
+        return min(self.roles, key=ROLES.index)
 
     @classmethod
     def of(cls, recipe: "Recipe") -> Self:

@@ -16,7 +16,7 @@ from rotquant.foundation.data import Frozen, first_problem, merge
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.recipes.corpus import CorpusSpec
-from rotquant.recipes.method import DOING, ROLES, Method
+from rotquant.recipes.method import DOING, ROLES, Method, Role
 from rotquant.recipes.registry import settings_by_name
 from rotquant.recipes.schemes import (
     Calibration,
@@ -63,7 +63,7 @@ class Recipe(Frozen):
         chosen = settings_by_name(data, lambda method: method)
         if not isinstance(chosen, dict):
             return chosen
-        return dict(sorted(chosen.items(), key=lambda item: min(map(ROLES.index, item[1].roles))))
+        return dict(sorted(chosen.items(), key=lambda item: ROLES.index(item[1].turn)))
 
     @model_validator(mode="after")
     def _schemes_fit_together(self) -> "Recipe":
@@ -129,8 +129,13 @@ class Recipe(Frozen):
 
     @property
     def has_static_scales(self) -> bool:
-        """Whether activations have scales that are stored with the weights."""
-        return self.activations is not None and not self.activations.dynamic
+        """Whether activations or KV cache have scales that are stored with the weights."""
+        schemes = (self.activations, self.keys, self.values)
+        return any(scheme is not None and not scheme.dynamic for scheme in schemes)
+
+    def has_role(self, role: Role) -> bool:
+        """Whether a method of the recipe has a role."""
+        return any(role in method.roles for method in self.methods.values())
 
     @property
     def needs_calibration(self) -> bool:

@@ -17,9 +17,12 @@ from rotquant.recipes.schemes import QuantizationScheme
 OUTLIER_SCHEME = QuantizationScheme(bits=8, symmetric=True, granularity="token")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QParams:
-    """Scales and zero points of one tensor; see `choose_qparams` for their shapes. Symmetric: zero_point is None."""
+    """Scales and zero points of one tensor; see `choose_qparams` for their shapes. Symmetric: zero_point is None.
+
+    Two are equal only if they are one.
+    """
 
     scale: Tensor
     zero_point: Tensor | None = None

@@ -23,7 +23,7 @@ from rotquant.models.rotation.fusing import check_rotation, rotate
 from rotquant.models.simulation.kv_cache import check_cache_scheme
 from rotquant.models.simulation.wrapping import Handle, Wrapping, wrap
 from rotquant.models.stream import memory_peak, reset_memory_peak
-from rotquant.recipes.method import Method
+from rotquant.recipes.method import ROLES, Method
 from rotquant.recipes.recipe import Recipe, check_widths
 from rotquant.training.state import Checkpoint
 from rotquant.weights.stage import Stage, runtime_schemes
@@ -81,23 +81,24 @@ def build_weights(
 def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations: "Rotations | None") -> StoredModel:
     """The stored part of the stage's recipe, one phase after the other."""
     model, recipe, device = stage.model, stage.recipe, stage.device
-    costs, tensors, static = _Costs(device), {}, {}
+    costs, tensors = _Costs(device), {}
     if recipe.rotation is not None:
         with costs.of("rotation"):
             rotate(model, recipe.rotation, stage.seed, device, rotations=rotations)
         check_changed(model, "rotation")
-    for name, method in recipe.methods.items():
-        if method is not recipe.learner:  # whose part is in the rotations
-            stage.tensors = tensors[name] = {}
-            with costs.of(method.title):
-                method.apply(stage)
-            _check_kept(method, stage)
-    if recipe.weights is not None and not any("rounding" in method.roles for method in recipe.methods.values()):
-        with costs.of("round-to-nearest"):
-            stage.round_to_nearest()
-    if recipe.has_static_scales:
-        with costs.of("static scales"):
-            static = stage.static_scales()
+    for role in ROLES:
+        for name, method in recipe.methods.items():
+            if method.turn == role and method is not recipe.learner:  # whose part is in the rotations
+                stage.tensors = tensors[name] = {}
+                with costs.of(method.title):
+                    method.apply(stage)
+                _check_kept(method, stage)
+        if role == "rounding" and recipe.weights is not None and not recipe.has_role(role):
+            with costs.of("round-to-nearest"):
+                stage.round_to_nearest()
+        if role == "scales" and recipe.has_static_scales and not recipe.has_role(role):
+            with costs.of("static scales"):
+                stage.cover_with_scales()
     check_changed(model, "quantization")
     manifest = Manifest(
         recipe=recipe,
@@ -108,7 +109,7 @@ def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations:
         peak_bytes=costs.peak_bytes,
         versions={**versions()},
     )
-    return StoredModel(model, tokenizer, stage.weights, QuantizedState(manifest, tensors, static), stage.history)
+    return StoredModel(model, tokenizer, stage.weights, QuantizedState(manifest, tensors, stage.static), stage.history)
 
 
 def _check_kept(method: Method, stage: Stage) -> None:

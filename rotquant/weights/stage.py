@@ -4,11 +4,9 @@ A method's `apply` gets a `Stage`. It changes the model's weights in place, and 
 rounded to and the tensors that it needs at run time. One decoder layer at a time lies on the accelerator.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +18,11 @@ from rotquant.models.simulation.wrapping import SiteKey, Wrapping, wrap
 from rotquant.models.statistics import Statistic, collect_statistics
 from rotquant.models.stream import LayerStream, capture_layer_inputs, on_device
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
-from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.lattice import LatticeWeight
-from rotquant.tensors.quantization import ColumnSplit, QParams, choose_qparams
+from rotquant.tensors.quantization import ColumnSplit, QParams
 from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.hessian import Hessian
+from rotquant.weights.ranges import Ranges
 from rotquant.weights.rtn import QuantizedWeight, quantize_rtn
 
 if TYPE_CHECKING:
@@ -46,6 +44,7 @@ class Stage:
     online: the rotation's online transforms, and a prefix once it is found, without quantizers.
     weights: integers by full name, on the host. splits: features that are kept in higher precision, by layer and site.
     tensors: what the method at work wants stored for the run time, by the names that its `tensors` gives.
+    static: static scales of sites, and of `keys` and `values`, by (layer, name).
     checkpoint: where a method that trains continues if it was interrupted. history: the steps of such a training.
     """
 
@@ -71,6 +70,7 @@ class Stage:
         self.weights: Weights = {}
         self.splits: Splits = {}
         self.tensors: dict[str, Tensor] = {}
+        self.static: dict[SiteKey, QParams] = {}
         self.history: list[Record] = []
 
     def capture(self, *, exact: bool = False) -> LayerStream:
@@ -132,19 +132,27 @@ class Stage:
                 if index + 1 < self.architecture.num_layers:
                     stream.advance(index)
 
-    def static_scales(self) -> dict[SiteKey, QParams]:
-        """Per-tensor scales of every site from the smallest and largest normal feature over the calibration text."""
-        static: dict[SiteKey, QParams] = {}
+    def cover_with_scales(self) -> None:
+        """Take static scales from the smallest and largest value over the calibration text, outlier features aside."""
         with wrap(self.model, self.online):
             stream = self.capture()
             for index, layer in stream.layers("static scales"):
-                with _ranges(layer, self.architecture, index, self.splits) as ranges:
+                with self.ranges(index, layer) as ranges:
                     stream.advance(index)
-                for site, extremes in ranges.items():
-                    static[index, site] = choose_qparams(
-                        extremes, cast(QuantizationScheme, self.recipe.activations)
-                    ).to("cpu")
-        return static
+                self.keep_scales(index, ranges.qparams())
+
+    def ranges(self, index: int, layer: nn.Module) -> Ranges:
+        """While it is open, what a layer that runs shows of the ranges that static scales are to cover."""
+        splits = {
+            site.name: self.splits[index, site.name]
+            for site in self.architecture.sites
+            if (index, site.name) in self.splits
+        }
+        return Ranges(self.model, layer, self.recipe, self.online.prefix, splits)
+
+    def keep_scales(self, index: int, scales: Mapping[str, QParams]) -> None:
+        """Keep a layer's static scales, by the names of sites, `keys` and `values`."""
+        self.static |= {(index, name): qparams.to("cpu") for name, qparams in scales.items()}
 
     @torch.no_grad()
     def store(self, index: int, layer: nn.Module, site: Site, quantized: Sequence[Weight]) -> None:
@@ -182,31 +190,3 @@ class Stage:
 def runtime_schemes(recipe: Recipe) -> dict[str, Any]:
     """The quantizers that act while the model runs, by their names in `Recipe` and `Wrapping`."""
     return {name: getattr(recipe, name) for name in RUNTIME_FIELDS}
-
-
-@contextmanager
-def _ranges(
-    layer: nn.Module, architecture: Architecture, index: int, splits: Mapping[SiteKey, ColumnSplit]
-) -> Iterator[dict[str, Tensor]]:
-    """While open, track each site's smallest and largest input, without outlier features: by site name, [2]."""
-    ranges: dict[str, Tensor] = {}
-
-    def update(site: str, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        x: Tensor = arguments[0]
-        split = splits.get((index, site))
-        if split is not None:
-            x = x[..., split.normal_columns.to(x.device)]
-        low, high = x.aminmax()
-        if site in ranges:
-            low, high = torch.minimum(low, ranges[site][0]), torch.maximum(high, ranges[site][1])
-        ranges[site] = torch.stack([low, high])
-
-    hooks = [
-        layer.get_submodule(site.linears[0]).register_forward_pre_hook(partial(update, site.name))
-        for site in architecture.sites
-    ]
-    try:
-        yield ranges
-    finally:
-        for hook in hooks:
-            hook.remove()

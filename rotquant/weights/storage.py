@@ -33,12 +33,14 @@ from rotquant.models.checkpoints import (
 )
 from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests
 from rotquant.models.shards import write_shards
+from rotquant.models.simulation.kv_cache import static_shape
 from rotquant.models.simulation.wrapping import SiteKey
 from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.lattice import WIDTH, LatticeWeight
 from rotquant.tensors.quantization import QParams
 from rotquant.training.state import Record
+from rotquant.weights.ranges import static_schemes
 from rotquant.weights.rtn import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ class QuantizedState:
     """What the network of quantized weights needs to run: their manifest, and the tensors that its quantizers read.
 
     tensors: what methods read at run time, by the method's name and their own.
-    static: scales of static activations by (layer, site); empty where they are dynamic.
+    static: static scales of sites, and of `keys` and `values`, by (layer, name); of those alone that are not dynamic.
     """
 
     manifest: Manifest
@@ -356,14 +358,14 @@ def _take_tensors(
 def _take_static(
     folder: Path, recipe: Recipe, architecture: Architecture, tensors: dict[str, Tensor]
 ) -> dict[SiteKey, QParams]:
-    """Take the static scales of all sites out of `tensors`, where the recipe has such."""
+    """Take static scales out of `tensors`, of all that the recipe gives such."""
     static: dict[SiteKey, QParams] = {}
-    if recipe.activations is None or recipe.activations.dynamic:
-        return static
-    for index, site in ((index, site) for index in range(architecture.num_layers) for site in architecture.sites):
-        place = f"{_SITES}.{index}.{site.name}"
-        zero_point = None if recipe.activations.symmetric else _take(folder, f"{place}.zero_point", (), tensors)
-        static[index, site.name] = QParams(_take(folder, f"{place}.scale", (), tensors), zero_point)
+    for name, scheme in static_schemes(recipe, architecture).items():
+        shape = static_shape(scheme, architecture.num_kv_heads)
+        for index in range(architecture.num_layers):
+            place = f"{_SITES}.{index}.{name}"
+            zero_point = None if scheme.symmetric else _take(folder, f"{place}.zero_point", shape, tensors)
+            static[index, name] = QParams(_take(folder, f"{place}.scale", shape, tensors), zero_point)
     return static
 
 

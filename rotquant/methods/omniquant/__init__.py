@@ -61,9 +61,9 @@ class OmniQuant(Method):
     def attach(self, model: "nn.Module", recipe: Recipe, handle: "Handle") -> None:
         """Queries are quantized where keys are."""
         if self.queries and recipe.keys is not None:
-            from rotquant.models.simulation.queries import QuantizedQueries
+            from rotquant.models.simulation.queries import quantized_queries
 
-            handle.add(QuantizedQueries(model, recipe.keys))
+            handle.add(quantized_queries(model, recipe.keys))
 
     def apply(self, stage: "Stage") -> None:
         """Train and round block by block, along a full-precision and a quantized stream of hidden states."""

@@ -283,7 +283,7 @@ class _Layer:
             attention = self.layer.get_submodule(self.architecture.attention)
             handle.add(attention.register_forward_pre_hook(self._cache, with_kwargs=True))
 
-    def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def fake(self, keys: Tensor, values: Tensor, _layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [batch, kv heads, tokens, head_dim] as attention will see them."""
         return (
             self.network.quantize(keys, self.recipe.keys, self.bases.keys, f"{self.index}.keys"),

@@ -5,8 +5,8 @@ back: scores are q (k_hat H^-1)^T = (q H) k_hat^T, those of QuaRot, and neither 
 change. Codes take one byte each; this simulates the arithmetic, not the memory saved.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     class Quantizer(Protocol):
         """What a cache that stores nothing needs of a quantizer."""
 
-        def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
+        def fake(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class KVQuantizer:
     rotation: its `keys` says whether keys pass R3 before they are quantized, its `online_dtype` in which arithmetic.
     scale_gradients: as in `Wrapping`.
     prefix: what stands in the cache before every text, in full precision.
+    static: scales of static schemes by layer and `keys` or `values`, shaped as `static_shape`.
     """
 
     keys: QuantizationScheme | None
@@ -42,6 +43,18 @@ class KVQuantizer:
     rotation: RotationScheme | None = None
     scale_gradients: bool = False
     prefix: Prefix | None = None
+    static: Mapping[tuple[int, str], QParams] = field(default_factory=dict)
+    _placed: dict[tuple[int, str, torch.device], QParams] = field(default_factory=dict, init=False, compare=False)
+
+    def qparams(self, layer: int, what: str, device: torch.device) -> QParams | None:
+        """A layer's static scales of `keys` or `values`, None where each token has its own."""
+        scheme: QuantizationScheme | None = getattr(self, what)
+        if scheme is None or scheme.dynamic:
+            return None
+        place = layer, what, device
+        if place not in self._placed:
+            self._placed[place] = self.static[layer, what].to(device)
+        return self._placed[place]
 
     @property
     def rotates_keys(self) -> bool:
@@ -56,28 +69,47 @@ class KVQuantizer:
             keys, inverse=inverse, compute_dtype=online_dtype(keys, cast(RotationScheme, self.rotation))
         )
 
-    def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values as attention will see them, differentiable (straight-through); equal to encode and decode."""
-        learn = self.scale_gradients
+    def fake(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values as attention will see them, differentiable (straight-through); equal to encode and
+        decode."""
+        learn, device = self.scale_gradients, keys.device
         if self.keys is not None:
-            rotated = fake_quantize(self.rotate_keys(keys), self.keys, scale_gradients=learn)
+            rotated = fake_quantize(self.rotate_keys(keys), self.keys, self.qparams(layer, "keys", device), learn)
             keys = self.rotate_keys(rotated, inverse=True)
         if self.values is not None:
-            values = fake_quantize(values, self.values, scale_gradients=learn)
+            values = fake_quantize(values, self.values, self.qparams(layer, "values", device), learn)
         return keys, values
+
+
+def static_shape(scheme: QuantizationScheme, kv_heads: int) -> tuple[int, ...]:
+    """The shape of a cache's static scales: one for each head, or one for all."""
+    return () if scheme.granularity == "tensor" else (kv_heads, 1, 1, 1)
+
+
+def static_qparams(x: Tensor, scheme: QuantizationScheme) -> QParams:
+    """Static scales that cover keys (after R3) or values [batch, kv heads, tokens, head_dim]: see `static_shape`."""
+    if scheme.granularity == "tensor":
+        return choose_qparams(x, scheme)
+    of_heads = choose_qparams(x.transpose(0, 1).flatten(1), scheme.model_copy(update={"granularity": "channel"}))
+    return QParams(of_heads.scale.reshape(-1, 1, 1, 1))
 
 
 def check_cache_scheme(scheme: QuantizationScheme | None, head_dim: int, what: str) -> None:
     """Raise `RecipeError` unless every token of every head can be quantized by itself with `scheme`."""
     if scheme is None:
         return
+    if not scheme.dynamic:
+        if scheme.granularity not in ("head", "tensor") or not scheme.symmetric:
+            raise RecipeError(
+                f"{what}: static scales of the KV cache are symmetric, with granularity 'head' or 'tensor'; choose "
+                "these, or set dynamic: true."
+            )
+        return
     if scheme.granularity not in ("head", "group"):
         raise RecipeError(
             f"{what}: granularity {scheme.granularity!r} has no meaning in a cache that grows token by token; "
             "use 'head', or 'group' with a group_size that divides the head dimension."
         )
-    if not scheme.dynamic:
-        raise RecipeError(f"{what}: static scales are not available for the KV cache; set dynamic: true.")
     check_groups(head_dim, scheme, f"an attention head ({what})")
 
 
@@ -114,7 +146,7 @@ class TransientCache:
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of this call, quantized and dequantized, behind the prefix."""
-        keys, values = self.quantizer.fake(key_states, value_states)
+        keys, values = self.quantizer.fake(key_states, value_states, layer_idx)
         return (keys, values) if self.prefix is None else self.prefix.before(layer_idx, keys, values)
 
     def get_seq_length(self, _layer_idx: int = 0) -> int:
@@ -147,9 +179,10 @@ class QuantizedCacheLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Quantize and store new tokens; return all tokens' keys and values, dequantized, of the incoming type, behind
         the prefix."""
-        quantizer = self.quantizer
-        keys, key_qparams = _encode(quantizer.rotate_keys(key_states), quantizer.keys)
-        values, value_qparams = _encode(value_states, quantizer.values)
+        quantizer, device = self.quantizer, key_states.device
+        static = {what: quantizer.qparams(self.index, what, device) for what in ("keys", "values")}
+        keys, key_qparams = _encode(quantizer.rotate_keys(key_states), quantizer.keys, static["keys"])
+        values, value_qparams = _encode(value_states, quantizer.values, static["values"])
         if self.get_seq_length():
             keys, values = _append(cast(Tensor, self.keys), keys), _append(cast(Tensor, self.values), values)
             key_qparams = tuple(map(_append, self.key_qparams, key_qparams))
@@ -157,8 +190,8 @@ class QuantizedCacheLayer(DynamicLayer):
         self.keys, self.key_qparams = keys, key_qparams
         self.values, self.value_qparams = values, value_qparams
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-        all_keys = _decode(keys, key_qparams, quantizer.keys, key_states.dtype)
-        all_values = _decode(values, value_qparams, quantizer.values, value_states.dtype)
+        all_keys = _decode(keys, key_qparams, quantizer.keys, key_states.dtype, static["keys"])
+        all_values = _decode(values, value_qparams, quantizer.values, value_states.dtype, static["values"])
         all_keys = quantizer.rotate_keys(all_keys, inverse=True)
         return (
             (all_keys, all_values)
@@ -214,16 +247,22 @@ def _append(old: Tensor, new: Tensor) -> Tensor:
     return torch.cat([old, new], dim=2)
 
 
-def _encode(x: Tensor, scheme: QuantizationScheme | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Codes and (scale,) or (scale, zero_point); `x` itself and () without a scheme."""
+def _encode(x: Tensor, scheme: QuantizationScheme | None, static: QParams | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Codes, and each token's (scale,) or (scale, zero_point) unless these are static; `x` itself without a scheme."""
     if scheme is None:
         return x, ()
+    if static is not None:
+        return quantize(x, static, scheme), ()
     qparams = choose_qparams(x, scheme)
     codes = quantize(x, qparams, scheme)
     return codes, (qparams.scale,) if qparams.zero_point is None else (qparams.scale, qparams.zero_point)
 
 
 def _decode(
-    codes: Tensor, qparams: tuple[Tensor, ...], scheme: QuantizationScheme | None, dtype: torch.dtype
+    codes: Tensor,
+    qparams: tuple[Tensor, ...],
+    scheme: QuantizationScheme | None,
+    dtype: torch.dtype,
+    static: QParams | None,
 ) -> Tensor:
-    return codes if scheme is None else dequantize(codes, QParams(*qparams), scheme, dtype)
+    return codes if scheme is None else dequantize(codes, static or QParams(*qparams), scheme, dtype)

@@ -51,7 +51,8 @@ class Wrapping:
     keys, values: quantizers of the KV cache.
     outliers: sites whose features are split into normal ones and outliers.
     inputs: what is done to the input of sites by (layer, site), after the online transform and before the quantizer.
-    static: scales of sites by (layer, site), read when `activations.dynamic` is False.
+    static: scales of sites, and of `keys` and `values`, by (layer, name), read where `activations`, `keys` or `values`
+        are not dynamic.
     scale_gradients: whether training differentiates dynamic scales too (OmniQuant's code) or takes them as constants.
     attention_output: quantizer of o_proj's input in place of `activations`: one scale for each head (SpinQuant, which
         has no transform across heads). Granularity `head`, dynamic.
@@ -63,7 +64,7 @@ class Wrapping:
     keys: QuantizationScheme | None = None
     values: QuantizationScheme | None = None
     outliers: Mapping[SiteKey, ColumnSplit] = field(default_factory=dict)
-    static: Mapping[SiteKey, QParams] | None = None
+    static: Mapping[SiteKey, QParams] = field(default_factory=dict)
     scale_gradients: bool = False
     attention_output: QuantizationScheme | None = None
     inputs: Mapping[SiteKey, Callable[[Tensor], Tensor]] = field(default_factory=dict)
@@ -120,7 +121,12 @@ def wrap(model: nn.Module, wrapping: Wrapping) -> Handle:
             _wrap_site(handle, layer, site, _quantizer(index, site, wrapping, architecture.head_dim))
     if any(part is not None for part in (wrapping.keys, wrapping.values, wrapping.prefix)):
         quantizer = KVQuantizer(
-            wrapping.keys, wrapping.values, wrapping.rotation, wrapping.scale_gradients, wrapping.prefix
+            wrapping.keys,
+            wrapping.values,
+            wrapping.rotation,
+            wrapping.scale_gradients,
+            wrapping.prefix,
+            wrapping.static,
         )
         _wrap_cache(handle, model, architecture, quantizer)
     return handle
@@ -143,10 +149,18 @@ def check_wrapping(architecture: Architecture, wrapping: Wrapping) -> None:
             normal = site.features - (split.outliers if split else 0)
             where = f"layer {index}'s {' and '.join(site.linears)}" + (" that are not outliers" if split else "")
             check_groups(normal, scheme, where)
-            if not scheme.dynamic and (index, site.name) not in (wrapping.static or {}):
-                raise RecipeError(
-                    f"static activation scales are missing for layer {index}, {site.name}: calibrate them."
-                )
+            if not scheme.dynamic:
+                _check_static(wrapping, index, site.name)
+        for what in ("keys", "values"):
+            scheme = getattr(wrapping, what)
+            if scheme is not None and not scheme.dynamic:
+                _check_static(wrapping, index, what)
+
+
+def _check_static(wrapping: Wrapping, index: int, name: str) -> None:
+    """Raise `RecipeError` where a layer's static scales of a site, or of `keys` or `values`, are missing."""
+    if (index, name) not in wrapping.static:
+        raise RecipeError(f"static scales are missing for layer {index}, {name}: calibrate them.")
 
 
 def _wrap_site(handle: Handle, layer: nn.Module, site: Site, function: Callable[[Tensor], Tensor] | None) -> None:
@@ -183,7 +197,7 @@ def _quantizer(index: int, site: Site, wrapping: Wrapping, head_dim: int) -> Cal
     scheme = wrapping.scheme_of(site, head_dim)
     if scheme is None:
         return None
-    static = None if scheme.dynamic else (wrapping.static or {})[index, site.name]
+    static = None if scheme.dynamic else wrapping.static[index, site.name]
     split = wrapping.outliers.get((index, site.name))
     if split is None and static is None:
         return partial(fake_quantize, scheme=scheme, scale_gradients=wrapping.scale_gradients)
