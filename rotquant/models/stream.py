@@ -113,10 +113,10 @@ class LayerStream:
             self._recorded[site.name] = inputs
 
     @torch.no_grad()
-    def outputs(self, index: int) -> Iterator[tuple[slice, Tensor]]:
-        """The layer's outputs batch by batch, each with its samples' places; the hidden states stay."""
-        for rows in self._batches():
-            yield rows, self._forward(index, rows)
+    def outputs(self, index: int, samples: int | None = None) -> Iterator[Tensor]:
+        """The layer's outputs of all or the first samples, batch by batch; the hidden states stay."""
+        for rows in self._batches(samples):
+            yield self._forward(index, rows)
 
     @torch.no_grad()
     def advance(self, index: int) -> None:
@@ -131,9 +131,10 @@ class LayerStream:
             output = self.modules[index](self.hidden[rows].to(self.device), **self.kwargs[index])
         return output[0] if isinstance(output, tuple) else output
 
-    def _batches(self) -> Iterator[slice]:
-        for start in range(0, len(self.hidden), self.batch_size):
-            yield slice(start, start + self.batch_size)
+    def _batches(self, samples: int | None = None) -> Iterator[slice]:
+        end = min(len(self.hidden), samples or len(self.hidden))
+        for start in range(0, end, self.batch_size):
+            yield slice(start, min(start + self.batch_size, end))
 
     def _bytes_of(self, site: Site) -> int:
         return self.hidden.shape[0] * self.hidden.shape[1] * site.features * self.hidden.element_size()
@@ -242,7 +243,9 @@ class _Recorder(nn.Module):
             self.attention_type = layer.attention_type
 
     def forward(self, hidden: Tensor, **kwargs: Any) -> Tensor:
-        self.hidden, self.kwargs = hidden, kwargs
+        self.hidden = hidden
+        # A cache is nobody's here: how keys and values are quantized, if at all, is for whoever runs the layer to say.
+        self.kwargs = {name: value for name, value in kwargs.items() if name != "past_key_values"}
         return hidden
 
 

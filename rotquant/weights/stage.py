@@ -73,14 +73,14 @@ class Stage:
         self.static: dict[SiteKey, QParams] = {}
         self.history: list[Record] = []
 
-    def capture(self, *, exact: bool = False) -> LayerStream:
-        """Calibration samples at the entrance of the first layer; `exact`: layers compute in float64.
+    def capture(self, *, exact: bool = False, samples: int | None = None) -> LayerStream:
+        """All or the first calibration samples at the entrance of the first layer; `exact`: layers compute in float64.
 
         Raises:
             RecipeError: there are none.
         """
         dtype = torch.float64 if exact else None
-        return capture_layer_inputs(self.model, self.calibration_samples, self.device, self.batch_size, dtype)
+        return capture_layer_inputs(self.model, self.calibration_samples[:samples], self.device, self.batch_size, dtype)
 
     @property
     def calibration_samples(self) -> Tensor:
@@ -149,6 +149,12 @@ class Stage:
             if (index, site.name) in self.splits
         }
         return Ranges(self.model, layer, self.recipe, self.online.prefix, splits)
+
+    def quantized(self, index: int) -> Wrapping:
+        """How one layer runs in the end: all transforms and quantizers, by its static scales that are kept."""
+        own = {name: qparams for (layer, name), qparams in self.static.items() if layer == index}
+        static = {(layer, name): q for layer in range(self.architecture.num_layers) for name, q in own.items()}
+        return replace(self.online, outliers=self.splits, static=static, **runtime_schemes(self.recipe))
 
     def keep_scales(self, index: int, scales: Mapping[str, QParams]) -> None:
         """Keep a layer's static scales, by the names of sites, `keys` and `values`."""

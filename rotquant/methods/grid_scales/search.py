@@ -1,0 +1,159 @@
+"""Grid search of one decoder layer's static scales (PrefixQuant Secs. 3 and 6.1).
+
+Every search is of factors f of scales that cover the calibration text: f times the scale clips what lies beyond a share
+f of the range. It runs from a coarse grid to a fine one around the best factor, for all scales of a tensor at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.methods.grid_scales import GridScales
+from rotquant.models.simulation.kv_cache import KVQuantizer
+from rotquant.models.simulation.queries import observed_queries
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.stream import LayerStream
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.quantization import QParams, fake_quantize
+
+if TYPE_CHECKING:
+    from rotquant.weights.stage import Stage
+
+
+@torch.no_grad()
+def best_factors(cost: Callable[[Tensor], Tensor], like: Tensor, settings: GridScales) -> Tensor:
+    """The factors of least cost, each by itself.
+
+    Args:
+        cost: of factors, in their shape; one factor does not touch the cost of another.
+        like: of the shape, type and device of the factors.
+        settings: the grid; of equally good factors the one nearer to 1 wins, and of fine ones the coarse.
+    """
+    step = (1 - settings.smallest) / (settings.coarse - 1)
+    best, least = torch.ones_like(like), None
+    for number in range(settings.coarse):
+        factors = torch.full_like(like, 1 - number * step)
+        best, least = _better(cost, factors, best, least)
+    centre = best
+    for number in range(settings.fine):
+        factors = (centre + step * ((number + 0.5) / settings.fine - 0.5)).clamp(max=1)
+        best, least = _better(cost, factors, best, least)
+    return best
+
+
+def _better(
+    cost: Callable[[Tensor], Tensor], factors: Tensor, best: Tensor, least: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    found = cost(factors)
+    if least is None:
+        return factors, found
+    return torch.where(found < least, factors, best), torch.minimum(found, least)
+
+
+def attention_weights(queries: Tensor, keys: Tensor, before: int, causal: bool) -> Tensor:
+    """softmax(Q K^T / sqrt(head_dim)) of one sequence, [kv heads, queries of one, tokens, before + tokens], float32.
+
+    Args:
+        queries: [heads, tokens, head_dim]. keys: [kv heads, before + tokens, head_dim].
+        before: how many keys, the first ones, every query sees.
+        causal: whether a query sees of the others only those up to its own.
+    """
+    scores = queries.unflatten(0, (len(keys), -1)).float() @ keys.unsqueeze(1).transpose(-1, -2).float()
+    scores = scores / keys.shape[-1] ** 0.5
+    if causal:
+        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(before + 1)
+        scores = scores.masked_fill_(unseen, -torch.inf)
+    return scores.softmax(-1)
+
+
+class ScaleSearch:
+    """Searches the scales of the layers that a stream runs through.
+
+    Args:
+        stream: at the entrance of the layer that is asked for; it is not advanced here.
+        samples: how many of the stream's samples are looked at, the first ones; default, the settings'.
+    """
+
+    def __init__(self, stage: "Stage", stream: LayerStream, settings: GridScales) -> None:
+        self.stage, self.stream, self.settings = stage, stream, settings
+        recipe = stage.recipe
+        self.cache = KVQuantizer(recipe.keys, recipe.values, recipe.rotation)
+
+    @torch.no_grad()
+    def of_layer(self, index: int, layer: nn.Module) -> dict[str, QParams]:
+        """A layer's scales by the names of sites, `keys` and `values`; the layer lies on the stream's device."""
+        attention: list[tuple[Tensor, Tensor, Tensor]] = []
+        with wrap(self.stage.model, self.stage.online), self.stage.ranges(index, layer) as ranges:
+            targets = list(self.stream.outputs(index, self.settings.samples))
+        if any(ranges.schemes[name].granularity == "head" for name in ranges.schemes):
+            seen = observed_queries(self.stage.model, lambda *parts: attention.append(parts))
+            with wrap(self.stage.model, self.stage.online), seen:
+                for _ in self.stream.outputs(index, self.settings.samples):
+                    pass
+        found = {}
+        for name, covering in ranges.qparams().items():
+            scheme = ranges.schemes[name]
+            cost = (
+                partial(self._cost_of_heads, name, scheme, covering, attention)
+                if scheme.granularity == "head"
+                else self._cost_of_outputs(index, name, scheme, covering, targets)
+            )
+            found[name] = QParams(covering.scale * best_factors(cost, covering.scale, self.settings))
+        return found
+
+    def _cost_of_outputs(
+        self, index: int, name: str, scheme: QuantizationScheme, covering: QParams, targets: Sequence[Tensor]
+    ) -> Callable[[Tensor], Tensor]:
+        """What a factor [] of one tensor's scale changes in the layer's outputs, summed squares."""
+
+        def cost(factor: Tensor) -> Tensor:
+            with wrap(self.stage.model, self._alone(index, name, scheme, QParams(covering.scale * factor))):
+                outputs = self.stream.outputs(index, self.settings.samples)
+                errors = [
+                    (output - target).float().square().sum() for output, target in zip(outputs, targets, strict=True)
+                ]
+            return torch.stack(errors).sum().to(factor)
+
+        return cost
+
+    def _alone(self, index: int, name: str, scheme: QuantizationScheme, qparams: QParams) -> Wrapping:
+        """The online transforms and one quantizer."""
+        online = self.stage.online
+        if name in ("keys", "values"):
+            static = {(layer, name): qparams for layer in range(self.stage.architecture.num_layers)}
+            return replace(online, static=static, **{name: scheme})
+        before = online.inputs.get((index, name))
+        quantizer = partial(fake_quantize, scheme=scheme, qparams=qparams)
+        both = quantizer if before is None else lambda x: quantizer(before(x))
+        return replace(online, inputs={**online.inputs, (index, name): both})
+
+    def _cost_of_heads(
+        self,
+        name: str,
+        scheme: QuantizationScheme,
+        covering: QParams,
+        attention: Sequence[tuple[Tensor, Tensor, Tensor]],
+        factors: Tensor,
+    ) -> Tensor:
+        """What factors [kv heads, 1, 1, 1] of the scales of keys or values change, summed squares, in their shape."""
+        qparams = QParams(covering.scale * factors)
+        before = 0 if self.stage.online.prefix is None else self.stage.online.prefix.tokens
+        total = torch.zeros(len(factors), dtype=torch.float32, device=factors.device)
+        for queries, keys, values in attention:
+            if name == "values" or self.settings.keys == "own":
+                x = self.cache.rotate_keys(keys[:, :, before:]) if name == "keys" else values[:, :, before:]
+                total += (fake_quantize(x, scheme, qparams) - x).float().square().sum(dim=(0, 2, 3))
+                continue
+            rounded = fake_quantize(self.cache.rotate_keys(keys[:, :, before:]), scheme, qparams)
+            text = self.cache.rotate_keys(rounded, inverse=True)
+            for row in range(len(keys)):
+                seen = torch.cat([keys[row, :, :before], text[row]], dim=1)
+                exact, changed = (
+                    attention_weights(queries[row], k, before, self.settings.causal) for k in (keys[row], seen)
+                )
+                total += (changed - exact).square().sum(dim=(1, 2, 3))
+        return total.view_as(factors).to(factors)

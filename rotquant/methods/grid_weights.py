@@ -1,0 +1,60 @@
+"""Weights rounded to nearest, with scales by which a layer's outputs change least (PrefixQuant Sec. 6.1)."""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rotquant.weights.stage import Stage
+
+
+class GridWeights(Method):
+    """Round-to-nearest with clip ratios from a grid, each the one of least squared error of a layer's outputs.
+
+    PrefixQuant's grid search of per-channel scales, after AWQ's search of clipping. Inputs are those of layers that are
+    rounded already. With groups the error is that of each group's own part of the output, as in AWQ.
+    """
+
+    name: ClassVar[str] = "grid_weights"
+    title: ClassVar[str] = "grid search of weights' scales"
+    source: ClassVar[str] = "PrefixQuant, Secs. 3 and 6.1; Lin et al. 2023"
+    roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
+    calibrates: ClassVar[bool] = True
+
+    smallest: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """The least share of a weight's range that is tried; the paper has no number, its authors' code 0.55."""
+    steps: Annotated[int, Field(gt=0)] = 50
+    """How many shares are tried, evenly from 1 down to it, without it; the authors' code tries ten."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Weights without another search."""
+        self.refuse_clip_search(recipe)
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        return f"scales by layer outputs, {self.steps} shares from 1 to {self.smallest:g}"
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The shares, the largest first."""
+        return tuple(1 - step * (1 - self.smallest) / self.steps for step in range(self.steps))
+
+    def apply(self, stage: "Stage") -> None:
+        """Round site by site."""
+        from rotquant.tensors.quantization import quantize
+        from rotquant.weights.output_error import qparams_for_outputs
+        from rotquant.weights.rtn import QuantizedWeight
+
+        scheme, ratios = stage.recipe.rounded.scheme, self.ratios
+
+        def rounded(weight: "Tensor", hessian: "Tensor") -> QuantizedWeight:
+            qparams = qparams_for_outputs(weight.to(hessian.dtype), hessian, scheme, ratios)
+            return QuantizedWeight(quantize(weight, qparams, scheme), qparams, scheme)
+
+        stage.round_by_site(self.title, lambda weights, hessian, _: [rounded(weight, hessian) for weight in weights])
