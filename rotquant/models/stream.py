@@ -43,6 +43,7 @@ class LayerStream:
         batch_size: int,
         dtype: torch.dtype | None = None,
     ) -> None:
+        self._model = model
         self.architecture: Architecture = architecture_of(model)
         self.modules = decoder_layers(model)
         self.hidden = hidden
@@ -52,6 +53,10 @@ class LayerStream:
         self.dtype = dtype
         self._recorded: dict[str, list[Tensor]] = {}
         self._task: Task
+
+    def copy(self) -> "LayerStream":
+        """A stream of its own at the same place."""
+        return LayerStream(self._model, self.hidden.clone(), self.kwargs, self.device, self.batch_size, self.dtype)
 
     def layers(self, description: str) -> Iterator[tuple[int, nn.Module]]:
         """Yield index and layer, each on the device while the caller's loop body runs; the body advances the stream."""
@@ -158,10 +163,12 @@ def _norm(norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tenso
     return module.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon))
 
 
-def _as_type(value: Any, dtype: torch.dtype | None) -> Any:
-    """Floating-point tensors as `dtype`, also inside tuples; anything else, and all for None, as it is."""
+def as_type(value: Any, dtype: torch.dtype | None) -> Any:
+    """Floating-point tensors as `dtype`, also inside tuples and dicts; anything else, and all for None, as it is."""
     if isinstance(value, tuple):
-        return tuple(_as_type(item, dtype) for item in value)
+        return tuple(as_type(item, dtype) for item in value)
+    if isinstance(value, dict):
+        return {name: as_type(item, dtype) for name, item in value.items()}
     return value.to(dtype) if dtype and isinstance(value, Tensor) and value.is_floating_point() else value
 
 
@@ -219,7 +226,7 @@ def capture_layer_inputs(
         base.to(device)  # embedding, norm and rotary embedding: the layers are out of the way
         base(input_ids=samples[:1].to(device), use_cache=False)
         kwargs = [
-            {name: _as_type(value, dtype) for name, value in cast(_Recorder, recorder).kwargs.items()}
+            {name: as_type(value, dtype) for name, value in cast(_Recorder, recorder).kwargs.items()}
             for recorder in recorders
         ]
         hidden = _allocate(size, dtype or base.embed_tokens.weight.dtype, device)

@@ -31,6 +31,10 @@ class QParams:
         """The same parameters on another device."""
         return QParams(self.scale.to(device), None if self.zero_point is None else self.zero_point.to(device))
 
+    def detach(self) -> "QParams":
+        """The same parameters without gradient."""
+        return QParams(self.scale.detach(), None if self.zero_point is None else self.zero_point.detach())
+
     @property
     def mT(self) -> "QParams":  # noqa: N802 - torch's name
         """The same parameters with their last two axes exchanged, for elements that lie so."""

@@ -6,7 +6,7 @@ Nothing is unpickled. It names what it belongs to, and is replaced as a whole or
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +56,10 @@ class Checkpoint:
     every: int | None = 10
     seconds: float | None = None
     writes: bool = True
+
+    def of(self, part: str) -> "Checkpoint":
+        """The same of a part of the training, in a file beside this one that bears the part's name."""
+        return replace(self, path=self.path.with_name(f"{self.path.name}.{part}"), identity=f"{self.identity} {part}")
 
     def due(self, step: int, waited: float) -> bool:
         """Whether the state after `step` steps is to be written, so many seconds after it was last."""

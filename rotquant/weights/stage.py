@@ -150,10 +150,13 @@ class Stage:
         }
         return Ranges(self.model, layer, self.recipe, self.online.prefix, splits)
 
-    def quantized(self, index: int) -> Wrapping:
-        """How one layer runs in the end: all transforms and quantizers, by its static scales that are kept."""
-        own = {name: qparams for (layer, name), qparams in self.static.items() if layer == index}
-        static = {(layer, name): q for layer in range(self.architecture.num_layers) for name, q in own.items()}
+    def scales_of(self, index: int) -> dict[str, QParams]:
+        """A layer's static scales that are kept, by the names of sites, `keys` and `values`."""
+        return {name: qparams for (layer, name), qparams in self.static.items() if layer == index}
+
+    def quantized(self, scales: Mapping[str, QParams]) -> Wrapping:
+        """How a layer runs in the end, with all transforms and quantizers and these static scales; every layer has them."""
+        static = {(layer, name): q for layer in range(self.architecture.num_layers) for name, q in scales.items()}
         return replace(self.online, outliers=self.splits, static=static, **runtime_schemes(self.recipe))
 
     def keep_scales(self, index: int, scales: Mapping[str, QParams]) -> None:

@@ -67,6 +67,7 @@ class GridScales(Method):
             stream = stage.capture(samples=self.samples)
         search = ScaleSearch(stage, stream, self)
         for index, layer in stream.layers(self.title):
-            stage.keep_scales(index, search.of_layer(index, layer))
-            with wrap(stage.model, stage.quantized(index)):
+            scales = search.of_layer(index, layer)
+            stage.keep_scales(index, scales)
+            with wrap(stage.model, stage.quantized(scales)):
                 stream.advance(index)

@@ -1,0 +1,98 @@
+"""Block-wise fine-tuning as a method of a recipe: its settings and its place; `tuning` has the mathematics."""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.methods.grid_scales import GridScales
+from rotquant.methods.grid_weights import GridWeights
+from rotquant.recipes.method import Effort, Method, Role
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rotquant.weights.stage import Stage
+
+
+class BlockAP(Method):
+    """Block-wise training of all parameters (EfficientQAT's Block-AP), by which PrefixQuant is fine-tuned.
+
+    Block by block the weights of linear layers, their scales and zero points, and the static scales of inputs and KV
+    cache are trained together, so that the quantized block, on what the quantized blocks before it give, has the
+    outputs of the full-precision one.
+    """
+
+    name: ClassVar[str] = "block_ap"
+    title: ClassVar[str] = "block-wise fine-tuning"
+    source: ClassVar[str] = "PrefixQuant, Secs. 5.2 and 6.1; Chen et al. 2024 (EfficientQAT), Sec. 3.2"
+    roles: ClassVar[frozenset[Role]] = frozenset({"rounding", "scales"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
+    calibrates: ClassVar[bool] = True
+    rates: ClassVar[tuple[str, ...]] = ("scale_lr", "weight_lr")
+
+    epochs: Annotated[int, Field(gt=0)] = 20
+    """How often each sample of the calibration text is seen: 20 at W4A4KV4 and 10 at W4A8KV4; EfficientQAT has 2."""
+    batch_size: Annotated[int, Field(gt=0)] = 4
+    """Samples in each step."""
+    scale_lr: Annotated[float, Field(gt=0.0)] = 5e-5
+    """Learning rate of scales and zero points; 2e-5 for Llama-3-70B."""
+    weight_lr: Annotated[float, Field(gt=0.0)] = 5e-6
+    """Learning rate of weights; 2e-6 for Llama-3-70B."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Of both rates. The paper speaks of none; its authors' code takes a cosine to a tenth."""
+    clip_gradients: Annotated[float, Field(gt=0.0)] | None = None
+    """Largest norm of a step's gradient. The paper speaks of none; its authors' code has 0.3."""
+    targets: Literal["full_precision", "quantized"] = "full_precision"
+    """Of which network the inputs are from which the full-precision block's outputs are computed."""
+    weights: GridWeights | None = GridWeights()
+    """The grid search by which weights' scales begin; null: they cover the weights (EfficientQAT)."""
+    scales: GridScales = GridScales()
+    """The grid search by which static scales begin."""
+
+    @property
+    def sees_quantizers(self) -> bool:
+        """It trains with them."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """Weights without another search, static scales that are symmetric."""
+        self.refuse_clip_search(recipe)
+        if recipe.activations is not None and not (recipe.activations.dynamic or recipe.activations.symmetric):
+            raise ValueError("block_ap trains symmetric static scales: set activations.symmetric to true")
+        if recipe.calibration is not None and recipe.calibration.samples < self.batch_size:
+            raise ValueError(
+                f"block_ap.batch_size is {self.batch_size}, and calibration.samples only {recipe.calibration.samples}: "
+                "take more samples or smaller batches"
+            )
+
+    def steps(self, samples: int) -> int:
+        """Steps a block, with so many samples of text."""
+        return self.epochs * (samples // self.batch_size)
+
+    def effort(self, recipe: Recipe) -> Effort:
+        """The calibration text, so many times."""
+        text = recipe.calibration
+        if text is None:
+            return Effort(0)
+        rates = tuple((name, getattr(self, name)) for name in self.rates)
+        seen = self.batch_size * text.sequence_length
+        return Effort(text.samples * text.sequence_length, self.steps(text.samples), seen, rates)
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        rates = f"lr {self.scale_lr:g} scales, {self.weight_lr:g} weights, {self.schedule}"
+        clipped = "" if self.clip_gradients is None else f", gradients clipped at {self.clip_gradients:g}"
+        start = "covering the weights" if self.weights is None else self.weights.words(recipe)
+        static = f"; {self.scales.words(recipe)}" if recipe.has_static_scales else ""
+        return f"{self.title}, {self.epochs} epochs in batches of {self.batch_size}, {rates}{clipped}; {start}{static}"
+
+    def apply(self, stage: "Stage") -> None:
+        """Tune and round block by block."""
+        from rotquant.methods.block_ap.tuning import tune
+
+        samples = len(stage.calibration_samples)
+        if samples < self.batch_size:
+            raise RecipeError(
+                f"block_ap needs at least one batch of {self.batch_size} samples, and there are {samples}."
+            )
+        tune(stage, self)

@@ -1,0 +1,259 @@
+"""Block-AP (EfficientQAT Sec. 3.2): weights, their scales and static scales, trained block by block.
+
+One decoder layer lies on the accelerator; two streams of hidden states pass it, those of the full-precision network and
+those of the quantized one. A block that is done is kept, so a killed tuning begins again at the block it was at.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rotquant.methods.block_ap import BlockAP
+from rotquant.methods.grid_scales.search import ScaleSearch
+from rotquant.models.architectures import linear_of
+from rotquant.models.batches import shuffled_batches
+from rotquant.models.simulation.wrapping import wrap
+from rotquant.models.stream import LayerStream, as_type
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, quantize
+from rotquant.training import loop
+from rotquant.training.loop import GradientStep
+from rotquant.training.state import Checkpoint, Record
+from rotquant.weights.hessian import Hessian
+from rotquant.weights.output_error import qparams_for_outputs
+from rotquant.weights.rtn import QuantizedWeight
+from rotquant.weights.stage import Stage
+
+#: A learned scale stays above this share of where it begins.
+_LEAST_SHARE = 1e-3
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What is trained in one block, by name: leaves with gradient, float32 or float64.
+
+    weights: of linear layers, [out, in]. scales, zero_points: theirs, as in `choose_qparams`; no zero points where the
+        scheme is symmetric.
+    static: scales of sites, `keys` and `values`.
+    """
+
+    weights: dict[str, Tensor]
+    scales: dict[str, Tensor]
+    zero_points: dict[str, Tensor]
+    static: dict[str, Tensor]
+
+    @property
+    def steps(self) -> list[Tensor]:
+        """All that has the learning rate of scales."""
+        return [*self.scales.values(), *self.zero_points.values(), *self.static.values()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All tensors."""
+        return {name: dict(tensors) for name, tensors in vars(self).items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what `state_dict` gave."""
+        with torch.no_grad():
+            for name, tensors in state.items():
+                for key, tensor in tensors.items():
+                    getattr(self, name)[key].copy_(tensor)
+
+    def stay_positive(self) -> Callable[..., None]:
+        """A hook behind an optimizer's steps, by which no scale falls below a share of what it is now."""
+        scales = [*self.scales.values(), *self.static.values()]
+        bounds = [_LEAST_SHARE * scale.detach() for scale in scales]
+
+        @torch.no_grad()
+        def clamp(*_: Any) -> None:
+            for scale, bound in zip(scales, bounds, strict=True):
+                scale.clamp_(min=bound)
+
+        return clamp
+
+    def qparams(self, name: str) -> QParams:
+        """Of a linear layer's weight: its zero point whole, with the gradient of what is rounded."""
+        zero_point = self.zero_points.get(name)
+        whole = None if zero_point is None else zero_point + (zero_point.round() - zero_point).detach()
+        return QParams(self.scales[name], whole)
+
+
+def tune(stage: Stage, settings: BlockAP) -> None:
+    """Tune and round all weights of the stage's model in place; their integers, static scales and the history are kept.
+
+    Raises:
+        RotquantError: the loss is not finite.
+        ResultError: the checkpoint belongs to another tuning, is damaged or cannot be written.
+    """
+    with wrap(stage.model, stage.online):
+        noisy = stage.capture()
+    clean = noisy.copy()
+    search = ScaleSearch(stage, noisy, settings.scales)
+    for index, layer in noisy.layers(settings.title):
+        targets = clean if settings.targets == "full_precision" else noisy.copy()
+        with wrap(stage.model, stage.online):
+            targets.advance(index)
+        learned = start(stage, noisy, search, settings, index, layer)
+        stage.history += tune_block(stage, noisy, targets.hidden, learned, settings, index)
+        round_block(stage, learned, index, layer)
+        with wrap(stage.model, stage.quantized(stage.scales_of(index))):
+            noisy.advance(index)
+
+
+def start(
+    stage: Stage, stream: LayerStream, search: ScaleSearch, settings: BlockAP, index: int, layer: nn.Module
+) -> Learned:
+    """Where a block's training begins: its weights, and the scales of both grid searches."""
+    scheme, names = stage.recipe.rounded.scheme, stage.architecture.linears
+    exact = torch.promote_types(next(layer.parameters()).dtype, torch.float32)
+    weights = {name: linear_of(layer, name).weight.detach().to(exact, copy=True) for name in names}
+    with torch.no_grad():
+        if settings.weights is None:
+            qparams = {name: choose_qparams(weight, scheme) for name, weight in weights.items()}
+        else:
+            hessians = _hessians(stage, stream, index, layer, settings.scales.samples)
+            qparams = {
+                name: qparams_for_outputs(weights[name], hessians[site.name].to(exact), scheme, settings.weights.ratios)
+                for site in stage.architecture.sites
+                for name in site.linears
+            }
+        static = search.of_layer(index, layer) if stage.recipe.has_static_scales else {}
+    learned = Learned(
+        weights,
+        {name: q.scale.clone() for name, q in qparams.items()},
+        {name: q.zero_point.clone() for name, q in qparams.items() if q.zero_point is not None},
+        {name: q.scale.clone() for name, q in static.items()},
+    )
+    for tensors in vars(learned).values():
+        for tensor in tensors.values():
+            tensor.requires_grad_()
+    return learned
+
+
+def _hessians(stage: Stage, stream: LayerStream, index: int, layer: nn.Module, samples: int) -> dict[str, Tensor]:
+    """X^T X of every site's input in full precision, of the first samples."""
+    dtype = torch.promote_types(stream.hidden.dtype, torch.float32)
+    found = {site.name: Hessian(site.features, stream.device, dtype) for site in stage.architecture.sites}
+    with wrap(stage.model, stage.online):
+        hooks = [
+            layer.get_submodule(site.linears[0]).register_forward_pre_hook(
+                lambda _, x, hessian=found[site.name]: hessian.add(x[0])
+            )
+            for site in stage.architecture.sites
+        ]
+        try:
+            for _ in stream.outputs(index, samples):
+                pass
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return {name: hessian.matrix for name, hessian in found.items()}
+
+
+def block_output(
+    layer: nn.Module, learned: Learned, scheme: QuantizationScheme, hidden: Tensor, kwargs: Mapping[str, Any]
+) -> Tensor:
+    """Outputs [batch, tokens, hidden] of a wrapped layer with rounded weights; differentiable in what is learned.
+
+    A float16 layer computes in bfloat16 here, since gradients of a mean over millions of elements underflow in float16.
+    """
+    dtype = torch.bfloat16 if hidden.dtype == torch.float16 else hidden.dtype
+    parameters = {name: parameter.detach().to(dtype) for name, parameter in layer.named_parameters()}
+    for name, weight in learned.weights.items():
+        parameters[f"{name}.weight"] = fake_quantize(weight, scheme, learned.qparams(name)).to(dtype)
+    output = functional_call(layer, parameters, (hidden.to(dtype),), as_type(dict(kwargs), dtype))
+    return output[0] if isinstance(output, tuple) else output
+
+
+def tune_block(
+    stage: Stage, stream: LayerStream, targets: Tensor, learned: Learned, settings: BlockAP, index: int
+) -> list[Record]:
+    """Train a block's `learned` in place, or take it from the stage's checkpoint, where it is done.
+
+    Args:
+        stream: what the quantized network so far feeds the block, which lies on the stream's device.
+        targets: what its outputs should be, [samples, tokens, hidden].
+
+    Returns:
+        The mean squared error of the outputs by step.
+    """
+    under_way = done = None
+    if stage.checkpoint is not None:
+        under_way, done = stage.checkpoint.of(f"block-{index}-under-way"), stage.checkpoint.of(f"block-{index}")
+    if done is not None and done.path.is_file():
+        return done.load({"learned": learned})[1]
+    history = [
+        {"block": index, **record} for record in _train(stage, stream, targets, learned, settings, index, under_way)
+    ]
+    if done is not None and under_way is not None:
+        done.save(len(history), {"learned": learned}, history)
+        under_way.path.unlink(missing_ok=True)  # with its moments it is three times as large
+    return history
+
+
+def _train(
+    stage: Stage,
+    stream: LayerStream,
+    targets: Tensor,
+    learned: Learned,
+    settings: BlockAP,
+    index: int,
+    checkpoint: Checkpoint | None,
+) -> list[Record]:
+    scheme, layer, device = stage.recipe.rounded.scheme, stream.modules[index], stream.device
+    steps = settings.steps(len(targets))
+    batches = shuffled_batches(len(targets), settings.batch_size, steps, stage.seed + index)
+    weights, limit = list(learned.weights.values()), settings.clip_gradients
+    optimizer = torch.optim.AdamW(
+        [{"params": learned.steps, "lr": settings.scale_lr}, {"params": weights, "lr": settings.weight_lr}],
+        weight_decay=0.0,
+        fused=device.type == "cuda",
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share, settings, steps))
+    optimizer.register_step_post_hook(learned.stay_positive())
+
+    def loss(batch: Tensor) -> Tensor:
+        output = block_output(layer, learned, scheme, stream.hidden[batch].to(device), stream.kwargs[index])
+        return nn.functional.mse_loss(output.float(), targets[batch].to(device).float())
+
+    def clip() -> None:
+        if limit is not None:
+            nn.utils.clip_grad_norm_([*learned.steps, *weights], limit)
+
+    static = {name: QParams(scale) for name, scale in learned.static.items()}
+    with wrap(stage.model, stage.quantized(static)):
+        return loop.train(
+            GradientStep(lambda step: [batches[step]], loss, [optimizer], [schedule], clip),
+            steps,
+            f"block {index}",
+            parts={"learned": learned, "optimizer": optimizer, "schedule": schedule},
+            checkpoint=checkpoint,
+            noted={"loss": ".3g"},
+            not_finite="the loss of block-wise fine-tuning is {loss} in {description} after {step} steps: lower "
+            "methods.block_ap.weight_lr or scale_lr.",
+        )
+
+
+def _share(settings: BlockAP, steps: int, step: int) -> float:
+    """The share of the learning rates at a step."""
+    if settings.schedule == "constant":
+        return 1.0
+    return 0.1 + 0.9 * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+@torch.no_grad()
+def round_block(stage: Stage, learned: Learned, index: int, layer: nn.Module) -> None:
+    """Round a block's learned weights, put their values into the layer, and keep integers and static scales."""
+    scheme = stage.recipe.rounded.scheme
+    for site in stage.architecture.sites:
+        rounded = []
+        for name in site.linears:
+            qparams = learned.qparams(name).detach()
+            rounded.append(QuantizedWeight(quantize(learned.weights[name], qparams, scheme), qparams, scheme))
+        stage.store(index, layer, site, rounded)
+    stage.keep_scales(index, {name: QParams(scale.detach()) for name, scale in learned.static.items()})
