@@ -1,4 +1,4 @@
-"""Scales of weights by the error of a layer's outputs: the grid search of AWQ and PrefixQuant, given X^T X of inputs."""
+"""Scales of weights by the error of a layer's outputs: the grid search of AWQ and PrefixQuant, from X^T X."""
 
 from collections.abc import Sequence
 

@@ -155,7 +155,7 @@ class Stage:
         return {name: qparams for (layer, name), qparams in self.static.items() if layer == index}
 
     def quantized(self, scales: Mapping[str, QParams]) -> Wrapping:
-        """How a layer runs in the end, with all transforms and quantizers and these static scales; every layer has them."""
+        """How a layer runs in the end: all transforms and quantizers, and these static scales, in every layer."""
         static = {(layer, name): q for layer in range(self.architecture.num_layers) for name, q in scales.items()}
         return replace(self.online, outliers=self.splits, static=static, **runtime_schemes(self.recipe))
 
