@@ -49,10 +49,10 @@ class CushionCache(Method):
     sequence_length: Annotated[int, Field(gt=1)] = 512
     """Tokens of these texts, the first ones of calibration samples (n)."""
     measured: Literal["inputs", "blocks"] = "inputs"
-    """The activations whose quantization errors are summed over all blocks: `inputs` of linear layers, which are what is
-    quantized, or outputs of `blocks`. The paper says "activation of a transformer block"."""
+    """The activations whose quantization errors are summed over all blocks: `inputs` of linear layers, which are what
+    the network quantizes, or outputs of `blocks`. The paper says "activation of a transformer block" (Eq. 6)."""
     steps: Annotated[int, Field(ge=0)] = 52
-    """Of AdamW on keys and values (the paper: 2 epochs, here of 128 samples); none leaves the prompt as it was found."""
+    """Of AdamW on keys and values (the paper: 2 epochs, here of 128 samples); none leaves the prompt as it is found."""
     batch_size: Annotated[int, Field(gt=0)] = 5
     """Calibration samples in each step (Li and Liang 2021)."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 5e-5
@@ -70,7 +70,9 @@ class CushionCache(Method):
     def check(self, recipe: Recipe) -> None:
         """Activations are quantized."""
         if recipe.activations is None:
-            raise ValueError("cushioncache lowers the quantization error of activations: it needs an activations section")
+            raise ValueError(
+                "cushioncache lowers the quantization error of activations: it needs an activations section"
+            )
 
     def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
         """The context has room behind the prefix."""

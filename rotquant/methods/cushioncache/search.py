@@ -81,12 +81,12 @@ class _Search:
         at_once = of_device(_TOKENS_AT_ONCE, stage.device)
         self.batches = self.tried.split(max(1, at_once // (texts * (1 + tokens))))
         self.steps = (len(self.texts) - len(self.found.ids)) * len(self.batches)
-        self._prompt: _Prompt | None = None
+        self._prompt: Prompt | None = None
 
-    def prompt(self) -> "_Prompt":
+    def prompt(self) -> "Prompt":
         """The prompt found so far."""
         if self._prompt is None or self._prompt.ids != self.found.ids:
-            self._prompt = _Prompt(self.stage.model, self.stage.online, self.found.ids, self.stage.device)
+            self._prompt = Prompt(self.stage.model, self.stage.online, self.found.ids, self.stage.device)
         return self._prompt
 
     def __call__(self, step: int) -> Record:
@@ -147,7 +147,7 @@ def _settle(found: Found, tried: Tensor, before: float, threshold: float) -> Rec
     return {"token": token, "error": error, "before": before}
 
 
-class _Prompt:
+class Prompt:
     """A prompt in front of texts: its keys and values, computed once."""
 
     def __init__(self, model: nn.Module, online: Wrapping, ids: Sequence[int], device: torch.device) -> None:

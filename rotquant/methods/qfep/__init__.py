@@ -56,7 +56,9 @@ class QFeP(Method):
     def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
         """The context has room behind the prefix."""
         if self.prefix and limits.context is not None and limits.context <= 2 * TOKENS - 1:
-            raise RecipeError(f"qfep tries texts of {2 * TOKENS - 1} tokens, which leave no room in the model's context.")
+            raise RecipeError(
+                f"qfep tries texts of {2 * TOKENS - 1} tokens, which leave no room in the model's context."
+            )
 
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""

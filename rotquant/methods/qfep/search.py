@@ -7,6 +7,8 @@ the prefix is made of. Nothing here changes a model.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,15 +89,13 @@ def _layer_scales(stream: LayerStream, index: int, layer: nn.Module) -> Tensor:
     """One layer's part of `token_scales`, [sites, windows, tokens]; the stream advances behind the layer."""
     inputs: list[list[Tensor]] = [[] for _ in SITES]
 
-    def hook(place: int):  # noqa: ANN202 - torch's type of a hook
-        return lambda _, x: inputs[place].append(x[0].abs().amax(dim=-1).float().cpu())
+    def keep(place: int, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        inputs[place].append(arguments[0].abs().amax(dim=-1).float().cpu())
 
-    hooks = [
-        layer.get_submodule(stream.architecture.site(name).linears[0]).register_forward_pre_hook(
-            hook(place), prepend=True
-        )
-        for place, name in enumerate(SITES)
-    ]
+    hooks = []
+    for place, name in enumerate(SITES):
+        linear = layer.get_submodule(stream.architecture.site(name).linears[0])
+        hooks.append(linear.register_forward_pre_hook(partial(keep, place), prepend=True))
     try:
         stream.advance(index)
     finally:
