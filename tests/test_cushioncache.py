@@ -252,7 +252,7 @@ def test_lambda_decides_what_the_tuning_lowers() -> None:
     found = search(at)[1]
     last = {}
     for weight in (0.0, 10.0):
-        history = tune(stage(recipe(steps=20, batch_size=6, error_weight=weight)), found)[1]
+        history = tune(stage(recipe(steps=10, batch_size=6, error_weight=weight)), found)[1]
         last[weight] = history[-1]
         assert history[0]["loss"] == pytest.approx(history[0]["prediction"] + weight * history[0]["error"])
     assert last[0.0]["prediction"] < last[10.0]["prediction"]
@@ -331,7 +331,7 @@ def test_what_was_killed_goes_on_with_the_same_result(
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
-    with pytest.raises(RecipeError, match="lowers quantization errors of activations: it needs an activations"):
+    with pytest.raises(RecipeError, match="lowers the quantization error of activations: it needs an activations"):
         parse_recipe({"methods": {"cushioncache": {}}, "calibration": {"samples": 2}}, "test")
     with pytest.raises(RecipeError, match="both choose the tokens before a text"):
         recipe(methods={"cushioncache": {}, "prefixed_outliers": {}})

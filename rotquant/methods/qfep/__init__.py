@@ -82,7 +82,7 @@ class QFeP(Method):
             kept = compute_prefix(model, ids, stage.device) if ids else empty_prefix(stage.architecture, model.dtype)
         exact = [] if self.ratio is None else spiking(found, self.ratio)
         stage.tensors |= stored_tensors(ids, kept) | {"exact": torch.tensor(exact, dtype=torch.int64).reshape(-1, 2)}
-        stage.online = replace(stage.online, prefix=self.runtime(stage.online, stage.tensors).prefix)
+        stage.online = self.runtime(stage.online, stage.tensors)
 
     def tensors(self, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
         """The prefix, and layer and number of each site whose input is not quantized."""
