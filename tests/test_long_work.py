@@ -22,6 +22,7 @@ from tests.watching import long_work
 CALIBRATION = {"calibration": {"samples": 4, "sequence_length": 24}}
 CHANNELS = {"weights": {"scheme": {"granularity": "channel", "group_size": None}}}
 GENERATION = {"methods": {"llm_qat": {"samples": 4, "sequence_length": 8, "steps": 2, "batch_size": 2}}}
+PREFIX = {"methods": {"cushioncache": {"start": "bos", "threshold": 1.0, "max_tokens": 3, "steps": 2, "batch_size": 2}}}
 TRAINING = {"methods": {"omniquant": {"steps": 3, "batch_size": 2}}}
 WEIGHTS: dict[str, tuple[dict, set[str]]] = {
     "gptq": ({}, {"GPTQ: layer"}),
@@ -30,6 +31,8 @@ WEIGHTS: dict[str, tuple[dict, set[str]]] = {
     "smoothquant": ({}, {"measuring inputs: layer", "rounding to nearest: layer"}),
     "awq": (CHANNELS, {"AWQ: layer"}),
     "omniquant": (TRAINING, {"OmniQuant: layer", "training: step"}),
+    "cushioncache": (CHANNELS | PREFIX, {"prefix search: step", "prefix tuning: step 2 of 2, loss", "static scales"}),
+    "qfep": ({"methods": {"qfep": {"contexts": 4}}}, {"activation spikes: layer", "the prefix: layer"}),
     "llm-qat": (GENERATION, {"LLM-QAT text: token", "LLM-QAT training: step 2 of 2, loss"}),
 }
 

@@ -251,3 +251,23 @@ def test_a_recipe_that_does_not_fit_is_refused_before_any_work() -> None:
     short = tiny_model(max_position_embeddings=16)
     with pytest.raises(RecipeError, match="names 16 tokens, which leave no room"):
         build_weights(short, None, recipe(methods={"prefixed_outliers": {"ids": [3] * 16}}), 0, samples)
+
+
+@torch.no_grad()
+def test_a_prefix_that_is_trained_is_never_stale_and_gets_its_gradient() -> None:
+    model, found = model_and_prefix()
+    tokens = tiny_tokens()
+    trained = Prefix(found.keys.clone().requires_grad_(), found.values.clone().requires_grad_())
+    with wrap(model, Wrapping(prefix=trained)):
+        before = model(tokens, use_cache=False).logits
+        trained.values.mul_(1.5)
+        after = model(tokens, use_cache=False).logits
+        with torch.enable_grad():
+            for _ in range(2):  # a second step has a graph of its own
+                model(tokens, labels=tokens, use_cache=False).loss.backward()
+    with wrap(model, Wrapping(prefix=Prefix(found.keys, found.values * 1.5))):
+        assert torch.equal(model(tokens, use_cache=False).logits, after)
+    assert not torch.equal(before, after)
+    assert all(
+        part.grad is not None and part.grad.abs().amin(dim=(1, 3)).min() > 0 for part in (trained.keys, trained.values)
+    )

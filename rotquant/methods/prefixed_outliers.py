@@ -60,10 +60,8 @@ class PrefixedOutliers(Method):
 
     def apply(self, stage: "Stage") -> None:
         """Find the tokens, and have all that follows see them."""
-        import torch
-
         from rotquant.models.outlier_tokens import detect_prefix, token_maxima
-        from rotquant.models.simulation.prefix import Prefix, compute_prefix, shapes
+        from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_tensors
         from rotquant.models.simulation.wrapping import wrap
 
         model, ids = stage.model, self.ids
@@ -72,24 +70,18 @@ class PrefixedOutliers(Method):
                 samples = stage.calibration_samples
                 ratios = token_maxima(model, samples, device=stage.device).ratios
                 ids = detect_prefix(ratios, samples, model.config.bos_token_id, self.threshold)
-            if ids:
-                prefix = compute_prefix(model, ids, stage.device)
-            else:
-                nothing = torch.zeros(shapes(stage.architecture, 0)["keys"], dtype=model.dtype)
-                prefix = Prefix(nothing, nothing.clone())
-        stage.tensors |= {"ids": torch.tensor(ids, dtype=torch.int64), "keys": prefix.keys, "values": prefix.values}
+            found = compute_prefix(model, ids, stage.device) if ids else empty_prefix(stage.architecture, model.dtype)
+        stage.tensors |= stored_tensors(ids, found)
         stage.online = self.runtime(stage.online, stage.tensors)
 
     def tensors(self, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
         """The tokens, and the keys and values of every layer."""
-        from rotquant.models.simulation.prefix import shapes
+        from rotquant.models.simulation.prefix import stored_shapes
 
-        return {"ids": (-1,), **shapes(architecture, -1)}
+        return stored_shapes(architecture)
 
     def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
         """The text stands behind the prefix, if any token was found."""
-        from rotquant.models.simulation.prefix import Prefix
+        from rotquant.models.simulation.prefix import stored_prefix
 
-        if not len(tensors["ids"]):
-            return wrapping
-        return replace(wrapping, prefix=Prefix(tensors["keys"], tensors["values"]))
+        return replace(wrapping, prefix=stored_prefix(tensors))

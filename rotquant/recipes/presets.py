@@ -201,6 +201,29 @@ def spinquant_hard() -> Recipe:
     return override(spinquant_easy(), {"rotation": {"keys": True, "mlp": True}}, "spinquant-hard")
 
 
+def cushioncache() -> Recipe:
+    """CushionCache W8A8: symmetric weights in groups of 128, asymmetric inputs with one static scale for each tensor.
+
+    The paper does not say how large its groups are.
+    """
+    return _recipe(
+        {"cushioncache": {}},
+        weights=_weights(8, group_size=128, clip_search=False),
+        activations=QuantizationScheme(bits=8, symmetric=False, granularity="tensor", dynamic=False),
+        calibration=Calibration(),
+    )
+
+
+def qfep() -> Recipe:
+    """QFeP W8A8: weights per output channel and inputs with one dynamic scale for each tensor, all symmetric."""
+    return _recipe(
+        {"qfep": {}},
+        weights=_weights(8, clip_search=False),
+        activations=QuantizationScheme(bits=8, granularity="tensor"),
+        calibration=Calibration(corpus="c4", samples=512, sequence_length=1024),
+    )
+
+
 PRESETS: dict[str, Callable[[], Recipe]] = {
     "baseline": baseline,
     "rtn": rtn,
@@ -218,6 +241,8 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "atom-128g": atom_128g,
     "spinquant-easy": spinquant_easy,
     "spinquant-hard": spinquant_hard,
+    "cushioncache": cushioncache,
+    "qfep": qfep,
 }
 
 

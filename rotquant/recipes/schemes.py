@@ -32,7 +32,8 @@ class QuantizationScheme(Frozen):
     the codes of SpinQuant's and QuaRot's authors have; `exact`, the least value itself, whether the range includes zero
     or not (SpinQuant Eq. 1). Stored weights have whole ones."""
     granularity: Granularity = "token"
-    """Which elements share a scale, always along the last axis: `tensor` one scale for all; `channel` (weights, [out,
+    """Which elements share a scale, always along the last axis: `tensor` one scale for all (of activations that are
+    quantized dynamically, for all tokens of a text); `channel` (weights, [out,
     in]: one per output row) and `token` (activations, [..., features]: one per token) one per row; `group` one per
     `group_size` consecutive elements of a row; `head` the same with the head dimension as group size."""
     group_size: Annotated[int, Field(gt=0)] | None = None

@@ -178,6 +178,17 @@ def fake_quantize(
         return values.mul_(qparams.scale).to(x.dtype).reshape(x.shape)
 
 
+def fake_quantize_texts(x: Tensor, scheme: QuantizationScheme, scale_gradients: bool = False) -> Tensor:
+    """`fake_quantize` of texts [batch, tokens, features] with dynamic scales: of granularity `tensor`, one a text.
+
+    So a text's codes do not depend on what else is in its batch.
+    """
+    if scheme.granularity != "tensor" or x.ndim < 3:
+        return fake_quantize(x, scheme, scale_gradients=scale_gradients)
+    rows = scheme.model_copy(update={"granularity": "token"})
+    return fake_quantize(x.flatten(1), rows, scale_gradients=scale_gradients).reshape(x.shape)
+
+
 def fake_quantize_split(
     x: Tensor, scheme: QuantizationScheme, split: ColumnSplit, qparams: QParams | None = None
 ) -> Tensor:

@@ -4,7 +4,7 @@ They are computed once, stay in full precision, and only attention sees them: a 
 lengths, masks and positions that a caller gives or gets are those of the text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,8 @@ from rotquant.models.stream import capture_layer_inputs
 class Prefix:
     """Keys, after RoPE at the positions from 0 and without R3, and values, each [layers, kv heads, tokens, head_dim].
 
-    Two are equal only if they are one: a cache that was filled behind one prefix does not fit another.
+    Two are equal only if they are one: a cache that was filled behind one prefix does not fit another. Tensors that ask
+    for a gradient get it, and may change between two calls.
     """
 
     keys: Tensor
@@ -37,17 +38,44 @@ class Prefix:
 
     def before(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """A layer's keys and values of a text [batch, kv heads, tokens, head_dim] behind those of the prefix."""
-        place = layer, keys.device, keys.dtype
-        if place not in self._placed:
-            self._placed[place] = self.keys[layer].to(keys), self.values[layer].to(values)
-        first, second = (part.expand(len(keys), *part.shape) for part in self._placed[place])
+        first, second = (part.expand(len(keys), *part.shape) for part in self._of(layer, keys))
         return torch.cat([first, keys], dim=2), torch.cat([second, values], dim=2)
+
+    def _of(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values where `like` lies and of its type; a copy is kept of what is not trained."""
+        if self.keys.requires_grad or self.values.requires_grad:
+            return self.keys[layer].to(like), self.values[layer].to(like)
+        place = layer, like.device, like.dtype
+        if place not in self._placed:
+            self._placed[place] = self.keys[layer].to(like), self.values[layer].to(like)
+        return self._placed[place]
 
 
 def shapes(architecture: Architecture, tokens: int) -> dict[str, tuple[int, ...]]:
     """The shapes of a prefix of that many tokens."""
     shape = architecture.num_layers, architecture.num_kv_heads, tokens, architecture.head_dim
     return {"keys": shape, "values": shape}
+
+
+def empty_prefix(architecture: Architecture, dtype: torch.dtype) -> Prefix:
+    """The prefix of no tokens."""
+    shape = shapes(architecture, 0)
+    return Prefix(torch.zeros(shape["keys"], dtype=dtype), torch.zeros(shape["values"], dtype=dtype))
+
+
+def stored_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """The shapes of `stored_tensors`, with -1 for any number of tokens."""
+    return {"ids": (-1,), **shapes(architecture, -1)}
+
+
+def stored_tensors(ids: Sequence[int], prefix: Prefix) -> dict[str, Tensor]:
+    """What a method that found a prefix has stored: its tokens, int64 [tokens], and keys and values of every layer."""
+    return {"ids": torch.tensor(ids, dtype=torch.int64), "keys": prefix.keys, "values": prefix.values}
+
+
+def stored_prefix(tensors: Mapping[str, Tensor]) -> Prefix | None:
+    """The prefix of `stored_tensors`, or None where it has no token."""
+    return Prefix(tensors["keys"], tensors["values"]) if len(tensors["ids"]) else None
 
 
 @torch.no_grad()

@@ -26,7 +26,14 @@ from rotquant.models.rotation.fusing import check_rotation, online_dtype
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
 from rotquant.models.simulation.prefix import Prefix, check_prefix
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
-from rotquant.tensors.quantization import ColumnSplit, QParams, check_groups, fake_quantize, fake_quantize_split
+from rotquant.tensors.quantization import (
+    ColumnSplit,
+    QParams,
+    check_groups,
+    fake_quantize,
+    fake_quantize_split,
+    fake_quantize_texts,
+)
 
 if TYPE_CHECKING:
 
@@ -57,6 +64,7 @@ class Wrapping:
     attention_output: quantizer of o_proj's input in place of `activations`: one scale for each head (SpinQuant, which
         has no transform across heads). Granularity `head`, dynamic.
     prefix: what stands in the KV cache before every text.
+    exact: sites by (layer, site) whose input is not quantized.
     """
 
     rotation: RotationScheme | None = None
@@ -69,6 +77,7 @@ class Wrapping:
     attention_output: QuantizationScheme | None = None
     inputs: Mapping[SiteKey, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     prefix: Prefix | None = None
+    exact: frozenset[SiteKey] = frozenset()
 
     def scheme_of(self, site: Site, head_dim: int) -> QuantizationScheme | None:
         """The quantizer of a site; `head` becomes groups of `head_dim` features."""
@@ -143,7 +152,7 @@ def check_wrapping(architecture: Architecture, wrapping: Wrapping) -> None:
     for index in range(architecture.num_layers):
         for site in architecture.sites:
             scheme = wrapping.scheme_of(site, architecture.head_dim)
-            if scheme is None:
+            if scheme is None or (index, site.name) in wrapping.exact:
                 continue
             split = wrapping.outliers.get((index, site.name))
             normal = site.features - (split.outliers if split else 0)
@@ -195,12 +204,12 @@ def _online_transform(
 def _quantizer(index: int, site: Site, wrapping: Wrapping, head_dim: int) -> Callable[[Tensor], Tensor] | None:
     """The quantizer of one site of layer `index`."""
     scheme = wrapping.scheme_of(site, head_dim)
-    if scheme is None:
+    if scheme is None or (index, site.name) in wrapping.exact:
         return None
     static = None if scheme.dynamic else wrapping.static[index, site.name]
     split = wrapping.outliers.get((index, site.name))
     if split is None and static is None:
-        return partial(fake_quantize, scheme=scheme, scale_gradients=wrapping.scale_gradients)
+        return partial(fake_quantize_texts, scheme=scheme, scale_gradients=wrapping.scale_gradients)
     return _StoredQuantizer(scheme, split, static)
 
 

@@ -1,0 +1,116 @@
+"""CushionCache as a method of a recipe: its settings; `errors`, `search` and `tuning` have the mathematics."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rotquant.models.architectures import Architecture
+    from rotquant.models.limits import Limits
+    from rotquant.models.simulation.wrapping import Wrapping
+    from rotquant.weights.stage import Stage
+
+
+class CushionCache(Method):
+    """A prefix found by greedy search and tuned for small quantization errors of activations (Son et al. 2024).
+
+    Tokens are searched one by one; then their keys and values are trained by themselves. All weights are those before
+    rounding and stay as they are, and the prefix stays in full precision.
+    """
+
+    name: ClassVar[str] = "cushioncache"
+    title: ClassVar[str] = "CushionCache"
+    source: ClassVar[str] = "Son et al. 2024, arXiv:2406.12016, Sec. 4, Eqs. 6-11, Algorithm 1"
+    roles: ClassVar[frozenset[Role]] = frozenset({"prefix"})
+    calibrates: ClassVar[bool] = True
+    seeded: ClassVar[bool] = True
+
+    start: Literal["nothing", "bos"] = "nothing"
+    """The prompt that the search begins with: `nothing` as in Algorithm 1, or `bos`, which the paper finds useful to
+    speed the search up (Sec. 4.1)."""
+    max_tokens: Annotated[int, Field(gt=0)] = 10
+    """Longest prompt (m), of which the paper gives no number; ten tokens are the prefix of Li and Liang 2021, whose
+    set-up it follows."""
+    threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """A token is added while it brings the error below this share of what it is without (tau, Eq. 10)."""
+    candidates: Annotated[int, Field(gt=0)] | None = None
+    """How many tokens are tried at each place: the most frequent of the calibration text, and BOS; null, as the paper,
+    tries the whole vocabulary."""
+    search_samples: Annotated[int, Field(gt=0)] = 1
+    """Texts drawn for each place, whose errors are added up (the paper: one)."""
+    sequence_length: Annotated[int, Field(gt=1)] = 512
+    """Tokens of these texts, the first ones of calibration samples (n)."""
+    measured: Literal["inputs", "blocks"] = "inputs"
+    """The activations whose quantization errors are summed over all blocks: `inputs` of linear layers, which are what
+    the network quantizes, or outputs of `blocks`. The paper says "activation of a transformer block" (Eq. 6)."""
+    steps: Annotated[int, Field(ge=0)] = 52
+    """Of AdamW on keys and values (the paper: 2 epochs, here of 128 samples); none leaves the prompt as it is found."""
+    batch_size: Annotated[int, Field(gt=0)] = 5
+    """Calibration samples in each step (Li and Liang 2021)."""
+    learning_rate: Annotated[float, Field(gt=0.0)] = 5e-5
+    """At the first step; it decays linearly to zero (Li and Liang 2021)."""
+    error_weight: Annotated[float, Field(ge=0.0)] = 0.01
+    """What a sample's summed quantization error counts beside the cross entropy of its tokens (lambda, Eq. 11)."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Added to the run's seed it draws the texts of the search and the order of the samples."""
+
+    @property
+    def sees_quantizers(self) -> bool:
+        """It searches and trains for them."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """Activations are quantized."""
+        if recipe.activations is None:
+            raise ValueError(
+                "cushioncache lowers the quantization error of activations: it needs an activations section"
+            )
+
+    def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
+        """The context has room behind the prefix."""
+        if limits.context is not None and limits.context <= self.max_tokens + 1:
+            raise RecipeError(
+                f"a prefix of {self.max_tokens} tokens leaves no room for a text in the model's context of "
+                f"{limits.context} tokens: lower cushioncache.max_tokens."
+            )
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        tried = "all tokens" if self.candidates is None else f"{self.candidates} candidates"
+        texts = f"{self.search_samples} x {self.sequence_length} tokens"
+        search = f"greedy search among {tried} on {texts} (from {self.start}, tau {self.threshold:g})"
+        search += f", up to {self.max_tokens}, errors of {self.measured}"
+        rate = f"learning rate {self.learning_rate:g}, lambda {self.error_weight:g}"
+        tuned = f"tuned {self.steps} steps of {self.batch_size}, {rate}" if self.steps else "not tuned"
+        return f"CushionCache: {search}; {tuned}"
+
+    def apply(self, stage: "Stage") -> None:
+        """Search the prompt, tune its keys and values, and have all that follows see them."""
+        from rotquant.methods.cushioncache.search import search
+        from rotquant.methods.cushioncache.tuning import tune
+        from rotquant.models.simulation.prefix import stored_tensors
+
+        ids, prefix = search(stage)
+        prefix, stage.history = tune(stage, prefix)
+        stage.tensors |= stored_tensors(ids, prefix)
+        stage.online = self.runtime(stage.online, stage.tensors)
+
+    def tensors(self, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
+        """The tokens that were found, and the keys and values of every layer, tuned."""
+        from rotquant.models.simulation.prefix import stored_shapes
+
+        return stored_shapes(architecture)
+
+    def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
+        """The text stands behind the prefix, if any token was found."""
+        from rotquant.models.simulation.prefix import stored_prefix
+
+        return replace(wrapping, prefix=stored_prefix(tensors))

@@ -1,0 +1,120 @@
+"""Quantization-aware prefix tuning (Son et al. 2024, Sec. 4.2, Eq. 11).
+
+Keys and values of a prefix follow the gradient of cross entropy and quantization error of a text behind it; everything
+else is frozen. The network's activations are quantized with scales of each text, also where those of the recipe are
+static, which are taken behind the tuned prefix later.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from rotquant.methods.cushioncache import CushionCache
+from rotquant.methods.cushioncache.errors import Errors, dynamic, measured
+from rotquant.models.architectures import config_of
+from rotquant.models.batches import shuffled_batches
+from rotquant.models.limits import Limits
+from rotquant.models.simulation.prefix import Prefix
+from rotquant.models.simulation.wrapping import Wrapping
+from rotquant.models.stream import on_device
+from rotquant.recipes.recipe import Recipe
+from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.training import loop
+from rotquant.training.loop import GradientStep
+from rotquant.training.state import Record
+from rotquant.weights.stage import Stage
+
+
+def tune(stage: Stage, prefix: Prefix) -> tuple[Prefix, list[Record]]:
+    """Tune a prefix for a stage's model, which is the same afterwards.
+
+    Returns:
+        The prefix on the host, in the model's type, and of each step the number, loss, cross entropy in nats a token
+        and quantization error of a sample; the prefix as it was, and nothing, where there is nothing to tune.
+
+    Raises:
+        RotquantError: the loss is not finite.
+        ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
+    """
+    model, settings = stage.model, CushionCache.of(stage.recipe)
+    if not prefix.tokens or not settings.steps:
+        return prefix, []
+    dtype = cast(torch.dtype, model.dtype)
+    exact = torch.promote_types(dtype, torch.float32)
+    trained = Prefix(*(part.to(stage.device, exact, copy=True) for part in (prefix.keys, prefix.values)))
+    parts = {"keys": trained.keys.requires_grad_(), "values": trained.values.requires_grad_()}
+    optimizer = torch.optim.AdamW(parts.values(), lr=settings.learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, settings.steps)
+    samples = _texts(model, stage.calibration_samples, prefix.tokens)
+    batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, settings.seed + stage.seed)
+    with (
+        on_device(model, stage.device),
+        frozen(model, exact),
+        measured(model, network(stage.recipe, stage.online, trained), stage.recipe) as errors,
+    ):
+
+        def loss(part: Tensor) -> dict[str, Tensor]:
+            found = losses(model, errors, part.to(stage.device), settings.error_weight)
+            return {name: value / len(batches[0]) for name, value in found.items()}
+
+        history = loop.train(
+            GradientStep(lambda step: samples[batches[step]].split(1), loss, [optimizer], [schedule]),
+            settings.steps,
+            "prefix tuning",
+            parts={**parts, "optimizer": optimizer, "schedule": schedule},
+            checkpoint=stage.checkpoint,
+            not_finite="the loss of a prefix is {loss} after {step} steps: lower methods.cushioncache.learning_rate.",
+        )
+    return Prefix(*(part.detach().to("cpu", dtype) for part in parts.values())), history
+
+
+def network(recipe: Recipe, online: Wrapping, prefix: Prefix) -> Wrapping:
+    """The quantized network that a prefix is tuned in: weights as they are, rounding straight-through."""
+    schemes = dynamic(recipe)
+    return replace(
+        online,
+        activations=schemes.activations,
+        attention_output=schemes.attention_output,
+        keys=recipe.keys,
+        values=recipe.values,
+        prefix=prefix,
+    )
+
+
+def losses(model: nn.Module, errors: Errors, ids: Tensor, error_weight: float) -> dict[str, Tensor]:
+    """Eq. 11 of one text [1, tokens]: `loss`, and its parts `prediction`, a mean over tokens, and `error`, a sum.
+
+    Args:
+        model: in which `errors` measures.
+    """
+    with OneDNNLinear():
+        logits = model(input_ids=ids, use_cache=False).logits
+    prediction = cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+    error = errors.total().sum()
+    return {"loss": prediction + error_weight * error, "prediction": prediction, "error": error}
+
+
+def _texts(model: nn.Module, samples: Tensor, tokens: int) -> Tensor:
+    """Samples as long as the model's context leaves room behind so many tokens."""
+    context = Limits.of(config_of(model)).context
+    return samples if context is None else samples[:, : context - tokens]
+
+
+@contextmanager
+def frozen(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """While open, no parameter asks for a gradient and all are of a type; then they are what they were, bit for bit."""
+    kept = [(parameter, parameter.data, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        for parameter, data, _ in kept:
+            parameter.requires_grad_(False)
+            parameter.data = data.to(dtype)
+        yield
+    finally:
+        for parameter, data, wanted in kept:
+            parameter.data = data
+            parameter.requires_grad_(wanted)
