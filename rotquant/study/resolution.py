@@ -52,8 +52,14 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
         changes["calibration"] = merge(slot.calibration, said.get("calibration") or {})
     own = said.get("methods") or {}
     for name, scaled in changes["methods"].items():
-        changes["methods"][name] = merge(merge(slot.methods.get(name, {}), own.get(name) or {}), scaled)
+        changes["methods"][name] = merge(merge(slot.methods.get(name, {}), _own(own.get(name) or {}, slot)), scaled)
     return override(recipe, changes, where)
+
+
+def _own(settings: dict[str, Any], slot: Slot) -> dict[str, Any]:
+    """What a row says of a method, with the amounts of text that stand for the paper's on this slot."""
+    text = {field: slot.texts.get(field, {}).get(value, value) for field, value in settings.get("text", {}).items()}
+    return {**settings, "text": text} if text else settings
 
 
 def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
