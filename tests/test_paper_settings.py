@@ -42,7 +42,8 @@ SPINQUANT_TASKS = (  # Sec. 4
 PREFIXQUANT_TASKS = ("winogrande", "hellaswag", "arc_challenge", "arc_easy", "piqa")  # Sec. 6.1
 TASKS = {"quarot": QUAROT_TASKS, "spinquant": SPINQUANT_TASKS, "prefixquant": PREFIXQUANT_TASKS}
 #: Rates of fine-tuning that a paper has for a model, whatever the table: PrefixQuant Sec. 6.1.
-OF_MODELS = dict.fromkeys(["Llama-3-70B", "Llama-3-70B-Instruct"], {"block_ap": {"scale_lr": 2e-5, "weight_lr": 2e-6}})
+SLOWER = {"block_ap": {"scale_lr": 2e-5, "weight_lr": 2e-6}}
+OF_MODELS = {"Llama-3-70B": SLOWER, "Llama-3-70B-Instruct": SLOWER}
 OWN_REPORTS = ("switches", "budget")
 INSTRUCTED_TASKS = {("mmlu",): 5, ("tldr",): 1}  # SpinQuant Sec. A.10: examples in the prompt
 

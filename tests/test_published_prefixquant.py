@@ -221,7 +221,7 @@ REPEATED_ROWS = [
 
 @pytest.mark.parametrize(("first", "second"), REPEATED_ROWS)
 def test_an_experiment_printed_in_two_tables_has_one_value(first: Place, second: Place) -> None:
-    # Three tokens are Llama-2-7B's own number and four Mistral-7B's; the other columns of these rows are other experiments.
+    # Three tokens are Llama-2-7B's own number and four Mistral-7B's; other columns of these rows are other experiments.
     own = {"n = 3": "Llama-2-7B", "n = 4": "Mistral-7B-v0.3"}
     columns = [column for name, column in own.items() if name in first[1] + second[1]]
     one, other = PRINTED.row(*first), PRINTED.row(*second)
@@ -266,13 +266,15 @@ def test_a_cell_read_from_another_table_has_that_tables_value() -> None:
 
 @pytest.mark.parametrize("table", [3, 18])
 def test_a_damaged_number_keeps_the_digits_that_are_left_in_their_places(table: int) -> None:
-    """What stands for a lost digit is a slash for 7, 0 for 6, 1 for 3 or nothing; dots may be lost, dashes are a rule's."""
+    """A slash stands for 7, 0 for 6, and 1 for 3; dots may be lost, and dashes are a line's of the table."""
     for cell in read(table):
         if cell["reading"] != "-":
             left = cell["reading"].strip("-_").replace(" ", "").replace(".", "")
             digits = cell["value"].replace(".", "")
             assert len(left) == len(digits), cell
-            assert all(a == b or (a, b) in {("/", "7"), ("0", "6"), ("1", "3")} for a, b in zip(left, digits)), cell
+            assert all(
+                a == b or (a, b) in {("/", "7"), ("0", "6"), ("1", "3")} for a, b in zip(left, digits, strict=True)
+            ), cell
 
 
 def test_numbers_of_the_papers_text_follow_from_its_tables() -> None:
@@ -317,7 +319,7 @@ def project() -> Project:
 
 @pytest.mark.parametrize("table", AS_DATA)
 def test_rows_and_columns_are_those_of_the_paper(table: int, project: Project) -> None:
-    """Beyond them stand the baseline of tables that print none, and the rows of Table 14 with all tokens that are found."""
+    """Beyond them stand the baseline of tables that print none, and Table 14's rows with all tokens that are found."""
     kinds = {"perplexity" if cell["metric"] == "perplexity" else "zero_shot" for cell in read(table)}
     PRINTED.check_data(project, table, {"FP16", "PrefixQuant w/o FT, found", "PrefixQuant, found"}, kinds)
 
