@@ -107,10 +107,16 @@ def test_a_slot_without_group_sizes_takes_the_papers(copy: Copy) -> None:
 def test_amounts_of_text_that_a_row_says_become_those_of_the_slot_and_its_other_settings_stand(copy: Copy) -> None:
     own = {"texts": {"sequence_length": {2048: 32}, "samples": {800: 5, 4: 99}}}
     config = expand(copy, json.dumps({**own, "slots": {"Llama-2-7B": {"texts": {"samples": {800: 6}}}}}))
-    said = {"methods": {"spinquant": {"steps": 25, "text": {"samples": 800, "sequence_length": 1024}}}}
+    calibration = {"samples": 800, "sequence_length": 2048}
+    said = {
+        "calibration": calibration,
+        "methods": {"spinquant": {"steps": 25, "text": {"samples": 800, "sequence_length": 1024}}},
+    }
     recipe = override(preset("spinquant-hard"), said, "test")
     for name, samples in (("Llama-2-7B", 6), ("Llama-2-13B", 5)):
-        settings = resolve(recipe, config.slot(name), "test", said).methods["spinquant"].model_dump()
+        resolved = resolve(recipe, config.slot(name), "test", said)
+        assert resolved.calibration == recipe.calibration.model_copy(update={"samples": samples, "sequence_length": 32})
+        settings = resolved.methods["spinquant"].model_dump()
         assert (settings["text"]["samples"], settings["text"]["sequence_length"], settings["steps"]) == (
             samples,
             1024,

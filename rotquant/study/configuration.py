@@ -71,8 +71,8 @@ class Amounts(Written):
     """Settings of methods by their names, such as amounts of work and text, where a table's row does not say its own;
     `rotquant methods` lists them."""
     texts: dict[Literal["samples", "sequence_length"], Scaled] = Field(default_factory=dict)
-    """Numbers of samples, and their lengths in tokens, that a table's row says of a method's own text, to those that
-    stand for them here; a number without an entry stands as it is."""
+    """Numbers of samples, and their lengths in tokens, that a table's row says of a text that methods read, to those
+    that stand for them here; a number without an entry stands as it is."""
     zero_shot: Annotated[dict[str, Any], some_of(ZeroShot, "kind")] = Field(default_factory=dict)
     """The tasks behind the zero-shot columns."""
 

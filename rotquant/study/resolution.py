@@ -49,7 +49,7 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
         raise ConfigError(f"{where}: {error}") from None
     said = said or {}
     if recipe.calibration is not None:
-        changes["calibration"] = merge(slot.calibration, said.get("calibration") or {})
+        changes["calibration"] = merge(slot.calibration, _text(said.get("calibration") or {}, slot))
     own = said.get("methods") or {}
     for name, scaled in changes["methods"].items():
         changes["methods"][name] = merge(merge(slot.methods.get(name, {}), _own(own.get(name) or {}, slot)), scaled)
@@ -57,9 +57,13 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
 
 
 def _own(settings: dict[str, Any], slot: Slot) -> dict[str, Any]:
-    """What a row says of a method, with the amounts of text that stand for the paper's on this slot."""
-    text = {field: slot.texts.get(field, {}).get(value, value) for field, value in settings.get("text", {}).items()}
-    return {**settings, "text": text} if text else settings
+    """What a row says of a method, with the amounts of its text that stand for the paper's on this slot."""
+    return {**settings, "text": _text(settings["text"], slot)} if settings.get("text") else settings
+
+
+def _text(said: dict[str, Any], slot: Slot) -> dict[str, Any]:
+    """What a row says of a text, with the amounts that stand for the paper's on this slot."""
+    return {field: slot.texts.get(field, {}).get(value, value) for field, value in said.items()}
 
 
 def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
