@@ -63,7 +63,8 @@ def _own(settings: dict[str, Any], slot: Slot) -> dict[str, Any]:
 
 def _text(said: dict[str, Any], slot: Slot) -> dict[str, Any]:
     """What a row says of a text, with the amounts that stand for the paper's on this slot."""
-    return {field: slot.texts.get(field, {}).get(value, value) for field, value in said.items()}
+    known: Mapping[str, Mapping[int, int]] = {**slot.texts}
+    return {field: known.get(field, {}).get(value, value) for field, value in said.items()}
 
 
 def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
