@@ -12,8 +12,11 @@ from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RotquantError
 from rotquant.foundation.files import short_hash
 from rotquant.foundation.written import read_yaml
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
 from rotquant.study import project as projects
 from rotquant.study.configuration import DEFAULT, Config, load_config, plain
+from rotquant.study.resolution import resolve
 from tests.project import CONFIG, REPOSITORY, Copy
 
 PAPER = REPOSITORY / "config/paper.yaml"
@@ -99,6 +102,28 @@ def test_a_slot_without_group_sizes_takes_the_papers(copy: Copy) -> None:
     assert config.slot("Llama-2-13B").scaled("group_sizes", 128) == 128
     with pytest.raises(ConfigError, match=r"slots\.Llama-2-7B\.group_sizes has nothing for the paper's 64"):
         config.slot("Llama-2-7B").scaled("group_sizes", 64)
+
+
+def test_amounts_of_text_that_a_row_says_become_those_of_the_slot_and_its_other_settings_stand(copy: Copy) -> None:
+    own = {"texts": {"sequence_length": {2048: 32}, "samples": {800: 5, 4: 99}}}
+    config = expand(copy, json.dumps({**own, "slots": {"Llama-2-7B": {"texts": {"samples": {800: 6}}}}}))
+    calibration = {"samples": 800, "sequence_length": 2048}
+    said = {
+        "calibration": calibration,
+        "methods": {"spinquant": {"steps": 25, "text": {"samples": 800, "sequence_length": 1024}}},
+    }
+    recipe = override(preset("spinquant-hard"), said, "test")
+    for name, samples in (("Llama-2-7B", 6), ("Llama-2-13B", 5)):
+        resolved = resolve(recipe, config.slot(name), "test", said)
+        assert resolved.calibration == recipe.calibration.model_copy(update={"samples": samples, "sequence_length": 32})
+        settings = resolved.methods["spinquant"].model_dump()
+        assert (settings["text"]["samples"], settings["text"]["sequence_length"], settings["steps"]) == (
+            samples,
+            1024,
+            25,
+        )
+    unsaid = resolve(preset("spinquant-hard"), config.slot("Llama-2-13B"), "test").methods["spinquant"]
+    assert unsaid.model_dump()["text"]["samples"] == 4  # the configuration's own number stands
 
 
 def test_a_hub_id_is_told_from_a_mistyped_path(copy: Copy) -> None:

@@ -30,12 +30,20 @@ CHECKPOINTS = {
     "Llama-3.2-1B-Instruct": "meta-llama/Llama-3.2-1B-Instruct",
     "Llama-3.2-3B-Instruct": "meta-llama/Llama-3.2-3B-Instruct",
     "Mistral-7B": "mistralai/Mistral-7B-v0.3",  # SpinQuant Table 9
+    "Llama-3-8B-Instruct": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "Llama-3-70B-Instruct": "meta-llama/Meta-Llama-3-70B-Instruct",
+    "Qwen-2-7B": "Qwen/Qwen2-7B",
     "Phi-3-mini-4k-instruct": "microsoft/Phi-3-mini-4k-instruct",
 }
 QUAROT_TASKS = ("piqa", "winogrande", "hellaswag", "arc_easy", "arc_challenge", "lambada_openai")  # Table 2
 SPINQUANT_TASKS = (  # Sec. 4
     *("arc_easy", "arc_challenge", "boolq", "piqa", "social_iqa", "hellaswag", "openbookqa", "winogrande"),
 )
+PREFIXQUANT_TASKS = ("winogrande", "hellaswag", "arc_challenge", "arc_easy", "piqa")  # Sec. 6.1
+TASKS = {"quarot": QUAROT_TASKS, "spinquant": SPINQUANT_TASKS, "prefixquant": PREFIXQUANT_TASKS}
+#: Rates of fine-tuning that a paper has for a model, whatever the table: PrefixQuant Sec. 6.1.
+SLOWER = {"block_ap": {"scale_lr": 2e-5, "weight_lr": 2e-6}}
+OF_MODELS = {"Llama-3-70B": SLOWER, "Llama-3-70B-Instruct": SLOWER}
 OWN_REPORTS = ("switches", "budget")
 INSTRUCTED_TASKS = {("mmlu",): 5, ("tldr",): 1}  # SpinQuant Sec. A.10: examples in the prompt
 
@@ -94,6 +102,8 @@ def test_no_row_of_any_table_is_changed_by_the_configuration(project: Project) -
             row = table.row(cell.row)
             said = override(preset(row.method), row.recipe, "test")
             said = override(said, row.columns.get(cell.column, {}), "test")
+            rates = OF_MODELS.get(table.column(cell.column).slot, {})
+            said = override(said, {"methods": {name: rates[name] for name in rates if name in said.methods}}, "test")
             if not said.needs_calibration:
                 said = said.model_copy(update={"calibration": None})
             assert cell.runs[0].recipe == said, (table.id, cell.row)
@@ -137,6 +147,14 @@ def printed(table: str, cell: Cell, labels: dict[str, Any]) -> Iterator[tuple[st
     if bits := re.search(r"\bA16W(\d)$", cell.row):
         yield from (("weights.scheme.bits", int(bits[1])), ("weights.scheme.symmetric", False))  # QuaRot Sec. A.4
         yield from ((f"{part}.bits", None) for part in ("activations", "keys", "values"))
+    names = (labels.get("Precision", ""), cell.column, cell.row)
+    found = [re.fullmatch(r"W(\d+)A(\d+)(?:KV(\d+))?(?:g(\d+))?", name) for name in names]
+    for bits in [one for one in found if one and cell.row != "FP16"][:1]:  # PrefixQuant, Sec. 6.1
+        weights, activations, cache, size = (None if number == "16" else number for number in bits.groups())
+        parts = {"weights.scheme": weights, "activations": activations, "keys": cache, "values": cache}
+        yield from ((f"{part}.bits", number and int(number)) for part, number in parts.items())
+        if size:
+            yield "weights.scheme.group_size", int(size)
     if size := re.search(r"-(\d+)G\b", cell.row):
         yield from ((f"{part}.group_size", int(size[1])) for part in ("weights.scheme", "activations"))
     if cell.row.startswith("Cayley on 4-4-KV"):
@@ -171,7 +189,7 @@ def test_what_a_paper_prints_beside_a_number_is_what_is_computed(project: Projec
 def test_tables_measure_as_the_papers_do(project: Project) -> None:
     """Perplexity and signal-to-noise ratio on all of WikiText-2's test text; the papers' tasks with all their items."""
     for table in project.tables.values():
-        tasks = QUAROT_TASKS if table.paper == "quarot" else SPINQUANT_TASKS
+        tasks = TASKS[table.paper]
         for cell in project.cells(table.id):
             metric = cell.metric
             if isinstance(metric, ZeroShot):
@@ -193,6 +211,8 @@ def test_models_texts_types_and_seeds_are_the_papers(project: Project) -> None:
     assert texts == {
         "wikitext2": ("Salesforce/wikitext", "wikitext-2-raw-v1", "\n\n"),
         "c4": ("allenai/c4", "en", "\n\n"),  # SpinQuant Sec. A.5
+        "pile": ("monology/pile-uncopyrighted", None, "\n\n"),  # PrefixQuant Sec. 6.1
+        "redpajama": ("togethercomputer/RedPajama-Data-1T-Sample", None, "\n\n"),  # PrefixQuant Sec. G, as its code
     }
     assert config.dtype == "float16"  # QuaRot Table 1's baseline, SpinQuant Sec. 2
     assert config.trials == 100  # SpinQuant Sec. 2.2

@@ -70,6 +70,9 @@ class Amounts(Written):
     methods: Annotated[dict[str, dict[str, Any]], MethodSettings()] = Field(default_factory=dict)
     """Settings of methods by their names, such as amounts of work and text, where a table's row does not say its own;
     `rotquant methods` lists them."""
+    texts: dict[Literal["samples", "sequence_length"], Scaled] = Field(default_factory=dict)
+    """Numbers of samples, and their lengths in tokens, that a table's row says of a text that methods read, to those
+    that stand for them here; a number without an entry stands as it is."""
     zero_shot: Annotated[dict[str, Any], some_of(ZeroShot, "kind")] = Field(default_factory=dict)
     """The tasks behind the zero-shot columns."""
 

@@ -49,11 +49,22 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
         raise ConfigError(f"{where}: {error}") from None
     said = said or {}
     if recipe.calibration is not None:
-        changes["calibration"] = merge(slot.calibration, said.get("calibration") or {})
+        changes["calibration"] = merge(slot.calibration, _text(said.get("calibration") or {}, slot))
     own = said.get("methods") or {}
     for name, scaled in changes["methods"].items():
-        changes["methods"][name] = merge(merge(slot.methods.get(name, {}), own.get(name) or {}), scaled)
+        changes["methods"][name] = merge(merge(slot.methods.get(name, {}), _own(own.get(name) or {}, slot)), scaled)
     return override(recipe, changes, where)
+
+
+def _own(settings: dict[str, Any], slot: Slot) -> dict[str, Any]:
+    """What a row says of a method, with the amounts of its text that stand for the paper's on this slot."""
+    return {**settings, "text": _text(settings["text"], slot)} if settings.get("text") else settings
+
+
+def _text(said: dict[str, Any], slot: Slot) -> dict[str, Any]:
+    """What a row says of a text, with the amounts that stand for the paper's on this slot."""
+    known: Mapping[str, Mapping[int, int]] = {**slot.texts}
+    return {field: known.get(field, {}).get(value, value) for field, value in said.items()}
 
 
 def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:

@@ -5,6 +5,7 @@ localrules:
     index,
     quarot_accuracy,
     spinquant,
+    prefixquant,
     all,
 
 
@@ -87,6 +88,19 @@ rule spinquant:
         reports_of(PLAN.speed, "spinquant"),
     log:
         "logs/reports/spinquant.log",
+    message:
+        "scoreboard"
+    shell:
+        INDEX
+
+
+# PrefixQuant: the same.
+rule prefixquant:
+    input:
+        reports_of(PLAN.tables, "prefixquant"),
+        reports_of(PLAN.speed, "prefixquant"),
+    log:
+        "logs/reports/prefixquant.log",
     message:
         "scoreboard"
     shell:
