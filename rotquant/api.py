@@ -100,15 +100,16 @@ def quantize(
         if recipe.needs_calibration
         else None
     )
-    check_recipe(network, recipe, samples)
+    texts = {name: calibration_tokens(corpus, text, tokenizer, seed) for name, text in recipe.own_texts.items()}
+    check_recipe(network, recipe, samples, texts)
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": checkpoint_digest(checkpoint)}
-    if samples is not None or recipe.learner is not None:
+    if samples is not None or texts or recipe.learner is not None:
         source["corpus"] = corpus.model_dump(mode="json")
     learned = None
     if recipe.learner is not None:
         trained = network if dtype == learning_dtype(dtype) else load_checkpoint(checkpoint, learning_dtype(dtype))[0]
         learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations)
-    stored = build_weights(network, tokenizer, recipe, seed, samples, rotations=learned, device=device)
+    stored = build_weights(network, tokenizer, recipe, seed, samples, texts=texts, rotations=learned, device=device)
     state = replace(stored.state, manifest=stored.manifest.model_copy(update={"source": source}))
     network.to(device)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
     handle = quantized_forward(network, recipe, state)

@@ -31,16 +31,14 @@ GRID = {"coarse": 4, "fine": 2}
 def recipe(rounding: dict[str, Any] = CHANNEL, sections: dict[str, Any] = STATIC, **settings: Any) -> Recipe:
     """Everything static by default, tuned for a few steps at rates that a tiny model feels."""
     text = {"corpus": "modules", "samples": len(SAMPLES), "sequence_length": SAMPLES.shape[1]}
-    asked = {"epochs": 4, "scale_lr": 1e-3, "weight_lr": 1e-3, "scales": GRID, **settings}
-    return parse_recipe(
-        {"methods": {"block_ap": asked}, "weights": rounding, "calibration": text, **sections}, "the test's"
-    )
+    asked = {"text": text, "epochs": 4, "scale_lr": 1e-3, "weight_lr": 1e-3, "scales": GRID, **settings}
+    return parse_recipe({"methods": {"block_ap": asked}, "weights": rounding, **sections}, "the test's")
 
 
 def build(asked: Recipe, model: torch.nn.Module | None = None, checkpoint: Checkpoint | None = None) -> StoredModel:
     """Its weights, of a model in float64 by default."""
     model = model or outlier_model(dtype=torch.float64)
-    return build_weights(model, None, asked, 0, SAMPLES, checkpoint=checkpoint, progress=False)
+    return build_weights(model, None, asked, 0, texts={"block_ap": SAMPLES}, checkpoint=checkpoint, progress=False)
 
 
 @pytest.mark.parametrize("weights", [CHANNEL, GROUPS])
@@ -172,7 +170,7 @@ def test_sixteen_bit_models_are_tuned_in_float32(dtype: torch.dtype) -> None:
     [
         ({"rounding": {"scheme": {"bits": 4, "granularity": "channel"}}}, "set weights.clip_search to false"),
         ({"sections": {"activations": {**STATIC["activations"], "symmetric": False}}}, "activations.symmetric to true"),
-        ({"batch_size": 16}, "block_ap.batch_size is 16, and calibration.samples only 8: take more samples"),
+        ({"batch_size": 16}, "block_ap.batch_size is 16, and block_ap.text.samples only 8: take more samples"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(changes: dict[str, Any], message: str) -> None:

@@ -28,16 +28,19 @@ class Limits:
     """context: largest number of tokens that a model attends over; None where its configuration does not say.
     vocabulary: number of token ids that its embedding has.
     advised: how long a text should be at most, by its tokenizer: what it was trained on, where the context is a wish.
+    windowed: whether a layer's attention sees only a window of the tokens before.
     """
 
     context: int | None
     vocabulary: int
     advised: int | None = None
+    windowed: bool = False
 
     @classmethod
     def of(cls, config: Any, advised: int | None = None) -> "Limits":
-        """The limits in a transformers configuration. A sliding window is none: layers hand on what lies before it."""
-        return cls(_context(config), config.vocab_size, advised)
+        """The limits in a transformers configuration. A sliding window limits no text: layers hand on what lies before
+        it."""
+        return cls(_context(config), config.vocab_size, advised, _windowed(config))
 
     @property
     def _usable(self) -> int | None:
@@ -71,6 +74,17 @@ class Limits:
         """
         self.check_length(ids.shape[-1], what)
         self.check_ids(int(ids.max()) if ids.numel() else 0)
+
+    def check_prefix(self, tokens: int) -> None:
+        """Raise `RecipeError` where so many tokens cannot stand before every text: it must see them, and have room."""
+        if self.windowed:
+            raise RecipeError(
+                "a prefix must be seen by every token of a text, and this model's attention has a window."
+            )
+        if self.context is not None and tokens >= self.context:
+            raise RecipeError(
+                f"a prefix of {tokens} tokens leaves no room for a text in the model's context of {self.context} tokens."
+            )
 
     def check_ids(self, largest: int) -> None:
         """Raise `CheckpointError` where the largest id of a text lies beyond the vocabulary."""
@@ -124,6 +138,11 @@ def _context(config: Any) -> int | None:
         return positions
     original = rope.get("original_max_position_embeddings") or positions
     return max(positions, int(original * (rope.get("factor") or 1.0)))
+
+
+def _windowed(config: Any) -> bool:
+    kinds = getattr(config, "layer_types", None)  # without which all layers are alike
+    return "sliding_attention" in kinds if kinds else getattr(config, "sliding_window", None) is not None
 
 
 def _capped(data: Any, longest: int) -> Any:

@@ -224,6 +224,36 @@ def qfep() -> Recipe:
     )
 
 
+def prefixquant() -> Recipe:
+    """PrefixQuant W4A4KV4 without fine-tuning: outlier tokens before every text, static scales by grid search (Sec. 6.1).
+
+    Symmetric throughout: weights per output channel, inputs per tensor, KV cache per head; rotations R1 to R4 (Sec. C).
+    """
+    cache = QuantizationScheme(bits=4, granularity="head", dynamic=False)
+    return _recipe(
+        {"prefixed_outliers": {}, "grid_weights": {}, "grid_scales": {}},
+        rotation=RotationScheme(heads=False),
+        weights=_weights(clip_search=False),
+        activations=QuantizationScheme(bits=4, granularity="tensor", dynamic=False),
+        keys=cache,
+        values=cache,
+        calibration=Calibration(corpus="pile", samples=8, sequence_length=1024),
+    )
+
+
+def prefixquant_tuned() -> Recipe:
+    """PrefixQuant W4A4KV4 with block-wise fine-tuning, which begins at the scales of the grid searches (Sec. 6.1)."""
+    methods = {"grid_weights": None, "grid_scales": None, "block_ap": {}}
+    return override(prefixquant(), {"methods": methods}, "prefixquant-tuned")
+
+
+def efficientqat() -> Recipe:
+    """EfficientQAT's Block-AP with 2-bit weights alone, asymmetric in groups of 128, as PrefixQuant's Table 16 has it."""
+    text = {"corpus": "redpajama", "samples": 4096, "sequence_length": 2048}
+    weights = _weights(2, group_size=128, clip_search=False, symmetric=False)
+    return _recipe({"block_ap": {"text": text, "epochs": 2, "weights": None}}, weights=weights)
+
+
 PRESETS: dict[str, Callable[[], Recipe]] = {
     "baseline": baseline,
     "rtn": rtn,
@@ -243,6 +273,9 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "spinquant-hard": spinquant_hard,
     "cushioncache": cushioncache,
     "qfep": qfep,
+    "prefixquant": prefixquant,
+    "prefixquant-tuned": prefixquant_tuned,
+    "efficientqat": efficientqat,
 }
 
 

@@ -140,7 +140,14 @@ class Recipe(Frozen):
     @property
     def needs_calibration(self) -> bool:
         """Whether building the weights reads calibration text."""
-        return self.has_static_scales or any(method.calibrates for method in self.methods.values())
+        covered = self.has_static_scales and not self.has_role("scales")
+        return covered or any(method.calibrates for method in self.methods.values())
+
+    @property
+    def own_texts(self) -> dict[str, Calibration]:
+        """Texts that methods read beside the calibration text while weights are made, by their names."""
+        makers = (method for method in self.methods.values() if method is not self.learner)
+        return {method.name: method.own_text for method in makers if method.own_text is not None}
 
     @property
     def held_out(self) -> int:
@@ -245,7 +252,9 @@ class Run(Frozen):
             return None
         learned = {} if self.rotation_key is None else {"rotation": self.rotation_key}
         calibration = self._text(self.recipe.calibration)
-        return self._key({"recipe": stored, "calibration_corpus": calibration, **learned})
+        own = {name: self._text(text) for name, text in self.recipe.own_texts.items()}
+        texts = {"own_corpora": own} if own else {}
+        return self._key({"recipe": stored, "calibration_corpus": calibration, **texts, **learned})
 
     def _text(self, calibration: Calibration | None) -> dict[str, Any] | None:
         return None if calibration is None else self.corpora[calibration.corpus].model_dump(mode="json")

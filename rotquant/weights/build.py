@@ -5,9 +5,10 @@ rounding; to nearest where no method rounds), then static activation scales. It 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -42,6 +43,7 @@ def build_weights(
     seed: int,
     samples: Tensor | None = None,
     *,
+    texts: Mapping[str, Tensor] = MappingProxyType({}),
     rotations: "Rotations | None" = None,
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
@@ -56,6 +58,7 @@ def build_weights(
         recipe: what to do.
         seed: of the random rotation, and of the order of samples in methods that train.
         samples: calibration token ids, int64 [samples, tokens]; needed where `recipe.needs_calibration`.
+        texts: token ids of methods' own texts by their names, int64 [samples, tokens]; needed where `recipe.own_texts`.
         rotations: learned ones; needed where a method of the recipe learns its rotations.
         device: where the work is done.
         batch_size: calibration samples at once; default by their length.
@@ -68,12 +71,12 @@ def build_weights(
         ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
         RotquantError: calibration activations are not finite.
     """
-    check_recipe(model, recipe, samples)
+    check_recipe(model, recipe, samples, texts)
     if (recipe.learner is None) != (rotations is None):
         problem = "learns its rotations: pass those that learn_rotations found" if recipe.learner else "learns none"
         raise RecipeError(f"the recipe {problem}.")
     check_finite("the model", model.named_parameters())
-    stage = Stage(model, recipe, samples, seed, torch.device(device), batch_size, checkpoint)
+    stage = Stage(model, recipe, samples, seed, torch.device(device), batch_size, checkpoint, texts)
     with silenced(not progress):
         return _build(stage, tokenizer, rotations)
 
@@ -147,7 +150,9 @@ def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | 
     return handle
 
 
-def check_recipe(model: nn.Module, recipe: Recipe, samples: Tensor | None) -> None:
+def check_recipe(
+    model: nn.Module, recipe: Recipe, samples: Tensor | None, texts: Mapping[str, Tensor] = MappingProxyType({})
+) -> None:
     """Raise `RecipeError` for whatever in the recipe does not fit the model, before expensive work."""
     architecture, limits = architecture_of(model), Limits.of(model.config)
     if recipe.rotation is not None:
@@ -159,6 +164,10 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: Tensor | None) -> No
         raise RecipeError("the recipe needs calibration text, but no samples were given.")
     if samples is not None:
         limits.check(samples, "calibration samples")
+    for name in recipe.own_texts:
+        if name not in texts:
+            raise RecipeError(f"{name} reads a text of its own, but no samples of it were given.")
+        limits.check(texts[name], f"samples of {name}")
     for what in ("keys", "values"):
         check_cache_scheme(getattr(recipe, what), architecture.head_dim, what)
     activations = recipe.activations

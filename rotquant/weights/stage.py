@@ -6,6 +6,7 @@ rounded to and the tensors that it needs at run time. One decoder layer at a tim
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +41,7 @@ class Stage:
 
     model: changed in place; it may lie on the host. architecture: of it.
     samples: calibration token ids, int64 [samples, tokens], or None.
+    texts: those of methods' own texts, by the methods' names.
     device: where the work is done. seed: the run's.
     online: the rotation's online transforms, and a prefix once it is found, without quantizers.
     weights: integers by full name, on the host. splits: features that are kept in higher precision, by layer and site.
@@ -57,11 +59,13 @@ class Stage:
         device: torch.device,
         batch_size: int | None,
         checkpoint: Checkpoint | None = None,
+        texts: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         self.model = model
         self.architecture: Architecture = architecture_of(model)
         self.recipe = recipe
         self.samples = samples
+        self.texts = texts
         self.seed = seed
         self.device = device
         self.batch_size = batch_size
@@ -73,14 +77,14 @@ class Stage:
         self.static: dict[SiteKey, QParams] = {}
         self.history: list[Record] = []
 
-    def capture(self, *, exact: bool = False, samples: int | None = None) -> LayerStream:
-        """All or the first calibration samples at the entrance of the first layer; `exact`: layers compute in float64.
+    def capture(self, ids: Tensor | None = None, *, exact: bool = False) -> LayerStream:
+        """The calibration samples, or others, at the entrance of the first layer; `exact`: layers compute in float64.
 
         Raises:
             RecipeError: there are none.
         """
-        dtype = torch.float64 if exact else None
-        return capture_layer_inputs(self.model, self.calibration_samples[:samples], self.device, self.batch_size, dtype)
+        dtype, ids = torch.float64 if exact else None, self.calibration_samples if ids is None else ids
+        return capture_layer_inputs(self.model, ids, self.device, self.batch_size, dtype)
 
     @property
     def calibration_samples(self) -> Tensor:

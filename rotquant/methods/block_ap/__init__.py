@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.foundation.errors import RecipeError
 from rotquant.methods.grid_scales import GridScales
 from rotquant.methods.grid_weights import GridWeights
-from rotquant.recipes.method import Effort, Method, Role
+from rotquant.recipes.method import Method, Role
 from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import Calibration
 
 if TYPE_CHECKING:
     from rotquant.weights.stage import Stage
@@ -27,11 +27,13 @@ class BlockAP(Method):
     source: ClassVar[str] = "PrefixQuant, Secs. 5.2 and 6.1; Chen et al. 2024 (EfficientQAT), Sec. 3.2"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding", "scales"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
-    calibrates: ClassVar[bool] = True
+    seeded: ClassVar[bool] = True
     rates: ClassVar[tuple[str, ...]] = ("scale_lr", "weight_lr")
 
+    text: Calibration = Calibration(corpus="pile", samples=512, sequence_length=1024)
+    """What it is trained on; EfficientQAT has 4096 samples of 2048 tokens of RedPajama."""
     epochs: Annotated[int, Field(gt=0)] = 20
-    """How often each sample of the calibration text is seen: 20 at W4A4KV4 and 10 at W4A8KV4; EfficientQAT has 2."""
+    """How often each sample is seen: 20 times at W4A4KV4 and 10 at W4A8KV4; EfficientQAT has 2."""
     batch_size: Annotated[int, Field(gt=0)] = 4
     """Samples in each step."""
     scale_lr: Annotated[float, Field(gt=0.0)] = 5e-5
@@ -59,24 +61,16 @@ class BlockAP(Method):
         self.refuse_clip_search(recipe)
         if recipe.activations is not None and not (recipe.activations.dynamic or recipe.activations.symmetric):
             raise ValueError("block_ap trains symmetric static scales: set activations.symmetric to true")
-        if recipe.calibration is not None and recipe.calibration.samples < self.batch_size:
+        if self.text.samples < self.batch_size:
             raise ValueError(
-                f"block_ap.batch_size is {self.batch_size}, and calibration.samples only {recipe.calibration.samples}: "
+                f"block_ap.batch_size is {self.batch_size}, and block_ap.text.samples only {self.text.samples}: "
                 "take more samples or smaller batches"
             )
 
-    def steps(self, samples: int) -> int:
-        """Steps a block, with so many samples of text."""
-        return self.epochs * (samples // self.batch_size)
-
-    def effort(self, recipe: Recipe) -> Effort:
-        """The calibration text, so many times."""
-        text = recipe.calibration
-        if text is None:
-            return Effort(0)
-        rates = tuple((name, getattr(self, name)) for name in self.rates)
-        seen = self.batch_size * text.sequence_length
-        return Effort(text.samples * text.sequence_length, self.steps(text.samples), seen, rates)
+    @property
+    def steps(self) -> int:
+        """Of each block."""
+        return self.epochs * (self.text.samples // self.batch_size)
 
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
@@ -84,15 +78,11 @@ class BlockAP(Method):
         clipped = "" if self.clip_gradients is None else f", gradients clipped at {self.clip_gradients:g}"
         start = "covering the weights" if self.weights is None else self.weights.words(recipe)
         static = f"; {self.scales.words(recipe)}" if recipe.has_static_scales else ""
-        return f"{self.title}, {self.epochs} epochs in batches of {self.batch_size}, {rates}{clipped}; {start}{static}"
+        text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
+        return f"{self.title}, {self.epochs} epochs of {text}, {rates}{clipped}; {start}{static}"
 
     def apply(self, stage: "Stage") -> None:
         """Tune and round block by block."""
         from rotquant.methods.block_ap.tuning import tune
 
-        samples = len(stage.calibration_samples)
-        if samples < self.batch_size:
-            raise RecipeError(
-                f"block_ap needs at least one batch of {self.batch_size} samples, and there are {samples}."
-            )
         tune(stage, self)

@@ -91,7 +91,7 @@ def tune(stage: Stage, settings: BlockAP) -> None:
         ResultError: the checkpoint belongs to another tuning, is damaged or cannot be written.
     """
     with wrap(stage.model, stage.online):
-        noisy = stage.capture()
+        noisy = stage.capture(stage.texts[settings.name])
     clean = noisy.copy()
     search = ScaleSearch(stage, noisy, settings.scales)
     for index, layer in noisy.layers(settings.title):
@@ -206,7 +206,7 @@ def _train(
     checkpoint: Checkpoint | None,
 ) -> list[Record]:
     scheme, layer, device = stage.recipe.rounded.scheme, stream.modules[index], stream.device
-    steps = settings.steps(len(targets))
+    steps = settings.steps
     batches = shuffled_batches(len(targets), settings.batch_size, steps, stage.seed + index)
     weights, limit = list(learned.weights.values()), settings.clip_gradients
     optimizer = torch.optim.AdamW(

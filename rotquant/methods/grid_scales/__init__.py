@@ -64,7 +64,7 @@ class GridScales(Method):
         from rotquant.models.simulation.wrapping import wrap
 
         with wrap(stage.model, stage.online):
-            stream = stage.capture(samples=self.samples)
+            stream = stage.capture(stage.calibration_samples[: self.samples])
         search = ScaleSearch(stage, stream, self)
         for index, layer in stream.layers(self.title):
             scales = search.of_layer(index, layer)

@@ -113,17 +113,10 @@ class _Recorder:
 
 def check_prefix(model: nn.Module, prefix: Prefix) -> None:
     """Raise `RecipeError` where a prefix does not fit a model."""
-    architecture, context = architecture_of(model), Limits.of(model.config).context
+    architecture = architecture_of(model)
     expected = shapes(architecture, prefix.tokens)
     for name, shape in expected.items():
         found = tuple(getattr(prefix, name).shape)
         if found != shape:
             raise RecipeError(f"the prefix has {name} of shape {found}, not {shape}: compute it by this model.")
-    kinds = getattr(model.config, "layer_types", None)  # without which all layers are alike
-    windowed = "sliding_attention" in kinds if kinds else getattr(model.config, "sliding_window", None) is not None
-    if windowed:
-        raise RecipeError("a prefix must be seen by every token of a text, and this model's attention has a window.")
-    if context is not None and prefix.tokens >= context:
-        raise RecipeError(
-            f"a prefix of {prefix.tokens} tokens leaves no room for a text in the model's context of {context} tokens."
-        )
+    Limits.of(model.config).check_prefix(prefix.tokens)

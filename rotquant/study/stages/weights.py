@@ -47,12 +47,23 @@ def compute_weights(
     if run.recipe.needs_calibration and calibration is not None:
         corpus = run.corpora[calibration.corpus]
         samples, corpora["calibration"] = text_samples(corpus, calibration, tokenizer, run.seed)
+    texts = {}
+    for name, text in run.recipe.own_texts.items():
+        texts[name], corpora[name] = text_samples(run.corpora[text.corpus], text, tokenizer, run.seed)
     learned = None if rotation is None else read_json(rotation / ROTATION_RECORD, "record of rotations")
     # what other code began, or began on other rotations, is not continued
     unfinished = folder.with_name(f"{folder.name}.unfinished-{short_hash(canonical_json([code, learned]))}")
     kept = Checkpoint(unfinished, str(run.weights_key), every=None, seconds=_interval(model.num_parameters()))
     stored = build_weights(
-        model, tokenizer, run.recipe, run.seed, samples, rotations=rotations, device=accelerator, checkpoint=kept
+        model,
+        tokenizer,
+        run.recipe,
+        run.seed,
+        samples,
+        texts=texts,
+        rotations=rotations,
+        device=accelerator,
+        checkpoint=kept,
     )
     provenance = {
         **environment(),
