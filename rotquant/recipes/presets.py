@@ -123,6 +123,21 @@ def omniquant() -> Recipe:
     )
 
 
+def duquant() -> Recipe:
+    """DuQuant W4A4KV4 without learned clipping, its authors' first script (run.sh, which their README gives): alpha
+    0.6, weights clipped to 0.8 and inputs to 0.9 of their ranges, all asymmetric, R3 on queries and keys."""
+    scheme = QuantizationScheme(bits=4, symmetric=False, granularity="channel", clip_ratio=0.8)
+    return _recipe(
+        {"duquant": {}},
+        rotation=RotationScheme(residual="none", values="none", heads=False, mlp=False),
+        weights=WeightQuantization(scheme=scheme, clip_search=False),
+        activations=_inputs(clip_ratio=0.9, symmetric=False),
+        keys=_cache(),
+        values=_cache(),
+        calibration=Calibration(),
+    )
+
+
 def awq() -> Recipe:
     """AWQ with 4-bit weights alone, asymmetric with one scale per output channel, as OmniQuant's and SpinQuant's tables
     have it."""
@@ -207,6 +222,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "gptq": gptq,
     "smoothquant": smoothquant,
     "omniquant": omniquant,
+    "duquant": duquant,
     "awq": awq,
     "awq-128g": awq_128g,
     "llm-qat": llm_qat,

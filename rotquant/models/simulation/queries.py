@@ -13,8 +13,8 @@ from transformers.masking_utils import sdpa_mask
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import architecture_of, config_of, decoder_layers
-from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.quantization import fake_quantize
+from rotquant.models.simulation.kv_cache import KVQuantizer
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 
 #: The attention function's name in transformers. Without a mask function of the same name a batch would have no mask.
 NAME = "rotquant_quantized_queries"
@@ -31,22 +31,30 @@ AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+def _quantized(quantizer: KVQuantizer, query: Tensor) -> Tensor:
+    """Queries as the quantizer gives keys."""
+    return quantizer.fake(query, query)[0]
+
+
 class QuantizedQueries:
     """Quantizes the queries of a model, each token and head by itself, until it is removed.
 
-    Training sees how the scales follow what is quantized, as OmniQuant's does.
+    With a rotation that has R3 they pass it before, and come out turned back, as keys do. Training sees how the scales follow what is quantized, as OmniQuant's does.
 
     Raises:
         RecipeError: the model computes attention by another function than torch's scaled dot product.
     """
 
-    def __init__(self, model: nn.Module, scheme: QuantizationScheme) -> None:
+    def __init__(
+        self, model: nn.Module, scheme: QuantizationScheme, rotation: RotationScheme | None = None
+    ) -> None:
         self._config, path = cast(Any, config_of(model)), architecture_of(model).attention
         if self._config._attn_implementation != "sdpa":
             raise RecipeError("queries are quantized in models with sdpa attention: load the model with it.")
         self._modules = [layer.get_submodule(path) for layer in decoder_layers(model)]
+        quantizer = KVQuantizer(scheme, None, rotation, scale_gradients=True)
         for module in self._modules:
-            object.__setattr__(module, _QUANTIZER, partial(fake_quantize, scheme=scheme, scale_gradients=True))
+            object.__setattr__(module, _QUANTIZER, partial(_quantized, quantizer))
         self._config._attn_implementation = NAME
 
     def remove(self) -> None:
