@@ -35,9 +35,7 @@ def fit(stage: Stage, settings: DuQuant) -> dict[str, Tensor]:
     Raises:
         RotquantError: calibration activations are not finite.
     """
-    scales: dict[SiteKey, Tensor] = {}
-    if settings.alpha is not None:
-        scales = smooth(stage, settings)
+    scales = {} if settings.alpha is None else smooth(stage, settings, settings.alpha)
     dtype = torch.promote_types(stage.model.dtype, torch.float32)
     found: dict[str, list[Transform]] = {site.name: [] for site in stage.architecture.sites}
     generator = torch.Generator().manual_seed(stage.seed)
@@ -64,7 +62,7 @@ def fit(stage: Stage, settings: DuQuant) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def smooth(stage: Stage, settings: DuQuant) -> dict[SiteKey, Tensor]:
+def smooth(stage: Stage, settings: DuQuant, alpha: float) -> dict[SiteKey, Tensor]:
     """Divide what sites read by SmoothQuant's scales (its Eq. 4) and multiply their weights by them, in place.
 
     A norm, v_proj or up_proj before a site takes the division, as in the authors' code. Where query heads share value
@@ -74,15 +72,14 @@ def smooth(stage: Stage, settings: DuQuant) -> dict[SiteKey, Tensor]:
         The scales by which inputs are still to be divided, [features] by layer and site, on the host, of a type of at
         least float32.
     """
-    architecture, alpha = stage.architecture, settings.alpha
-    online: dict[SiteKey, Tensor] = {}
+    architecture, online = stage.architecture, {}
     layers = zip(decoder_layers(stage.model), stage.statistics("max"), strict=True)
     for index, (layer, maxima) in enumerate(layers):
         scales = {}
         for site in architecture.sites:
             weights = _weight_maxima(layer, architecture, site, settings).double()
             activations = maxima[site.name].to(weights)
-            scales[site.name] = smoothing_scale(activations, weights, alpha or 0.0).clamp(min=SMALLEST_SCALE)
+            scales[site.name] = smoothing_scale(activations, weights, alpha).clamp(min=SMALLEST_SCALE)
         for site in architecture.sites:
             scale = scales[site.name]
             if settings.divides_online(architecture, site.name):

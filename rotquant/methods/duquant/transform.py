@@ -146,7 +146,7 @@ def search_rotation(
     state = torch.cat([x, best], dim=1)  # x R^1 ... R^k above, R^1 ... R^k below
     for step in range(steps + 1):
         turned = state[:, :rows]
-        magnitude, dimension = turned.abs().amax(dim=1).max(dim=1)
+        magnitude, dimension = torch.linalg.vector_norm(turned, torch.inf, dim=1).max(dim=1)
         height = magnitude if peak == "magnitude" else turned.amax(dim=(1, 2)) - turned.amin(dim=(1, 2))
         better = height < least
         least, best = torch.where(better, height, least), torch.where(better[:, None, None], state[:, rows:], best)
