@@ -43,7 +43,7 @@ ROUNDING = 1e-12
 #: float64: what remains is the rounding of transformers' float32 norms and rotary tables.
 EXACT = {"rtol": 0, "atol": 1e-5}
 #: As the authors' code does.
-AS_CODE = {"rotations": "shared", "outlier": "row", "peak": "range", "text": "mean", "smoothed_by": "query_up"}
+AS_CODE = {"rotations": "shared", "outlier": "row", "peak": "range", "inputs": "mean", "smoothed_by": "query_up"}
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -322,13 +322,13 @@ def test_the_search_sees_the_mean_text_on_request() -> None:
     tokens = tiny_tokens(4)
     other = torch.stack([column[torch.randperm(4, generator=generator(seed))] for seed, column in enumerate(tokens.T)]).T
     found = {}
-    for text in ("tokens", "mean"):
+    for inputs in ("tokens", "mean"):
         kept = [
-            build_weights(tiny_model(dtype=torch.float64), None, recipe(text=text, alpha=None), 0, samples, progress=False)
+            build_weights(tiny_model(dtype=torch.float64), None, recipe(inputs=inputs, alpha=None), 0, samples, progress=False)
             for samples in (tokens, other.contiguous())
         ]
         first, second = (stored.state.tensors["duquant"]["attention_input.rotations"][1] for stored in kept)
-        found[text] = torch.allclose(first, second, rtol=0, atol=1e-9)
+        found[inputs] = torch.allclose(first, second, rtol=0, atol=1e-9)
     assert found == {"tokens": False, "mean": True}
 
 

@@ -54,7 +54,7 @@ class DuQuant(Method):
     code the number of its `row`, modulo the block size."""
     peak: Literal["magnitude", "range"] = "magnitude"
     """What the search makes small: the largest magnitude, or the largest less the least value (the authors' code)."""
-    text: Literal["tokens", "mean"] = "tokens"
+    inputs: Literal["tokens", "mean"] = "tokens"
     """What the search sees: `tokens` of the calibration text, or one sequence whose embeddings are the means over all of
     them at each position (the authors' code, which runs it through quantized layers)."""
     tokens: Annotated[int, Field(gt=0)] = 256
@@ -88,7 +88,7 @@ class DuQuant(Method):
         weighed = "" if self.alpha is None or self.smoothed_by == "all" else " by q_proj and up_proj"
         blocks = f"blocks of {self.block_size}{'' if self.rotations == 'blocks' else ' with one rotation'}"
         outlier = "" if self.outlier == "feature" else ", outliers by row"
-        seen = f"{self.tokens} tokens a block{'' if self.text == 'tokens' else ' of the mean text'}"
+        seen = f"{self.tokens} tokens a block{'' if self.inputs == 'tokens' else ' of the mean text'}"
         queries = ", queries quantized as keys" if self.queries and recipe.keys else ""
         return (
             f"DuQuant, {smoothing}{weighed}, {blocks}, {self.search_steps} steps to the least {self.peak}{outlier}, "

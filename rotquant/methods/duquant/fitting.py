@@ -41,7 +41,7 @@ def fit(stage: Stage, settings: DuQuant) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(stage.seed)
     with wrap(stage.model, stage.online):
         stream = stage.capture()
-        if settings.text == "mean":
+        if settings.inputs == "mean":
             stream.hidden = stream.hidden.double().mean(dim=0, keepdim=True).to(stream.hidden.dtype)
         for index, _ in stream.layers(settings.title):
             for site in stream.sites():
