@@ -31,11 +31,14 @@ from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.study.configuration import load_config
+from rotquant.study.resolution import resolve
 from rotquant.tensors.hadamard import hadamard_transform
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens
+from tests.project import REPOSITORY
 from tests.test_checkpoints import tiny_tokenizer
 
 #: Products of some hundred orthogonal matrices in float64.
@@ -437,6 +440,13 @@ def test_a_block_that_does_not_divide_the_features_is_refused_before_any_work() 
     with pytest.raises(RecipeError, match="duquant.block_size is 128, which does not divide the 64 features") as error:
         build_weights(tiny_model(), None, recipe(128), 0, tiny_tokens(4))
     assert "\n" not in str(error.value)
+
+
+def test_a_stand_in_has_blocks_of_the_papers_share_of_its_width() -> None:
+    slot = load_config(root=REPOSITORY).slot("Llama-2-7B")
+    for asked, expected in ((128, 4), (64, 2)):
+        chosen = override(preset("duquant"), {"methods": {"duquant": {"block_size": asked}}}, "test")
+        assert DuQuant.of(resolve(chosen, slot, "test")).block_size == expected
 
 
 def test_the_preset_is_the_authors_script_without_learned_clipping() -> None:

@@ -33,6 +33,8 @@ class DuQuant(Method):
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
+    # A block of the same share of the width loses to a rotation of all of it as the paper's does.
+    scaled: ClassVar[Mapping[str, str]] = {"block_size": "group_sizes"}
 
     alpha: Annotated[float, Field(ge=0.0, le=1.0)] | None = 0.6
     """How much of the difficulty smoothing moves from activations to weights; null smooths nothing. With weight
@@ -41,7 +43,8 @@ class DuQuant(Method):
     """Whose largest weights smoothing weighs against the activations behind a norm: those of `all` linear layers that
     read them, or, as in the authors' code, of q_proj and up_proj alone."""
     block_size: Annotated[int, Field(gt=1)] = 128
-    """Features that are rotated together: a block rotation lowers a lone outlier by the square root of this at most."""
+    """Features that are rotated together, which lowers a lone outlier by the square root of this at most; a slot scales
+    the paper's number to its width."""
     search_steps: Annotated[int, Field(ge=0)] = 256
     """Steps of a greedy search; the product with the least peak among them is taken, no rotation counted in."""
     permutations: Annotated[int, Field(ge=0)] = 1
@@ -57,9 +60,9 @@ class DuQuant(Method):
     inputs: Literal["tokens", "mean"] = "tokens"
     """What the search sees: `tokens` of the calibration text, or one sequence whose embeddings are the means over all of
     them at each position (the authors' code, which runs it through quantized layers)."""
-    tokens: Annotated[int, Field(gt=0)] = 256
-    """A search sees so many tokens a block, those of the largest norm in it: a rotation keeps norms, so no other can
-    exceed the peak that is left unless its norm does. The paper names no number; its authors' code sees 2048."""
+    tokens: Annotated[int, Field(gt=0)] = 128
+    """A search sees so many tokens a block, those of the largest norm in it: a rotation keeps norms, so no other token
+    exceeds the peak that is left unless its norm does. The paper names no number; its authors' code sees 2048."""
     queries: bool = True
     """Whether queries are quantized as keys are, after RoPE and R3, as the authors' code does."""
 
