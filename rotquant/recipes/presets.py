@@ -138,6 +138,16 @@ def duquant() -> Recipe:
     )
 
 
+def duquant_lwc() -> Recipe:
+    """DuQuant+LWC W4A4KV4, its authors' second script (run_lwc.sh): alpha 0.5, and weight clipping learned in 20 epochs
+    at a rate of 1e-2 in place of the fixed one."""
+    changes = {
+        "methods": {"duquant": {"alpha": 0.5}, "lwc": {"learning_rate": 1e-2}},
+        "weights": {"scheme": {"clip_ratio": 1.0}},
+    }
+    return override(duquant(), changes, "duquant-lwc")
+
+
 def awq() -> Recipe:
     """AWQ with 4-bit weights alone, asymmetric with one scale per output channel, as OmniQuant's and SpinQuant's tables
     have it."""
@@ -223,6 +233,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "smoothquant": smoothquant,
     "omniquant": omniquant,
     "duquant": duquant,
+    "duquant-lwc": duquant_lwc,
     "awq": awq,
     "awq-128g": awq_128g,
     "llm-qat": llm_qat,

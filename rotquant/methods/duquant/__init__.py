@@ -53,13 +53,13 @@ class DuQuant(Method):
     """`blocks` searches a rotation for each block (Eq. 3), `shared` one for all blocks of a site together, as in the
     authors' code."""
     outlier: Literal["feature", "row"] = "feature"
-    """What a step takes to be the outlier's dimension d (Eq. 2): the `feature` of the largest magnitude; in the authors'
-    code the number of its `row`, modulo the block size."""
+    """What a step takes to be the outlier's dimension d (Eq. 2): the `feature` of the largest magnitude, or, in the
+    authors' code, the number of its `row`, modulo the block size."""
     peak: Literal["magnitude", "range"] = "magnitude"
     """What the search makes small: the largest magnitude, or the largest less the least value (the authors' code)."""
     inputs: Literal["tokens", "mean"] = "tokens"
-    """What the search sees: `tokens` of the calibration text, or one sequence whose embeddings are the means over all of
-    them at each position (the authors' code, which runs it through quantized layers)."""
+    """What the search sees: `tokens` of the calibration text, or one sequence whose embeddings are the samples' means
+    at each position (the authors' code, which runs it through quantized layers)."""
     tokens: Annotated[int, Field(gt=0)] = 128
     """A search sees so many tokens a block, those of the largest norm in it: a rotation keeps norms, so no other token
     exceeds the peak that is left unless its norm does. The paper names no number; its authors' code sees 2048."""
@@ -81,8 +81,8 @@ class DuQuant(Method):
         for site, features in widths.items():
             if features % self.block_size:
                 raise RecipeError(
-                    f"duquant.block_size is {self.block_size}, which does not divide the {features} features of {site}: "
-                    "choose a divisor of the features of every site."
+                    f"duquant.block_size is {self.block_size}, which does not divide the {features} features of "
+                    f"{site}: choose a divisor of the features of every site."
                 )
 
     def words(self, recipe: Recipe) -> str:

@@ -126,10 +126,11 @@ def search_rotation(
     outlier: Literal["feature", "row"] = "feature",
     peak: Literal["magnitude", "range"] = "magnitude",
 ) -> Tensor:
-    """The greedy search of R^ = R^1 R^2 ... R^n (Eq. 2), for all blocks at once; never with a higher peak than x itself.
+    """The greedy search of R^ = R^1 R^2 ... R^n (Eq. 2), for all blocks at once; never with a higher peak than x has.
 
     R^k = E_d M E_d for the dimension d of the largest outlier of x R^1 ... R^(k-1), and n, from 0 to `steps`, is where
-    the peak of x R^1 ... R^n is least. As in the authors' code M = R~ Q is drawn once for a search; the paper is silent.
+    the peak of x R^1 ... R^n is least. M = R~ Q is drawn once for a search, as in the authors' code (the paper is
+    silent).
 
     Args:
         x: inputs, float64 [blocks, tokens, size].

@@ -39,15 +39,14 @@ def _quantized(quantizer: KVQuantizer, query: Tensor) -> Tensor:
 class QuantizedQueries:
     """Quantizes the queries of a model, each token and head by itself, until it is removed.
 
-    With a rotation that has R3 they pass it before, and come out turned back, as keys do. Training sees how the scales follow what is quantized, as OmniQuant's does.
+    With a rotation that has R3 they pass it before, and come out turned back, as keys do. Training sees how the scales
+    follow what is quantized, as OmniQuant's does.
 
     Raises:
         RecipeError: the model computes attention by another function than torch's scaled dot product.
     """
 
-    def __init__(
-        self, model: nn.Module, scheme: QuantizationScheme, rotation: RotationScheme | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, scheme: QuantizationScheme, rotation: RotationScheme | None = None) -> None:
         self._config, path = cast(Any, config_of(model)), architecture_of(model).attention
         if self._config._attn_implementation != "sdpa":
             raise RecipeError("queries are quantized in models with sdpa attention: load the model with it.")
