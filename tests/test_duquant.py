@@ -395,7 +395,7 @@ def test_it_keeps_more_of_a_model_with_outliers_than_rounding_alone_does(roundin
         tokens = tiny_tokens(4, seed=seed)
         exact = logits(outlier_model(seed=seed), tokens)
         for name in errors:
-            methods = others | ({} if name == "plain" else {"duquant": {"block_size": 32}})
+            methods = others | ({} if name == "plain" else {"duquant": {"block_size": 32, "search_steps": 32}})
             chosen = parse_recipe({**sections, "methods": methods}, "the test")
             stored = build_weights(outlier_model(seed=seed), None, chosen, seed, tokens, progress=False)
             with quantized_forward(stored.model, chosen, stored.state):
