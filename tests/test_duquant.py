@@ -23,6 +23,7 @@ from rotquant.methods.duquant.transform import (
     rotate_blocks,
     search_rotation,
     search_rotation_reference,
+    stored_transforms,
     switched,
     uniform_rotation,
     zigzag,
@@ -401,6 +402,27 @@ def test_it_keeps_more_of_a_model_with_outliers_than_rounding_alone_does(roundin
             with quantized_forward(stored.model, chosen, stored.state):
                 errors[name] += float((logits(stored.model, tokens) - exact).square().mean()) / 3
     assert errors["duquant"] < 0.6 * errors["plain"]
+
+
+@torch.no_grad()
+def test_static_scales_are_those_of_transformed_inputs() -> None:
+    """In the last layer too, where no scale would change what an earlier one reads."""
+    static = {"activations": {"bits": 8, "granularity": "tensor", "dynamic": False}}
+    tokens = tiny_tokens(4)
+    model = outlier_model(dtype=torch.float64)
+    found = build_weights(model, None, recipe(32, static), 0, tokens, progress=False).state
+    transforms = stored_transforms(found.tensors["duquant"])
+    stored = build_weights(outlier_model(dtype=torch.float64), None, recipe(32), 0, tokens, progress=False)
+    seen = {}
+    with quantized_forward(stored.model, recipe(32), stored.state):
+        for index, layer in enumerate(decoder_layers(stored.model)):
+            for site in architecture_of(stored.model).sites:
+                linear = linear_of(layer, site.linears[0])
+                linear.register_forward_pre_hook(lambda _, x, key=(index, site.name): seen.update({key: x[0]}))
+        logits(stored.model, tokens)
+    assert transforms.keys() == found.static.keys() == seen.keys()
+    for key, qparams in found.static.items():
+        torch.testing.assert_close(qparams.scale, seen[key].abs().max() / 127)
 
 
 @torch.no_grad()
