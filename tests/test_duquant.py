@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from rotquant.methods.duquant.transform import (
 )
 from rotquant.models.architectures import architecture_of, decoder_layers, linear_of, norm_of
 from rotquant.models.simulation.queries import QuantizedQueries
+from rotquant.models.simulation.wrapping import SiteKey
 from rotquant.models.statistics import collect_statistics
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
@@ -413,12 +415,16 @@ def test_static_scales_are_those_of_transformed_inputs() -> None:
     found = build_weights(model, None, recipe(32, static), 0, tokens, progress=False).state
     transforms = stored_transforms(found.tensors["duquant"])
     stored = build_weights(outlier_model(dtype=torch.float64), None, recipe(32), 0, tokens, progress=False)
-    seen = {}
+    seen: dict[SiteKey, Tensor] = {}
+
+    def keep(key: SiteKey, _module: object, inputs: tuple[Tensor, ...]) -> None:
+        seen[key] = inputs[0]
+
     with quantized_forward(stored.model, recipe(32), stored.state):
         for index, layer in enumerate(decoder_layers(stored.model)):
             for site in architecture_of(stored.model).sites:
                 linear = linear_of(layer, site.linears[0])
-                linear.register_forward_pre_hook(lambda _, x, key=(index, site.name): seen.update({key: x[0]}))
+                linear.register_forward_pre_hook(partial(keep, (index, site.name)))
         logits(stored.model, tokens)
     assert transforms.keys() == found.static.keys() == seen.keys()
     for key, qparams in found.static.items():
