@@ -38,8 +38,8 @@ class PrefixedOutliers(Method):
     tokens: Annotated[int, Field(gt=0)] | None = None
     """So many of the tokens that are found, the first ones (PrefixQuant Table 14); null takes all."""
     content: Literal["frequent", "highest", "random"] = "frequent"
-    """What stands in the places of the tokens that are found (PrefixQuant Table 15): `frequent`, these tokens; `highest`,
-    the first of them everywhere; `random`, tokens that the run's seed draws."""
+    """What stands in the places of the tokens that are found (PrefixQuant Table 15): `frequent`, these tokens;
+    `highest`, the first of them everywhere; `random`, tokens that the run's seed draws."""
 
     def check(self, recipe: Recipe) -> None:
         """Tokens that are given are at least one, and all."""

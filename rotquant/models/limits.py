@@ -83,7 +83,7 @@ class Limits:
             )
         if self.context is not None and tokens >= self.context:
             raise RecipeError(
-                f"a prefix of {tokens} tokens leaves no room for a text in the model's context of {self.context} tokens."
+                f"a prefix of {tokens} tokens leaves no room for a text in the model's context of {self.context}."
             )
 
     def check_ids(self, largest: int) -> None:

@@ -123,6 +123,31 @@ def omniquant() -> Recipe:
     )
 
 
+def duquant() -> Recipe:
+    """DuQuant W4A4KV4 without learned clipping, its authors' first script (run.sh, which their README gives): alpha
+    0.6, weights clipped to 0.8 and inputs to 0.9 of their ranges, all asymmetric, R3 on queries and keys."""
+    scheme = QuantizationScheme(bits=4, symmetric=False, granularity="channel", clip_ratio=0.8)
+    return _recipe(
+        {"duquant": {}},
+        rotation=RotationScheme(residual="none", values="none", heads=False, mlp=False),
+        weights=WeightQuantization(scheme=scheme, clip_search=False),
+        activations=_inputs(clip_ratio=0.9, symmetric=False),
+        keys=_cache(),
+        values=_cache(),
+        calibration=Calibration(),
+    )
+
+
+def duquant_lwc() -> Recipe:
+    """DuQuant+LWC W4A4KV4, its authors' second script (run_lwc.sh): alpha 0.5, and weight clipping learned in 20 epochs
+    at a rate of 1e-2 in place of the fixed one."""
+    changes = {
+        "methods": {"duquant": {"alpha": 0.5}, "lwc": {"learning_rate": 1e-2}},
+        "weights": {"scheme": {"clip_ratio": 1.0}},
+    }
+    return override(duquant(), changes, "duquant-lwc")
+
+
 def awq() -> Recipe:
     """AWQ with 4-bit weights alone, asymmetric with one scale per output channel, as OmniQuant's and SpinQuant's tables
     have it."""
@@ -225,9 +250,9 @@ def qfep() -> Recipe:
 
 
 def prefixquant() -> Recipe:
-    """PrefixQuant W4A4KV4 without fine-tuning: outlier tokens before every text, static scales by grid search (Sec. 6.1).
+    """PrefixQuant W4A4KV4 without fine-tuning: outlier tokens before every text, static scales by grid search.
 
-    Symmetric throughout: weights per output channel, inputs per tensor, KV cache per head; rotations R1 to R4 (Sec. C).
+    Symmetric throughout: weights per output channel, inputs per tensor, KV cache per head (Sec. 6.1); R1 to R4 (Sec. C).
     """
     cache = QuantizationScheme(bits=4, granularity="head", dynamic=False)
     return _recipe(
@@ -248,7 +273,7 @@ def prefixquant_tuned() -> Recipe:
 
 
 def efficientqat() -> Recipe:
-    """EfficientQAT's Block-AP with 2-bit weights alone, asymmetric in groups of 128, as PrefixQuant's Table 16 has it."""
+    """EfficientQAT's Block-AP with 2-bit weights alone, asymmetric in groups of 128 (PrefixQuant Sec. G)."""
     text = {"corpus": "redpajama", "samples": 4096, "sequence_length": 2048}
     weights = _weights(2, group_size=128, clip_search=False, symmetric=False)
     return _recipe({"block_ap": {"text": text, "epochs": 2, "weights": None}}, weights=weights)
@@ -260,6 +285,8 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "gptq": gptq,
     "smoothquant": smoothquant,
     "omniquant": omniquant,
+    "duquant": duquant,
+    "duquant-lwc": duquant_lwc,
     "awq": awq,
     "awq-128g": awq_128g,
     "llm-qat": llm_qat,

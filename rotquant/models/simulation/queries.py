@@ -14,8 +14,8 @@ from transformers.masking_utils import sdpa_mask
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import architecture_of, config_of, decoder_layers
-from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.quantization import fake_quantize
+from rotquant.models.simulation.kv_cache import KVQuantizer
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 
 #: The attention function's name in transformers. Without a mask function of the same name a batch would have no mask.
 NAME = "rotquant_queries"
@@ -67,11 +67,17 @@ class ChangedQueries:
         self.remove()
 
 
-def quantized_queries(model: nn.Module, scheme: QuantizationScheme) -> ChangedQueries:
-    """Quantize queries, each token and head by itself; training sees how scales follow what is quantized."""
+def quantized_queries(
+    model: nn.Module, scheme: QuantizationScheme, rotation: RotationScheme | None = None
+) -> ChangedQueries:
+    """Quantize queries, each token and head by itself; training sees how scales follow what is quantized.
+
+    With a rotation that has R3 they pass it before, and come out turned back, as keys do.
+    """
+    quantizer = KVQuantizer(scheme, None, rotation, scale_gradients=True)
 
     def quantize(query: Tensor, _key: Tensor, _value: Tensor) -> Tensor:
-        return fake_quantize(query, scheme, scale_gradients=True)
+        return quantizer.fake(query, query, 0)[0]
 
     return ChangedQueries(model, quantize)
 

@@ -1,0 +1,136 @@
+"""DuQuant as a method of a recipe: its settings and what they need; `transform` has the mathematics."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from rotquant.models.architectures import Architecture
+    from rotquant.models.simulation.wrapping import Handle, Wrapping
+    from rotquant.weights.stage import Stage
+
+
+class DuQuant(Method):
+    """DuQuant (Lin et al. 2024): smoothing, then block-wise rotations found greedily and a zigzag permutation between.
+
+    What linear layers read is transformed as the model runs, their weights by the inverse before they are rounded, and
+    the function stays what it was. The clipping of weights and inputs is that of the recipe's schemes.
+    """
+
+    name: ClassVar[str] = "duquant"
+    title: ClassVar[str] = "DuQuant"
+    source: ClassVar[str] = "Lin et al. 2024, Sec. 3.2, Eqs. 2-5"
+    roles: ClassVar[frozenset[Role]] = frozenset({"transformation"})
+    # A prefix is computed before smoothing, which changes what values are; kept features would be turned into others.
+    excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
+    calibrates: ClassVar[bool] = True
+    seeded: ClassVar[bool] = True
+    # A block of the same share of the width loses to a rotation of all of it as the paper's does.
+    scaled: ClassVar[Mapping[str, str]] = {"block_size": "group_sizes"}
+
+    alpha: Annotated[float, Field(ge=0.0, le=1.0)] | None = 0.6
+    """How much of the difficulty smoothing moves from activations to weights; null smooths nothing. With weight
+    clipping that is learned the authors take 0.5."""
+    smoothed_by: Literal["all", "query_up"] = "all"
+    """Whose largest weights smoothing weighs against the activations behind a norm: those of `all` linear layers that
+    read them, or, as in the authors' code, of q_proj and up_proj alone."""
+    block_size: Annotated[int, Field(gt=1)] = 128
+    """Features that are rotated together, which lowers a lone outlier by the square root of this at most; a slot scales
+    the paper's number to its width."""
+    search_steps: Annotated[int, Field(ge=0)] = 256
+    """Steps of a greedy search; the product with the least peak among them is taken, no rotation counted in."""
+    permutations: Annotated[int, Field(ge=0)] = 1
+    """Zigzag permutations, each between two rotations; 0 leaves one rotation alone."""
+    rotations: Literal["blocks", "shared"] = "blocks"
+    """`blocks` searches a rotation for each block (Eq. 3), `shared` one for all blocks of a site together, as in the
+    authors' code."""
+    outlier: Literal["feature", "row"] = "feature"
+    """What a step takes to be the outlier's dimension d (Eq. 2): the `feature` of the largest magnitude, or, in the
+    authors' code, the number of its `row`, modulo the block size."""
+    peak: Literal["magnitude", "range"] = "magnitude"
+    """What the search makes small: the largest magnitude, or the largest less the least value (the authors' code)."""
+    inputs: Literal["tokens", "mean"] = "tokens"
+    """What the search sees: `tokens` of the calibration text, or one sequence whose embeddings are the samples' means
+    at each position (the authors' code, which runs it through quantized layers)."""
+    tokens: Annotated[int, Field(gt=0)] = 128
+    """A search sees so many tokens a block, those of the largest norm in it: a rotation keeps norms, so no other token
+    exceeds the peak that is left unless its norm does. The paper names no number; its authors' code sees 2048."""
+    queries: bool = True
+    """Whether queries are quantized as keys are, after RoPE and R3, as the authors' code does."""
+
+    def check(self, recipe: Recipe) -> None:
+        """No rotation beside this one but that of keys, and no scale per head before o_proj."""
+        rotation = recipe.rotation
+        if rotation and (rotation.residual != "none" or rotation.values != "none" or rotation.heads or rotation.mlp):
+            raise ValueError(
+                "duquant rotates what linear layers read in its own way: leave rotation out, or of it only keys on"
+            )
+        if recipe.attention_output is not None:
+            raise ValueError("duquant moves features from head to head: leave attention_output out")
+
+    def check_widths(self, recipe: Recipe, widths: Mapping[str, int]) -> None:
+        """Every input is a whole number of blocks."""
+        for site, features in widths.items():
+            if features % self.block_size:
+                raise RecipeError(
+                    f"duquant.block_size is {self.block_size}, which does not divide the {features} features of "
+                    f"{site}: choose a divisor of the features of every site."
+                )
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        smoothing = "no smoothing" if self.alpha is None else f"smoothing alpha {self.alpha:g}"
+        weighed = "" if self.alpha is None or self.smoothed_by == "all" else " by q_proj and up_proj"
+        blocks = f"blocks of {self.block_size}{'' if self.rotations == 'blocks' else ' with one rotation'}"
+        outlier = "" if self.outlier == "feature" else ", outliers by row"
+        seen = f"{self.tokens} tokens a block{'' if self.inputs == 'tokens' else ' of the mean text'}"
+        queries = ", queries quantized as keys" if self.queries and recipe.keys else ""
+        return (
+            f"DuQuant, {smoothing}{weighed}, {blocks}, {self.search_steps} steps to the least {self.peak}{outlier}, "
+            f"{self.permutations} permutations, {seen}{queries}"
+        )
+
+    def apply(self, stage: "Stage") -> None:
+        """Smooth, find every site's transform on calibration text, and turn the weights back."""
+        from rotquant.methods.duquant.fitting import fit
+
+        stage.tensors.update(fit(stage, self))
+        stage.online = self.runtime(stage.online, stage.tensors)
+
+    def tensors(self, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
+        """Of every site, stacked over layers: rotations, permutations, and scales that no layer could absorb."""
+        layers, size, shapes = architecture.num_layers, self.block_size, {}
+        for site in architecture.sites:
+            blocks = site.features // size if self.rotations == "blocks" else 1
+            shapes[f"{site.name}.rotations"] = (layers, self.permutations + 1, blocks, size, size)
+            if self.permutations:
+                shapes[f"{site.name}.permutations"] = (layers, self.permutations, site.features)
+            if self.divides_online(architecture, site.name):
+                shapes[f"{site.name}.scale"] = (layers, site.features)
+        return shapes
+
+    def divides_online(self, architecture: "Architecture", site: str) -> bool:
+        """Whether smoothing divides a site's input as the model runs: o_proj's where query heads share value heads."""
+        shared = architecture.num_heads != architecture.num_kv_heads
+        return self.alpha is not None and shared and site == "attention_output"
+
+    def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
+        """Every site's input is transformed."""
+        from rotquant.methods.duquant.transform import stored_transforms
+
+        return replace(wrapping, inputs={**wrapping.inputs, **stored_transforms(tensors)})
+
+    def attach(self, model: "nn.Module", recipe: Recipe, handle: "Handle") -> None:
+        """Queries are quantized where keys are."""
+        if self.queries and recipe.keys is not None:
+            from rotquant.models.simulation.queries import quantized_queries
+
+            handle.add(quantized_queries(model, recipe.keys, recipe.rotation))

@@ -1,0 +1,140 @@
+"""DuQuant on a whole model (Lin et al. 2024, Sec. 3.2): smoothing, every site's transform, and weights turned back.
+
+First all layers are smoothed by the maxima of the calibration text. Then this text passes the model once more, layer by
+layer, and each site's transform is found on what it reads there; inputs are never quantized meanwhile. Nothing changes
+the model's function: what is done to an input is undone by the weights that read it.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.foundation.errors import RotquantError
+from rotquant.methods.awq.search import producer, scale_site
+from rotquant.methods.duquant import DuQuant
+from rotquant.methods.duquant.transform import Transform, find_transform
+from rotquant.methods.smoothquant.scaling import smoothing_scale, weight_maxima
+from rotquant.models.architectures import Architecture, Site, decoder_layers, linear_of
+from rotquant.models.simulation.wrapping import SiteKey, wrap
+from rotquant.models.stream import LayerStream, on_device
+from rotquant.tensors.devices import of_device
+from rotquant.weights.stage import Stage
+
+#: Smallest scale of a feature, so that a dead one divides nothing by zero (authors' code).
+SMALLEST_SCALE = 1e-2
+#: Inputs of a site up to this size stay on the device until its transform is found; larger ones wait on the host.
+_KEPT_BYTES = {"cpu": 2**62, "cuda": 8 * 2**30}
+
+
+def fit(stage: Stage, settings: DuQuant) -> dict[str, Tensor]:
+    """Smooth and transform the stage's model, in place; what its inputs need at run time, as `DuQuant.tensors` says.
+
+    Rotations have the type of the model, at least float32, and weights are turned back by what is stored.
+
+    Raises:
+        RotquantError: calibration activations are not finite.
+    """
+    scales = {} if settings.alpha is None else smooth(stage, settings, settings.alpha)
+    dtype = torch.promote_types(stage.model.dtype, torch.float32)
+    found: dict[str, list[Transform]] = {site.name: [] for site in stage.architecture.sites}
+    generator = torch.Generator().manual_seed(stage.seed)
+    with wrap(stage.model, stage.online):
+        stream = stage.capture()
+        if settings.inputs == "mean":
+            stream.hidden = stream.hidden.double().mean(dim=0, keepdim=True).to(stream.hidden.dtype)
+        for index, _ in stream.layers(settings.title):
+            for site in stream.sites():
+                scale = scales.get((index, site.name))
+                inputs = _inputs(stream, index, site, scale)
+                try:
+                    transform = find_transform(inputs, settings, generator, stage.device)
+                except RotquantError as error:
+                    raise RotquantError(f"layer {index}, {site.name}: {error}") from None
+                found[site.name].append(replace(transform, scale=scale).to("cpu", dtype))
+            if index + 1 < stage.architecture.num_layers:
+                stream.advance(index)
+    for index, layer in enumerate(decoder_layers(stage.model)):
+        with on_device(layer, stage.device):
+            for site in stage.architecture.sites:
+                turn_weights(layer, site, found[site.name][index].to(stage.device))
+    return stacked(found)
+
+
+@torch.no_grad()
+def smooth(stage: Stage, settings: DuQuant, alpha: float) -> dict[SiteKey, Tensor]:
+    """Divide what sites read by SmoothQuant's scales (its Eq. 4) and multiply their weights by them, in place.
+
+    A norm, v_proj or up_proj before a site takes the division, as in the authors' code. Where query heads share value
+    heads, nothing before o_proj can.
+
+    Returns:
+        The scales by which inputs are still to be divided, [features] by layer and site, on the host, of a type of at
+        least float32.
+    """
+    architecture, online = stage.architecture, {}
+    layers = zip(decoder_layers(stage.model), stage.statistics("max"), strict=True)
+    for index, (layer, maxima) in enumerate(layers):
+        scales = {}
+        for site in architecture.sites:
+            weights = _weight_maxima(layer, architecture, site, settings).double()
+            activations = maxima[site.name].to(weights)
+            scales[site.name] = smoothing_scale(activations, weights, alpha).clamp(min=SMALLEST_SCALE)
+        for site in architecture.sites:
+            scale = scales[site.name]
+            if settings.divides_online(architecture, site.name):
+                scale = scale.to("cpu", torch.promote_types(stage.model.dtype, torch.float32))
+                online[index, site.name] = scale
+                for name in site.linears:
+                    weight = linear_of(layer, name).weight
+                    weight.copy_(weight.double() * scale.to(weight.device))
+            else:
+                scale_site(layer, site, None if site.norm else producer(architecture, site, None), scale)
+    return online
+
+
+def _weight_maxima(layer: nn.Module, architecture: Architecture, site: Site, settings: DuQuant) -> Tensor:
+    """max |w| of each input feature over the linear layers that read a site, or over q_proj or up_proj alone."""
+    if settings.smoothed_by == "query_up" and site.norm is not None:
+        projection = architecture.query if site.name == "attention_input" else architecture.up
+        weight = linear_of(layer, projection.name).weight
+        return weight[slice(*(projection.rows or (None,)))].detach().abs().amax(dim=0)
+    return weight_maxima(linear_of(layer, name) for name in site.linears)
+
+
+def _inputs(stream: LayerStream, index: int, site: Site, scale: Tensor | None) -> list[Tensor]:
+    """What a site reads, batch by batch, [tokens, features] each, divided by `scale`."""
+    pieces: list[Tensor] = []
+    tokens = stream.hidden.shape[0] * stream.hidden.shape[1]
+    room = of_device(_KEPT_BYTES, stream.device)
+
+    def receive(x: Tensor) -> None:
+        x = x.flatten(0, -2)
+        stays = tokens * x.shape[1] * x.element_size() <= room
+        x = x if scale is None else (x / scale.to(x.device)).to(x.dtype)
+        pieces.append(x if stays else x.cpu())
+
+    stream.feed(index, site, receive)
+    return pieces
+
+
+@torch.no_grad()
+def turn_weights(layer: nn.Module, site: Site, transform: Transform) -> None:
+    """Give the rows of all weights that read a site the site's rotations and permutations, in place.
+
+    For orthogonal T, (x T) (W T)^T = x W^T. Products are float64.
+    """
+    for name in site.linears:
+        weight = linear_of(layer, name).weight
+        weight.copy_(transform.rotate(weight.double()))
+
+
+def stacked(found: dict[str, list[Transform]]) -> dict[str, Tensor]:
+    """The tensors of all sites' transforms, stacked over layers, by `<site>.<part>`."""
+    tensors: dict[str, Tensor] = {}
+    for site, transforms in found.items():
+        for part in ("rotations", "permutations", "scale"):
+            values = [getattr(transform, part) for transform in transforms]
+            if values[0] is not None:
+                tensors[f"{site}.{part}"] = torch.stack(values)
+    return tensors

@@ -1,0 +1,52 @@
+"""Learnable weight clipping as a method of a recipe: its settings and what they need; `learning` trains it."""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rotquant.weights.stage import Stage
+
+
+class LearnedClipping(Method):
+    """OmniQuant's learnable weight clipping alone (Shao et al. 2023, Eq. 2), block by block, behind any transformation.
+
+    DuQuant's authors learn it on transformed weights (DuQuant+LWC). Scales start at 0.98 of each range.
+    """
+
+    name: ClassVar[str] = "lwc"
+    title: ClassVar[str] = "LWC"
+    source: ClassVar[str] = "Shao et al. 2023, Eqs. 1-2; Lin et al. 2024 (DuQuant+LWC)"
+    roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
+    calibrates: ClassVar[bool] = True
+
+    steps: Annotated[int, Field(gt=0)] = 2560
+    """Optimizer steps per block (20 epochs over 128 samples at batch 1)."""
+    batch_size: Annotated[int, Field(gt=0)] = 1
+    """Samples in each step."""
+    learning_rate: Annotated[float, Field(gt=0.0)] = 5e-3
+    """Of the clipping, as in OmniQuant's paper; its authors' code and DuQuant's have 1e-2."""
+
+    @property
+    def sees_quantizers(self) -> bool:
+        """It trains with them."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """Weights without clip search, activations with dynamic scales."""
+        self.refuse_clip_search(recipe)
+        self.refuse_static(recipe)
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        return f"LWC {self.steps} steps of {self.batch_size} a block, lr {self.learning_rate:g}"
+
+    def apply(self, stage: "Stage") -> None:
+        """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
+        from rotquant.methods.lwc.learning import quantize_model
+
+        stage.keep_layers(quantize_model(stage, self))

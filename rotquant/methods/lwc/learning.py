@@ -1,0 +1,142 @@
+"""Learnable weight clipping (OmniQuant, Shao et al. 2023, Eq. 2) without its equivalent transformation.
+
+Block by block, the shares gamma and beta of every scale's range are trained so that the quantized block, on what the
+quantized network so far feeds it, gives the outputs of the full-precision block on its own inputs (Eq. 1). The block
+with its clipped weights, its rounding and their gradients are OmniQuant's (`methods.omniquant.learning`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.methods.lwc import LearnedClipping
+from rotquant.methods.omniquant.learning import (
+    INITIAL_CLIPPING,
+    Block,
+    Learned,
+    Parameters,
+    fuse,
+    quantized_parameters,
+)
+from rotquant.models.batches import shuffled_batches
+from rotquant.models.simulation.wrapping import wrap
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.quantization import choose_qparams
+from rotquant.training import loop
+from rotquant.training.loop import GradientStep
+from rotquant.weights.rtn import QuantizedWeight
+from rotquant.weights.stage import Stage, runtime_schemes
+
+
+def initial(parameters: Parameters, linears: tuple[str, ...], scheme: QuantizationScheme) -> Learned:
+    """Where training starts: 0.98 of every range, and no transformation."""
+    clipping = {}
+    for name in linears:
+        weight = parameters[f"{name}.weight"]
+        shape = choose_qparams(weight, scheme).scale.shape
+        clipping[name] = tuple(weight.new_full(shape, INITIAL_CLIPPING).requires_grad_() for _ in range(2))
+    return Learned({}, clipping)
+
+
+def train(
+    block: Block,
+    parameters: Parameters,
+    learned: Learned,
+    inputs: Tensor,
+    targets: Tensor,
+    scheme: QuantizationScheme,
+    settings: LearnedClipping,
+    seed: int,
+) -> None:
+    """Train the clipping in place: AdamW without weight decay on the mean squared error of the block's output (Eq. 1).
+
+    The block must be wrapped by its quantizers. Samples are drawn in random order, every one before any comes again.
+
+    Args:
+        block, parameters: the decoder layer and its parameters before rounding.
+        inputs: what the quantized model so far feeds the block, [n, tokens, hidden].
+        targets: what the full-precision model's block gives, [n, tokens, hidden].
+        scheme: of the weights.
+        seed: decides the order of the samples.
+
+    Raises:
+        RotquantError: the loss is not finite.
+    """
+    like = next(iter(parameters.values()))
+    logits = [logit for pair in learned.clipping.values() for logit in pair]
+    optimizer = torch.optim.AdamW(logits, lr=settings.learning_rate, weight_decay=0.0)
+    batches = shuffled_batches(len(inputs), settings.batch_size, settings.steps, seed)
+
+    def loss(batch: Tensor) -> Tensor:
+        quantized = quantized_parameters(parameters, block.architecture, scheme, learned, block.rotary_dim)
+        return nn.functional.mse_loss(block(quantized, inputs[batch].to(like)), targets[batch].to(like))
+
+    not_finite = "the loss of a block of LWC is {loss} after {step} steps: lower methods.lwc.learning_rate."
+    gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer])
+    loop.train(gradient, settings.steps, "training", noted={}, not_finite=not_finite)
+
+
+def quantize_block(
+    stage: Stage, block: Block, clean: Tensor, noisy: Tensor, settings: LearnedClipping, seed: int, batch_size: int
+) -> tuple[dict[str, QuantizedWeight], Tensor, Tensor]:
+    """Train, clip and round one block, in place.
+
+    Args:
+        stage: of the model that the block belongs to, not wrapped.
+        block: a decoder layer on its device.
+        clean: what the full-precision model feeds it, [n, tokens, hidden].
+        noisy: what the quantized model so far feeds it, of the same shape.
+        seed: decides the order of the samples.
+        batch_size: samples at once where nothing is trained.
+
+    Returns:
+        The integer weights by name, and what the next block is fed by the full-precision and by the quantized model.
+    """
+    recipe, scheme = stage.recipe, stage.recipe.rounded.scheme
+    parameters = exact_parameters(block.layer)
+    with wrap(stage.model, stage.online):
+        targets = block.map(parameters, clean, batch_size)
+    learned = initial(parameters, stage.architecture.linears, scheme)
+    # As in OmniQuant's code: the clipping of one weight changes the ranges of what later ones of the block read.
+    quantizers = replace(stage.online, scale_gradients=True, **runtime_schemes(recipe))
+    with wrap(stage.model, quantizers) as handle:
+        for method in recipe.methods.values():
+            method.attach(stage.model, recipe, handle)
+        train(block, parameters, learned, noisy, targets, scheme, settings, seed)
+        weights = fuse(block, learned, scheme)
+        return weights, targets, block.map(exact_parameters(block.layer), noisy, batch_size)
+
+
+def quantize_model(stage: Stage, settings: LearnedClipping) -> Iterator[dict[str, QuantizedWeight]]:
+    """Quantize all weights of the stage's model, in place, one decoder layer at a time on the stage's device.
+
+    Yields:
+        For each layer its integer weights by name; the layer holds their values.
+    """
+    stream = stage.capture()
+    clean = noisy = stream.hidden
+    for index, layer in stream.layers(settings.title):
+        exact = partial(_as_exact, dtype=torch.promote_types(stream.hidden.dtype, torch.float32))
+        block = Block(layer, stage.architecture, {name: exact(value) for name, value in stream.kwargs[index].items()})
+        weights, clean, noisy = quantize_block(
+            stage, block, clean, noisy, settings, stage.seed + index, stream.batch_size
+        )
+        yield weights
+
+
+def exact_parameters(layer: nn.Module) -> dict[str, Tensor]:
+    """A decoder layer's parameters by name, in at least float32, outside the graph."""
+    return {
+        name: parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
+        for name, parameter in layer.named_parameters()
+    }
+
+
+def _as_exact(value: object, dtype: torch.dtype) -> object:
+    """Floating-point tensors as `dtype`, also inside tuples; anything else as it is."""
+    if isinstance(value, tuple):
+        return tuple(_as_exact(item, dtype) for item in value)
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
