@@ -252,7 +252,7 @@ def qfep() -> Recipe:
 def prefixquant() -> Recipe:
     """PrefixQuant W4A4KV4 without fine-tuning: outlier tokens before every text, static scales by grid search.
 
-    Symmetric throughout: weights per output channel, inputs per tensor, KV cache per head (Sec. 6.1); R1 to R4 (Sec. C).
+    Symmetric throughout: weights per output channel, inputs per tensor, KV cache per head; rotations R1 to R4.
     """
     cache = QuantizationScheme(bits=4, granularity="head", dynamic=False)
     return _recipe(
