@@ -180,13 +180,14 @@ __global__ void __launch_bounds__(WARPS * WARP)
     for (int i = 0; i < D / WARP; ++i) out[item * D + lane + WARP * i] = from_float<T>(v.x[i]);
 }
 
-// (code - zero) * scale of the first `tokens` tokens, [batch, kv_heads, tokens, D]: a warp per 16 tokens of a head,
-// keys and values in turn along blockIdx.y. They cross shared memory, because a lane reads few tokens' bytes of each d.
+// (code - zero) * scale of the first `tokens` tokens, [batch, kv_heads, tokens, D], behind the `prefix` tokens that are
+// those of k_prefix and v_prefix [kv_heads, prefix, D]: a warp per 16 tokens of a head, keys and values in turn along
+// blockIdx.y. They cross shared memory, because a lane reads few tokens' bytes of each d.
 template <typename T, int D, int GROUPS>
 __global__ void __launch_bounds__(WARPS * WARP)
     kv_dequantize(const unsigned char* k_codes, const unsigned char* v_codes, const __half2* k_params,
-                  const __half2* v_params, const int* table, int pages, int per_sequence, int page_size, int batch,
-                  int tokens, int kv_heads, T* k, T* v) {
+                  const __half2* v_params, const T* k_prefix, const T* v_prefix, int prefix, const int* table, int pages,
+                  int per_sequence, int page_size, int batch, int tokens, int kv_heads, T* k, T* v) {
     constexpr int GROUP = D / GROUPS, ROW = D + 8;  // 16 bytes of padding: rows start in different banks
     __shared__ __align__(16) T staged[WARPS][16][ROW];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
@@ -225,11 +226,13 @@ __global__ void __launch_bounds__(WARPS * WARP)
     }
     __syncwarp();
     T* out = (values ? v : k) + ((static_cast<long long>(sequence) * kv_heads + head) * tokens + first) * D;
+    const T* fixed = (values ? v_prefix : k_prefix) + (static_cast<long long>(head) * prefix + first) * D;
     constexpr int PIECES = D / 8;  // of 16 bytes
 #pragma unroll
     for (int i = 0; i < 16 * PIECES / WARP; ++i) {
         const int token = (i * WARP + lane) / PIECES, d = (i * WARP + lane) % PIECES * 8;
+        const T* from = first + token < prefix ? fixed + token * D + d : &rows[token][d];
         if (first + token < tokens)
-            *reinterpret_cast<uint4*>(out + token * D + d) = *reinterpret_cast<const uint4*>(&rows[token][d]);
+            *reinterpret_cast<uint4*>(out + token * D + d) = *reinterpret_cast<const uint4*>(from);
     }
 }

@@ -24,6 +24,14 @@ constexpr float WEIGHT_BITS = 8.f;
 // Score of a token that is not there: below every other, and finite, so that differences are never NaN.
 constexpr float NOTHING = -3e38f;
 
+// The tokens of a tile that are there: neither in the prefix's places at the head of a sequence nor behind its end.
+struct Present {
+    int first;
+    unsigned count;
+
+    __device__ __forceinline__ bool has(int token) const { return static_cast<unsigned>(token - first) < count; }
+};
+
 // The right operand of the scores, of 8 heads: for each 32 elements the four registers of two instructions, and the sum
 // of each group's elements for heads 2 t and 2 t + 1. Elements that meet high nibbles are 2^-4 of the others.
 template <int D, int GROUPS>
@@ -157,9 +165,9 @@ struct Accumulator {
         }
     }
 
-    // Take `valid` tokens (TILE<D> but at the end of a sequence), whose scores are given.
-    __device__ __forceinline__ void add(float (&score)[BLOCKS][NT][4], const Tile<D, GROUPS>& stage, int valid,
-                                        int lane) {
+    // Take the tokens of a tile that are there; the scores of all are given.
+    __device__ __forceinline__ void add(float (&score)[BLOCKS][NT][4], const Tile<D, GROUPS>& stage,
+                                        const Present& present, int lane) {
         const int g = lane / 4;
         float scale[BLOCKS][2][GROUPS], exponent[BLOCKS][2];
 #pragma unroll
@@ -171,18 +179,18 @@ struct Accumulator {
 #pragma unroll
                 for (int group = 0; group < GROUPS; ++group) {
                     const float s = __low2float(stage.v_params[token * GROUPS + group]);
-                    scale[b][row][group] = token < valid ? s : 0.f;
+                    scale[b][row][group] = present.has(token) ? s : 0.f;
                     largest = fmaxf(largest, scale[b][row][group]);
                 }
                 exponent[b][row] = exponent_of(largest);
-                if (token >= valid)
+                if (!present.has(token))
 #pragma unroll
                     for (int n = 0; n < NT; ++n) score[b][n][2 * row] = score[b][n][2 * row + 1] = NOTHING;
             }
         float rescale[NT][2];
         weigh(score, exponent, rescale);
 #pragma unroll
-        for (int group = 0; group < GROUPS; ++group) add_group(group, score, scale, rescale, stage, valid, lane);
+        for (int group = 0; group < GROUPS; ++group) add_group(group, score, scale, rescale, stage, present, lane);
     }
 
     // Scores become exp(score - top); `rescale` is what that does to earlier sums.
@@ -217,13 +225,13 @@ struct Accumulator {
     // The elements of one quantization group: their weights, the zero points' share, and the codes' products.
     __device__ __forceinline__ void add_group(int group, const float (&p)[BLOCKS][NT][4],
                                               const float (&scale)[BLOCKS][2][GROUPS], const float (&rescale)[NT][2],
-                                              const Tile<D, GROUPS>& stage, int valid, int lane) {
+                                              const Tile<D, GROUPS>& stage, const Present& present, int lane) {
         u32 weight[BLOCKS][NT][2];
         float zeros[NT][4] = {};
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
-            const u32 z0 = zero_pair(stage, group, 16 * b + lane % 4 * 2, valid);
-            const u32 z1 = zero_pair(stage, group, 16 * b + 8 + lane % 4 * 2, valid);
+            const u32 z0 = zero_pair(stage, group, 16 * b + lane % 4 * 2, present);
+            const u32 z1 = zero_pair(stage, group, 16 * b + 8 + lane % 4 * 2, present);
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
 #pragma unroll
@@ -258,13 +266,13 @@ struct Accumulator {
             }
     }
 
-    // Zero points of two consecutive tokens; those beyond the sequence may be anything, and count as zero.
-    __device__ static __forceinline__ u32 zero_pair(const Tile<D, GROUPS>& stage, int group, int token, int valid) {
+    // Zero points of two consecutive tokens; those that are not there may be anything, and count as zero.
+    __device__ static __forceinline__ u32 zero_pair(const Tile<D, GROUPS>& stage, int group, int token,
+                                                    const Present& present) {
         const __half2 pair = __halves2half2(__high2half(stage.v_params[token * GROUPS + group]),
                                             __high2half(stage.v_params[(token + 1) * GROUPS + group]));
-        u32 bits = *reinterpret_cast<const u32*>(&pair);
-        if (token + 1 >= valid) bits = token < valid ? bits & 0xffffu : 0u;
-        return bits;
+        const u32 bits = *reinterpret_cast<const u32*>(&pair);
+        return (present.has(token) ? bits & 0xffffu : 0u) | (present.has(token + 1) ? bits & 0xffff0000u : 0u);
     }
 
     __device__ __forceinline__ void reduce_totals() {

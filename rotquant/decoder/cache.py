@@ -2,9 +2,10 @@
 
 Each kind appends the new tokens of a pass and attends over all; prefill and decode see the same stored numbers, as in
 `rotquant.models.simulation.kv_cache`. Texts of a batch have equal lengths, which the GPU counts by itself: decoding is
-one CUDA graph.
+one CUDA graph. A prefix of full-precision keys and values (PrefixQuant Sec. 5.1) has the first places of every text.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,11 +27,21 @@ _SHORT_PAST = 8
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What a layer's cache has before any text.
+
+    prefix: keys, after RoPE at the positions from 0 and without R3, and values, [kv_heads, tokens, head_dim].
+    """
+
+    prefix: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True)
 class Step:
     """Where the tokens of one pass stand; its rows are the batch's texts, each text's tokens one after another.
 
     cos, sin: of the rotary embedding, [1 or batch, tokens, head_dim].
-    lengths: int32 [batch], tokens before this pass.
+    lengths: int32 [batch], tokens before this pass, a prefix among them.
     start: the same number where the host knows it, else None: then one token of each text is decoded.
     mask: [batch, 1, 1, capacity], 0 for what a text's token sees and -inf for the rest, where `start` is None.
     """
@@ -45,18 +56,29 @@ class Step:
 
 
 class Cache:
-    """The caches of all layers for `batch` texts of at most `capacity` tokens.
+    """The caches of all layers for `batch` texts of at most `capacity` tokens, which stand behind the prefix.
 
-    lengths: int32 [batch], tokens present, on the device; length: the same number on the host.
+    capacity, length: tokens there is room for and tokens present, on the host, those of the prefix among them.
+    lengths: int32 [batch], the tokens present, on the device.
+
+    Args:
+        standing: of each layer.
     """
 
     def __init__(
-        self, config: DecoderConfig, precision: Precision, batch: int, capacity: int, device: torch.device | str
+        self,
+        config: DecoderConfig,
+        precision: Precision,
+        batch: int,
+        capacity: int,
+        device: torch.device | str,
+        standing: Iterable[Standing],
     ) -> None:
-        self.batch, self.capacity, self.length, self._kept = batch, capacity, 0, 0
-        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
-        self.cos, self.sin = rotary_table(config, capacity, getattr(torch, precision.dtype), device)
-        self.layers = [make_layer_cache(config, precision, self, device) for _ in range(config.layers)]
+        self.batch, self.prefix = batch, config.prefix
+        self.capacity, self.length = self.prefix + capacity, self.prefix
+        self.lengths = torch.full((batch,), self.length, dtype=torch.int32, device=device)
+        self.cos, self.sin = rotary_table(config, self.capacity, getattr(torch, precision.dtype), device)
+        self.layers = [make_layer_cache(config, precision, self, device, given) for given in standing]
         self._masked = isinstance(self.layers[0], FloatCache)
 
     def prefill_step(self, tokens: int) -> Step:
@@ -96,18 +118,13 @@ class Cache:
     def check_room(self, tokens: int) -> None:
         """Raise `KernelError` unless `tokens` more fit into each text."""
         if self.length + tokens > self.capacity:
-            raise KernelError(
-                f"the cache holds {self.capacity} tokens, {self.length} of them taken: {tokens} more do not fit."
-            )
-
-    def keep(self) -> None:
-        """Let what is cached now survive `reset`."""
-        self._kept = self.length
+            room, taken = self.capacity - self.prefix, self.length - self.prefix
+            raise KernelError(f"the cache holds {room} tokens, {taken} of them taken: {tokens} more do not fit.")
 
     def reset(self) -> None:
-        """Forget all tokens but those kept."""
-        self.length = self._kept
-        self.lengths.fill_(self._kept)
+        """Forget all tokens but the prefix."""
+        self.length = self.prefix
+        self.lengths.fill_(self.prefix)
 
 
 def rotary_table(
@@ -121,22 +138,31 @@ def rotary_table(
 
 
 def make_layer_cache(
-    config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str
+    config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str, standing: Standing
 ) -> "FloatCache | Int4Cache":
     """One layer's cache: 4-bit where the kernels have the head size, otherwise floats (rounded, where it should be)."""
     if precision.cache is None:
-        return FloatCache(config, precision, cache, device)
+        return FloatCache(config, precision, cache, device, standing)
     kind = Int4Cache if config.head_dim in HEAD_DIMS else RoundedCache
-    return kind(config, precision, cache, device)
+    return kind(config, precision, cache, device, standing)
 
 
 class FloatCache:
     """One layer's keys and values [batch, capacity, kv_heads, head_dim] in the decoder's type."""
 
-    def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        precision: Precision,
+        cache: Cache,
+        device: torch.device | str,
+        standing: Standing,
+    ) -> None:
         self.heads, self.kv_heads = config.heads, config.kv_heads
         size, dtype = (cache.batch, cache.capacity, config.kv_heads, config.head_dim), getattr(torch, precision.dtype)
         self.keys, self.values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+        for all_tokens, first in zip((self.keys, self.values), standing.prefix or (), strict=False):
+            all_tokens[:, : cache.prefix] = first.transpose(0, 1)
 
     def attend(self, qkv: Tensor, step: Step) -> Tensor:
         """Projections [rows, (heads + 2 kv_heads) * head_dim] -> attention's output [rows, heads * head_dim]."""
@@ -157,8 +183,15 @@ class RoundedCache(FloatCache):
     For head sizes that no kernel has, those of small models.
     """
 
-    def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
-        super().__init__(config, precision, cache, device)
+    def __init__(
+        self,
+        config: DecoderConfig,
+        precision: Precision,
+        cache: Cache,
+        device: torch.device | str,
+        standing: Standing,
+    ) -> None:
+        super().__init__(config, precision, cache, device, standing)
         scheme = cast(CacheScheme, precision.cache)
         transform = RotationScheme(online_dtype="float16" if precision.half_transforms else "float32")
         common = {"bits": 4, "symmetric": False, "granularity": "head", "group_size": scheme.group_size}
@@ -182,7 +215,14 @@ class RoundedCache(FloatCache):
 class Int4Cache:
     """One layer's keys and values in 4 bits, the keys after R3; decoding multiplies the integers as they are."""
 
-    def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        precision: Precision,
+        cache: Cache,
+        device: torch.device | str,
+        standing: Standing,
+    ) -> None:
         scheme, dtype = cast(CacheScheme, precision.cache), getattr(torch, precision.dtype)
         self.heads = (config.heads, config.kv_heads, config.kv_heads)
         self.store = Int4KVCache.allocate(
@@ -198,6 +238,7 @@ class Int4Cache:
             params_dtype=dtype if dtype.itemsize > 2 else torch.float16,
             device=device,
             lengths=cache.lengths,
+            prefix=standing.prefix,
         )
 
     def attend(self, qkv: Tensor, step: Step) -> Tensor:

@@ -6,7 +6,7 @@ A precision is to a decoder what a recipe is to a simulated model, in the few co
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rotquant.foundation.data import Frozen
 
@@ -22,7 +22,8 @@ class DecoderConfig(Frozen):
     inverse_frequencies: of the rotary embedding, one for two features of a head. rope_scale: multiplies cos and sin.
     biases: linear layers that have one.
     norm_gains: False where the gains were fused into the weights (QuaRot stage 1a).
-    prefix: tokens that every text begins with and whose keys and values are computed once (PrefixQuant Sec. 4.1).
+    prefix: how many tokens stand in the cache before every text, in full precision (PrefixQuant Sec. 5.1); an empty
+        list in folders of before it was their number.
     """
 
     vocabulary: Size
@@ -39,7 +40,7 @@ class DecoderConfig(Frozen):
     biases: tuple[LinearName, ...] = ()
     norm_gains: bool = True
     tied: bool = False
-    prefix: tuple[int, ...] = ()
+    prefix: Annotated[int, Field(ge=0), BeforeValidator(lambda given: 0 if given == [] else given)] = 0
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "DecoderConfig":

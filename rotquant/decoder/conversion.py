@@ -17,11 +17,13 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
 from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
 from rotquant.models.integrity import check_changed
+from rotquant.models.simulation.prefix import Prefix
+from rotquant.models.simulation.wrapping import Wrapping
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.quantization import QParams
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.storage import StoredModel, StoredTensors, read_quantized
+from rotquant.weights.storage import QuantizedState, StoredModel, StoredTensors, read_quantized
 
 #: Rotary embeddings whose frequencies do not depend on the length of the text.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -60,9 +62,8 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     _refuse(recipe.weights is None, "unquantized weights", "the decoder's weights are 4-bit integers")
     _refuse(recipe.activations is None, "unquantized inputs", "4-bit weights are multiplied with quantized inputs")
     for method in recipe.methods.values():
-        _refuse(
-            method.acts_at_run_time(), method.title, "the kernels know nothing of what this method does at run time"
-        )
+        unknown = method.acts_at_run_time() and method.roles != {"prefix"}
+        _refuse(unknown, method.title, "the kernels know nothing of what this method does at run time")
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
     weights, inputs, rotation = (
         cast(WeightQuantization, recipe.weights).scheme,
@@ -151,16 +152,17 @@ class _Conversion:
         self.stored, self.precision = stored, precision
         self.dtype = getattr(torch, precision.dtype)
         self.architecture: Architecture = architecture_of(stored.config)
-        self.prefix = "model"
+        self.root = "model"
+        self.prefix = _prefix(stored.state)
 
     def decoder(self, device: torch.device | str) -> Decoder:
         """The decoder, filled, on `device`; weights are packed one linear layer at a time."""
         decoder = Decoder(self.config(), self.precision, "meta")
-        tensors = {"embedding": self._float(f"{self.prefix}.embed_tokens.weight")}
+        tensors = {"embedding": self._float(f"{self.root}.embed_tokens.weight")}
         if not decoder.config.tied:
             tensors["head"] = self._float("lm_head.weight")
         if decoder.norm is not None:
-            tensors["norm"] = self._float(f"{self.prefix}.norm.weight")
+            tensors["norm"] = self._float(f"{self.root}.norm.weight")
         for index, layer in enumerate(decoder.layers):
             tensors |= {f"layers.{index}.{name}": tensor for name, tensor in self._layer(index, layer).items()}
         decoder.load_state_dict({name: tensor.to(device) for name, tensor in tensors.items()}, assign=True)
@@ -185,6 +187,7 @@ class _Conversion:
             biases=tuple(name for name, site in self._sites() if self._bias(0, site) is not None),
             norm_gains=not self.stored.state.recipe.fuses_norms,
             tied="lm_head.weight" not in self.stored.floats or config.tie_word_embeddings,
+            prefix=0 if self.prefix is None else self.prefix.tokens,
         )
 
     def _sites(self) -> list[tuple[LinearName, Site]]:
@@ -208,6 +211,9 @@ class _Conversion:
             if site.norm is not None and not self.stored.state.recipe.fuses_norms:
                 gain = {"qkv": "attention_norm", "gate_up": "mlp_norm"}[name]
                 tensors[gain] = self._float(self._name(index, site.norm, "weight"))
+        if self.prefix is not None:
+            tensors["prefix_keys"] = self.prefix.keys[index].to(self.dtype)
+            tensors["prefix_values"] = self.prefix.values[index].to(self.dtype)
         return tensors
 
     def _bias(self, index: int, site: Site) -> Tensor | None:
@@ -224,7 +230,16 @@ class _Conversion:
         return self.stored.floats[name].detach().to(self.dtype)
 
     def _name(self, index: int, part: str, what: str) -> str:
-        return f"{self.prefix}.layers.{index}.{part}.{what}"
+        return f"{self.root}.layers.{index}.{part}.{what}"
+
+
+def _prefix(state: QuantizedState) -> Prefix | None:
+    """The keys and values that stand before every text, if a method put any there."""
+    wrapping = Wrapping()
+    for name, method in state.recipe.methods.items():
+        if "prefix" in method.roles:
+            wrapping = method.runtime(wrapping, state.tensors[name])
+    return wrapping.prefix
 
 
 def pack(parts: list[QuantizedWeight]) -> PackedWeight:

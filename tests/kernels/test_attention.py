@@ -24,10 +24,11 @@ def filled_cache(
     batch: int, tokens: int, kv_heads: int, head_dim: int, **options: object
 ) -> tuple[Int4KVCache, Tensor, Tensor]:
     """A float32 cache on the CPU with random tokens in it, and these tokens [batch, tokens, kv_heads, head_dim]."""
-    cache = Int4KVCache.allocate(batch, tokens + 3, kv_heads, head_dim, device="cpu", **options)
+    prefix = 0 if options.get("prefix") is None else options["prefix"][0].shape[1]
+    cache = Int4KVCache.allocate(batch, prefix + tokens + 3, kv_heads, head_dim, device="cpu", **options)
     k, v = (torch.randn(batch, tokens, kv_heads, head_dim) for _ in range(2))
     cache.append(k, v)
-    cache.lengths.fill_(tokens)
+    cache.lengths.add_(tokens)
     return cache, k, v
 
 
@@ -80,6 +81,30 @@ def test_attention_is_that_of_the_simulated_cache(heads: int, kv_heads: int, hea
     torch.testing.assert_close(cache.attend(q), expected, rtol=0, atol=2e-3)  # float16 scales move scores by 2^-12
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (6, 2, 128), (3, 1, 32)])
+def test_a_prefix_is_seen_as_it_is(heads: int, kv_heads: int, head_dim: int) -> None:
+    prefix = torch.randn(2, kv_heads, 5, head_dim)
+    cache, k, v = filled_cache(2, 40, kv_heads, head_dim, prefix=tuple(prefix), params_dtype=torch.float32)
+    q, texts = torch.randn(2, heads, head_dim), simulated(k, v, None)
+    keys, values = (torch.cat([a.expand(2, -1, -1, -1), b], dim=2) for a, b in zip(prefix, texts, strict=True))
+    rotated, found = cache.dequantize(45, torch.float32)
+    torch.testing.assert_close(found, values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(hadamard_transform(rotated, inverse=True), keys, rtol=0, atol=1e-5)
+    for length in (45, 12, 5):  # all of the text, a part, none
+        cache.lengths.fill_(length)
+        expected = scaled_dot_product_attention(
+            q[:, :, None], keys[:, :, :length], values[:, :, :length], enable_gqa=True
+        )
+        torch.testing.assert_close(cache.attend(q), expected[:, :, 0], rtol=0, atol=1e-5)
+
+
+def test_a_prefix_of_another_shape_is_refused() -> None:
+    with pytest.raises(
+        KernelError, match=r"the prefix has values of shape \(2, 4, 64\), and the cache takes \(2, 3, 64\)"
+    ):
+        Int4KVCache.allocate(1, 64, 2, 64, device="cpu", prefix=(torch.randn(2, 3, 64), torch.randn(2, 4, 64)))
+
+
 def test_rope_is_that_of_transformers() -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -121,17 +146,19 @@ def test_a_head_size_without_a_layout_is_refused() -> None:
 
 
 @pytest.mark.unflipped  # torch.library.opcheck has dispatch modes of its own
-def test_the_operators_have_shape_rules() -> None:
-    cache, k, v = filled_cache(2, 20, 2, 64)
+@pytest.mark.parametrize("prefix", [None, (torch.randn(2, 3, 64), torch.randn(2, 3, 64))], ids=["", "prefix"])
+def test_the_operators_have_shape_rules(prefix: tuple[Tensor, Tensor] | None) -> None:
+    cache, k, v = filled_cache(2, 20, 2, 64, prefix=prefix)
     pools = cache.k_codes, cache.v_codes, cache.k_params, cache.v_params
+    prefix = cache.k_prefix, cache.v_prefix
     ops = torch.ops.rotquant
     for op, arguments in (
         (ops.kv_append, (k, v, None, None, *pools, cache.lengths, None, True, 0.95, 0.95)),
         (
             ops.kv_attention,
-            (torch.randn(2, 4, 64), None, None, *pools, cache.lengths, 0, None, cache.counters, True),
+            (torch.randn(2, 4, 64), None, None, *pools, *prefix, cache.lengths, 0, None, cache.counters, True),
         ),
-        (ops.kv_dequantize, (*pools, None, 2, 20, torch.float16)),
+        (ops.kv_dequantize, (*pools, *prefix, None, 2, 20, torch.float16)),
         (ops.kv_rotate, (k, None, None, True)),
     ):
         torch.library.opcheck(op.default, arguments)
@@ -184,6 +211,9 @@ def angles(tokens: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tens
 def relative_error(x: Tensor, expected: Tensor) -> float:
     return float((x.double() - expected.double()).norm() / expected.double().norm())
 
+
+#: Tokens of a prefix: fewer than a kernel loads at once, more, a whole tile and a part of the next.
+PREFIXES = (1, 4, 10, 41)
 
 GPU_CASES = [
     # batch, tokens, heads, kv_heads, head_dim, group_size, page_size
@@ -244,6 +274,36 @@ def test_the_attention_kernel_agrees_with_float64(case: tuple, dtype: torch.dtyp
     assert not cache.counters.any()
 
 
+def prefix_before(k: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of a prefix, [kv_heads, tokens, head_dim]; keys as large as those of an outlier token."""
+    prefix = torch.randn(2, k.shape[2], tokens, k.shape[3], device=k.device)
+    return (3 * prefix[0]).to(k.dtype), prefix[1].to(k.dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", GPU_CASES, ids=str)
+def test_the_attention_kernel_sees_a_prefix(case: tuple, dtype: torch.dtype, prefix: int) -> None:
+    batch, tokens, heads, kv_heads, head_dim, group_size, page_size = case
+    q, k, v = projection(batch, tokens, heads, kv_heads, head_dim, dtype)
+    options = {"group_size": group_size, "page_size": page_size, "prefix": prefix_before(k, prefix)}
+    cache = gpu_cache(batch, prefix + tokens + 3, kv_heads, head_dim, **options)  # poison in the prefix's places too
+    cache.append(k, v)
+    rope = angles(1, head_dim, dtype)
+    for present in (tokens // 3, tokens):
+        cache.lengths.copy_(prefix + torch.linspace(present, tokens, batch) - 1)
+        out = cache.attend(q[:, -1], *rope, new_tokens=1)
+        with references():
+            expected = cache.attend(q[:, -1], *rope, new_tokens=1)
+        assert relative_error(out, expected) < (1e-3 if dtype == torch.float16 else 4e-3)
+        assert not cache.counters.any()
+    read = cache.dequantize(prefix + tokens, dtype)
+    with references():
+        for x, wanted in zip(read, cache.dequantize(prefix + tokens, dtype), strict=True):
+            assert torch.equal(x, wanted)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
 def test_small_and_large_values_lose_no_precision(scale: float) -> None:
@@ -273,9 +333,10 @@ def test_prefill_reads_the_same_numbers(case: tuple) -> None:
 
 
 @pytest.mark.gpu
-def test_a_captured_step_serves_every_length() -> None:
+@pytest.mark.parametrize("prefix", [0, 4])
+def test_a_captured_step_serves_every_length(prefix: int) -> None:
     q, k, v = projection(2, 1, 8, 2, 128, torch.float16)
-    cache = gpu_cache(2, 300, 2, 128)
+    cache = gpu_cache(2, prefix + 300, 2, 128, prefix=prefix_before(k, prefix) if prefix else None)
     out = torch.empty(2, 8, 128, dtype=torch.float16, device="cuda")
 
     def step() -> None:
@@ -316,3 +377,8 @@ def test_what_the_kernels_cannot_do_is_refused() -> None:
         cache.dequantize(65)
     with pytest.raises(KernelError, match="key scales"):
         dataclasses.replace(cache, k_params=cache.k_params.float()).attend(q[:, -1])
+    with pytest.raises(KernelError, match="a prefix has both keys and values"):
+        dataclasses.replace(cache, k_prefix=k[0].transpose(0, 1).contiguous()).attend(q[:, -1])
+    fixed = k[0].transpose(0, 1).contiguous()
+    with pytest.raises(KernelError, match="prefix values"):
+        dataclasses.replace(cache, k_prefix=fixed, v_prefix=fixed[:, :3].contiguous()).attend(q[:, -1])

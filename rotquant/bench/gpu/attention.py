@@ -49,7 +49,7 @@ def int4_case(a: DecodeAttentionArguments, device: torch.device) -> Case:
         if half:
             q, k = _transformed(q), _transformed(k)
         kv_append(k, v, None, None, *pools, lengths, None, rotate, *clip)
-        return kv_attention(q, None, None, *pools, lengths, 1, None, counters, rotate)
+        return kv_attention(q, None, None, *pools, None, None, lengths, 1, None, counters, rotate)
 
     pools = (cache.k_codes, cache.v_codes, cache.k_params, cache.v_params)
     return Case(run, (q, k, v, *pools), _operations(a))

@@ -23,8 +23,8 @@ from rotquant.kernels.launch.overlap import overlapping_launches
 _DECODED = 50
 #: A block is measured without embedding and head: they shrink to a few tokens.
 _FEW_TOKENS = 32
-#: PrefixQuant keeps the first token of Llama-3-8B in the cache (Table 1); which one it is does not matter here.
-_PREFIX = (0,)
+#: PrefixQuant keeps the first token of Llama-3-8B in the cache (Table 1).
+_PREFIX = 1
 #: Times a text is generated; the median counts.
 _TEXTS = 3
 
@@ -124,9 +124,9 @@ def first_token(arguments: FirstTokenArguments) -> Measurements:
     """
     a, device = arguments, gpu()
     memory = _Memory(device)
-    prefix = _PREFIX if a.implementation == "prefixquant" else ()
+    prefix = _PREFIX if a.implementation == "prefixquant" else 0
     decoder = random_decoder(decoder_config(a.shape, prefix=prefix), _PRECISIONS[a.implementation], device=device)
-    cache = decoder.new_cache(a.batch, len(prefix) + a.tokens)
+    cache = decoder.new_cache(a.batch, a.tokens)
     prompt = _prompt(decoder, a.batch, a.tokens)
 
     def prefill(_: int = 0) -> Tensor:

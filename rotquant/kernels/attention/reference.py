@@ -86,6 +86,14 @@ def values_of(codes: Tensor, params: Tensor, table: Tensor, tokens: int, values:
     return ((grouped - zero[..., None]) * scale[..., None]).flatten(-2)
 
 
+def behind(prefix: Tensor | None, x: Tensor) -> Tensor:
+    """x [batch, kv_heads, tokens, D] with the prefix [kv_heads, prefix, D] in the place of its first tokens."""
+    if prefix is None:
+        return x
+    first = prefix[:, : x.shape[2]].to(x).expand(len(x), -1, -1, -1)
+    return torch.cat([first, x[:, :, prefix.shape[1] :]], dim=2)
+
+
 def attend(
     q: Tensor,
     cos: Tensor | None,
@@ -94,25 +102,31 @@ def attend(
     v_codes: Tensor,
     k_params: Tensor,
     v_params: Tensor,
+    k_prefix: Tensor | None,
+    v_prefix: Tensor | None,
     lengths: Tensor,
     new_tokens: int,
     block_table: Tensor | None,
     counters: Tensor | None,
     hadamard: bool,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v in float64; a sequence without tokens gives zeros."""
+    """softmax(q k^T / sqrt(D)) v in float64; a sequence without tokens, and without a prefix, gives zeros."""
     batch, _, head_dim = q.shape
     x = rotate(q[:, None], cos, sin, False).double()
     x = (hadamard_transform(x) if hadamard else x).squeeze(1)
     table = page_table(block_table, batch, k_codes)
     capacity = table.shape[1] * k_codes.shape[2]
-    longest = min(capacity, int(lengths.max()) + new_tokens)
+    prefix = 0 if k_prefix is None else k_prefix.shape[1]
+    longest = min(capacity, max(prefix, int(lengths.max()) + new_tokens))
     k, v = (
-        values_of(codes, params, table, longest, values, torch.float64)
-        for codes, params, values in ((k_codes, k_params, False), (v_codes, v_params, True))
+        behind(fixed, values_of(codes, params, table, longest, values, torch.float64))
+        for codes, params, fixed, values in (
+            (k_codes, k_params, k_prefix, False),
+            (v_codes, v_params, v_prefix, True),
+        )
     )
     grouped = x.unflatten(1, (k.shape[1], -1))
-    present = torch.arange(longest, device=q.device) < (lengths.long() + new_tokens)[:, None]
+    present = torch.arange(longest, device=q.device) < (lengths.long() + new_tokens).clamp(min=prefix)[:, None]
     scores = (grouped @ k.mT * head_dim**-0.5).masked_fill(~present[:, None, None], -torch.inf)
     out = scores.softmax(-1).nan_to_num(0.0) @ v.masked_fill(~present[:, None, :, None], 0.0)
     return out.flatten(1, 2).to(q.dtype)
@@ -123,6 +137,8 @@ def dequantize(
     v_codes: Tensor,
     k_params: Tensor,
     v_params: Tensor,
+    k_prefix: Tensor | None,
+    v_prefix: Tensor | None,
     block_table: Tensor | None,
     batch: int,
     tokens: int,
@@ -132,6 +148,6 @@ def dequantize(
     arithmetic = torch.promote_types(dtype, torch.float32)
     table = page_table(block_table, batch, k_codes)
     return (
-        values_of(k_codes, k_params, table, tokens, False, arithmetic).to(dtype),
-        values_of(v_codes, v_params, table, tokens, True, arithmetic).to(dtype),
+        behind(k_prefix, values_of(k_codes, k_params, table, tokens, False, arithmetic).to(dtype)),
+        behind(v_prefix, values_of(v_codes, v_params, table, tokens, True, arithmetic).to(dtype)),
     )
