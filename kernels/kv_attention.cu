@@ -25,17 +25,17 @@ struct Merge {
     float out[WARPS + 1][8][ROW];
     float top[WARPS + 1][8], total[WARPS + 1][8];
 
-    // The N-th eight heads of a warp.
+    // The N-th eight heads of a warp, values times `unit`.
     template <int N, int GROUPS, int NT>
-    __device__ __forceinline__ void store(const Accumulator<D, GROUPS, NT>& sums, int warp, int lane) {
+    __device__ __forceinline__ void store(const Accumulator<D, GROUPS, NT>& sums, float unit, int warp, int lane) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
             const int head = 2 * t + c;
 #pragma unroll
             for (int m = 0; m < D / 16; ++m) {
-                out[warp][head][16 * m + g] = sums.out[N][m][c] * (1.f / LOW_NIBBLE);
-                out[warp][head][16 * m + g + 8] = sums.out[N][m][2 + c] * (1.f / HIGH_NIBBLE);
+                out[warp][head][16 * m + g] = sums.out[N][m][c] * (unit / LOW_NIBBLE);
+                out[warp][head][16 * m + g + 8] = sums.out[N][m][2 + c] * (unit / HIGH_NIBBLE);
             }
             if (g == 0) top[warp][head] = sums.top[N][c], total[warp][head] = sums.total[N][c];
         }
@@ -79,15 +79,15 @@ struct Partial {
     __device__ __forceinline__ float* row(int split, int head) const { return base + (split * group + head) * (D + 4); }
 };
 
-// Merge the warps' sums and, where the block has it, the prefix's, from eight heads on at a time: into the output where
+// Merge the warps' sums, values times `unit`, and, where the block has it, the prefix's, from eight heads on at a time: into the output where
 // the block had the whole sequence, else into its rows of `partial`.
 template <int N, typename T, int D, int GROUPS, int NT>
-__device__ __forceinline__ void merge_warps(const Accumulator<D, GROUPS, NT>& sums, const HeadSums<D> (&prefix)[NT],
-                                            bool prefixed, Merge<D>& merge, const Partial<D>& partial, int split,
+__device__ __forceinline__ void merge_warps(const Accumulator<D, GROUPS, NT>& sums, float unit,
+                                            const HeadSums<D> (&prefix)[NT], bool prefixed, Merge<D>& merge, const Partial<D>& partial, int split,
                                             int splits, T* out) {
     static_assert(WARPS == 8, "a warp has one of eight heads");
     __syncthreads();  // all warps have done with what lay in this memory
-    merge.template store<N>(sums, threadIdx.x / WARP, threadIdx.x % WARP);
+    merge.template store<N>(sums, unit, threadIdx.x / WARP, threadIdx.x % WARP);
     if (prefixed) merge.store_prefix(prefix[N], threadIdx.x / WARP, threadIdx.x % WARP);
     __syncthreads();
     for (int at = threadIdx.x; at < min(partial.group - 8 * N, 8) * D; at += WARPS * WARP) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void merge_warps(const Accumulator<D, GROUPS, NT>& su
             if (d == 0) row[D] = all.top, row[D + 1] = all.total;
         }
     }
-    if constexpr (N + 1 < NT) merge_warps<N + 1>(sums, prefix, prefixed, merge, partial, split, splits, out);
+    if constexpr (N + 1 < NT) merge_warps<N + 1>(sums, unit, prefix, prefixed, merge, partial, split, splits, out);
 }
 
 // Whether this block is the last of `splits` to come here; it then sees what the others wrote before.
@@ -255,7 +255,7 @@ struct WarpQueries {
 template <typename T, int D, int GROUPS, int NT, int STAGES>
 __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
     kv_attention(const T* q, long long q_batch, const T* cos, const T* sin, int cos_batch, const unsigned char* k_codes,
-                 const unsigned char* v_codes, const __half2* k_params, const __half2* v_params, const T* k_prefix,
+                 const unsigned char* v_codes, const Params<GROUPS>* k_params, const Params<GROUPS>* v_params, const T* k_prefix,
                  const T* v_prefix, int prefix, const int* lengths, int new_tokens, const int* table, int pages,
                  int per_sequence, int page_size, int group, int rotate, float scale, float* workspace, int* counters,
                  T* out) {
@@ -269,6 +269,8 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
     const Share share((length + TILE<D> - 1) / TILE<D>, blockIdx.x, gridDim.x);
     if (blockIdx.x >= share.splits) return;
 
+    float k_scale = 1.f, v_scale = 1.f;
+    if constexpr (GROUPS == STATIC) k_scale = k_params[kv_head], v_scale = v_params[kv_head];
     const Pools<D, GROUPS> pools{k_codes, v_codes, k_params, v_params};
     Reader<D, GROUPS, TILE<D>, STAGES> reader(reinterpret_cast<Ring<D, GROUPS, TILE<D>, STAGES>*>(shared)[warp], lane);
     int next = share.first + warp;
@@ -302,8 +304,14 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
         fetch_next();
         float score[TILE<D> / 16][NT][4];
 #pragma unroll
-        for (int b = 0; b < TILE<D> / 16; ++b)
-            score_block<D, GROUPS, NT>(score[b], here.k + b * (8 * D), here.k_params + b * 16 * GROUPS, operand, lane);
+        for (int b = 0; b < TILE<D> / 16; ++b) {
+            TokenParams<GROUPS> params;
+            if constexpr (GROUPS == STATIC)
+                params = {k_scale};
+            else
+                params = {here.k_params + b * 16 * GROUPS};
+            score_block<D, GROUPS, NT>(score[b], here.k + b * (8 * D), params, operand, lane);
+        }
         sums.add(score, here, Present{prefix - tile * TILE<D>, count}, lane);
         reader.pop();
     }
@@ -313,8 +321,8 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
     const long long pair = static_cast<long long>(sequence) * kv_heads + kv_head;
     const Partial<D> partial{workspace + pair * gridDim.x * group * (D + 4), group};
     T* target = out + pair * group * D;
-    merge_warps<0>(sums, before, prefixed, *reinterpret_cast<Merge<D>*>(shared), partial, blockIdx.x, share.splits,
-                   target);
+    merge_warps<0>(sums, v_scale, before, prefixed, *reinterpret_cast<Merge<D>*>(shared), partial, blockIdx.x,
+                   share.splits, target);
     if (share.splits > 1 && is_last(counters + pair, share.splits))
         combine<T, D>(partial, share.splits, target, reinterpret_cast<float(*)[MAX_SPLITS]>(shared));
 }

@@ -18,9 +18,11 @@ from rotquant.decoder.config import CacheScheme, DecoderConfig, Precision
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.attention.cache import Int4KVCache
 from rotquant.kernels.attention.operator import HEAD_DIMS
+from rotquant.kernels.hadamard.choice import hadamard_transform
 from rotquant.kernels.rows.elementwise import rope_append, rotate
-from rotquant.models.simulation.kv_cache import KVQuantizer
+from rotquant.models.rotation.fusing import online_dtype
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors.quantization import QParams, fake_quantize
 
 #: A past this many times shorter than the tokens that follow it is a prefix, not a conversation.
 _SHORT_PAST = 8
@@ -31,9 +33,11 @@ class Standing:
     """What a layer's cache has before any text.
 
     prefix: keys, after RoPE at the positions from 0 and without R3, and values, [kv_heads, tokens, head_dim].
+    scales: static ones of keys, after R3, and values, float32 [kv_heads].
     """
 
     prefix: tuple[Tensor, Tensor] | None = None
+    scales: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -193,23 +197,33 @@ class RoundedCache(FloatCache):
     ) -> None:
         super().__init__(config, precision, cache, device, standing)
         scheme = cast(CacheScheme, precision.cache)
-        transform = RotationScheme(online_dtype="float16" if precision.half_transforms else "float32")
-        common = {"bits": 4, "symmetric": False, "granularity": "head", "group_size": scheme.group_size}
-        self.quantizer = KVQuantizer(
-            QuantizationScheme(**common, clip_ratio=scheme.key_clip),
-            QuantizationScheme(**common, clip_ratio=scheme.value_clip),
-            transform if scheme.rotate else None,
-        )
+        arithmetic = "float16" if precision.half_transforms else "float32"
+        self.rotation = RotationScheme(keys=scheme.rotate, online_dtype=arithmetic)
+        common = {"bits": 4, "granularity": "head", "symmetric": scheme.static, "dynamic": not scheme.static}
+        self.schemes = [
+            QuantizationScheme(**common, group_size=scheme.group_size, clip_ratio=clip)
+            for clip in (scheme.key_clip, scheme.value_clip)
+        ]
+        # By token, as keys and values are here: [kv_heads, groups of a head, 1].
+        self.static = [QParams(scale[:, None, None]) for scale in standing.scales or ()] or [None, None]
 
     def append(self, qkv: Tensor, step: Step) -> Tensor:
-        """As in `FloatCache`, keys and values passing through the simulation's quantizer, keys there and back by R3."""
+        """As in `FloatCache`, keys and values rounded as in the simulation, keys on their way there and back by R3."""
         heads = (self.heads, self.kv_heads, self.kv_heads)
         queries, keys, values = qkv.view(step.batch, step.tokens, sum(heads), -1).split(heads, dim=2)
-        keys, values = self.quantizer.fake(rotate(keys, step.cos, step.sin), values)
+        keys = self._transformed(rotate(keys, step.cos, step.sin))
+        keys, values = map(fake_quantize, (keys, values), self.schemes, self.static)
+        keys = self._transformed(keys, inverse=True)
         positions = step.lengths.long()[:, None] + torch.arange(step.tokens, device=qkv.device)
         texts = torch.arange(step.batch, device=qkv.device)[:, None]
         self.keys[texts, positions], self.values[texts, positions] = keys, values
         return rotate(queries, step.cos, step.sin)
+
+    def _transformed(self, keys: Tensor, inverse: bool = False) -> Tensor:
+        """R3, or its inverse, where there is one."""
+        if not self.rotation.keys:
+            return keys
+        return hadamard_transform(keys, inverse=inverse, compute_dtype=online_dtype(keys, self.rotation))
 
 
 class Int4Cache:
@@ -239,6 +253,7 @@ class Int4Cache:
             device=device,
             lengths=cache.lengths,
             prefix=standing.prefix,
+            scales=standing.scales,
         )
 
     def attend(self, qkv: Tensor, step: Step) -> Tensor:

@@ -102,12 +102,20 @@ class CacheScheme(Frozen):
 
     group_size: None is the whole head.
     rotate: keys pass R3 before they are quantized, and so do queries.
+    static: symmetric instead, with one scale for each head that is known beforehand (PrefixQuant Sec. 6.1).
     """
 
     key_clip: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     value_clip: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     group_size: Size | None = None
     rotate: bool = True
+    static: bool = False
+
+    @model_validator(mode="after")
+    def _static_scales_are_of_heads(self) -> "CacheScheme":
+        if self.static and (self.group_size is not None or min(self.key_clip, self.value_clip) < 1):
+            raise ValueError("static scales of a cache are whole heads' and clip nothing: no group_size, no clip")
+        return self
 
 
 class Precision(Frozen):
@@ -161,7 +169,9 @@ KINDS: dict[str, Precision] = {
     "quarot-128g": _QUAROT.model_copy(update={"weights": "int4-grouped"}),
     "quarot-kv16": _QUAROT.model_copy(update={"cache": None}),
     # No transform across heads: PrefixQuant takes SpinQuant's R1 to R4, of which R3 and R4 are online.
-    "prefixquant": _QUAROT.model_copy(update={"inputs": InputScheme(static=True), "rotate_heads": False}),
+    "prefixquant": _QUAROT.model_copy(
+        update={"inputs": InputScheme(static=True), "cache": CacheScheme(static=True), "rotate_heads": False}
+    ),
     "w2": Precision(dtype="bfloat16", weights="lut2"),
     "w2a4": Precision(weights="lut2", inputs=InputScheme(), rotate_mlp=True),
 }

@@ -117,32 +117,39 @@ def _cache_scheme(
 ) -> CacheScheme | None:
     if keys is None and values is None:
         return None
-    why = "the kernels' cache is 4-bit and asymmetric in keys and values alike, or 16-bit in both"
-    _refuse(keys is None or values is None, "a cache that is half quantized", why)
-    for scheme in cast("tuple[QuantizationScheme, ...]", (keys, values)):
+    why = "the kernels' cache is 4-bit, asymmetric with dynamic scales or symmetric with static ones, or 16-bit"
+    if keys is None or values is None:
+        raise _refusal("a cache that is half quantized", why)
+    _refuse(keys.dynamic != values.dynamic, "a cache whose scales are half static", why)
+    for scheme in (keys, values):
         _refuse(scheme.bits != 4, f"a {scheme.bits}-bit cache", why)
-        _refuse(scheme.symmetric, "a symmetric cache", why)
+        _refuse(scheme.dynamic and scheme.symmetric, "a symmetric cache with dynamic scales", why)
+        _refuse(not scheme.dynamic and not scheme.symmetric, "an asymmetric cache with static scales", why)
         _refuse(
             scheme.zero_point != "whole",
             "a cache with exact zero points",
             "the kernels' zero points are whole, since they multiply codes",
         )
-    _refuse(
-        cast(QuantizationScheme, keys).group_size != cast(QuantizationScheme, values).group_size,
-        "groups of different size for keys and values",
-        why,
-    )
+        _refuse(
+            not scheme.dynamic and (scheme.granularity not in ("head", "tensor") or scheme.group_size is not None),
+            f"static scales of a cache per {scheme.granularity}",
+            "the kernels take one for each head, or for all",
+        )
+    if not keys.dynamic:
+        return CacheScheme(rotate=rotates, static=True)
+    _refuse(keys.group_size != values.group_size, "groups of different size for keys and values", why)
     return CacheScheme(
-        key_clip=cast(QuantizationScheme, keys).clip_ratio,
-        value_clip=cast(QuantizationScheme, values).clip_ratio,
-        group_size=cast(QuantizationScheme, keys).group_size,
-        rotate=rotates,
+        key_clip=keys.clip_ratio, value_clip=values.clip_ratio, group_size=keys.group_size, rotate=rotates
     )
 
 
 def _refuse(condition: bool, what: str, why: str) -> None:
     if condition:
-        raise RecipeError(f"the model has {what}, which cannot be converted: {why}.")
+        raise _refusal(what, why)
+
+
+def _refusal(what: str, why: str) -> RecipeError:
+    return RecipeError(f"the model has {what}, which cannot be converted: {why}.")
 
 
 class _Conversion:
@@ -214,6 +221,10 @@ class _Conversion:
         if self.prefix is not None:
             tensors["prefix_keys"] = self.prefix.keys[index].to(self.dtype)
             tensors["prefix_values"] = self.prefix.values[index].to(self.dtype)
+        if self.precision.cache is not None and self.precision.cache.static:
+            for name, what in (("key_scale", "keys"), ("value_scale", "values")):
+                scale = self.stored.state.static[index, what].scale  # of each head, or one for all
+                tensors[name] = scale.float().reshape(-1).expand(self.architecture.num_kv_heads).contiguous()
         return tensors
 
     def _bias(self, index: int, site: Site) -> Tensor | None:

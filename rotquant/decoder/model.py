@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class DecoderLayer(nn.Module):
     """Attention and MLP. Norm gains are buffers [hidden], or None where they were fused into the weights.
 
-    prefix_keys, prefix_values: as in `Standing`, buffers, or None without a prefix.
+    prefix_keys, prefix_values: as in `Standing`, buffers, or None without a prefix; key_scale, value_scale: likewise,
+        where the cache's scales are static.
     """
 
     qkv: "Linear"
@@ -33,6 +34,8 @@ class DecoderLayer(nn.Module):
     mlp_norm: Tensor | None
     prefix_keys: Tensor | None
     prefix_values: Tensor | None
+    key_scale: Tensor | None
+    value_scale: Tensor | None
 
     def __init__(self, config: DecoderConfig, precision: Precision, device: torch.device | str) -> None:
         super().__init__()
@@ -43,13 +46,14 @@ class DecoderLayer(nn.Module):
         size, dtype = (config.kv_heads, config.prefix, config.head_dim), getattr(torch, precision.dtype)
         for name in ("prefix_keys", "prefix_values"):
             self.register_buffer(name, torch.empty(size, dtype=dtype, device=device) if config.prefix else None)
+        static = precision.cache is not None and precision.cache.static
+        for name in ("key_scale", "value_scale"):
+            self.register_buffer(name, torch.ones(config.kv_heads, device=device) if static else None)
 
     @property
     def standing(self) -> Standing:
         """What the layer's cache has before any text."""
-        if self.prefix_keys is None or self.prefix_values is None:
-            return Standing()
-        return Standing((self.prefix_keys, self.prefix_values))
+        return Standing(_pair(self.prefix_keys, self.prefix_values), _pair(self.key_scale, self.value_scale))
 
     def forward(
         self, hidden: Tensor, update: Tensor | None, cache: Cache, index: int, step: Step
@@ -142,6 +146,10 @@ class Decoder(nn.Module):
         hidden = self.run(self.embed(tokens), cache, cache.prefill_step(tokens.shape[1]))
         cache.advance(tokens.shape[1])
         return hidden
+
+
+def _pair(first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    return None if first is None or second is None else (first, second)
 
 
 def _gain(config: DecoderConfig, precision: Precision, device: torch.device | str) -> Tensor | None:

@@ -48,6 +48,8 @@ def _fill(module: torch.nn.Module, generator: torch.Generator) -> None:
     if isinstance(module, DecoderLayer):
         for part in module.standing.prefix or ():
             part.normal_(generator=generator)
+        for scale in module.standing.scales or ():
+            scale.fill_(_STEP)
     if isinstance(module, FloatLinear):
         module.weight.normal_(0.0, _SPREAD, generator=generator)
     elif isinstance(module, QuantizedLinear | LutLinear):

@@ -28,6 +28,10 @@ WITHOUT_R1 = override(QUAROT, {"rotation": {"residual": "none"}}, "")
 UNROTATED = override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, "")
 
 
+#: As PrefixQuant has it; a clip ratio is of no meaning then.
+STATIC_CACHE = {part: {"symmetric": True, "dynamic": False} for part in ("keys", "values")}
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -43,7 +47,14 @@ UNROTATED = override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, "")
         ({"activations": {"granularity": "tensor"}}, "dynamic input scales per tensor"),
         ({"keys": None}, "a cache that is half quantized"),
         ({"keys": {"bits": 3}}, "a 3-bit cache"),
-        ({"values": {"symmetric": True}}, "a symmetric cache"),
+        ({"values": {"symmetric": True}}, "a symmetric cache with dynamic scales"),
+        ({"values": {"symmetric": True, "dynamic": False}}, "a cache whose scales are half static"),
+        (STATIC_CACHE | {"values": {"dynamic": False}}, "an asymmetric cache with static scales"),
+        (STATIC_CACHE | {"values": {"symmetric": True, "dynamic": False, "bits": 8}}, "a 8-bit cache"),
+        (
+            STATIC_CACHE | {"keys": {"symmetric": True, "dynamic": False, "granularity": "group", "group_size": 16}},
+            "static scales of a cache per group",
+        ),
         ({"values": {"group_size": 16}}, "groups of different size for keys and values"),
         ({"methods": {"outliers": {"features": 8}}, "calibration": {}}, "outlier features"),
     ],

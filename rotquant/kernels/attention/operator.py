@@ -28,6 +28,8 @@ MAX_GROUP = 16
 _TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 #: As in the sources: warps of a block, bytes of codes that a warp takes at a time, blocks that may share a sequence.
 _WARPS, _TILE_BYTES, _MAX_SPLITS = 8, 4096, 64
+#: In the place of a number of groups: each head has one scale for all tokens.
+_STATIC = 0
 
 _POOL_POINTERS = dict.fromkeys(("k_codes", "v_codes", "k_params", "v_params"), POINTER)
 _PREFIX = {"k_prefix": POINTER, "v_prefix": POINTER, "prefix": INT}
@@ -63,7 +65,7 @@ _APPEND = CudaFile(
             v=POINTER,
         ),
     },
-    constants={"WARPS": _WARPS},
+    constants={"WARPS": _WARPS, "STATIC": _STATIC, "int(STATIC_ZERO)": reference.STATIC_ZERO},
 )
 _ATTENTION = CudaFile(
     "kv_attention.cu",
@@ -83,24 +85,21 @@ _ATTENTION = CudaFile(
             **dict.fromkeys(("workspace", "counters", "out"), POINTER),
         )
     },
-    constants={"WARPS": _WARPS, "MAX_SPLITS": _MAX_SPLITS},
+    constants={"WARPS": _WARPS, "MAX_SPLITS": _MAX_SPLITS, "STATIC": _STATIC},
 )
 
 
 def sources(architecture: str) -> list[Source]:
     """Every translation unit that the papers' shapes ask for: a scale per head, up to 8 query heads per key head."""
-    found = []
-    for head_dim in HEAD_DIMS:
-        shape = _Shape(head_dim, 1, torch.float16)
-        names = (shape.append(False), shape.append(True), shape.rotate, shape.dequantize)
-        found += [Source(_APPEND, (name,)) for name in names]
-        found.append(_attention_source(shape, 1, _stages(architecture)))
-    return found
+    shapes = [_Shape(head_dim, groups, torch.float16) for head_dim in HEAD_DIMS for groups in (1, _STATIC)]
+    names = [name for shape in shapes for name in (*map(shape.append, (False, True)), shape.rotate, shape.dequantize)]
+    units = [Source(_APPEND, (name,)) for name in dict.fromkeys(names)]
+    return units + [_attention_source(shape, 1, _stages(architecture)) for shape in shapes]
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What decides the instance of a kernel."""
+    """What decides the instance of a kernel; groups: scales of a head and token, or `_STATIC`."""
 
     head_dim: int
     groups: int
@@ -345,20 +344,22 @@ def _check_pools(
     head_dim: int,
     dtype: torch.dtype,
 ) -> _Shape:
-    """Raise one sentence unless the pools are those of `kv.Int4KVCache` and the kernels have an instance for them."""
+    """Raise one sentence unless the pools are those of `Int4KVCache` and the kernels have an instance for them."""
     if dtype not in _TYPES or head_dim not in HEAD_DIMS:
         raise KernelError(
             f"the 4-bit KV kernels take float16 or bfloat16 and head_dim 64 or 128, not {dtype}, {head_dim}."
         )
     pages, _, page_size, _ = k_codes.shape
-    groups = k_params.shape[-2]
+    static = reference.is_static(k_params)
+    groups = _STATIC if static else k_params.shape[-2]
     for codes, name in ((k_codes, "key codes"), (v_codes, "value codes")):
         check_tensor(codes, name, dtypes=(torch.uint8,), shape=(pages, kv_heads, page_size, head_dim // 2))
+    wanted = (kv_heads,) if static else (pages, kv_heads, page_size, groups, 2)
     for params, name in ((k_params, "key scales"), (v_params, "value scales")):
-        check_tensor(params, name, dtypes=(torch.float16,), shape=(pages, kv_heads, page_size, groups, 2))
+        check_tensor(params, name, dtypes=(torch.float32 if static else torch.float16,), shape=wanted)
     if page_size % 64:
         raise KernelError(f"a page holds {page_size} tokens, and the kernel needs a multiple of 64.")
-    if head_dim % (32 * groups) or groups & (groups - 1):
+    if not static and (head_dim % (32 * groups) or groups & (groups - 1)):
         raise KernelError(f"{groups} scales per head of {head_dim}: groups have 32, 64 or 128 elements.")
     return _Shape(head_dim, groups, dtype)
 
@@ -405,8 +406,9 @@ _POOLS = "Tensor k_codes, Tensor v_codes, Tensor k_params, Tensor v_params, Tens
 
 #: Quantize tokens and write them. k, v [batch, tokens, kv_heads, D] float16 or bfloat16, contiguous along heads and D,
 #: any strides of batch and tokens (views of a merged projection); cos, sin [1 or batch, tokens, D] of the same dtype,
-#: or None for no RoPE; pools as in `kv.Int4KVCache`, written in place; token i of sequence b goes to position
-#: starts[b] + i (int32), and is dropped beyond the capacity. rotate: Hadamard transform of the keys.
+#: or None for no RoPE; pools as in `cache.Int4KVCache`, written in place, of static scales the codes alone; token i of
+#: sequence b goes to position starts[b] + i (int32), and is dropped beyond the capacity. rotate: Hadamard transform of
+#: the keys.
 kv_append = operator(
     "kv_append(Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor(a!) k_codes, Tensor(b!) v_codes,"
     " Tensor(c!) k_params, Tensor(d!) v_params, Tensor starts, Tensor? block_table, bool rotate, float clip_k,"

@@ -1,7 +1,8 @@
 """What the operators of the 4-bit KV cache compute, in plain torch on any device: slow, obvious, the definition.
 
-Quantization is `rotquant.tensors.quantization` (QuaRot Sec. 4, stage 2c: asymmetric, per head or group, clipped), RoPE
-that of transformers (each product and the sum rounded to the tensor's dtype). Attention is float64.
+Quantization is `rotquant.tensors.quantization` (QuaRot Sec. 4, stage 2c: asymmetric, per head or group, clipped; or
+symmetric with a static scale per head, PrefixQuant Sec. 6.1), RoPE that of transformers (each product and the sum
+rounded to the tensor's dtype). Attention is float64.
 """
 
 from typing import cast
@@ -12,7 +13,17 @@ from torch import Tensor
 from rotquant.kernels.layouts.cache import byte_offsets, pair_columns, unpack_pages
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.hadamard import hadamard_transform
-from rotquant.tensors.quantization import choose_qparams, quantize
+from rotquant.tensors.quantization import QParams, choose_qparams, quantize
+from rotquant.tensors.quantization import dequantize as dequantize_codes
+
+#: What is added to symmetric codes, so that they are nibbles.
+STATIC_ZERO = 8
+_STATIC = QuantizationScheme(bits=4, granularity="head", dynamic=False)
+
+
+def is_static(params: Tensor) -> bool:
+    """Whether parameters are static scales, [kv_heads], and not those of each token."""
+    return params.dim() == 1
 
 
 def rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None, hadamard: bool) -> Tensor:
@@ -56,19 +67,21 @@ def append(
 
 def _write(x: Tensor, codes: Tensor, params: Tensor, page: Tensor, slot: Tensor, clip: float, values: bool) -> None:
     """Quantize x [tokens, kv_heads, D] into (page, slot) of the pools."""
-    head_dim = x.shape[-1]
-    group = head_dim // params.shape[3]
-    scheme = QuantizationScheme(bits=4, symmetric=False, granularity="head", group_size=group, clip_ratio=clip)
-    qparams = choose_qparams(x, scheme)
-    new = quantize(x, qparams, scheme)
+    head_dim, heads = x.shape[-1], torch.arange(x.shape[1], device=x.device)[:, None]
+    if is_static(params):
+        new = (quantize(x, QParams(params[:, None, None]), _STATIC) + STATIC_ZERO).byte()
+    else:
+        group = head_dim // params.shape[3]
+        scheme = QuantizationScheme(bits=4, symmetric=False, granularity="head", group_size=group, clip_ratio=clip)
+        qparams = choose_qparams(x, scheme)
+        new = quantize(x, qparams, scheme)
+        scale_and_zero = torch.cat([qparams.scale, cast(Tensor, qparams.zero_point)], dim=-1)
+        params[page[:, None], heads.T, slot[:, None]] = scale_and_zero.to(params.dtype)
     low, high = pair_columns(head_dim, values, x.device)
-    heads = torch.arange(x.shape[1], device=x.device)[:, None]
     planes = codes.view(*codes.shape[:2], -1)
     planes[page[:, None, None], heads, byte_offsets(slot, head_dim, values)[:, None]] = (
         new[..., low] | new[..., high] << 4
     )
-    scale_and_zero = torch.cat([qparams.scale, cast(Tensor, qparams.zero_point)], dim=-1)
-    params[page[:, None], heads.T, slot[:, None]] = scale_and_zero.to(params.dtype)
 
 
 def page_table(block_table: Tensor | None, batch: int, pool: Tensor) -> Tensor:
@@ -79,8 +92,11 @@ def page_table(block_table: Tensor | None, batch: int, pool: Tensor) -> Tensor:
 
 
 def values_of(codes: Tensor, params: Tensor, table: Tensor, tokens: int, values: bool, dtype: torch.dtype) -> Tensor:
-    """(code - zero) * scale of the first tokens: [batch, kv_heads, tokens, D]."""
+    """(code - zero) * scale of the first tokens, [batch, kv_heads, tokens, D]; of static scales in their type."""
     integers = unpack_pages(codes[table], values).movedim(1, 2).flatten(2, 3)[:, :, :tokens]
+    if is_static(params):
+        signed = integers.to(torch.int8) - STATIC_ZERO
+        return dequantize_codes(signed, QParams(params[:, None, None, None]), _STATIC, dtype)
     scale, zero = params[table].movedim(1, 2).flatten(2, 3)[:, :, :tokens].to(dtype).unbind(-1)
     grouped = integers.to(dtype).unflatten(-1, (scale.shape[-1], -1))
     return ((grouped - zero[..., None]) * scale[..., None]).flatten(-2)
