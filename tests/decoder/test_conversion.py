@@ -29,7 +29,7 @@ UNROTATED = override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, "")
 
 
 #: As PrefixQuant has it; a clip ratio is of no meaning then.
-STATIC_CACHE = {part: {"symmetric": True, "dynamic": False} for part in ("keys", "values")}
+STATIC_CACHE = {part: {"symmetric": True, "dynamic": False} for part in ("keys", "values")} | {"calibration": {}}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ STATIC_CACHE = {part: {"symmetric": True, "dynamic": False} for part in ("keys",
         ({"keys": None}, "a cache that is half quantized"),
         ({"keys": {"bits": 3}}, "a 3-bit cache"),
         ({"values": {"symmetric": True}}, "a symmetric cache with dynamic scales"),
-        ({"values": {"symmetric": True, "dynamic": False}}, "a cache whose scales are half static"),
+        ({"values": {"symmetric": True, "dynamic": False}, "calibration": {}}, "a cache whose scales are half static"),
         (STATIC_CACHE | {"values": {"dynamic": False}}, "an asymmetric cache with static scales"),
         (STATIC_CACHE | {"values": {"symmetric": True, "dynamic": False, "bits": 8}}, "a 8-bit cache"),
         (
@@ -103,9 +103,12 @@ SAMPLES = tiny_tokens(2, 12)
 
 
 @pytest.mark.parametrize("settings", [AWKWARD["llama-3"], {"family": "qwen2", "tied": True}], ids=["llama-3", "qwen2"])
-@pytest.mark.parametrize("recipe", [QUAROT, WITHOUT_R1], ids=["quarot", "without-r1"])
+@pytest.mark.parametrize(
+    "recipe",
+    [override(QUAROT, PREFIX, ""), override(WITHOUT_R1, PREFIX, ""), override(QUAROT, PREFIX | STATIC_CACHE, "")],
+    ids=["quarot", "without-r1", "static-cache"],
+)
 def test_a_prefix_is_converted(settings: dict, recipe: Recipe) -> None:
-    recipe = override(recipe, PREFIX, "")
     model = tiny_model(**settings)
     stored = build_weights(model, None, recipe, 0, samples=SAMPLES)
     model.double()
@@ -132,7 +135,11 @@ def test_a_model_without_outlier_tokens_has_no_prefix() -> None:
     assert not any("prefix" in name for name in decoder.state_dict())
 
 
-@pytest.mark.parametrize("recipe", [QUAROT, override(QUAROT, PREFIX, "")], ids=["quarot", "prefix"])
+@pytest.mark.parametrize(
+    "recipe",
+    [QUAROT, override(QUAROT, PREFIX, ""), override(QUAROT, PREFIX | STATIC_CACHE, "")],
+    ids=["quarot", "prefix", "prefix-static-cache"],
+)
 def test_a_folder_gives_back_the_decoder(recipe: Recipe, tmp_path: Path) -> None:
     stored = build_weights(tiny_model(), None, recipe, 0, samples=SAMPLES)
     decoder = convert(stored)

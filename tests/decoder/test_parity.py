@@ -61,6 +61,11 @@ PREFIXED = override(
     "",
 )
 
+#: One scale for each head, from calibration text (PrefixQuant).
+STATIC_CACHE = {
+    part: {"symmetric": True, "dynamic": False, "granularity": "head", "clip_ratio": 0.8} for part in ("keys", "values")
+}
+
 #: Everything that can be converted, beside QuaRot itself.
 RECIPES = {
     "no rotation": override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, ""),
@@ -76,6 +81,20 @@ RECIPES = {
             "calibration": {"samples": 4, "sequence_length": 64},
         },
         "",
+    ),
+    "static cache": override(
+        preset("quarot-rtn"), {**STATIC_CACHE, "calibration": {"samples": 4, "sequence_length": 64}}, ""
+    ),
+    "static cache, one scale": override(
+        preset("quarot-rtn"),
+        {
+            **{part: {**scheme, "granularity": "tensor"} for part, scheme in STATIC_CACHE.items()},
+            "calibration": {"samples": 4, "sequence_length": 64},
+        },
+        "",
+    ),
+    "all static, prefix": override(
+        PREFIXED, {**STATIC_CACHE, "activations": {"dynamic": False, "granularity": "tensor"}}, ""
     ),
     "prefix": PREFIXED,
     "prefix, 16-bit cache": PREFIXED.model_copy(update={"keys": None, "values": None}),
