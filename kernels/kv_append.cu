@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(WARPS * WARP)
 template <typename T, int D, int GROUPS>
 __global__ void __launch_bounds__(WARPS * WARP)
     kv_dequantize(const unsigned char* k_codes, const unsigned char* v_codes, const Params<GROUPS>* k_params,
-                  const Params<GROUPS>* v_params, const T* k_prefix, const T* v_prefix, int prefix, const int* table, int pages,
-                  int per_sequence, int page_size, int batch, int tokens, int kv_heads, T* k, T* v) {
+                  const Params<GROUPS>* v_params, const T* k_prefix, const T* v_prefix, int prefix, const int* table,
+                  int pages, int per_sequence, int page_size, int batch, int tokens, int kv_heads, T* k, T* v) {
     constexpr int GROUP = D / SCALES<GROUPS>, ROW = D + 8;  // 16 bytes of padding: rows start in different banks
     __shared__ __align__(16) T staged[WARPS][16][ROW];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;

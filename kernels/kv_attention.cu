@@ -79,12 +79,12 @@ struct Partial {
     __device__ __forceinline__ float* row(int split, int head) const { return base + (split * group + head) * (D + 4); }
 };
 
-// Merge the warps' sums, values times `unit`, and, where the block has it, the prefix's, from eight heads on at a time: into the output where
-// the block had the whole sequence, else into its rows of `partial`.
+// Merge the warps' sums, their values times `unit`, and the prefix's where the block has it, from eight heads on at a
+// time: into the output where the block had the whole sequence, else into its rows of `partial`.
 template <int N, typename T, int D, int GROUPS, int NT>
 __device__ __forceinline__ void merge_warps(const Accumulator<D, GROUPS, NT>& sums, float unit,
-                                            const HeadSums<D> (&prefix)[NT], bool prefixed, Merge<D>& merge, const Partial<D>& partial, int split,
-                                            int splits, T* out) {
+                                            const HeadSums<D> (&prefix)[NT], bool prefixed, Merge<D>& merge,
+                                            const Partial<D>& partial, int split, int splits, T* out) {
     static_assert(WARPS == 8, "a warp has one of eight heads");
     __syncthreads();  // all warps have done with what lay in this memory
     merge.template store<N>(sums, unit, threadIdx.x / WARP, threadIdx.x % WARP);
@@ -255,10 +255,10 @@ struct WarpQueries {
 template <typename T, int D, int GROUPS, int NT, int STAGES>
 __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
     kv_attention(const T* q, long long q_batch, const T* cos, const T* sin, int cos_batch, const unsigned char* k_codes,
-                 const unsigned char* v_codes, const Params<GROUPS>* k_params, const Params<GROUPS>* v_params, const T* k_prefix,
-                 const T* v_prefix, int prefix, const int* lengths, int new_tokens, const int* table, int pages,
-                 int per_sequence, int page_size, int group, int rotate, float scale, float* workspace, int* counters,
-                 T* out) {
+                 const unsigned char* v_codes, const Params<GROUPS>* k_params, const Params<GROUPS>* v_params,
+                 const T* k_prefix, const T* v_prefix, int prefix, const int* lengths, int new_tokens,
+                 const int* table, int pages, int per_sequence, int page_size, int group, int rotate, float scale,
+                 float* workspace, int* counters, T* out) {
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ QueryTile<D, GROUPS, NT> queries;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

@@ -91,8 +91,13 @@ class PrefixedAttentionArguments(DecodeAttentionArguments):
     prefix: tokens that are attended to in 16 bits, before those of the 4-bit cache.
     """
 
-    implementation: Literal["int4", "int4-static"]
     prefix: Size
+
+    @model_validator(mode="after")
+    def _the_cache_has_4_bits(self) -> "PrefixedAttentionArguments":
+        if self.implementation == "fp16":
+            raise ValueError("in a 16-bit cache a prefix is nothing but a longer text")
+        return self
 
 
 class TransformArguments(Frozen):
