@@ -1,6 +1,7 @@
-// Tokens into and out of the 4-bit KV cache: RoPE, Hadamard transform, asymmetric quantization and write (QuaRot
-// Sec. 4, stages 1d and 2c); and the dequantization that prefill attention reads. One warp works on one head of a token.
-// Quantization is that of rotquant/tensors/quantization.py, operation for operation in float32. sm_80 and newer.
+// Tokens into and out of the 4-bit KV cache: RoPE, Hadamard transform, quantization and write (QuaRot Sec. 4, stages 1d
+// and 2c), asymmetric with scales found for each token or symmetric with the head's static one (PrefixQuant); and the
+// dequantization that prefill attention reads. One warp works on one head of a token. Quantization is that of
+// rotquant/tensors/quantization.py, operation for operation in float32. sm_80 and newer.
 
 #include "kv.cuh"
 #include "ptx.cuh"
@@ -12,8 +13,11 @@ constexpr int WARPS = 8;
 // Scales and zero points of a vector, known to the whole warp.
 template <int D, int GROUPS>
 struct Quantizer {
-    static constexpr int N = D / WARP, PER_GROUP = N / GROUPS;
-    float scale[GROUPS], zero[GROUPS];
+    static constexpr int N = D / WARP, PER_GROUP = N / SCALES<GROUPS>;
+    float scale[SCALES<GROUPS>], zero[SCALES<GROUPS>];
+
+    // The head's static scale; symmetric codes are stored with the zero point that makes them positive.
+    __device__ __forceinline__ void take(float known) { scale[0] = known, zero[0] = STATIC_ZERO; }
 
     __device__ __forceinline__ void choose(const HeadVector<D>& v, float clip) {
 #pragma unroll
@@ -67,12 +71,16 @@ struct Tokens {
     }
 };
 
-// Quantize one head of one token; `codes` is a page, or 16 tokens, of which this is number `slot`.
+// Quantize one head of one token by a clip ratio, or a static scale; `codes` is a page, or 16 tokens, of which this is
+// number `slot`.
 template <bool VALUES, int D, int GROUPS>
-__device__ __forceinline__ void store(const HeadVector<D>& v, float clip, unsigned char* codes, __half2* params,
-                                      int slot, int lane) {
+__device__ __forceinline__ void store(const HeadVector<D>& v, float clip_or_scale, unsigned char* codes,
+                                      Params<GROUPS>* params, int slot, int lane) {
     Quantizer<D, GROUPS> quantizer;
-    quantizer.choose(v, clip);
+    if constexpr (GROUPS == STATIC)
+        quantizer.take(clip_or_scale);
+    else
+        quantizer.choose(v, clip_or_scale);
 #pragma unroll
     for (int i = 0; i < D / WARP; ++i) {
         const int code = quantizer.code(v, i), d = WARP * i + lane;
@@ -80,52 +88,67 @@ __device__ __forceinline__ void store(const HeadVector<D>& v, float clip, unsign
         if ((lane & (VALUES ? 8 : 1)) == 0)
             codes[VALUES ? value_byte<D>(slot, d) : key_byte<D>(slot, d)] = code | partner << 4;
     }
+    if constexpr (GROUPS != STATIC) {
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group)
-        if (lane == group) params[slot * GROUPS + group] = quantizer.pair(group);
+        for (int group = 0; group < GROUPS; ++group)
+            if (lane == group) params[slot * GROUPS + group] = quantizer.pair(group);
+    }
+}
+
+// What `store` takes: the clip ratio, or a head's static scale.
+template <int GROUPS>
+__device__ __forceinline__ float clip_or_scale(float clip, const Params<GROUPS>* params, int head) {
+    if constexpr (GROUPS == STATIC)
+        return params[head];
+    else
+        return clip;
 }
 
 // Decode: a warp per (sequence, token, head).
 template <bool VALUES, typename T, int D, int GROUPS>
-__device__ __forceinline__ void append_token(const Tokens<T, D>& in, unsigned char* codes, __half2* params,
+__device__ __forceinline__ void append_token(const Tokens<T, D>& in, unsigned char* codes, Params<GROUPS>* params,
                                              const int* starts, const Pages& book, int batch, int tokens,
                                              int kv_heads) {
     const int lane = threadIdx.x % WARP;
     const long long item = static_cast<long long>(blockIdx.x) * WARPS + threadIdx.x / WARP;
     if (item >= static_cast<long long>(batch) * tokens * kv_heads) return;
     const int head = item % kv_heads, token = item / kv_heads % tokens, sequence = item / kv_heads / tokens;
+    const float how = clip_or_scale<GROUPS>(in.clip, params, head);
     const HeadVector<D> v = in.load(sequence, token, head, lane);
     const int position = starts[sequence] + token;
     if (position < 0 || position >= book.capacity()) return;
     const long long first = book.plane(sequence, position, head, kv_heads) * book.size;
-    store<VALUES, D, GROUPS>(v, in.clip, codes + first * (D / 2), params + first * GROUPS, position % book.size, lane);
+    store<VALUES, D, GROUPS>(v, how, codes + first * (D / 2), params + first * GROUPS, position % book.size, lane);
 }
 
 // Prefill: a block per 16 consecutive positions of a head, so that the bytes of values, of which a token's lie apart,
 // meet in shared memory and leave in one piece.
 template <bool VALUES, typename T, int D, int GROUPS>
-__device__ __forceinline__ void append_block(const Tokens<T, D>& in, unsigned char* codes, __half2* params,
+__device__ __forceinline__ void append_block(const Tokens<T, D>& in, unsigned char* codes, Params<GROUPS>* params,
                                              const int* starts, const Pages& book, int tokens, int kv_heads) {
     constexpr int BYTES = 16 * D / 2;
     __shared__ __align__(16) unsigned char staged[BYTES];
-    __shared__ __half2 staged_params[16 * GROUPS];
+    __shared__ Params<GROUPS> staged_params[16 * SCALES<GROUPS>];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int blocks = (tokens + 15) / 16 + 1;  // one more, because the first position need not be a multiple of 16
     const int head = blockIdx.x % kv_heads, sequence = blockIdx.x / kv_heads / blocks;
     const int start = starts[sequence], position = start / 16 * 16 + blockIdx.x / kv_heads % blocks * 16;
     if (start < 0 || position >= start + tokens || position >= book.capacity()) return;
+    const float how = clip_or_scale<GROUPS>(in.clip, params, head);
     for (int slot = warp; slot < 16; slot += WARPS) {
         const int token = position + slot - start;
         if (token >= 0 && token < tokens)
-            store<VALUES, D, GROUPS>(in.load(sequence, token, head, lane), in.clip, staged, staged_params, slot, lane);
+            store<VALUES, D, GROUPS>(in.load(sequence, token, head, lane), how, staged, staged_params, slot, lane);
     }
     __syncthreads();
     const long long first = book.plane(sequence, position, head, kv_heads) * book.size + position % book.size;
     codes += first * (D / 2);
     params += first * GROUPS;
     const int low = start - position, high = start + tokens - position;  // slots that are new: low .. high - 1
-    for (int at = threadIdx.x; at < 16 * GROUPS; at += WARPS * WARP)
-        if (at / GROUPS >= low && at / GROUPS < high) params[at] = staged_params[at];
+    if constexpr (GROUPS != STATIC) {
+        for (int at = threadIdx.x; at < 16 * GROUPS; at += WARPS * WARP)
+            if (at / GROUPS >= low && at / GROUPS < high) params[at] = staged_params[at];
+    }
     if (low <= 0 && high >= 16) {
         for (int at = threadIdx.x * 16; at < BYTES; at += WARPS * WARP * 16)
             *reinterpret_cast<uint4*>(codes + at) = *reinterpret_cast<const uint4*>(staged + at);
@@ -142,8 +165,9 @@ template <typename T, int D, int GROUPS, bool BLOCKED>
 __global__ void __launch_bounds__(WARPS * WARP)
     kv_append(const T* k, const T* v, long long k_batch, long long k_token, long long v_batch, long long v_token,
               const T* cos, const T* sin, int cos_batch, unsigned char* k_codes, unsigned char* v_codes,
-              __half2* k_params, __half2* v_params, const int* starts, const int* table, int pages, int per_sequence,
-              int page_size, int batch, int tokens, int kv_heads, int rotate, float clip_k, float clip_v) {
+              Params<GROUPS>* k_params, Params<GROUPS>* v_params, const int* starts, const int* table, int pages,
+              int per_sequence, int page_size, int batch, int tokens, int kv_heads, int rotate, float clip_k,
+              float clip_v) {
     const Pages book{table, pages, per_sequence, page_size};
     const Tokens<T, D> keys{k, k_batch, k_token, cos, sin, cos_batch, rotate != 0, clip_k};
     const Tokens<T, D> values{v, v_batch, v_token, nullptr, nullptr, 0, false, clip_v};
@@ -180,14 +204,15 @@ __global__ void __launch_bounds__(WARPS * WARP)
     for (int i = 0; i < D / WARP; ++i) out[item * D + lane + WARP * i] = from_float<T>(v.x[i]);
 }
 
-// (code - zero) * scale of the first `tokens` tokens, [batch, kv_heads, tokens, D]: a warp per 16 tokens of a head,
-// keys and values in turn along blockIdx.y. They cross shared memory, because a lane reads few tokens' bytes of each d.
+// (code - zero) * scale of the first `tokens` tokens, [batch, kv_heads, tokens, D], behind the `prefix` tokens that are
+// those of k_prefix and v_prefix [kv_heads, prefix, D]: a warp per 16 tokens of a head, keys and values in turn along
+// blockIdx.y. They cross shared memory, because a lane reads few tokens' bytes of each d.
 template <typename T, int D, int GROUPS>
 __global__ void __launch_bounds__(WARPS * WARP)
-    kv_dequantize(const unsigned char* k_codes, const unsigned char* v_codes, const __half2* k_params,
-                  const __half2* v_params, const int* table, int pages, int per_sequence, int page_size, int batch,
-                  int tokens, int kv_heads, T* k, T* v) {
-    constexpr int GROUP = D / GROUPS, ROW = D + 8;  // 16 bytes of padding: rows start in different banks
+    kv_dequantize(const unsigned char* k_codes, const unsigned char* v_codes, const Params<GROUPS>* k_params,
+                  const Params<GROUPS>* v_params, const T* k_prefix, const T* v_prefix, int prefix, const int* table,
+                  int pages, int per_sequence, int page_size, int batch, int tokens, int kv_heads, T* k, T* v) {
+    constexpr int GROUP = D / SCALES<GROUPS>, ROW = D + 8;  // 16 bytes of padding: rows start in different banks
     __shared__ __align__(16) T staged[WARPS][16][ROW];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
     const int blocks = (tokens + 15) / 16;
@@ -200,9 +225,11 @@ __global__ void __launch_bounds__(WARPS * WARP)
     const bool values = blockIdx.y;
     const unsigned* codes =
         reinterpret_cast<const unsigned*>((values ? v_codes : k_codes) + (plane * page_size + slot) * (D / 2));
-    const __half2* params = (values ? v_params : k_params) + (plane * page_size + slot) * GROUPS;
+    const Params<GROUPS>* params = (values ? v_params : k_params) + (plane * page_size + slot) * GROUPS;
+    float2 p = make_float2(0.f, STATIC_ZERO);
+    if constexpr (GROUPS == STATIC) p.x = params[head];
     auto value = [&](int token, int d, unsigned code) {
-        const float2 p = __half22float2(params[token * GROUPS + d / GROUP]);
+        if constexpr (GROUPS != STATIC) p = __half22float2(params[token * GROUPS + d / GROUP]);
         return from_float<T>((static_cast<float>(code & 15) - p.y) * p.x);
     };
     auto& rows = staged[warp];
@@ -225,11 +252,13 @@ __global__ void __launch_bounds__(WARPS * WARP)
     }
     __syncwarp();
     T* out = (values ? v : k) + ((static_cast<long long>(sequence) * kv_heads + head) * tokens + first) * D;
+    const T* fixed = (values ? v_prefix : k_prefix) + (static_cast<long long>(head) * prefix + first) * D;
     constexpr int PIECES = D / 8;  // of 16 bytes
 #pragma unroll
     for (int i = 0; i < 16 * PIECES / WARP; ++i) {
         const int token = (i * WARP + lane) / PIECES, d = (i * WARP + lane) % PIECES * 8;
+        const T* from = first + token < prefix ? fixed + token * D + d : &rows[token][d];
         if (first + token < tokens)
-            *reinterpret_cast<uint4*>(out + token * D + d) = *reinterpret_cast<const uint4*>(&rows[token][d]);
+            *reinterpret_cast<uint4*>(out + token * D + d) = *reinterpret_cast<const uint4*>(from);
     }
 }

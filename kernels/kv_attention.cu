@@ -1,7 +1,8 @@
 // Decode attention on a 4-bit KV cache: one query per sequence and head, split over the sequence (QuaRot Sec. 4,
 // stages 1d and 2c). Warps take tiles of tokens in turn, each with a running softmax of its own; their sums are merged
-// in shared memory, and the splits' sums by the last block to finish. Keys and values are never dequantized. sm_80 and
-// newer.
+// in shared memory, and the splits' sums by the last block to finish. Keys and values are never dequantized. A prefix
+// of floating-point keys and values before all sequences (PrefixQuant Sec. 5.1) is one more part of that merge. sm_80
+// and newer.
 
 #include "kv_softmax.cuh"
 
@@ -10,44 +11,62 @@ using namespace kv;
 constexpr int WARPS = 8;
 constexpr int MAX_SPLITS = 64;
 
-// The warps' sums for eight heads, on their way into one.
+// Sums of one head over some tokens: those of values, element by element as `HeadVector` has them, and of weights.
+template <int D>
+struct HeadSums {
+    HeadVector<D> out;
+    float top, total;
+};
+
+// The warps' sums for eight heads, and those over the prefix, on their way into one.
 template <int D>
 struct Merge {
     static constexpr int ROW = D + 4;  // heads 2 t of four lanes in different banks
-    float out[WARPS][8][ROW];
-    float top[WARPS][8], total[WARPS][8];
+    float out[WARPS + 1][8][ROW];
+    float top[WARPS + 1][8], total[WARPS + 1][8];
 
-    // The N-th eight heads of a warp.
+    // The N-th eight heads of a warp, values times `unit`.
     template <int N, int GROUPS, int NT>
-    __device__ __forceinline__ void store(const Accumulator<D, GROUPS, NT>& sums, int warp, int lane) {
+    __device__ __forceinline__ void store(const Accumulator<D, GROUPS, NT>& sums, float unit, int warp, int lane) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
             const int head = 2 * t + c;
 #pragma unroll
             for (int m = 0; m < D / 16; ++m) {
-                out[warp][head][16 * m + g] = sums.out[N][m][c] * (1.f / LOW_NIBBLE);
-                out[warp][head][16 * m + g + 8] = sums.out[N][m][2 + c] * (1.f / HIGH_NIBBLE);
+                out[warp][head][16 * m + g] = sums.out[N][m][c] * (unit / LOW_NIBBLE);
+                out[warp][head][16 * m + g + 8] = sums.out[N][m][2 + c] * (unit / HIGH_NIBBLE);
             }
             if (g == 0) top[warp][head] = sums.top[N][c], total[warp][head] = sums.total[N][c];
         }
+    }
+
+    // A head's sums over the prefix.
+    __device__ __forceinline__ void store_prefix(const HeadSums<D>& sums, int head, int lane) {
+#pragma unroll
+        for (int i = 0; i < D / WARP; ++i) out[WARPS][head][lane + WARP * i] = sums.out.x[i];
+        if (lane == 0) top[WARPS][head] = sums.top, total[WARPS][head] = sums.total;
     }
 
     struct Sum {
         float value, top, total;
     };
 
-    __device__ __forceinline__ Sum sum(int head, int d) const {
-        Sum all{0.f, NOTHING, 0.f};
+    __device__ __forceinline__ Sum sum(int head, int d, bool prefixed) const {
+        Sum all{0.f, prefixed ? top[WARPS][head] : NOTHING, 0.f};
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) all.top = fmaxf(all.top, top[w][head]);
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) {
-            const float weight = ptx::exp2_approx(top[w][head] - all.top);
-            all.total += weight * total[w][head];
-            all.value += weight * out[w][head][d];
-        }
+        for (int w = 0; w < WARPS; ++w) add(all, w, head, d);
+        if (prefixed) add(all, WARPS, head, d);
         return all;
+    }
+
+private:
+    __device__ __forceinline__ void add(Sum& all, int w, int head, int d) const {
+        const float weight = ptx::exp2_approx(top[w][head] - all.top);
+        all.total += weight * total[w][head];
+        all.value += weight * out[w][head][d];
     }
 };
 
@@ -60,17 +79,20 @@ struct Partial {
     __device__ __forceinline__ float* row(int split, int head) const { return base + (split * group + head) * (D + 4); }
 };
 
-// Merge the warps' sums, from eight heads on at a time: into the output where the block had the whole sequence, else
-// into its rows of `partial`.
+// Merge the warps' sums, their values times `unit`, and the prefix's where the block has it, from eight heads on at a
+// time: into the output where the block had the whole sequence, else into its rows of `partial`.
 template <int N, typename T, int D, int GROUPS, int NT>
-__device__ __forceinline__ void merge_warps(const Accumulator<D, GROUPS, NT>& sums, Merge<D>& merge,
+__device__ __forceinline__ void merge_warps(const Accumulator<D, GROUPS, NT>& sums, float unit,
+                                            const HeadSums<D> (&prefix)[NT], bool prefixed, Merge<D>& merge,
                                             const Partial<D>& partial, int split, int splits, T* out) {
+    static_assert(WARPS == 8, "a warp has one of eight heads");
     __syncthreads();  // all warps have done with what lay in this memory
-    merge.template store<N>(sums, threadIdx.x / WARP, threadIdx.x % WARP);
+    merge.template store<N>(sums, unit, threadIdx.x / WARP, threadIdx.x % WARP);
+    if (prefixed) merge.store_prefix(prefix[N], threadIdx.x / WARP, threadIdx.x % WARP);
     __syncthreads();
     for (int at = threadIdx.x; at < min(partial.group - 8 * N, 8) * D; at += WARPS * WARP) {
         const int head = at / D, d = at % D;
-        const auto all = merge.sum(head, d);
+        const auto all = merge.sum(head, d, prefixed);
         if (splits == 1) {
             out[8 * N * D + at] = from_float<T>(all.total > 0.f ? all.value / all.total : 0.f);
         } else {
@@ -79,7 +101,7 @@ __device__ __forceinline__ void merge_warps(const Accumulator<D, GROUPS, NT>& su
             if (d == 0) row[D] = all.top, row[D + 1] = all.total;
         }
     }
-    if constexpr (N + 1 < NT) merge_warps<N + 1>(sums, merge, partial, split, splits, out);
+    if constexpr (N + 1 < NT) merge_warps<N + 1>(sums, unit, prefix, prefixed, merge, partial, split, splits, out);
 }
 
 // Whether this block is the last of `splits` to come here; it then sees what the others wrote before.
@@ -148,6 +170,44 @@ struct Share {
     }
 };
 
+// One query's attention to floating-point keys and values [tokens, D], in a warp; q as scores in units of log2 need it.
+template <typename T, int D>
+__device__ __forceinline__ HeadSums<D> attend_to_floats(const HeadVector<D>& q, const T* keys, const T* values,
+                                                        int tokens, int lane) {
+    constexpr int AT_ONCE = 4;  // whose loads are under way together
+    HeadSums<D> sums{{}, NOTHING, 0.f};
+    for (int first = 0; first < tokens; first += AT_ONCE) {
+        HeadVector<D> key[AT_ONCE], value[AT_ONCE];
+        float score[AT_ONCE], now = sums.top;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) {
+            const int token = min(first + j, tokens - 1);
+            key[j].load(keys + token * D, lane);
+            value[j].load(values + token * D, lane);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) {
+            float product = 0.f;
+#pragma unroll
+            for (int i = 0; i < D / WARP; ++i) product += q.x[i] * key[j].x[i];
+            score[j] = first + j < tokens ? warp_sum(product) : NOTHING;
+            now = fmaxf(now, score[j]);
+        }
+        const float rescale = ptx::exp2_approx(sums.top - now);
+        sums.top = now, sums.total *= rescale;
+#pragma unroll
+        for (int i = 0; i < D / WARP; ++i) sums.out.x[i] *= rescale;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) {
+            const float weight = ptx::exp2_approx(score[j] - (now - WEIGHT_BITS));
+            sums.total += weight;
+#pragma unroll
+            for (int i = 0; i < D / WARP; ++i) sums.out.x[i] += weight * value[j].x[i];
+        }
+    }
+    return sums;
+}
+
 // This warp's query heads, of the `group` that share a kv head: loaded first, made into operands when tiles are on
 // their way.
 template <typename T, int D, int NT>
@@ -178,16 +238,27 @@ struct WarpQueries {
             queries.store(x[i], warp + WARPS * i, lane);
         }
     }
+
+    // Each query's attention to floating-point keys and values [tokens, D]; after `prepare`.
+    __device__ __forceinline__ void attend(const T* keys, const T* values, int tokens, HeadSums<D> (&sums)[COUNT]) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (warp + WARPS * i < group) sums[i] = attend_to_floats<T, D>(x[i], keys, values, tokens, lane);
+    }
 };
 
 // Grid (splits, kv_heads, batch). The tokens present are shared out among the splits whatever their number, so a
-// captured launch serves every length. Strides are in elements; `scale` is log2(e) / sqrt(D).
+// captured launch serves every length. The first `prefix` of them are those of k_prefix and v_prefix
+// [kv_heads, prefix, D], keys after RoPE and the Hadamard transform, and the cache holds nothing in their places; the
+// first split attends to them while its first tiles are on their way. Strides are in elements; `scale` is
+// log2(e) / sqrt(D).
 template <typename T, int D, int GROUPS, int NT, int STAGES>
 __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
     kv_attention(const T* q, long long q_batch, const T* cos, const T* sin, int cos_batch, const unsigned char* k_codes,
-                 const unsigned char* v_codes, const __half2* k_params, const __half2* v_params, const int* lengths,
-                 int new_tokens, const int* table, int pages, int per_sequence, int page_size, int group, int rotate,
-                 float scale, float* workspace, int* counters, T* out) {
+                 const unsigned char* v_codes, const Params<GROUPS>* k_params, const Params<GROUPS>* v_params,
+                 const T* k_prefix, const T* v_prefix, int prefix, const int* lengths, int new_tokens,
+                 const int* table, int pages, int per_sequence, int page_size, int group, int rotate, float scale,
+                 float* workspace, int* counters, T* out) {
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ QueryTile<D, GROUPS, NT> queries;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -198,6 +269,8 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
     const Share share((length + TILE<D> - 1) / TILE<D>, blockIdx.x, gridDim.x);
     if (blockIdx.x >= share.splits) return;
 
+    float k_scale = 1.f, v_scale = 1.f;
+    if constexpr (GROUPS == STATIC) k_scale = k_params[kv_head], v_scale = v_params[kv_head];
     const Pools<D, GROUPS> pools{k_codes, v_codes, k_params, v_params};
     Reader<D, GROUPS, TILE<D>, STAGES> reader(reinterpret_cast<Ring<D, GROUPS, TILE<D>, STAGES>*>(shared)[warp], lane);
     int next = share.first + warp;
@@ -217,6 +290,13 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
     __syncthreads();
     Queries<D, GROUPS> operand[NT];
     queries.load(operand, lane);
+    HeadSums<D> before[NT] = {};
+    const bool prefixed = prefix > 0 && blockIdx.x == 0;
+    if (prefixed) {
+        const long long first = static_cast<long long>(kv_head) * prefix * D;
+        mine.attend(k_prefix + first, v_prefix + first, prefix, before);
+    }
+    const unsigned count = max(length - prefix, 0);
     Accumulator<D, GROUPS, NT> sums;
     sums.clear();
     for (int tile = share.first + warp; tile < share.last; tile += WARPS) {
@@ -224,9 +304,15 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
         fetch_next();
         float score[TILE<D> / 16][NT][4];
 #pragma unroll
-        for (int b = 0; b < TILE<D> / 16; ++b)
-            score_block<D, GROUPS, NT>(score[b], here.k + b * (8 * D), here.k_params + b * 16 * GROUPS, operand, lane);
-        sums.add(score, here, length - tile * TILE<D>, lane);
+        for (int b = 0; b < TILE<D> / 16; ++b) {
+            TokenParams<GROUPS> params;
+            if constexpr (GROUPS == STATIC)
+                params = {k_scale};
+            else
+                params = {here.k_params + b * 16 * GROUPS};
+            score_block<D, GROUPS, NT>(score[b], here.k + b * (8 * D), params, operand, lane);
+        }
+        sums.add(score, here, Present{prefix - tile * TILE<D>, count}, lane);
         reader.pop();
     }
     reader.close();
@@ -235,7 +321,8 @@ __global__ void __launch_bounds__(WARPS * WARP, NT == 1 && GROUPS < 4 ? 2 : 1)
     const long long pair = static_cast<long long>(sequence) * kv_heads + kv_head;
     const Partial<D> partial{workspace + pair * gridDim.x * group * (D + 4), group};
     T* target = out + pair * group * D;
-    merge_warps<0>(sums, *reinterpret_cast<Merge<D>*>(shared), partial, blockIdx.x, share.splits, target);
+    merge_warps<0>(sums, v_scale, before, prefixed, *reinterpret_cast<Merge<D>*>(shared), partial, blockIdx.x,
+                   share.splits, target);
     if (share.splits > 1 && is_last(counters + pair, share.splits))
         combine<T, D>(partial, share.splits, target, reinterpret_cast<float(*)[MAX_SPLITS]>(shared));
 }

@@ -122,9 +122,13 @@ def step(implementation: str, **fields: object) -> arguments.DecodeAttentionArgu
     return arguments.DecodeAttentionArguments(**sizes | fields)
 
 
+@pytest.mark.parametrize("prefix", [0, 4])
+@pytest.mark.parametrize("implementation", ["int4", "int4-static"])
 @pytest.mark.parametrize("hadamard", ["none", "float32", "float16"])
-def test_the_quantized_step_appends_its_token_and_attends_to_it(hadamard: str) -> None:
-    case = int4_case(step("int4", hadamard=hadamard), CPU)
+def test_the_quantized_step_appends_its_token_and_attends_to_it(
+    hadamard: str, implementation: str, prefix: int
+) -> None:
+    case = int4_case(step(implementation, hadamard=hadamard), CPU, prefix)
     _, _, _, k_codes, v_codes, *_ = case.inputs
     before = k_codes.clone(), v_codes.clone()
     y = case()

@@ -5,7 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rotquant.bench.arguments.gpu import BlockArguments, FirstTokenArguments, GenerateArguments
+from rotquant.bench.arguments.gpu import (
+    BlockArguments,
+    FirstTokenArguments,
+    GenerateArguments,
+    WholeDecoderArguments,
+)
 from rotquant.bench.gpu import models
 from rotquant.bench.shapes import SHAPES
 from rotquant.bench.timing.gpu import Timing
@@ -48,6 +53,17 @@ def test_a_block_runs_in_both_phases(implementation: str, phase: str) -> None:
 def test_the_first_token_of_a_whole_decoder(implementation: str) -> None:
     measured = models.first_token(FirstTokenArguments(shape="tiny", batch=2, tokens=5, implementation=implementation))
     assert measured["seconds"].value == 1e-3
+
+
+@pytest.mark.unflipped  # torch makes no CausalBias under a dispatch mode
+@pytest.mark.parametrize("prefix", [0, 3])
+@pytest.mark.parametrize("cache", ["float16", "int4", "int4-static"])
+@pytest.mark.parametrize("activations", ["dynamic", "static"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_whole_decoder_runs_in_both_phases(phase: str, activations: str, cache: str, prefix: int) -> None:
+    fields = {"shape": "tiny", "batch": 2, "tokens": 5, "activations": activations, "cache": cache, "prefix": prefix}
+    measured = models.whole_decoder(WholeDecoderArguments(phase=phase, **fields))
+    assert set(measured) == {"seconds", "peak_bytes"}
 
 
 @pytest.mark.parametrize("implementation", ["bf16", "w2"])

@@ -36,8 +36,8 @@ def test_every_cell_can_be_built_at_its_true_size(table: str, monkeypatch: pytes
             packed = arguments.output == "packed" and arguments.implementation == "ours"
             assert codes.shape == (arguments.rows, arguments.features // (2 if packed else 1)), arguments
         elif isinstance(arguments, DecodeAttentionArguments):
-            if arguments.implementation == "int4":
-                y = attention.int4_case(arguments, META)()
+            if arguments.implementation != "fp16":
+                y = attention.int4_case(arguments, META, getattr(arguments, "prefix", 0))()
                 assert y.shape == (arguments.batch, arguments.heads, arguments.head_dim), arguments
         elif isinstance(arguments, LearnRotationsArguments | CalibrateArguments):
             assert shape_config(arguments.shape).num_hidden_layers

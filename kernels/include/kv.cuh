@@ -10,6 +10,26 @@ namespace kv {
 constexpr int WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
+// How a cache is quantized. GROUPS of a head's elements have a scale and a zero point for each token, beside its codes;
+// without groups (0) the whole head has one static scale for all tokens, and codes have this zero point (PrefixQuant).
+constexpr int STATIC = 0;
+constexpr float STATIC_ZERO = 8.f;
+
+template <int GROUPS>
+struct ParamsOf {
+    using Type = __half2;  // of a token and group
+};
+template <>
+struct ParamsOf<STATIC> {
+    using Type = float;  // of a head
+};
+template <int GROUPS>
+using Params = typename ParamsOf<GROUPS>::Type;
+
+// Scales of one token's head.
+template <int GROUPS>
+constexpr int SCALES = GROUPS == STATIC ? 1 : GROUPS;
+
 // Pages of a cache: `table` [batch, per_sequence] of page numbers, or null for consecutive pages.
 struct Pages {
     const int* table;

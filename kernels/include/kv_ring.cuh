@@ -16,11 +16,17 @@ struct Stage {
     __half2 k_params[TILE * GROUPS], v_params[TILE * GROUPS];
 };
 
+template <int D, int TILE>
+struct Stage<D, STATIC, TILE> {
+    static constexpr int CODES = TILE * D / 2;
+    unsigned char k[CODES], v[CODES];
+};
+
 // The cache in global memory, all pages of all heads in a row.
 template <int D, int GROUPS>
 struct Pools {
     const unsigned char *k, *v;
-    const __half2 *k_params, *v_params;
+    const Params<GROUPS>*k_params, *v_params;
 };
 
 template <int D, int GROUPS, int TILE, int STAGES>
@@ -60,8 +66,10 @@ struct Reader {
 #endif
         copy<Stage::CODES>(stage.k, pools.k + token * (D / 2));
         copy<Stage::CODES>(stage.v, pools.v + token * (D / 2));
-        copy<Stage::PARAMS>(stage.k_params, pools.k_params + token * GROUPS);
-        copy<Stage::PARAMS>(stage.v_params, pools.v_params + token * GROUPS);
+        if constexpr (GROUPS != STATIC) {
+            copy<Stage::PARAMS>(stage.k_params, pools.k_params + token * GROUPS);
+            copy<Stage::PARAMS>(stage.v_params, pools.v_params + token * GROUPS);
+        }
         fetch_nothing();
     }
 

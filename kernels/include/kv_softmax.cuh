@@ -3,7 +3,8 @@
 // is the denormal number n 2^-24, in bits 4..7 n 2^-20, and both are exact there. Scales and zero points are applied to
 // sums, in float32:
 //   score(token) = s (sum_d q c - z sum_d q),   out(d) = sum_token w c - sum_token w z,   w = s' exp(score - max).
-// sm_80 and newer (mma.m16n8k16).
+// With static scales s and z are the head's, w is exp(score - max), and s' multiplies what comes out in the end. sm_80
+// and newer (mma.m16n8k16).
 #pragma once
 
 #include "kv_ring.cuh"
@@ -24,27 +25,36 @@ constexpr float WEIGHT_BITS = 8.f;
 // Score of a token that is not there: below every other, and finite, so that differences are never NaN.
 constexpr float NOTHING = -3e38f;
 
+// The tokens of a tile that are there: neither in the prefix's places at the head of a sequence nor behind its end.
+struct Present {
+    int first;
+    unsigned count;
+
+    __device__ __forceinline__ bool has(int token) const { return static_cast<unsigned>(token - first) < count; }
+};
+
 // The right operand of the scores, of 8 heads: for each 32 elements the four registers of two instructions, and the sum
 // of each group's elements for heads 2 t and 2 t + 1. Elements that meet high nibbles are 2^-4 of the others.
 template <int D, int GROUPS>
 struct Queries {
     u32 operand[D / 32][4];
-    float sum[GROUPS][2];
+    float sum[SCALES<GROUPS>][2];
 };
 
 // Queries of 8 NT heads as `Queries` takes them: written head by head, read by every warp.
 template <int D, int GROUPS, int NT>
 struct alignas(16) QueryTile {  // lanes read 16 bytes at a time
+    static constexpr int SUMS = SCALES<GROUPS>;
     __half operand[NT][D / 32][WARP][8];
-    float sum[NT * 8][GROUPS];
+    float sum[NT * 8][SUMS];
 
     __device__ __forceinline__ void store(const HeadVector<D>& q, int head, int lane) {
         const int r = lane % 8, reader = head % 8 * 4 + lane / 8;
 #pragma unroll
-        for (int group = 0; group < GROUPS; ++group) {
+        for (int group = 0; group < SUMS; ++group) {
             float total = 0.f;
 #pragma unroll
-            for (int i = group * (D / 32 / GROUPS); i < (group + 1) * (D / 32 / GROUPS); ++i) {
+            for (int i = group * (D / 32 / SUMS); i < (group + 1) * (D / 32 / SUMS); ++i) {
                 const __half x = __float2half_rn(4.f * q.x[i]);
                 operand[head / 8][i][reader][r % 4 * 2 + r / 4] = r % 2 ? __hmul(x, __float2half_rn(0.0625f)) : x;
                 total += __half2float(x);
@@ -63,7 +73,7 @@ struct alignas(16) QueryTile {  // lanes read 16 bytes at a time
                 q[n].operand[j][0] = x.x, q[n].operand[j][1] = x.y, q[n].operand[j][2] = x.z, q[n].operand[j][3] = x.w;
             }
 #pragma unroll
-            for (int group = 0; group < GROUPS; ++group)
+            for (int group = 0; group < SUMS; ++group)
 #pragma unroll
                 for (int c = 0; c < 2; ++c) q[n].sum[group][c] = sum[n * 8 + lane % 4 * 2 + c][group];
         }
@@ -89,17 +99,32 @@ __device__ __forceinline__ void load_words(u32 (&word)[COUNT], const unsigned ch
     }
 }
 
+// Scale and zero point of a token's group.
+template <int GROUPS>
+struct TokenParams {
+    const __half2* params;
+    __device__ __forceinline__ float2 of(int token, int group) const {
+        return __half22float2(params[token * GROUPS + group]);
+    }
+};
+template <>
+struct TokenParams<STATIC> {
+    float scale;
+    __device__ __forceinline__ float2 of(int, int) const { return make_float2(scale, STATIC_ZERO); }
+};
+
 // Scores in units of log2, of 16 tokens and 8 NT heads: rows g, g + 8, columns 2 t, 2 t + 1, as the product leaves them.
 template <int D, int GROUPS, int NT>
-__device__ __forceinline__ void score_block(float (&score)[NT][4], const unsigned char* keys, const __half2* params,
-                                            const Queries<D, GROUPS> (&q)[NT], int lane) {
-    constexpr int WORDS = D / 32, PER_GROUP = WORDS / GROUPS;
+__device__ __forceinline__ void score_block(float (&score)[NT][4], const unsigned char* keys,
+                                            const TokenParams<GROUPS>& params, const Queries<D, GROUPS> (&q)[NT],
+                                            int lane) {
+    constexpr int WORDS = D / 32, PER_GROUP = WORDS / SCALES<GROUPS>;
     const int g = lane / 4, t = lane % 4;
     u32 upper[WORDS], lower[WORDS];
     load_words(upper, keys + g * (D / 2) + t * (D / 8));
     load_words(lower, keys + (g + 8) * (D / 2) + t * (D / 8));
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
+    for (int group = 0; group < SCALES<GROUPS>; ++group) {
         float sum[NT][4] = {};
 #pragma unroll
         for (int j = group * PER_GROUP; j < (group + 1) * PER_GROUP; ++j) {
@@ -114,7 +139,7 @@ __device__ __forceinline__ void score_block(float (&score)[NT][4], const unsigne
         }
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
-            const float2 p = __half22float2(params[(g + 8 * row) * GROUPS + group]);
+            const float2 p = params.of(g + 8 * row, group);
             const float scale = p.x * 4194304.f;  // codes 2^-24, queries 2^2
             const float offset = -p.x * p.y;
 #pragma unroll
@@ -137,10 +162,11 @@ __device__ __forceinline__ float exponent_of(float x) {
 // Running softmax-weighted sum of values for 8 NT heads; lane 4 g + t holds heads 2 t, 2 t + 1 of each 8.
 //
 // The reference exponent `top` is the maximum of score + log2(scale of the value), so that weights w = s' exp(..) are
-// near one whatever the values' scale, and lose nothing in fp16. Zero points take the same rounded weights.
+// near one whatever the values' scale, and lose nothing in fp16; with static scales, of the score. Zero points take the
+// same rounded weights.
 template <int D, int GROUPS, int NT>
 struct Accumulator {
-    static constexpr int BLOCKS = TILE<D> / 16, TILES = D / 16, PER_GROUP = TILES / GROUPS;
+    static constexpr int BLOCKS = TILE<D> / 16, TILES = D / 16, SUMS = SCALES<GROUPS>, PER_GROUP = TILES / SUMS;
     static constexpr int WIDTH = PER_GROUP % 4 ? 2 : 4;  // words of a load
     float out[NT][TILES][4];  // elements 16 m + g in units of 2^-24, 16 m + g + 8 in units of 2^-20
     float top[NT][2], total[NT][2];
@@ -157,32 +183,34 @@ struct Accumulator {
         }
     }
 
-    // Take `valid` tokens (TILE<D> but at the end of a sequence), whose scores are given.
-    __device__ __forceinline__ void add(float (&score)[BLOCKS][NT][4], const Tile<D, GROUPS>& stage, int valid,
-                                        int lane) {
+    // Take the tokens of a tile that are there; the scores of all are given.
+    __device__ __forceinline__ void add(float (&score)[BLOCKS][NT][4], const Tile<D, GROUPS>& stage,
+                                        const Present& present, int lane) {
         const int g = lane / 4;
-        float scale[BLOCKS][2][GROUPS], exponent[BLOCKS][2];
+        float scale[BLOCKS][2][SUMS], exponent[BLOCKS][2];
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b)
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
                 const int token = 16 * b + 8 * row + g;
-                float largest = LOW_NIBBLE;  // the smallest positive fp16
+                if constexpr (GROUPS != STATIC) {
+                    float largest = LOW_NIBBLE;  // the smallest positive fp16
 #pragma unroll
-                for (int group = 0; group < GROUPS; ++group) {
-                    const float s = __low2float(stage.v_params[token * GROUPS + group]);
-                    scale[b][row][group] = token < valid ? s : 0.f;
-                    largest = fmaxf(largest, scale[b][row][group]);
+                    for (int group = 0; group < GROUPS; ++group) {
+                        const float s = __low2float(stage.v_params[token * GROUPS + group]);
+                        scale[b][row][group] = present.has(token) ? s : 0.f;
+                        largest = fmaxf(largest, scale[b][row][group]);
+                    }
+                    exponent[b][row] = exponent_of(largest);
                 }
-                exponent[b][row] = exponent_of(largest);
-                if (token >= valid)
+                if (!present.has(token))
 #pragma unroll
                     for (int n = 0; n < NT; ++n) score[b][n][2 * row] = score[b][n][2 * row + 1] = NOTHING;
             }
         float rescale[NT][2];
         weigh(score, exponent, rescale);
 #pragma unroll
-        for (int group = 0; group < GROUPS; ++group) add_group(group, score, scale, rescale, stage, valid, lane);
+        for (int group = 0; group < SUMS; ++group) add_group(group, score, scale, rescale, stage, present, lane);
     }
 
     // Scores become exp(score - top); `rescale` is what that does to earlier sums.
@@ -196,7 +224,10 @@ struct Accumulator {
 #pragma unroll
                 for (int b = 0; b < BLOCKS; ++b)
 #pragma unroll
-                    for (int row = 0; row < 2; ++row) now = fmaxf(now, score[b][n][2 * row + c] + exponent[b][row]);
+                    for (int row = 0; row < 2; ++row) {
+                        const float s = score[b][n][2 * row + c];
+                        now = fmaxf(now, GROUPS == STATIC ? s : s + exponent[b][row]);
+                    }
 #pragma unroll
                 for (int step = 4; step < WARP; step *= 2) now = fmaxf(now, __shfl_xor_sync(ALL_LANES, now, step));
                 rescale[n][c] = ptx::exp2_approx(top[n][c] - now);
@@ -216,19 +247,19 @@ struct Accumulator {
 
     // The elements of one quantization group: their weights, the zero points' share, and the codes' products.
     __device__ __forceinline__ void add_group(int group, const float (&p)[BLOCKS][NT][4],
-                                              const float (&scale)[BLOCKS][2][GROUPS], const float (&rescale)[NT][2],
-                                              const Tile<D, GROUPS>& stage, int valid, int lane) {
+                                              const float (&scale)[BLOCKS][2][SUMS], const float (&rescale)[NT][2],
+                                              const Tile<D, GROUPS>& stage, const Present& present, int lane) {
         u32 weight[BLOCKS][NT][2];
         float zeros[NT][4] = {};
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
-            const u32 z0 = zero_pair(stage, group, 16 * b + lane % 4 * 2, valid);
-            const u32 z1 = zero_pair(stage, group, 16 * b + 8 + lane % 4 * 2, valid);
+            const u32 z0 = zero_pair(stage, group, 16 * b + lane % 4 * 2, present);
+            const u32 z1 = zero_pair(stage, group, 16 * b + 8 + lane % 4 * 2, present);
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
-                    const float s = scale[b][row][group];
+                    const float s = GROUPS == STATIC ? 1.f : scale[b][row][group];
                     const __half2 w = __floats2half2_rn(p[b][n][2 * row] * s, p[b][n][2 * row + 1] * s);
                     weight[b][n][row] = ptx::transpose_8x8(*reinterpret_cast<const u32*>(&w));
                 }
@@ -258,13 +289,19 @@ struct Accumulator {
             }
     }
 
-    // Zero points of two consecutive tokens; those beyond the sequence may be anything, and count as zero.
-    __device__ static __forceinline__ u32 zero_pair(const Tile<D, GROUPS>& stage, int group, int token, int valid) {
-        const __half2 pair = __halves2half2(__high2half(stage.v_params[token * GROUPS + group]),
-                                            __high2half(stage.v_params[(token + 1) * GROUPS + group]));
-        u32 bits = *reinterpret_cast<const u32*>(&pair);
-        if (token + 1 >= valid) bits = token < valid ? bits & 0xffffu : 0u;
-        return bits;
+    // Zero points of two consecutive tokens; those that are not there may be anything, and count as zero, where their
+    // weight does not.
+    __device__ static __forceinline__ u32 zero_pair(const Tile<D, GROUPS>& stage, int group, int token,
+                                                    const Present& present) {
+        if constexpr (GROUPS == STATIC) {
+            const __half2 pair = __float2half2_rn(STATIC_ZERO);
+            return *reinterpret_cast<const u32*>(&pair);
+        } else {
+            const __half2 pair = __halves2half2(__high2half(stage.v_params[token * GROUPS + group]),
+                                                __high2half(stage.v_params[(token + 1) * GROUPS + group]));
+            const u32 bits = *reinterpret_cast<const u32*>(&pair);
+            return (present.has(token) ? bits & 0xffffu : 0u) | (present.has(token + 1) ? bits & 0xffff0000u : 0u);
+        }
     }
 
     __device__ __forceinline__ void reduce_totals() {

@@ -63,9 +63,11 @@ _ALL = (
     Benchmark("transform", arguments.TransformArguments, "rotquant.bench.gpu.transforms"),
     Benchmark("quantize", arguments.QuantizeArguments, "rotquant.bench.gpu.transforms"),
     Benchmark("decode_attention", arguments.DecodeAttentionArguments, "rotquant.bench.gpu.attention"),
+    Benchmark("prefixed_attention", arguments.PrefixedAttentionArguments, "rotquant.bench.gpu.attention"),
     Benchmark("block", arguments.BlockArguments, "rotquant.bench.gpu.models"),
     Benchmark("first_token", arguments.FirstTokenArguments, "rotquant.bench.gpu.models"),
     Benchmark("generate", arguments.GenerateArguments, "rotquant.bench.gpu.models"),
+    Benchmark("whole_decoder", arguments.WholeDecoderArguments, "rotquant.bench.gpu.models"),
     Benchmark("ceiling", arguments.CeilingArguments, "rotquant.bench.gpu.ceilings"),
     Benchmark(
         "learn",

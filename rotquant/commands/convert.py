@@ -65,8 +65,9 @@ def generate(
     config = stored.decoder.config
     limits = Limits(config.max_positions, config.vocabulary)
     limits.check(ids, "a prompt")
-    capacity = len(config.prefix) + len(ids) + tokens
-    limits.check_length(capacity, "the prompt and its continuation")
+    capacity = len(ids) + tokens
+    what = "the prefix, the prompt and its continuation" if config.prefix else "the prompt and its continuation"
+    limits.check_length(config.prefix + capacity, what)
     with task(f"writing {tokens} tokens"):
         new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens)
     typer.echo(f"{prompt}{stored.tokenizer.decode(new[0].tolist())}")

@@ -2,9 +2,10 @@
 
 Each kind appends the new tokens of a pass and attends over all; prefill and decode see the same stored numbers, as in
 `rotquant.models.simulation.kv_cache`. Texts of a batch have equal lengths, which the GPU counts by itself: decoding is
-one CUDA graph.
+one CUDA graph. A prefix of full-precision keys and values (PrefixQuant Sec. 5.1) has the first places of every text.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,12 +18,26 @@ from rotquant.decoder.config import CacheScheme, DecoderConfig, Precision
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.attention.cache import Int4KVCache
 from rotquant.kernels.attention.operator import HEAD_DIMS
+from rotquant.kernels.hadamard.choice import hadamard_transform
 from rotquant.kernels.rows.elementwise import rope_append, rotate
-from rotquant.models.simulation.kv_cache import KVQuantizer
+from rotquant.models.rotation.fusing import online_dtype
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors.quantization import QParams, fake_quantize
 
 #: A past this many times shorter than the tokens that follow it is a prefix, not a conversation.
 _SHORT_PAST = 8
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a layer's cache has before any text.
+
+    prefix: keys, after RoPE at the positions from 0 and without R3, and values, [kv_heads, tokens, head_dim].
+    scales: static ones of keys, after R3, and values, float32 [kv_heads].
+    """
+
+    prefix: tuple[Tensor, Tensor] | None = None
+    scales: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -30,7 +45,7 @@ class Step:
     """Where the tokens of one pass stand; its rows are the batch's texts, each text's tokens one after another.
 
     cos, sin: of the rotary embedding, [1 or batch, tokens, head_dim].
-    lengths: int32 [batch], tokens before this pass.
+    lengths: int32 [batch], tokens before this pass, a prefix among them.
     start: the same number where the host knows it, else None: then one token of each text is decoded.
     mask: [batch, 1, 1, capacity], 0 for what a text's token sees and -inf for the rest, where `start` is None.
     """
@@ -45,18 +60,29 @@ class Step:
 
 
 class Cache:
-    """The caches of all layers for `batch` texts of at most `capacity` tokens.
+    """The caches of all layers for `batch` texts of at most `capacity` tokens, which stand behind the prefix.
 
-    lengths: int32 [batch], tokens present, on the device; length: the same number on the host.
+    capacity, length: tokens there is room for and tokens present, on the host, those of the prefix among them.
+    lengths: int32 [batch], the tokens present, on the device.
+
+    Args:
+        standing: of each layer.
     """
 
     def __init__(
-        self, config: DecoderConfig, precision: Precision, batch: int, capacity: int, device: torch.device | str
+        self,
+        config: DecoderConfig,
+        precision: Precision,
+        batch: int,
+        capacity: int,
+        device: torch.device | str,
+        standing: Iterable[Standing],
     ) -> None:
-        self.batch, self.capacity, self.length, self._kept = batch, capacity, 0, 0
-        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
-        self.cos, self.sin = rotary_table(config, capacity, getattr(torch, precision.dtype), device)
-        self.layers = [make_layer_cache(config, precision, self, device) for _ in range(config.layers)]
+        self.batch, self.prefix = batch, config.prefix
+        self.capacity, self.length = self.prefix + capacity, self.prefix
+        self.lengths = torch.full((batch,), self.length, dtype=torch.int32, device=device)
+        self.cos, self.sin = rotary_table(config, self.capacity, getattr(torch, precision.dtype), device)
+        self.layers = [make_layer_cache(config, precision, self, device, given) for given in standing]
         self._masked = isinstance(self.layers[0], FloatCache)
 
     def prefill_step(self, tokens: int) -> Step:
@@ -96,18 +122,13 @@ class Cache:
     def check_room(self, tokens: int) -> None:
         """Raise `KernelError` unless `tokens` more fit into each text."""
         if self.length + tokens > self.capacity:
-            raise KernelError(
-                f"the cache holds {self.capacity} tokens, {self.length} of them taken: {tokens} more do not fit."
-            )
-
-    def keep(self) -> None:
-        """Let what is cached now survive `reset`."""
-        self._kept = self.length
+            room, taken = self.capacity - self.prefix, self.length - self.prefix
+            raise KernelError(f"the cache holds {room} tokens, {taken} of them taken: {tokens} more do not fit.")
 
     def reset(self) -> None:
-        """Forget all tokens but those kept."""
-        self.length = self._kept
-        self.lengths.fill_(self._kept)
+        """Forget all tokens but the prefix."""
+        self.length = self.prefix
+        self.lengths.fill_(self.prefix)
 
 
 def rotary_table(
@@ -121,22 +142,31 @@ def rotary_table(
 
 
 def make_layer_cache(
-    config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str
+    config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str, standing: Standing
 ) -> "FloatCache | Int4Cache":
     """One layer's cache: 4-bit where the kernels have the head size, otherwise floats (rounded, where it should be)."""
     if precision.cache is None:
-        return FloatCache(config, precision, cache, device)
+        return FloatCache(config, precision, cache, device, standing)
     kind = Int4Cache if config.head_dim in HEAD_DIMS else RoundedCache
-    return kind(config, precision, cache, device)
+    return kind(config, precision, cache, device, standing)
 
 
 class FloatCache:
     """One layer's keys and values [batch, capacity, kv_heads, head_dim] in the decoder's type."""
 
-    def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        precision: Precision,
+        cache: Cache,
+        device: torch.device | str,
+        standing: Standing,
+    ) -> None:
         self.heads, self.kv_heads = config.heads, config.kv_heads
         size, dtype = (cache.batch, cache.capacity, config.kv_heads, config.head_dim), getattr(torch, precision.dtype)
         self.keys, self.values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+        for all_tokens, first in zip((self.keys, self.values), standing.prefix or (), strict=False):
+            all_tokens[:, : cache.prefix] = first.transpose(0, 1)
 
     def attend(self, qkv: Tensor, step: Step) -> Tensor:
         """Projections [rows, (heads + 2 kv_heads) * head_dim] -> attention's output [rows, heads * head_dim]."""
@@ -157,32 +187,56 @@ class RoundedCache(FloatCache):
     For head sizes that no kernel has, those of small models.
     """
 
-    def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
-        super().__init__(config, precision, cache, device)
+    def __init__(
+        self,
+        config: DecoderConfig,
+        precision: Precision,
+        cache: Cache,
+        device: torch.device | str,
+        standing: Standing,
+    ) -> None:
+        super().__init__(config, precision, cache, device, standing)
         scheme = cast(CacheScheme, precision.cache)
-        transform = RotationScheme(online_dtype="float16" if precision.half_transforms else "float32")
-        common = {"bits": 4, "symmetric": False, "granularity": "head", "group_size": scheme.group_size}
-        self.quantizer = KVQuantizer(
-            QuantizationScheme(**common, clip_ratio=scheme.key_clip),
-            QuantizationScheme(**common, clip_ratio=scheme.value_clip),
-            transform if scheme.rotate else None,
-        )
+        arithmetic = "float16" if precision.half_transforms else "float32"
+        self.rotation = RotationScheme(keys=scheme.rotate, online_dtype=arithmetic)
+        common = {"bits": 4, "granularity": "head", "symmetric": scheme.static, "dynamic": not scheme.static}
+        self.schemes = [
+            QuantizationScheme(**common, group_size=scheme.group_size, clip_ratio=clip)
+            for clip in (scheme.key_clip, scheme.value_clip)
+        ]
+        # By token, as keys and values are here: [kv_heads, groups of a head, 1].
+        self.static = [QParams(scale[:, None, None]) for scale in standing.scales or ()] or [None, None]
 
     def append(self, qkv: Tensor, step: Step) -> Tensor:
-        """As in `FloatCache`, keys and values passing through the simulation's quantizer, keys there and back by R3."""
+        """As in `FloatCache`, keys and values rounded as in the simulation, keys on their way there and back by R3."""
         heads = (self.heads, self.kv_heads, self.kv_heads)
         queries, keys, values = qkv.view(step.batch, step.tokens, sum(heads), -1).split(heads, dim=2)
-        keys, values = self.quantizer.fake(rotate(keys, step.cos, step.sin), values)
+        keys = self._transformed(rotate(keys, step.cos, step.sin))
+        keys, values = map(fake_quantize, (keys, values), self.schemes, self.static)
+        keys = self._transformed(keys, inverse=True)
         positions = step.lengths.long()[:, None] + torch.arange(step.tokens, device=qkv.device)
         texts = torch.arange(step.batch, device=qkv.device)[:, None]
         self.keys[texts, positions], self.values[texts, positions] = keys, values
         return rotate(queries, step.cos, step.sin)
 
+    def _transformed(self, keys: Tensor, inverse: bool = False) -> Tensor:
+        """R3, or its inverse, where there is one."""
+        if not self.rotation.keys:
+            return keys
+        return hadamard_transform(keys, inverse=inverse, compute_dtype=online_dtype(keys, self.rotation))
+
 
 class Int4Cache:
     """One layer's keys and values in 4 bits, the keys after R3; decoding multiplies the integers as they are."""
 
-    def __init__(self, config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        precision: Precision,
+        cache: Cache,
+        device: torch.device | str,
+        standing: Standing,
+    ) -> None:
         scheme, dtype = cast(CacheScheme, precision.cache), getattr(torch, precision.dtype)
         self.heads = (config.heads, config.kv_heads, config.kv_heads)
         self.store = Int4KVCache.allocate(
@@ -198,6 +252,8 @@ class Int4Cache:
             params_dtype=dtype if dtype.itemsize > 2 else torch.float16,
             device=device,
             lengths=cache.lengths,
+            prefix=standing.prefix,
+            scales=standing.scales,
         )
 
     def attend(self, qkv: Tensor, step: Step) -> Tensor:

@@ -6,7 +6,7 @@ A precision is to a decoder what a recipe is to a simulated model, in the few co
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rotquant.foundation.data import Frozen
 
@@ -22,7 +22,8 @@ class DecoderConfig(Frozen):
     inverse_frequencies: of the rotary embedding, one for two features of a head. rope_scale: multiplies cos and sin.
     biases: linear layers that have one.
     norm_gains: False where the gains were fused into the weights (QuaRot stage 1a).
-    prefix: tokens that every text begins with and whose keys and values are computed once (PrefixQuant Sec. 4.1).
+    prefix: how many tokens stand in the cache before every text, in full precision (PrefixQuant Sec. 5.1); an empty
+        list in folders of before it was their number.
     """
 
     vocabulary: Size
@@ -39,7 +40,7 @@ class DecoderConfig(Frozen):
     biases: tuple[LinearName, ...] = ()
     norm_gains: bool = True
     tied: bool = False
-    prefix: tuple[int, ...] = ()
+    prefix: Annotated[int, Field(ge=0), BeforeValidator(lambda given: 0 if given == [] else given)] = 0
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "DecoderConfig":
@@ -101,12 +102,20 @@ class CacheScheme(Frozen):
 
     group_size: None is the whole head.
     rotate: keys pass R3 before they are quantized, and so do queries.
+    static: symmetric instead, with one scale for each head that is known beforehand (PrefixQuant Sec. 6.1).
     """
 
     key_clip: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     value_clip: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     group_size: Size | None = None
     rotate: bool = True
+    static: bool = False
+
+    @model_validator(mode="after")
+    def _static_scales_are_of_heads(self) -> "CacheScheme":
+        if self.static and (self.group_size is not None or min(self.key_clip, self.value_clip) < 1):
+            raise ValueError("static scales of a cache are whole heads' and clip nothing: no group_size, no clip")
+        return self
 
 
 class Precision(Frozen):
@@ -160,7 +169,9 @@ KINDS: dict[str, Precision] = {
     "quarot-128g": _QUAROT.model_copy(update={"weights": "int4-grouped"}),
     "quarot-kv16": _QUAROT.model_copy(update={"cache": None}),
     # No transform across heads: PrefixQuant takes SpinQuant's R1 to R4, of which R3 and R4 are online.
-    "prefixquant": _QUAROT.model_copy(update={"inputs": InputScheme(static=True), "rotate_heads": False}),
+    "prefixquant": _QUAROT.model_copy(
+        update={"inputs": InputScheme(static=True), "cache": CacheScheme(static=True), "rotate_heads": False}
+    ),
     "w2": Precision(dtype="bfloat16", weights="lut2"),
     "w2a4": Precision(weights="lut2", inputs=InputScheme(), rotate_mlp=True),
 }

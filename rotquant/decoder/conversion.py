@@ -17,11 +17,13 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
 from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
 from rotquant.models.integrity import check_changed
+from rotquant.models.simulation.prefix import Prefix
+from rotquant.models.simulation.wrapping import Wrapping
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.quantization import QParams
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.storage import StoredModel, StoredTensors, read_quantized
+from rotquant.weights.storage import QuantizedState, StoredModel, StoredTensors, read_quantized
 
 #: Rotary embeddings whose frequencies do not depend on the length of the text.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -60,9 +62,8 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     _refuse(recipe.weights is None, "unquantized weights", "the decoder's weights are 4-bit integers")
     _refuse(recipe.activations is None, "unquantized inputs", "4-bit weights are multiplied with quantized inputs")
     for method in recipe.methods.values():
-        _refuse(
-            method.acts_at_run_time(), method.title, "the kernels know nothing of what this method does at run time"
-        )
+        unknown = method.acts_at_run_time() and method.roles != {"prefix"}
+        _refuse(unknown, method.title, "the kernels know nothing of what this method does at run time")
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
     weights, inputs, rotation = (
         cast(WeightQuantization, recipe.weights).scheme,
@@ -116,32 +117,39 @@ def _cache_scheme(
 ) -> CacheScheme | None:
     if keys is None and values is None:
         return None
-    why = "the kernels' cache is 4-bit and asymmetric in keys and values alike, or 16-bit in both"
-    _refuse(keys is None or values is None, "a cache that is half quantized", why)
-    for scheme in cast("tuple[QuantizationScheme, ...]", (keys, values)):
+    why = "the kernels' cache is 4-bit, asymmetric with dynamic scales or symmetric with static ones, or 16-bit"
+    if keys is None or values is None:
+        raise _refusal("a cache that is half quantized", why)
+    _refuse(keys.dynamic != values.dynamic, "a cache whose scales are half static", why)
+    for scheme in (keys, values):
         _refuse(scheme.bits != 4, f"a {scheme.bits}-bit cache", why)
-        _refuse(scheme.symmetric, "a symmetric cache", why)
+        _refuse(scheme.dynamic and scheme.symmetric, "a symmetric cache with dynamic scales", why)
+        _refuse(not scheme.dynamic and not scheme.symmetric, "an asymmetric cache with static scales", why)
         _refuse(
             scheme.zero_point != "whole",
             "a cache with exact zero points",
             "the kernels' zero points are whole, since they multiply codes",
         )
-    _refuse(
-        cast(QuantizationScheme, keys).group_size != cast(QuantizationScheme, values).group_size,
-        "groups of different size for keys and values",
-        why,
-    )
+        _refuse(
+            not scheme.dynamic and (scheme.granularity not in ("head", "tensor") or scheme.group_size is not None),
+            f"static scales of a cache per {scheme.granularity}",
+            "the kernels take one for each head, or for all",
+        )
+    if not keys.dynamic:
+        return CacheScheme(rotate=rotates, static=True)
+    _refuse(keys.group_size != values.group_size, "groups of different size for keys and values", why)
     return CacheScheme(
-        key_clip=cast(QuantizationScheme, keys).clip_ratio,
-        value_clip=cast(QuantizationScheme, values).clip_ratio,
-        group_size=cast(QuantizationScheme, keys).group_size,
-        rotate=rotates,
+        key_clip=keys.clip_ratio, value_clip=values.clip_ratio, group_size=keys.group_size, rotate=rotates
     )
 
 
 def _refuse(condition: bool, what: str, why: str) -> None:
     if condition:
-        raise RecipeError(f"the model has {what}, which cannot be converted: {why}.")
+        raise _refusal(what, why)
+
+
+def _refusal(what: str, why: str) -> RecipeError:
+    return RecipeError(f"the model has {what}, which cannot be converted: {why}.")
 
 
 class _Conversion:
@@ -151,16 +159,17 @@ class _Conversion:
         self.stored, self.precision = stored, precision
         self.dtype = getattr(torch, precision.dtype)
         self.architecture: Architecture = architecture_of(stored.config)
-        self.prefix = "model"
+        self.root = "model"
+        self.prefix = _prefix(stored.state)
 
     def decoder(self, device: torch.device | str) -> Decoder:
         """The decoder, filled, on `device`; weights are packed one linear layer at a time."""
         decoder = Decoder(self.config(), self.precision, "meta")
-        tensors = {"embedding": self._float(f"{self.prefix}.embed_tokens.weight")}
+        tensors = {"embedding": self._float(f"{self.root}.embed_tokens.weight")}
         if not decoder.config.tied:
             tensors["head"] = self._float("lm_head.weight")
         if decoder.norm is not None:
-            tensors["norm"] = self._float(f"{self.prefix}.norm.weight")
+            tensors["norm"] = self._float(f"{self.root}.norm.weight")
         for index, layer in enumerate(decoder.layers):
             tensors |= {f"layers.{index}.{name}": tensor for name, tensor in self._layer(index, layer).items()}
         decoder.load_state_dict({name: tensor.to(device) for name, tensor in tensors.items()}, assign=True)
@@ -185,6 +194,7 @@ class _Conversion:
             biases=tuple(name for name, site in self._sites() if self._bias(0, site) is not None),
             norm_gains=not self.stored.state.recipe.fuses_norms,
             tied="lm_head.weight" not in self.stored.floats or config.tie_word_embeddings,
+            prefix=0 if self.prefix is None else self.prefix.tokens,
         )
 
     def _sites(self) -> list[tuple[LinearName, Site]]:
@@ -208,6 +218,13 @@ class _Conversion:
             if site.norm is not None and not self.stored.state.recipe.fuses_norms:
                 gain = {"qkv": "attention_norm", "gate_up": "mlp_norm"}[name]
                 tensors[gain] = self._float(self._name(index, site.norm, "weight"))
+        if self.prefix is not None:
+            tensors["prefix_keys"] = self.prefix.keys[index].to(self.dtype)
+            tensors["prefix_values"] = self.prefix.values[index].to(self.dtype)
+        if self.precision.cache is not None and self.precision.cache.static:
+            for name, what in (("key_scale", "keys"), ("value_scale", "values")):
+                scale = self.stored.state.static[index, what].scale  # of each head, or one for all
+                tensors[name] = scale.float().reshape(-1).expand(self.architecture.num_kv_heads).contiguous()
         return tensors
 
     def _bias(self, index: int, site: Site) -> Tensor | None:
@@ -224,7 +241,16 @@ class _Conversion:
         return self.stored.floats[name].detach().to(self.dtype)
 
     def _name(self, index: int, part: str, what: str) -> str:
-        return f"{self.prefix}.layers.{index}.{part}.{what}"
+        return f"{self.root}.layers.{index}.{part}.{what}"
+
+
+def _prefix(state: QuantizedState) -> Prefix | None:
+    """The keys and values that stand before every text, if a method put any there."""
+    wrapping = Wrapping()
+    for name, method in state.recipe.methods.items():
+        if "prefix" in method.roles:
+            wrapping = method.runtime(wrapping, state.tensors[name])
+    return wrapping.prefix
 
 
 def pack(parts: list[QuantizedWeight]) -> PackedWeight:

@@ -15,7 +15,7 @@ _WARM_UP = 2
 
 
 class Generation:
-    """Greedy decoding of `batch` texts of at most `capacity` tokens (prompt, prefix and continuation together).
+    """Greedy decoding of `batch` texts of at most `capacity` tokens (prompt and continuation together).
 
     token: int64 [batch], the next token of each text, on the device; every step replaces it.
     """

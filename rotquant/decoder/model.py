@@ -4,13 +4,13 @@ The residual stream is carried as (hidden, update), because every norm first add
 happen in one pass. Nothing here waits for the GPU, so a step of decoding is one CUDA graph (`generation`).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm
 
-from rotquant.decoder.cache import Cache, Step
+from rotquant.decoder.cache import Cache, Standing, Step
 from rotquant.decoder.config import LINEARS, DecoderConfig, Precision
 from rotquant.decoder.linear import make_linear
 from rotquant.foundation.errors import KernelError
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP. Norm gains are buffers [hidden], or None where they were fused into the weights."""
+    """Attention and MLP. Norm gains are buffers [hidden], or None where they were fused into the weights.
+
+    prefix_keys, prefix_values: as in `Standing`, buffers, or None without a prefix; key_scale, value_scale: likewise,
+        where the cache's scales are static.
+    """
 
     qkv: "Linear"
     o: "Linear"
@@ -28,6 +32,10 @@ class DecoderLayer(nn.Module):
     down: "Linear"
     attention_norm: Tensor | None
     mlp_norm: Tensor | None
+    prefix_keys: Tensor | None
+    prefix_values: Tensor | None
+    key_scale: Tensor | None
+    value_scale: Tensor | None
 
     def __init__(self, config: DecoderConfig, precision: Precision, device: torch.device | str) -> None:
         super().__init__()
@@ -35,6 +43,17 @@ class DecoderLayer(nn.Module):
         self.qkv, self.o, self.gate_up, self.down = (make_linear(config, precision, name, device) for name in LINEARS)
         for name in ("attention_norm", "mlp_norm"):
             self.register_buffer(name, _gain(config, precision, device))
+        size, dtype = (config.kv_heads, config.prefix, config.head_dim), getattr(torch, precision.dtype)
+        for name in ("prefix_keys", "prefix_values"):
+            self.register_buffer(name, torch.empty(size, dtype=dtype, device=device) if config.prefix else None)
+        static = precision.cache is not None and precision.cache.static
+        for name in ("key_scale", "value_scale"):
+            self.register_buffer(name, torch.ones(config.kv_heads, device=device) if static else None)
+
+    @property
+    def standing(self) -> Standing:
+        """What the layer's cache has before any text."""
+        return Standing(_pair(self.prefix_keys, self.prefix_values), _pair(self.key_scale, self.value_scale))
 
     def forward(
         self, hidden: Tensor, update: Tensor | None, cache: Cache, index: int, step: Step
@@ -74,13 +93,9 @@ class Decoder(nn.Module):
         return self.embedding.device
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
-        """An empty cache for `batch` texts of up to `capacity` tokens; the configuration's prefix is in it already."""
-        cache = Cache(self.config, self.precision, batch, capacity, self.device)
-        if self.config.prefix:
-            prefix = torch.tensor(self.config.prefix, device=self.device).expand(batch, -1)
-            self._extend(prefix, cache)
-            cache.keep()
-        return cache
+        """A cache for `batch` texts of up to `capacity` tokens: empty, but for the prefix, which takes none of them."""
+        standing = [cast(DecoderLayer, layer).standing for layer in self.layers]
+        return Cache(self.config, self.precision, batch, capacity, self.device, standing)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [...] -> [rows, hidden]."""
@@ -121,7 +136,7 @@ class Decoder(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits after every token of complete texts: int64 [batch, tokens] -> [batch, tokens, vocabulary]."""
-        cache = self.new_cache(tokens.shape[0], len(self.config.prefix) + tokens.shape[1])
+        cache = self.new_cache(*tokens.shape)
         return self.predict(self._extend(tokens, cache)).view(*tokens.shape, -1)
 
     def _extend(self, tokens: Tensor, cache: Cache) -> Tensor:
@@ -131,6 +146,10 @@ class Decoder(nn.Module):
         hidden = self.run(self.embed(tokens), cache, cache.prefill_step(tokens.shape[1]))
         cache.advance(tokens.shape[1])
         return hidden
+
+
+def _pair(first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    return None if first is None or second is None else (first, second)
 
 
 def _gain(config: DecoderConfig, precision: Precision, device: torch.device | str) -> Tensor | None:

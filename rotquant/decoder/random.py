@@ -4,7 +4,7 @@ import torch
 
 from rotquant.decoder.config import KINDS, DecoderConfig, Precision
 from rotquant.decoder.linear import FloatLinear, LutLinear, QuantizedInputs, QuantizedLinear
-from rotquant.decoder.model import Decoder
+from rotquant.decoder.model import Decoder, DecoderLayer
 from rotquant.foundation.errors import RecipeError, nearest
 
 #: Standard deviation of the weights, as models are initialised.
@@ -45,6 +45,11 @@ def random_decoder(
 
 
 def _fill(module: torch.nn.Module, generator: torch.Generator) -> None:
+    if isinstance(module, DecoderLayer):
+        for part in module.standing.prefix or ():
+            part.normal_(generator=generator)
+        for scale in module.standing.scales or ():
+            scale.fill_(_STEP)
     if isinstance(module, FloatLinear):
         module.weight.normal_(0.0, _SPREAD, generator=generator)
     elif isinstance(module, QuantizedLinear | LutLinear):

@@ -17,7 +17,7 @@ from rotquant.foundation.errors import CheckpointError, RecipeError, ResultError
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.weights.build import build_weights, quantized_forward
-from tests.models import AWKWARD, tiny_model
+from tests.models import AWKWARD, tiny_model, tiny_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
@@ -26,6 +26,10 @@ WITHOUT_R1 = override(QUAROT, {"rotation": {"residual": "none"}}, "")
 #: Unclipped inputs of o_proj would tie: a text's first token attends to itself alone, so they are whole multiples of
 #: the values' steps, and where the largest is 14 steps every odd one lies between two codes.
 UNROTATED = override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, "")
+
+
+#: As PrefixQuant has it; a clip ratio is of no meaning then.
+STATIC_CACHE = {part: {"symmetric": True, "dynamic": False} for part in ("keys", "values")} | {"calibration": {}}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,14 @@ UNROTATED = override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, "")
         ({"activations": {"granularity": "tensor"}}, "dynamic input scales per tensor"),
         ({"keys": None}, "a cache that is half quantized"),
         ({"keys": {"bits": 3}}, "a 3-bit cache"),
-        ({"values": {"symmetric": True}}, "a symmetric cache"),
+        ({"values": {"symmetric": True}}, "a symmetric cache with dynamic scales"),
+        ({"values": {"symmetric": True, "dynamic": False}, "calibration": {}}, "a cache whose scales are half static"),
+        (STATIC_CACHE | {"values": {"dynamic": False}}, "an asymmetric cache with static scales"),
+        (STATIC_CACHE | {"values": {"symmetric": True, "dynamic": False, "bits": 8}}, "a 8-bit cache"),
+        (
+            STATIC_CACHE | {"keys": {"symmetric": True, "dynamic": False, "granularity": "group", "group_size": 16}},
+            "static scales of a cache per group",
+        ),
         ({"values": {"group_size": 16}}, "groups of different size for keys and values"),
         ({"methods": {"outliers": {"features": 8}}, "calibration": {}}, "outlier features"),
     ],
@@ -87,8 +98,50 @@ def test_every_family_is_computed(settings: dict, recipe: Recipe) -> None:
     torch.testing.assert_close(decoder.logits(tokens), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_folder_gives_back_the_decoder(tmp_path: Path) -> None:
-    stored = build_weights(tiny_model(), None, QUAROT, 0)
+PREFIX = {"methods": {"prefixed_outliers": {"ids": [5, 9, 1]}}, "calibration": {}}
+SAMPLES = tiny_tokens(2, 12)
+
+
+@pytest.mark.parametrize("settings", [AWKWARD["llama-3"], {"family": "qwen2", "tied": True}], ids=["llama-3", "qwen2"])
+@pytest.mark.parametrize(
+    "recipe",
+    [override(QUAROT, PREFIX, ""), override(WITHOUT_R1, PREFIX, ""), override(QUAROT, PREFIX | STATIC_CACHE, "")],
+    ids=["quarot", "without-r1", "static-cache"],
+)
+def test_a_prefix_is_converted(settings: dict, recipe: Recipe) -> None:
+    model = tiny_model(**settings)
+    stored = build_weights(model, None, recipe, 0, samples=SAMPLES)
+    model.double()
+    parameters = dict(model.named_parameters())
+    for name, weight in stored.weights.items():
+        parameters[name].data = weight.codes.double() * weight.qparams.scale.double()
+    decoder = convert(stored, dtype="float64")
+    assert decoder.config.prefix == 3
+    tokens = tiny_tokens(2, 30)
+    with quantized_forward(model, recipe, stored.state), torch.no_grad():
+        expected = model(input_ids=tokens, use_cache=False).logits
+    # transformers computes norms and rotary angles in float32 whatever the model's type.
+    torch.testing.assert_close(decoder.logits(tokens), expected, rtol=1e-5, atol=1e-5)
+    cache, pieces = decoder.new_cache(2, 30), []
+    for piece in tokens.split([4, 1, 25], dim=1):
+        pieces.append(decoder.prefill(piece, cache) if piece.shape[1] > 1 else decoder.decode(piece[:, 0], cache))
+    torch.testing.assert_close(torch.stack(pieces), expected[:, [3, 4, 29]].transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_without_outlier_tokens_has_no_prefix() -> None:
+    recipe = override(QUAROT, {"methods": {"prefixed_outliers": {"threshold": 1e6}}, "calibration": {}}, "")
+    decoder = convert(build_weights(tiny_model(bos_token_id=None), None, recipe, 0, samples=SAMPLES))
+    assert decoder.config.prefix == 0
+    assert not any("prefix" in name for name in decoder.state_dict())
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [QUAROT, override(QUAROT, PREFIX, ""), override(QUAROT, PREFIX | STATIC_CACHE, "")],
+    ids=["quarot", "prefix", "prefix-static-cache"],
+)
+def test_a_folder_gives_back_the_decoder(recipe: Recipe, tmp_path: Path) -> None:
+    stored = build_weights(tiny_model(), None, recipe, 0, samples=SAMPLES)
     decoder = convert(stored)
     save_decoder(tmp_path / "decoder", decoder, source={"of": "a test"})
     loaded = load_decoder(tmp_path / "decoder")
@@ -97,6 +150,17 @@ def test_a_folder_gives_back_the_decoder(tmp_path: Path) -> None:
     assert loaded.decoder.precision == decoder.precision
     tokens = torch.arange(12).view(1, 12)
     assert torch.equal(loaded.decoder.logits(tokens), decoder.logits(tokens))
+    for name, tensor in decoder.state_dict().items():
+        assert torch.equal(loaded.decoder.state_dict()[name], tensor)
+
+
+def test_a_folder_of_before_prefixes_had_a_number_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "decoder"
+    save_decoder(folder, convert(build_weights(tiny_model(), None, QUAROT, 0)))
+    manifest = json.loads((folder / "decoder.json").read_text())
+    manifest["config"]["prefix"] = []
+    (folder / "decoder.json").write_text(json.dumps(manifest))
+    assert load_decoder(folder).decoder.config.prefix == 0
 
 
 def test_a_damaged_folder_is_one_sentence(tmp_path: Path) -> None:
@@ -107,6 +171,7 @@ def test_a_damaged_folder_is_one_sentence(tmp_path: Path) -> None:
         ({"config": manifest["config"] | {"hidden": 32}}, CheckpointError, "expected"),
         ({"config": manifest["config"] | {"layers": 1}}, CheckpointError, "should not be there"),
         ({"config": manifest["config"] | {"layers": 3}}, CheckpointError, "is missing"),
+        ({"config": manifest["config"] | {"prefix": 3}}, CheckpointError, "prefix_keys is missing"),
         ({"files": ["other.safetensors"]}, CheckpointError, "other.safetensors is missing"),
         ({"files": ["../decoder.safetensors"]}, ResultError, "damaged"),
         ({"format_version": 2}, ResultError, "damaged"),

@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from rotquant.decoder import KINDS, DecoderConfig, Generation, InputScheme, Precision, QuantizedLinear, random_decoder
+from rotquant.decoder import (
+    KINDS,
+    Decoder,
+    DecoderConfig,
+    Generation,
+    InputScheme,
+    Precision,
+    QuantizedLinear,
+    random_decoder,
+)
 from rotquant.decoder.linear import NO_TRANSFORM, WHOLE_AXIS, QuantizedInputs
 from rotquant.foundation.errors import KernelError, RecipeError
 from rotquant.kernels.products.linear import PackedWeight
@@ -57,18 +66,58 @@ def test_decoding_continues_a_prefill(kind: str) -> None:
         torch.testing.assert_close(decoder.decode(tokens[:, index], cache), expected[:, index])
 
 
+PREFIX = [3, 5, 1]
+
+
+def behind_tokens(plain: Decoder, precision: Precision) -> Decoder:
+    """A decoder with the weights of an unquantized one, and a prefix that is what `PREFIX` leaves in its cache."""
+    cache = plain.new_cache(1, len(PREFIX))
+    plain.prefill(torch.tensor([PREFIX]), cache)
+    tensors = dict(plain.state_dict())
+    for index, layer in enumerate(cache.layers):
+        tensors[f"layers.{index}.prefix_keys"] = layer.keys[0].transpose(0, 1).clone()
+        tensors[f"layers.{index}.prefix_values"] = layer.values[0].transpose(0, 1).clone()
+    decoder = Decoder(CONFIG.model_copy(update={"prefix": len(PREFIX)}), precision)
+    decoder.load_state_dict(tensors)
+    return decoder
+
+
 @pytest.mark.unflipped  # torch makes no CausalBias under a dispatch mode
-@pytest.mark.parametrize("length", [7, 20])  # the prefix is long, or short, beside the text
-def test_a_prefix_is_before_every_text(length: int) -> None:
-    precision = KINDS["prefixquant"].model_copy(update=WIDE)
-    prefix = random_decoder(CONFIG.model_copy(update={"prefix": (3, 5)}), precision, device="cpu")
+@pytest.mark.parametrize("length", [7, 30])  # the prefix is long, or short, beside the text
+def test_a_text_behind_a_prefix_is_behind_its_tokens(length: int) -> None:
+    precision = Precision(dtype="float64")
     plain = random_decoder(CONFIG, precision, device="cpu")
     tokens = torch.randint(0, CONFIG.vocabulary, (2, length))
-    spelled = torch.cat([torch.tensor([[3, 5]] * 2), tokens], dim=1)
-    torch.testing.assert_close(prefix.logits(tokens), plain.logits(spelled)[:, 2:])
-    generation = Generation(prefix, 2, length + 8)
-    first = generation.generate(tokens, 4)
-    assert torch.equal(generation.generate(tokens, 4), first)  # the prefix survives the reset
+    spelled = torch.cat([torch.tensor([PREFIX] * 2), tokens], dim=1)
+    decoder = behind_tokens(plain, precision)
+    torch.testing.assert_close(decoder.logits(tokens), plain.logits(spelled)[:, len(PREFIX) :])
+    assert not torch.allclose(decoder.logits(tokens), plain.logits(tokens), atol=0.01)
+    assert torch.equal(Generation(decoder, 2, length + 5).generate(tokens, 6), greedy(plain, spelled, 6))
+
+
+def greedy(decoder: Decoder, tokens: torch.Tensor, count: int) -> torch.Tensor:
+    return Generation(decoder, len(tokens), tokens.shape[1] + count).generate(tokens, count)
+
+
+@pytest.mark.unflipped  # torch makes no CausalBias under a dispatch mode
+@pytest.mark.parametrize("head_dim", [48, 64])  # rounded floats, and codes
+@pytest.mark.parametrize("kind", ["fp16", "prefixquant", "w2"])
+def test_decoding_behind_a_prefix_continues_a_prefill(kind: str, head_dim: int) -> None:
+    shape = TINY_SHAPE | {"head_dim": head_dim, "num_attention_heads": 8}
+    precision = KINDS[kind].model_copy(update=WIDE | {"cache": KINDS["prefixquant"].cache if kind != "fp16" else None})
+    decoder = random_decoder(DecoderConfig.from_shape(shape, prefix=3), precision, device="cpu")
+    tokens = torch.randint(0, 64, (2, 30))
+    expected = decoder.logits(tokens)
+    cache = decoder.new_cache(2, 30)
+    for _ in range(2):  # the prefix survives the reset
+        torch.testing.assert_close(decoder.prefill(tokens[:, :5], cache), expected[:, 4])
+        torch.testing.assert_close(decoder.decode(tokens[:, 5], cache), expected[:, 5])
+        torch.testing.assert_close(decoder.prefill(tokens[:, 6:28], cache), expected[:, 27])
+        for index in range(28, 30):
+            torch.testing.assert_close(decoder.decode(tokens[:, index], cache), expected[:, index])
+        with pytest.raises(KernelError, match="holds 30 tokens, 30 of them taken: 1 more do not fit"):
+            decoder.decode(tokens[:, 0], cache)
+        cache.reset()
 
 
 def test_generation_is_greedy() -> None:
@@ -96,10 +145,11 @@ def test_what_does_not_fit_is_one_sentence() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("prefix", [0, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_graph_decodes_what_a_prefill_predicts(kind: str) -> None:
+def test_a_graph_decodes_what_a_prefill_predicts(kind: str, prefix: int) -> None:
     wide = {"hidden_size": 2048, "intermediate_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
-    decoder = random_decoder(DecoderConfig.from_shape(TINY_SHAPE | wide), kind, layers=1)
+    decoder = random_decoder(DecoderConfig.from_shape(TINY_SHAPE | wide, prefix=prefix), kind, layers=1)
     prompt = torch.randint(0, 64, (3, 50), device="cuda")
     generation = Generation(decoder, 3, 96)
     new = generation.generate(prompt, 20)

@@ -51,6 +51,21 @@ class Bound(NamedTuple):
 PLAIN = {"float16": Bound(0, 6e-4), "bfloat16": Bound(0, 5e-3)}
 TRANSFORMED = {"float16": Bound(1.5e-3, 0.015), "bfloat16": Bound(0.01, 0.035)}
 
+#: A prefix in the cache before every text; which tokens stand in it does not matter here.
+PREFIXED = override(
+    preset("quarot-rtn"),
+    {
+        "methods": {"prefixed_outliers": {"ids": [7, 2, 11, 3, 5]}},
+        "calibration": {"samples": 4, "sequence_length": 64},
+    },
+    "",
+)
+
+#: One scale for each head, from calibration text (PrefixQuant).
+STATIC_CACHE = {
+    part: {"symmetric": True, "dynamic": False, "granularity": "head", "clip_ratio": 0.8} for part in ("keys", "values")
+}
+
 #: Everything that can be converted, beside QuaRot itself.
 RECIPES = {
     "no rotation": override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, ""),
@@ -67,6 +82,23 @@ RECIPES = {
         },
         "",
     ),
+    "static cache": override(
+        preset("quarot-rtn"), {**STATIC_CACHE, "calibration": {"samples": 4, "sequence_length": 64}}, ""
+    ),
+    "static cache, one scale": override(
+        preset("quarot-rtn"),
+        {
+            **{part: {**scheme, "granularity": "tensor"} for part, scheme in STATIC_CACHE.items()},
+            "calibration": {"samples": 4, "sequence_length": 64},
+        },
+        "",
+    ),
+    "all static, prefix": override(
+        PREFIXED, {**STATIC_CACHE, "activations": {"dynamic": False, "granularity": "tensor"}}, ""
+    ),
+    "prefix": PREFIXED,
+    "prefix, 16-bit cache": PREFIXED.model_copy(update={"keys": None, "values": None}),
+    "prefix, no rotation of keys": override(PREFIXED, {"rotation": {"keys": False}}, ""),
 }
 
 
@@ -103,9 +135,13 @@ def test_perplexity_is_the_simulated_one(name: str) -> None:
     assert abs(found - expected) < 5e-4 / 10  # three decimals, with a digit to spare
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_are_the_simulated_ones(name: str) -> None:
-    network, decoder = exact(name, preset("quarot-rtn"))
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [*((name, preset("quarot-rtn")) for name in MODELS), *((name, PREFIXED) for name in ON_GPU)],
+    ids=[*MODELS, *(f"{name}-prefix" for name in ON_GPU)],
+)
+def test_greedy_tokens_are_the_simulated_ones(name: str, recipe: Recipe) -> None:
+    network, decoder = exact(name, recipe)
     prompt = text(name).whole[:80].view(2, 40)
     found = Generation(decoder, 2, 72).generate(prompt, 32)
     settings = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -150,14 +186,15 @@ def test_a_linear_layer_on_a_gpu_differs_as_little(name: str, dtype: str) -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("recipe", [preset("quarot-rtn"), PREFIXED], ids=["quarot", "prefix"])
 @pytest.mark.parametrize("name", ON_GPU)
-def test_perplexity_on_a_gpu(name: str) -> None:
+def test_perplexity_on_a_gpu(name: str, recipe: Recipe) -> None:
     """Kernels against references on a CPU: equal up to the noise of flipped codes over 8 windows.
 
     That noise: embeddings disturbed by a thousandth move this perplexity by 1.3 % (standard deviation over 8 draws), so
     two runs differ by 1.8 %, and 6 % are three times that. Layer by layer, above, nothing is left to noise.
     """
-    decoder = convert(quantized(name, preset("quarot-rtn")).stored)
+    decoder = convert(quantized(name, recipe).stored)
     expected = evaluation.perplexity(Network(decoder), text(name), EIGHT).perplexity
     found = evaluation.perplexity(Network(decoder.to("cuda")), text(name), EIGHT).perplexity
     assert abs(found / expected - 1) < 0.06

@@ -14,6 +14,7 @@ from rotquant.kernels.layouts.cache import byte_offsets, unpack_pages
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCacheLayer
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.hadamard import hadamard_transform
+from rotquant.tensors.quantization import QParams, fake_quantize
 
 POOLS = ("k_codes", "v_codes", "k_params", "v_params")
 
@@ -24,10 +25,11 @@ def filled_cache(
     batch: int, tokens: int, kv_heads: int, head_dim: int, **options: object
 ) -> tuple[Int4KVCache, Tensor, Tensor]:
     """A float32 cache on the CPU with random tokens in it, and these tokens [batch, tokens, kv_heads, head_dim]."""
-    cache = Int4KVCache.allocate(batch, tokens + 3, kv_heads, head_dim, device="cpu", **options)
+    prefix = 0 if options.get("prefix") is None else options["prefix"][0].shape[1]
+    cache = Int4KVCache.allocate(batch, prefix + tokens + 3, kv_heads, head_dim, device="cpu", **options)
     k, v = (torch.randn(batch, tokens, kv_heads, head_dim) for _ in range(2))
     cache.append(k, v)
-    cache.lengths.fill_(tokens)
+    cache.lengths.add_(tokens)
     return cache, k, v
 
 
@@ -80,6 +82,81 @@ def test_attention_is_that_of_the_simulated_cache(heads: int, kv_heads: int, hea
     torch.testing.assert_close(cache.attend(q), expected, rtol=0, atol=2e-3)  # float16 scales move scores by 2^-12
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (6, 2, 128), (3, 1, 32)])
+def test_a_prefix_is_seen_as_it_is(heads: int, kv_heads: int, head_dim: int) -> None:
+    prefix = torch.randn(2, kv_heads, 5, head_dim)
+    cache, k, v = filled_cache(2, 40, kv_heads, head_dim, prefix=tuple(prefix), params_dtype=torch.float32)
+    q, texts = torch.randn(2, heads, head_dim), simulated(k, v, None)
+    keys, values = (torch.cat([a.expand(2, -1, -1, -1), b], dim=2) for a, b in zip(prefix, texts, strict=True))
+    rotated, found = cache.dequantize(45, torch.float32)
+    torch.testing.assert_close(found, values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(hadamard_transform(rotated, inverse=True), keys, rtol=0, atol=1e-5)
+    for length in (45, 12, 5):  # all of the text, a part, none
+        cache.lengths.fill_(length)
+        expected = scaled_dot_product_attention(
+            q[:, :, None], keys[:, :, :length], values[:, :, :length], enable_gqa=True
+        )
+        torch.testing.assert_close(cache.attend(q), expected[:, :, 0], rtol=0, atol=1e-5)
+
+
+STATIC = QuantizationScheme(bits=4, granularity="head", dynamic=False)
+
+
+def static_scales(kv_heads: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Scales of keys and values, all different, by which normal numbers reach every code and some are clipped."""
+    scale = torch.linspace(0.2, 0.5, 2 * kv_heads, device=device)
+    return scale[:kv_heads].clone(), scale[kv_heads:].clone()
+
+
+def statically_rounded(x: Tensor, scale: Tensor) -> Tensor:
+    """x [batch, tokens, kv_heads, head_dim] by `rotquant.tensors`, its static parameters as the simulation has them."""
+    return fake_quantize(x.transpose(1, 2), STATIC, QParams(scale.view(-1, 1, 1, 1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("prefix", [0, 5])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (6, 2, 128), (3, 1, 32), (4, 2, 48)])
+def test_static_scales_round_as_those_of_tensors(
+    heads: int, kv_heads: int, head_dim: int, prefix: int, dtype: torch.dtype
+) -> None:
+    scales = static_scales(kv_heads)
+    before = torch.randn(2, kv_heads, prefix, head_dim)
+    options = {"scales": scales, "prefix": tuple(before) if prefix else None}
+    cache = Int4KVCache.allocate(2, prefix + 43, kv_heads, head_dim, device="cpu", **options)
+    q = torch.randn(2, heads, head_dim, dtype=dtype)
+    k, v = torch.randn(2, 2, 40, kv_heads, head_dim, dtype=dtype)
+    cache.append(k[:, :17], v[:, :17])
+    cache.lengths.add_(17)
+    cache.append(k[:, 17:], v[:, 17:])
+    cache.lengths.add_(23)
+    rounded = statically_rounded(hadamard_transform(k), scales[0]), statically_rounded(v, scales[1])
+    rotated, values = (
+        torch.cat([a.to(dtype).expand(2, -1, -1, -1), b], dim=2)
+        for a, b in zip((hadamard_transform(before[0]), before[1]), rounded, strict=True)
+    )
+    found = cache.dequantize(prefix + 40, dtype)
+    assert torch.equal(found[1], values)
+    torch.testing.assert_close(found[0], rotated, rtol=0, atol=1e-6)  # the prefix's transform, in float32
+    keys = hadamard_transform(rotated, inverse=True)
+    expected = scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)[:, :, 0]
+    torch.testing.assert_close(cache.attend(q), expected, rtol=0, atol=1e-5)
+    assert torch.equal(torch.stack([cache.k_params, cache.v_params]), torch.stack(static_scales(kv_heads)))
+
+
+def test_static_scales_of_another_shape_are_refused() -> None:
+    scale = torch.ones(2)
+    for other in (torch.ones(3), torch.ones(2, 1), torch.ones(2, dtype=torch.float16)):
+        with pytest.raises(KernelError, match="takes one float32 number for each of 2 heads"):
+            Int4KVCache.allocate(1, 64, 2, 64, device="cpu", scales=(scale, other))
+
+
+def test_a_prefix_of_another_shape_is_refused() -> None:
+    with pytest.raises(
+        KernelError, match=r"the prefix has values of shape \(2, 4, 64\), and the cache takes \(2, 3, 64\)"
+    ):
+        Int4KVCache.allocate(1, 64, 2, 64, device="cpu", prefix=(torch.randn(2, 3, 64), torch.randn(2, 4, 64)))
+
+
 def test_rope_is_that_of_transformers() -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -121,33 +198,47 @@ def test_a_head_size_without_a_layout_is_refused() -> None:
 
 
 @pytest.mark.unflipped  # torch.library.opcheck has dispatch modes of its own
-def test_the_operators_have_shape_rules() -> None:
-    cache, k, v = filled_cache(2, 20, 2, 64)
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("prefix", [0, 3])
+def test_the_operators_have_shape_rules(prefix: int, static: bool) -> None:
+    before = tuple(torch.randn(2, 2, prefix, 64)) if prefix else None
+    cache, k, v = filled_cache(2, 20, 2, 64, prefix=before, scales=static_scales(2) if static else None)
     pools = cache.k_codes, cache.v_codes, cache.k_params, cache.v_params
+    prefix = cache.k_prefix, cache.v_prefix
     ops = torch.ops.rotquant
     for op, arguments in (
         (ops.kv_append, (k, v, None, None, *pools, cache.lengths, None, True, 0.95, 0.95)),
         (
             ops.kv_attention,
-            (torch.randn(2, 4, 64), None, None, *pools, cache.lengths, 0, None, cache.counters, True),
+            (torch.randn(2, 4, 64), None, None, *pools, *prefix, cache.lengths, 0, None, cache.counters, True),
         ),
-        (ops.kv_dequantize, (*pools, None, 2, 20, torch.float16)),
+        (ops.kv_dequantize, (*pools, *prefix, None, 2, 20, torch.float16)),
         (ops.kv_rotate, (k, None, None, True)),
     ):
         torch.library.opcheck(op.default, arguments)
 
 
 def gpu_cache(
-    batch: int, capacity: int, kv_heads: int, head_dim: int, *, page_size: int | None = None, **options: object
+    batch: int,
+    capacity: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    group_size: int | str | None = None,
+    page_size: int | None = None,
+    **options: object,
 ) -> Int4KVCache:
     """A cache on the GPU whose memory is poison: codes of 0x7f, scales that are not numbers. Paged: shuffled pages."""
-    cache = Int4KVCache.allocate(batch, capacity, kv_heads, head_dim, **options)
+    static = group_size == "static"
+    scales = static_scales(kv_heads, "cuda") if static else None
+    group_size = None if static else group_size
+    cache = Int4KVCache.allocate(batch, capacity, kv_heads, head_dim, group_size=group_size, scales=scales, **options)
     if page_size is not None:
         pages = -(-capacity // page_size)
         table = torch.randperm(batch * pages + 2, device="cuda")[: batch * pages].view(batch, pages).int()
         shape = (batch * pages + 2, kv_heads, page_size)
         codes = [torch.empty(*shape, head_dim // 2, dtype=torch.uint8, device="cuda") for _ in range(2)]
-        params = [cache.k_params.new_empty(*shape, *cache.k_params.shape[3:]) for _ in range(2)]
+        params = [x if static else x.new_empty(*shape, *x.shape[3:]) for x in (cache.k_params, cache.v_params)]
         cache = dataclasses.replace(
             cache,
             **dict(zip(POOLS, codes + params, strict=True)),
@@ -155,7 +246,7 @@ def gpu_cache(
         )
     for codes in (cache.k_codes, cache.v_codes):
         codes.fill_(0x7F)
-    for params in (cache.k_params, cache.v_params):
+    for params in () if static else (cache.k_params, cache.v_params):
         params.fill_(torch.nan)
     return cache
 
@@ -185,8 +276,11 @@ def relative_error(x: Tensor, expected: Tensor) -> float:
     return float((x.double() - expected.double()).norm() / expected.double().norm())
 
 
+#: Tokens of a prefix: fewer than a kernel loads at once, more, a whole tile and a part of the next.
+PREFIXES = (1, 4, 10, 41)
+
 GPU_CASES = [
-    # batch, tokens, heads, kv_heads, head_dim, group_size, page_size
+    # batch, tokens, heads, kv_heads, head_dim, group_size or static scales, page_size
     (1, 1, 1, 1, 128, None, None),
     (2, 17, 4, 4, 128, None, None),
     (3, 129, 8, 1, 128, None, None),
@@ -196,6 +290,11 @@ GPU_CASES = [
     (3, 100, 9, 3, 128, 64, 64),
     (3, 700, 8, 2, 64, 32, 128),
     (1, 5000, 4, 4, 64, None, 64),
+    (1, 1, 1, 1, 128, "static", None),
+    (3, 129, 8, 1, 128, "static", None),
+    (2, 333, 12, 1, 64, "static", None),
+    (3, 700, 8, 2, 128, "static", 64),
+    (1, 5000, 4, 4, 64, "static", 128),
 ]
 
 
@@ -217,7 +316,7 @@ def test_the_append_kernel_writes_what_the_reference_writes(case: tuple, dtype: 
         expected.lengths.fill_(5)
     written = on_cpu(cache)
     assert torch.equal(written.v_codes, expected.v_codes)
-    assert torch.equal(written.v_params.view(torch.int16), expected.v_params.view(torch.int16))
+    assert torch.equal(written.v_params.view(torch.uint8), expected.v_params.view(torch.uint8))
     # Sums of the Hadamard transform in another order: a last bit now and then, and a code at the edge of its interval.
     assert (written.k_codes != expected.k_codes).sum() <= 1e-3 * k.numel() + 1
     assert torch.equal(written.k_params.isnan(), expected.k_params.isnan())
@@ -244,11 +343,44 @@ def test_the_attention_kernel_agrees_with_float64(case: tuple, dtype: torch.dtyp
     assert not cache.counters.any()
 
 
+def prefix_before(k: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of a prefix, [kv_heads, tokens, head_dim]; keys as large as those of an outlier token."""
+    prefix = torch.randn(2, k.shape[2], tokens, k.shape[3], device=k.device)
+    return (3 * prefix[0]).to(k.dtype), prefix[1].to(k.dtype)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", GPU_CASES, ids=str)
+def test_the_attention_kernel_sees_a_prefix(case: tuple, dtype: torch.dtype, prefix: int) -> None:
+    batch, tokens, heads, kv_heads, head_dim, group_size, page_size = case
+    q, k, v = projection(batch, tokens, heads, kv_heads, head_dim, dtype)
+    options = {"group_size": group_size, "page_size": page_size, "prefix": prefix_before(k, prefix)}
+    cache = gpu_cache(batch, prefix + tokens + 3, kv_heads, head_dim, **options)  # poison in the prefix's places too
+    cache.append(k, v)
+    rope = angles(1, head_dim, dtype)
+    for present in (tokens // 3, tokens):
+        cache.lengths.copy_(prefix + torch.linspace(present, tokens, batch) - 1)
+        out = cache.attend(q[:, -1], *rope, new_tokens=1)
+        with references():
+            expected = cache.attend(q[:, -1], *rope, new_tokens=1)
+        assert relative_error(out, expected) < (1e-3 if dtype == torch.float16 else 4e-3)
+        assert not cache.counters.any()
+    read = cache.dequantize(prefix + tokens, dtype)
+    with references():
+        for x, wanted in zip(read, cache.dequantize(prefix + tokens, dtype), strict=True):
+            assert torch.equal(x, wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group_size", [None, "static"])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
-def test_small_and_large_values_lose_no_precision(scale: float) -> None:
+def test_small_and_large_values_lose_no_precision(scale: float, group_size: str | None) -> None:
     q, k, v = projection(2, 400, 8, 2, 128, torch.float16)
-    cache = gpu_cache(2, 400, 2, 128)
+    cache = gpu_cache(2, 400, 2, 128, group_size=group_size)
+    if group_size == "static":
+        cache.v_params.mul_(scale)
     cache.append(k, v * scale)
     cache.lengths.fill_(400)
     with references():
@@ -273,9 +405,12 @@ def test_prefill_reads_the_same_numbers(case: tuple) -> None:
 
 
 @pytest.mark.gpu
-def test_a_captured_step_serves_every_length() -> None:
+@pytest.mark.parametrize("group_size", [None, "static"])
+@pytest.mark.parametrize("prefix", [0, 4])
+def test_a_captured_step_serves_every_length(prefix: int, group_size: str | None) -> None:
     q, k, v = projection(2, 1, 8, 2, 128, torch.float16)
-    cache = gpu_cache(2, 300, 2, 128)
+    before = prefix_before(k, prefix) if prefix else None
+    cache = gpu_cache(2, prefix + 300, 2, 128, prefix=before, group_size=group_size)
     out = torch.empty(2, 8, 128, dtype=torch.float16, device="cuda")
 
     def step() -> None:
@@ -316,3 +451,11 @@ def test_what_the_kernels_cannot_do_is_refused() -> None:
         cache.dequantize(65)
     with pytest.raises(KernelError, match="key scales"):
         dataclasses.replace(cache, k_params=cache.k_params.float()).attend(q[:, -1])
+    for params in (cache.k_params[0, :, 0, 0, 0].clone(), torch.ones(3, device="cuda")):  # float16; of another head
+        with pytest.raises(KernelError, match="key scales"):
+            dataclasses.replace(cache, k_params=params, v_params=torch.ones(2, device="cuda")).attend(q[:, -1])
+    with pytest.raises(KernelError, match="a prefix has both keys and values"):
+        dataclasses.replace(cache, k_prefix=k[0].transpose(0, 1).contiguous()).attend(q[:, -1])
+    fixed = k[0].transpose(0, 1).contiguous()
+    with pytest.raises(KernelError, match="prefix values"):
+        dataclasses.replace(cache, k_prefix=fixed, v_prefix=fixed[:, :3].contiguous()).attend(q[:, -1])

@@ -65,6 +65,7 @@ class DecodeAttentionArguments(Frozen):
     """Attention of one new token per sequence: its key and value are appended to the cache, then it attends.
 
     cache: tokens that it attends to, itself among them. hadamard: arithmetic of the transform of query and key.
+    implementation: int4 finds a scale and zero point for each token and head, int4-static has a scale for each head.
     """
 
     batch: Size
@@ -72,7 +73,7 @@ class DecodeAttentionArguments(Frozen):
     kv_heads: Size
     head_dim: Size = 128
     cache: Size
-    implementation: Literal["fp16", "int4"]
+    implementation: Literal["fp16", "int4", "int4-static"]
     hadamard: Arithmetic = "none"
 
     @model_validator(mode="after")
@@ -81,6 +82,21 @@ class DecodeAttentionArguments(Frozen):
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
         if self.implementation == "fp16" and self.hadamard != "none":
             raise ValueError("a 16-bit cache needs no Hadamard transform")
+        return self
+
+
+class PrefixedAttentionArguments(DecodeAttentionArguments):
+    """The same behind a prefix.
+
+    prefix: tokens that are attended to in 16 bits, before those of the 4-bit cache.
+    """
+
+    prefix: Size
+
+    @model_validator(mode="after")
+    def _the_cache_has_4_bits(self) -> "PrefixedAttentionArguments":
+        if self.implementation == "fp16":
+            raise ValueError("in a 16-bit cache a prefix is nothing but a longer text")
         return self
 
 
@@ -137,6 +153,25 @@ class GenerateArguments(Frozen):
     prompt: Size
     tokens: Size
     implementation: Literal["bf16", "w2"]
+
+
+class WholeDecoderArguments(Frozen):
+    """A whole model with random weights, of 4 bits as its activations: the first token of a prompt, or one more token.
+
+    tokens: of each text's prompt; they are in the cache when a token is decoded.
+    activations: dynamic scales for each token and QuaRot's transforms, or a static one for each layer's input and
+        PrefixQuant's, which lack the transform across heads.
+    cache: float16; int4, with a scale and zero point for each token and head; int4-static, with a scale for each head.
+    prefix: tokens whose 16-bit keys and values stand before every text.
+    """
+
+    shape: str
+    batch: Size
+    tokens: Size
+    phase: Literal["prefill", "decode"]
+    activations: Literal["dynamic", "static"]
+    cache: Literal["float16", "int4", "int4-static"]
+    prefix: Annotated[int, Field(ge=0)] = 0
 
 
 class CeilingArguments(Frozen):

@@ -4,13 +4,19 @@ QuaRot Tables 16 and 17 (one block), PrefixQuant Table 5 (time to the first toke
 batch 1). Everything that is timed runs from CUDA graphs, the 16-bit baseline too.
 """
 
+import contextlib
 import gc
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rotquant.bench.arguments.gpu import BlockArguments, FirstTokenArguments, GenerateArguments
+from rotquant.bench.arguments.gpu import (
+    BlockArguments,
+    FirstTokenArguments,
+    GenerateArguments,
+    WholeDecoderArguments,
+)
 from rotquant.bench.records import Measurement
 from rotquant.bench.shapes import SHAPES
 from rotquant.bench.timing.case import Measurements, gpu
@@ -23,8 +29,11 @@ from rotquant.kernels.launch.overlap import overlapping_launches
 _DECODED = 50
 #: A block is measured without embedding and head: they shrink to a few tokens.
 _FEW_TOKENS = 32
-#: PrefixQuant keeps the first token of Llama-3-8B in the cache (Table 1); which one it is does not matter here.
-_PREFIX = (0,)
+#: PrefixQuant keeps the first token of Llama-3-8B in the cache (Table 1).
+_PREFIX = 1
+#: What `whole_decoder` asks for, by its names.
+_ACTIVATIONS = {"dynamic": KINDS["quarot"], "static": KINDS["prefixquant"]}
+_CACHES = {"float16": None, "int4": KINDS["quarot"].cache, "int4-static": KINDS["prefixquant"].cache}
 #: Times a text is generated; the median counts.
 _TEXTS = 3
 
@@ -124,9 +133,9 @@ def first_token(arguments: FirstTokenArguments) -> Measurements:
     """
     a, device = arguments, gpu()
     memory = _Memory(device)
-    prefix = _PREFIX if a.implementation == "prefixquant" else ()
+    prefix = _PREFIX if a.implementation == "prefixquant" else 0
     decoder = random_decoder(decoder_config(a.shape, prefix=prefix), _PRECISIONS[a.implementation], device=device)
-    cache = decoder.new_cache(a.batch, len(prefix) + a.tokens)
+    cache = decoder.new_cache(a.batch, a.tokens)
     prompt = _prompt(decoder, a.batch, a.tokens)
 
     def prefill(_: int = 0) -> Tensor:
@@ -171,6 +180,40 @@ def generate(arguments: GenerateArguments) -> Measurements:
         "decode_seconds_per_token": Measurement(median, "s", low, high, _TEXTS, a.tokens),
         "total_seconds_per_token": Measurement(prefilled.value + median, "s"),
     }
+
+
+def whole_decoder(arguments: WholeDecoderArguments) -> Measurements:
+    """Seconds from a batch of prompts to the logits of their first new tokens, or of one more token; bytes of it all.
+
+    Raises:
+        ConfigError: an unknown shape.
+        KernelError: there is no GPU, or a kernel refuses.
+    """
+    a, device = arguments, gpu()
+    memory = _Memory(device)
+    precision = _ACTIVATIONS[a.activations].model_copy(update={"cache": _CACHES[a.cache]})
+    decoder = random_decoder(decoder_config(a.shape, prefix=a.prefix), precision, device=device)
+    cache = decoder.new_cache(a.batch, a.tokens + 1)
+    prompt = _prompt(decoder, a.batch, a.tokens)
+
+    def prefill(_: int = 0) -> Tensor:
+        cache.reset()
+        return decoder.prefill(prompt, cache)
+
+    token = prefill().argmax(-1)
+
+    def decode(_: int = 0) -> Tensor:
+        logits = decoder.predict(decoder.run(decoder.embed(token), cache, cache.decode_step(fixed=True)))
+        token.copy_(logits.argmax(-1))
+        return logits
+
+    run = prefill if a.phase == "prefill" else decode
+    memory.reset_peak()
+    run()
+    peak = memory.peak()
+    with overlapping_launches() if a.phase == "decode" else contextlib.nullcontext():
+        timing = time_gpu(run, settle=SETTLE)
+    return {"seconds": Measurement.of(timing), "peak_bytes": peak}
 
 
 def decoder_config(shape: str, **fields: Any) -> DecoderConfig:

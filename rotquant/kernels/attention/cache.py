@@ -26,11 +26,15 @@ class Int4KVCache:
     k_params, v_params: float16 [pages, kv_heads, page_size, groups, 2], scale and zero point; zero points are whole
         numbers 0..15. Codes are chosen with the float32 scale, as in the simulation, and the scale is then rounded to
         float16: a relative error of at most 2^-12 common to a group, that of rounding one dequantized value to float16.
-    lengths: int32 [batch], tokens present; usually shared by all layers, and advanced once a step by who owns it.
+        Or float32 [kv_heads]: static scales, one for all tokens of a head; codes are symmetric ones plus 8 then.
+    lengths: int32 [batch], tokens present, a prefix among them; usually shared by all layers, and advanced once a step
+        by who owns it.
     block_table: int32 [batch, pages of a sequence], or None: sequence b owns pages b * n to (b + 1) * n - 1.
     counters: int32 [batch * kv_heads], zero between calls: scratch of `attend`.
     rotate: keys (and queries) pass the online Hadamard transform.
-    clip_k, clip_v: clip ratios, 0.95 in QuaRot.
+    clip_k, clip_v: clip ratios, 0.95 in QuaRot; of no meaning for static scales.
+    k_prefix, v_prefix: [kv_heads, tokens, head_dim] of the queries' type, keys rotated as those of the pools: what is
+        in the first places of every sequence (PrefixQuant Sec. 5.1), whose codes nobody reads.
     """
 
     k_codes: Tensor
@@ -43,6 +47,8 @@ class Int4KVCache:
     rotate: bool = True
     clip_k: float = 0.95
     clip_v: float = 0.95
+    k_prefix: Tensor | None = None
+    v_prefix: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -59,16 +65,21 @@ class Int4KVCache:
         device: torch.device | str = "cuda",
         lengths: Tensor | None = None,
         params_dtype: torch.dtype = torch.float16,
+        prefix: tuple[Tensor, Tensor] | None = None,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> "Int4KVCache":
         """An empty contiguous cache: one page a sequence, `capacity` rounded up to a multiple of 64 tokens.
 
         Args:
+            capacity: tokens of a sequence, the prefix among them.
             group_size: elements of a head that share a scale; the whole head by default.
-            lengths: the tensor to share between layers; a new one of zeros by default.
+            lengths: the tensor to share between layers; a new one, of the prefix's tokens, by default.
+            prefix: keys, after RoPE and not rotated, and values [kv_heads, tokens, head_dim] before every sequence.
+            scales: static ones of keys and values, float32 [kv_heads]; by default each token's are found for itself.
             params_dtype: float32 for a cache equal to the simulation; the CUDA kernels take float16.
 
         Raises:
-            KernelError: a head size or group size that the layout does not know.
+            KernelError: a head size or group size that the layout does not know; a prefix or scales that do not fit.
         """
         group_size = group_size or head_dim
         if head_dim % 16:
@@ -78,11 +89,17 @@ class Int4KVCache:
         page = padded(capacity, PAGE_MULTIPLE)
         shape = (batch, kv_heads, page)
         codes = [torch.zeros(*shape, head_dim // 2, dtype=torch.uint8, device=device) for _ in range(2)]
-        params = [torch.zeros(*shape, head_dim // group_size, 2, dtype=params_dtype, device=device) for _ in range(2)]
+        if scales is None:
+            size = (*shape, head_dim // group_size, 2)
+            params = [torch.zeros(size, dtype=params_dtype, device=device) for _ in range(2)]
+        else:
+            params = [_static(scale, kv_heads) for scale in scales]
+        before = 0 if prefix is None else prefix[0].shape[1]
         if lengths is None:
-            lengths = torch.zeros(batch, dtype=torch.int32, device=device)
+            lengths = torch.full((batch,), before, dtype=torch.int32, device=device)
         counters = torch.zeros(batch * kv_heads, dtype=torch.int32, device=device)
-        return cls(*codes, *params, lengths, None, counters, rotate, clip_k, clip_v)  # pyright: ignore[reportCallIssue]  # 2 + 2
+        k_prefix, v_prefix = (None, None) if prefix is None else _placed(prefix, (kv_heads, before, head_dim), rotate)
+        return cls(*codes, *params, lengths, None, counters, rotate, clip_k, clip_v, k_prefix, v_prefix)  # pyright: ignore[reportCallIssue]  # 2 + 2
 
     @property
     def batch(self) -> int:
@@ -104,12 +121,14 @@ class Int4KVCache:
     def attend(self, q: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, new_tokens: int = 0) -> Tensor:
         """One query per sequence over its first `lengths + new_tokens` tokens. See `attention.kv_attention`."""
         return attention.kv_attention(
-            q, cos, sin, *self._pools, self.lengths, new_tokens, self.block_table, self.counters, self.rotate
+            *(q, cos, sin, *self._pools, self.k_prefix, self.v_prefix),
+            *(self.lengths, new_tokens, self.block_table, self.counters, self.rotate),
         )
 
     def dequantize(self, tokens: int, dtype: torch.dtype = torch.float16) -> tuple[Tensor, Tensor]:
         """The first `tokens` keys (still rotated) and values, [batch, kv_heads, tokens, head_dim]."""
-        return attention.kv_dequantize(*self._pools, self.block_table, self.batch, tokens, dtype)
+        pools = (*self._pools, self.k_prefix, self.v_prefix)
+        return attention.kv_dequantize(*pools, self.block_table, self.batch, tokens, dtype)
 
     def rotate_queries(self, q: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
         """RoPE and the online Hadamard transform: [batch, tokens, heads, head_dim] queries for dequantized keys."""
@@ -118,3 +137,28 @@ class Int4KVCache:
     @property
     def _pools(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.k_codes, self.v_codes, self.k_params, self.v_params
+
+
+def _static(scale: Tensor, kv_heads: int) -> Tensor:
+    """The scale itself, if it is what kernels take."""
+    if scale.dtype != torch.float32 or tuple(scale.shape) != (kv_heads,):
+        kind = str(scale.dtype).removeprefix("torch.")
+        raise KernelError(
+            f"static scales are {kind} {tuple(scale.shape)}, and the cache takes one float32 number for each of"
+            f" {kv_heads} heads."
+        )
+    return scale
+
+
+def _placed(prefix: tuple[Tensor, Tensor], shape: tuple[int, ...], rotate: bool) -> tuple[Tensor, Tensor]:
+    """A prefix as attention reads it, its keys rotated where those of the cache are.
+
+    Raises:
+        KernelError: it is not of this shape.
+    """
+    for part, name in zip(prefix, ("keys", "values"), strict=True):
+        if tuple(part.shape) != shape:
+            raise KernelError(f"the prefix has {name} of shape {tuple(part.shape)}, and the cache takes {shape}.")
+    keys, values = prefix
+    by_token = keys.transpose(0, 1)[None].contiguous()
+    return attention.kv_rotate(by_token, None, None, rotate)[0].transpose(0, 1).contiguous(), values.contiguous()

@@ -2,8 +2,9 @@
 
 Keys pass RoPE and an online Hadamard transform before they are quantized, and queries the same transform, so scores are
 those of the unrotated model (QuaRot Sec. 4, stages 1d and 2c). Attention multiplies the integers as they are, on tensor
-cores, and applies scales and zero points to sums; it never writes dequantized keys or values. Head sizes 64 and 128 on
-a GPU; `attention_reference` defines every operator on any device and for any head size of the layout.
+cores, and applies scales and zero points to sums; it never writes dequantized keys or values. A prefix of
+floating-point keys and values may stand in the first places of every sequence (PrefixQuant Sec. 5.1). Head sizes 64 and
+128 on a GPU; `attention.reference` defines every operator on any device and for any head size of the layout.
 """
 
 import functools
@@ -27,8 +28,11 @@ MAX_GROUP = 16
 _TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 #: As in the sources: warps of a block, bytes of codes that a warp takes at a time, blocks that may share a sequence.
 _WARPS, _TILE_BYTES, _MAX_SPLITS = 8, 4096, 64
+#: In the place of a number of groups: each head has one scale for all tokens.
+_STATIC = 0
 
 _POOL_POINTERS = dict.fromkeys(("k_codes", "v_codes", "k_params", "v_params"), POINTER)
+_PREFIX = {"k_prefix": POINTER, "v_prefix": POINTER, "prefix": INT}
 _PAGES = {"table": POINTER, "pages": INT, "per_sequence": INT, "page_size": INT}
 _ROPE = {"cos": POINTER, "sin": POINTER, "cos_batch": INT}
 _APPEND = CudaFile(
@@ -53,10 +57,15 @@ _APPEND = CudaFile(
             **dict.fromkeys(("batch", "tokens", "heads", "rotate"), INT),
         ),
         "kv_dequantize": Parameters(
-            **_POOL_POINTERS, **_PAGES, **dict.fromkeys(("batch", "tokens", "kv_heads"), INT), k=POINTER, v=POINTER
+            **_POOL_POINTERS,
+            **_PREFIX,
+            **_PAGES,
+            **dict.fromkeys(("batch", "tokens", "kv_heads"), INT),
+            k=POINTER,
+            v=POINTER,
         ),
     },
-    constants={"WARPS": _WARPS},
+    constants={"WARPS": _WARPS, "STATIC": _STATIC, "int(STATIC_ZERO)": reference.STATIC_ZERO},
 )
 _ATTENTION = CudaFile(
     "kv_attention.cu",
@@ -66,6 +75,7 @@ _ATTENTION = CudaFile(
             q_batch=LONG,
             **_ROPE,
             **_POOL_POINTERS,
+            **_PREFIX,
             lengths=POINTER,
             new_tokens=INT,
             **_PAGES,
@@ -75,24 +85,21 @@ _ATTENTION = CudaFile(
             **dict.fromkeys(("workspace", "counters", "out"), POINTER),
         )
     },
-    constants={"WARPS": _WARPS, "MAX_SPLITS": _MAX_SPLITS},
+    constants={"WARPS": _WARPS, "MAX_SPLITS": _MAX_SPLITS, "STATIC": _STATIC},
 )
 
 
 def sources(architecture: str) -> list[Source]:
     """Every translation unit that the papers' shapes ask for: a scale per head, up to 8 query heads per key head."""
-    found = []
-    for head_dim in HEAD_DIMS:
-        shape = _Shape(head_dim, 1, torch.float16)
-        names = (shape.append(False), shape.append(True), shape.rotate, shape.dequantize)
-        found += [Source(_APPEND, (name,)) for name in names]
-        found.append(_attention_source(shape, 1, _stages(architecture)))
-    return found
+    shapes = [_Shape(head_dim, groups, torch.float16) for head_dim in HEAD_DIMS for groups in (1, _STATIC)]
+    names = [name for shape in shapes for name in (*map(shape.append, (False, True)), shape.rotate, shape.dequantize)]
+    units = [Source(_APPEND, (name,)) for name in dict.fromkeys(names)]
+    return units + [_attention_source(shape, 1, _stages(architecture)) for shape in shapes]
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What decides the instance of a kernel."""
+    """What decides the instance of a kernel; groups: scales of a head and token, or `_STATIC`."""
 
     head_dim: int
     groups: int
@@ -113,10 +120,11 @@ class _Shape:
         return f"kv_attention<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}, {column_tiles}, {stages}>"
 
     def shared_bytes(self, stages: int) -> int:
-        """Dynamic shared memory of the attention kernel: rings of tiles, later the warps' sums for eight heads."""
+        """Dynamic shared memory of the attention kernel: rings of tiles, later the sums of warps and prefix for eight
+        heads."""
         tile = _TILE_BYTES + 8 * self.groups * _TILE_BYTES // self.head_dim
         ring = padded(stages * (tile + 8), 16)
-        return _WARPS * max(ring, 8 * (self.head_dim + 6) * 4)
+        return max(_WARPS * ring, (_WARPS + 1) * 8 * (self.head_dim + 6) * 4)
 
 
 @functools.cache
@@ -185,6 +193,8 @@ def _attend_cuda(
     v_codes: Tensor,
     k_params: Tensor,
     v_params: Tensor,
+    k_prefix: Tensor | None,
+    v_prefix: Tensor | None,
     lengths: Tensor,
     new_tokens: int,
     block_table: Tensor | None,
@@ -198,6 +208,7 @@ def _attend_cuda(
         raise KernelError(
             f"{heads} query heads on {kv_heads} key heads: the kernel takes 1 to {MAX_GROUP} query heads per key head."
         )
+    prefix = _check_prefix(k_prefix, v_prefix, kv_heads, head_dim, q)
     cos_batch = _check_rope(cos, sin, batch, 1, head_dim, q.dtype)
     check_tensor(lengths, "lengths", dtypes=(torch.int32,), shape=(batch,))
     per_sequence = _check_table(block_table, batch, k_codes)
@@ -221,7 +232,8 @@ def _attend_cuda(
         kernel(source, source.instances[0], q.device),
         (splits, kv_heads, batch),
         (32 * _WARPS,),
-        *(q, q.stride(0), cos, sin, cos_batch, k_codes, v_codes, k_params, v_params, lengths, new_tokens),
+        *(q, q.stride(0), cos, sin, cos_batch, k_codes, v_codes, k_params, v_params),
+        *(k_prefix, v_prefix, prefix, lengths, new_tokens),
         *(block_table, k_codes.shape[0], per_sequence, page_size, group, rotate),
         *(math.log2(math.e) * head_dim**-0.5, workspace, counters, out),
         device=q.device,
@@ -235,6 +247,8 @@ def _dequantize_cuda(
     v_codes: Tensor,
     k_params: Tensor,
     v_params: Tensor,
+    k_prefix: Tensor | None,
+    v_prefix: Tensor | None,
     block_table: Tensor | None,
     batch: int,
     tokens: int,
@@ -246,13 +260,15 @@ def _dequantize_cuda(
     check_same_device(k_codes, v_codes=v_codes, k_params=k_params, v_params=v_params)
     if not 0 <= tokens <= per_sequence * page_size:
         raise KernelError(f"{tokens} tokens are asked for, and a sequence has room for {per_sequence * page_size}.")
+    prefix = _check_prefix(k_prefix, v_prefix, kv_heads, 2 * row, k_codes.new_empty(0, dtype=dtype))
     k, v = (torch.empty(batch, kv_heads, tokens, 2 * row, dtype=dtype, device=k_codes.device) for _ in range(2))
     if k.numel():
         launch(
             kernel(Source(_APPEND, (shape.dequantize,)), shape.dequantize, k.device),
             (-(-batch * kv_heads * -(-tokens // 16) // _WARPS), 2),
             (32 * _WARPS,),
-            *(k_codes, v_codes, k_params, v_params, block_table, pages, per_sequence, page_size),
+            *(k_codes, v_codes, k_params, v_params, k_prefix, v_prefix, prefix),
+            *(block_table, pages, per_sequence, page_size),
             *(batch, tokens, kv_heads, k, v),
             device=k.device,
         )
@@ -282,6 +298,8 @@ def _dequantize_fake(
     v_codes: Tensor,
     k_params: Tensor,
     v_params: Tensor,
+    k_prefix: Tensor | None,
+    v_prefix: Tensor | None,
     block_table: Tensor | None,
     batch: int,
     tokens: int,
@@ -326,22 +344,36 @@ def _check_pools(
     head_dim: int,
     dtype: torch.dtype,
 ) -> _Shape:
-    """Raise one sentence unless the pools are those of `kv.Int4KVCache` and the kernels have an instance for them."""
+    """Raise one sentence unless the pools are those of `Int4KVCache` and the kernels have an instance for them."""
     if dtype not in _TYPES or head_dim not in HEAD_DIMS:
         raise KernelError(
             f"the 4-bit KV kernels take float16 or bfloat16 and head_dim 64 or 128, not {dtype}, {head_dim}."
         )
     pages, _, page_size, _ = k_codes.shape
-    groups = k_params.shape[-2]
+    static = reference.is_static(k_params)
+    groups = _STATIC if static else k_params.shape[-2]
     for codes, name in ((k_codes, "key codes"), (v_codes, "value codes")):
         check_tensor(codes, name, dtypes=(torch.uint8,), shape=(pages, kv_heads, page_size, head_dim // 2))
+    wanted = (kv_heads,) if static else (pages, kv_heads, page_size, groups, 2)
     for params, name in ((k_params, "key scales"), (v_params, "value scales")):
-        check_tensor(params, name, dtypes=(torch.float16,), shape=(pages, kv_heads, page_size, groups, 2))
+        check_tensor(params, name, dtypes=(torch.float32 if static else torch.float16,), shape=wanted)
     if page_size % 64:
         raise KernelError(f"a page holds {page_size} tokens, and the kernel needs a multiple of 64.")
-    if head_dim % (32 * groups) or groups & (groups - 1):
+    if not static and (head_dim % (32 * groups) or groups & (groups - 1)):
         raise KernelError(f"{groups} scales per head of {head_dim}: groups have 32, 64 or 128 elements.")
     return _Shape(head_dim, groups, dtype)
+
+
+def _check_prefix(k_prefix: Tensor | None, v_prefix: Tensor | None, kv_heads: int, head_dim: int, like: Tensor) -> int:
+    """Raise one sentence unless a prefix fits the pools and is like `like` in dtype and device; returns its tokens."""
+    if (k_prefix is None) != (v_prefix is None):
+        raise KernelError("a prefix has both keys and values.")
+    if k_prefix is None or v_prefix is None:
+        return 0
+    check_tensor(k_prefix, "prefix keys", dtypes=(like.dtype,), shape=(kv_heads, None, head_dim))
+    check_tensor(v_prefix, "prefix values", dtypes=(like.dtype,), shape=tuple(k_prefix.shape))
+    check_same_device(like, prefix_keys=k_prefix, prefix_values=v_prefix)
+    return k_prefix.shape[1]
 
 
 def _check_rope(
@@ -370,12 +402,13 @@ def _check_table(block_table: Tensor | None, batch: int, pool: Tensor) -> int:
     return pool.shape[0] // batch
 
 
-_POOLS = "Tensor k_codes, Tensor v_codes, Tensor k_params, Tensor v_params"
+_POOLS = "Tensor k_codes, Tensor v_codes, Tensor k_params, Tensor v_params, Tensor? k_prefix, Tensor? v_prefix"
 
 #: Quantize tokens and write them. k, v [batch, tokens, kv_heads, D] float16 or bfloat16, contiguous along heads and D,
 #: any strides of batch and tokens (views of a merged projection); cos, sin [1 or batch, tokens, D] of the same dtype,
-#: or None for no RoPE; pools as in `kv.Int4KVCache`, written in place; token i of sequence b goes to position
-#: starts[b] + i (int32), and is dropped beyond the capacity. rotate: Hadamard transform of the keys.
+#: or None for no RoPE; pools as in `cache.Int4KVCache`, written in place, of static scales the codes alone; token i of
+#: sequence b goes to position starts[b] + i (int32), and is dropped beyond the capacity. rotate: Hadamard transform of
+#: the keys.
 kv_append = operator(
     "kv_append(Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor(a!) k_codes, Tensor(b!) v_codes,"
     " Tensor(c!) k_params, Tensor(d!) v_params, Tensor starts, Tensor? block_table, bool rotate, float clip_k,"
@@ -387,7 +420,9 @@ kv_append = operator(
 
 #: Decode attention. q [batch, heads, D], contiguous along heads and D; cos, sin [1 or batch, 1, D]; the query of
 #: sequence b sees its first lengths[b] + new_tokens tokens; counters int32 [batch * kv_heads], zero before and after.
-#: Returns [batch, heads, D] of q's dtype. Page numbers outside the pool are taken for the nearest inside.
+#: k_prefix, v_prefix [kv_heads, prefix, D] of q's dtype, keys after the Hadamard transform: what stands in the first
+#: places of every sequence in the place of the pools' codes; always seen. Returns [batch, heads, D] of q's dtype. Page
+#: numbers outside the pool are taken for the nearest inside.
 kv_attention = operator(
     f"kv_attention(Tensor q, Tensor? cos, Tensor? sin, {_POOLS}, Tensor lengths, int new_tokens,"
     " Tensor? block_table, Tensor? counters, bool rotate) -> Tensor",
@@ -396,7 +431,8 @@ kv_attention = operator(
     fake=lambda q, *arguments: q.new_empty(q.shape),
 )
 
-#: The first `tokens` keys (rotated) and values of every sequence, [batch, kv_heads, tokens, D] of dtype.
+#: The first `tokens` keys (rotated) and values of every sequence, [batch, kv_heads, tokens, D] of dtype; the prefix as
+#: in `kv_attention`.
 kv_dequantize = operator(
     f"kv_dequantize({_POOLS}, Tensor? block_table, int batch, int tokens, ScalarType dtype) -> (Tensor, Tensor)",
     reference=reference.dequantize,

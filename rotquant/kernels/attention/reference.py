@@ -1,7 +1,8 @@
 """What the operators of the 4-bit KV cache compute, in plain torch on any device: slow, obvious, the definition.
 
-Quantization is `rotquant.tensors.quantization` (QuaRot Sec. 4, stage 2c: asymmetric, per head or group, clipped), RoPE
-that of transformers (each product and the sum rounded to the tensor's dtype). Attention is float64.
+Quantization is `rotquant.tensors.quantization` (QuaRot Sec. 4, stage 2c: asymmetric, per head or group, clipped; or
+symmetric with a static scale per head, PrefixQuant Sec. 6.1), RoPE that of transformers (each product and the sum
+rounded to the tensor's dtype). Attention is float64.
 """
 
 from typing import cast
@@ -12,7 +13,17 @@ from torch import Tensor
 from rotquant.kernels.layouts.cache import byte_offsets, pair_columns, unpack_pages
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.hadamard import hadamard_transform
-from rotquant.tensors.quantization import choose_qparams, quantize
+from rotquant.tensors.quantization import QParams, choose_qparams, quantize
+from rotquant.tensors.quantization import dequantize as dequantize_codes
+
+#: What is added to symmetric codes, so that they are nibbles.
+STATIC_ZERO = 8
+_STATIC = QuantizationScheme(bits=4, granularity="head", dynamic=False)
+
+
+def is_static(params: Tensor) -> bool:
+    """Whether parameters are static scales, [kv_heads], and not those of each token."""
+    return params.dim() == 1
 
 
 def rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None, hadamard: bool) -> Tensor:
@@ -56,19 +67,21 @@ def append(
 
 def _write(x: Tensor, codes: Tensor, params: Tensor, page: Tensor, slot: Tensor, clip: float, values: bool) -> None:
     """Quantize x [tokens, kv_heads, D] into (page, slot) of the pools."""
-    head_dim = x.shape[-1]
-    group = head_dim // params.shape[3]
-    scheme = QuantizationScheme(bits=4, symmetric=False, granularity="head", group_size=group, clip_ratio=clip)
-    qparams = choose_qparams(x, scheme)
-    new = quantize(x, qparams, scheme)
+    head_dim, heads = x.shape[-1], torch.arange(x.shape[1], device=x.device)[:, None]
+    if is_static(params):
+        new = (quantize(x, QParams(params[:, None, None]), _STATIC) + STATIC_ZERO).byte()
+    else:
+        group = head_dim // params.shape[3]
+        scheme = QuantizationScheme(bits=4, symmetric=False, granularity="head", group_size=group, clip_ratio=clip)
+        qparams = choose_qparams(x, scheme)
+        new = quantize(x, qparams, scheme)
+        scale_and_zero = torch.cat([qparams.scale, cast(Tensor, qparams.zero_point)], dim=-1)
+        params[page[:, None], heads.T, slot[:, None]] = scale_and_zero.to(params.dtype)
     low, high = pair_columns(head_dim, values, x.device)
-    heads = torch.arange(x.shape[1], device=x.device)[:, None]
     planes = codes.view(*codes.shape[:2], -1)
     planes[page[:, None, None], heads, byte_offsets(slot, head_dim, values)[:, None]] = (
         new[..., low] | new[..., high] << 4
     )
-    scale_and_zero = torch.cat([qparams.scale, cast(Tensor, qparams.zero_point)], dim=-1)
-    params[page[:, None], heads.T, slot[:, None]] = scale_and_zero.to(params.dtype)
 
 
 def page_table(block_table: Tensor | None, batch: int, pool: Tensor) -> Tensor:
@@ -79,11 +92,22 @@ def page_table(block_table: Tensor | None, batch: int, pool: Tensor) -> Tensor:
 
 
 def values_of(codes: Tensor, params: Tensor, table: Tensor, tokens: int, values: bool, dtype: torch.dtype) -> Tensor:
-    """(code - zero) * scale of the first tokens: [batch, kv_heads, tokens, D]."""
+    """(code - zero) * scale of the first tokens, [batch, kv_heads, tokens, D]; of static scales in their type."""
     integers = unpack_pages(codes[table], values).movedim(1, 2).flatten(2, 3)[:, :, :tokens]
+    if is_static(params):
+        signed = integers.to(torch.int8) - STATIC_ZERO
+        return dequantize_codes(signed, QParams(params[:, None, None, None]), _STATIC, dtype)
     scale, zero = params[table].movedim(1, 2).flatten(2, 3)[:, :, :tokens].to(dtype).unbind(-1)
     grouped = integers.to(dtype).unflatten(-1, (scale.shape[-1], -1))
     return ((grouped - zero[..., None]) * scale[..., None]).flatten(-2)
+
+
+def behind(prefix: Tensor | None, x: Tensor) -> Tensor:
+    """x [batch, kv_heads, tokens, D] with the prefix [kv_heads, prefix, D] in the place of its first tokens."""
+    if prefix is None:
+        return x
+    first = prefix[:, : x.shape[2]].to(x).expand(len(x), -1, -1, -1)
+    return torch.cat([first, x[:, :, prefix.shape[1] :]], dim=2)
 
 
 def attend(
@@ -94,25 +118,31 @@ def attend(
     v_codes: Tensor,
     k_params: Tensor,
     v_params: Tensor,
+    k_prefix: Tensor | None,
+    v_prefix: Tensor | None,
     lengths: Tensor,
     new_tokens: int,
     block_table: Tensor | None,
     counters: Tensor | None,
     hadamard: bool,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v in float64; a sequence without tokens gives zeros."""
+    """softmax(q k^T / sqrt(D)) v in float64; a sequence without tokens, and without a prefix, gives zeros."""
     batch, _, head_dim = q.shape
     x = rotate(q[:, None], cos, sin, False).double()
     x = (hadamard_transform(x) if hadamard else x).squeeze(1)
     table = page_table(block_table, batch, k_codes)
     capacity = table.shape[1] * k_codes.shape[2]
-    longest = min(capacity, int(lengths.max()) + new_tokens)
+    prefix = 0 if k_prefix is None else k_prefix.shape[1]
+    longest = min(capacity, max(prefix, int(lengths.max()) + new_tokens))
     k, v = (
-        values_of(codes, params, table, longest, values, torch.float64)
-        for codes, params, values in ((k_codes, k_params, False), (v_codes, v_params, True))
+        behind(fixed, values_of(codes, params, table, longest, values, torch.float64))
+        for codes, params, fixed, values in (
+            (k_codes, k_params, k_prefix, False),
+            (v_codes, v_params, v_prefix, True),
+        )
     )
     grouped = x.unflatten(1, (k.shape[1], -1))
-    present = torch.arange(longest, device=q.device) < (lengths.long() + new_tokens)[:, None]
+    present = torch.arange(longest, device=q.device) < (lengths.long() + new_tokens).clamp(min=prefix)[:, None]
     scores = (grouped @ k.mT * head_dim**-0.5).masked_fill(~present[:, None, None], -torch.inf)
     out = scores.softmax(-1).nan_to_num(0.0) @ v.masked_fill(~present[:, None, :, None], 0.0)
     return out.flatten(1, 2).to(q.dtype)
@@ -123,6 +153,8 @@ def dequantize(
     v_codes: Tensor,
     k_params: Tensor,
     v_params: Tensor,
+    k_prefix: Tensor | None,
+    v_prefix: Tensor | None,
     block_table: Tensor | None,
     batch: int,
     tokens: int,
@@ -132,6 +164,6 @@ def dequantize(
     arithmetic = torch.promote_types(dtype, torch.float32)
     table = page_table(block_table, batch, k_codes)
     return (
-        values_of(k_codes, k_params, table, tokens, False, arithmetic).to(dtype),
-        values_of(v_codes, v_params, table, tokens, True, arithmetic).to(dtype),
+        behind(k_prefix, values_of(k_codes, k_params, table, tokens, False, arithmetic).to(dtype)),
+        behind(v_prefix, values_of(v_codes, v_params, table, tokens, True, arithmetic).to(dtype)),
     )
