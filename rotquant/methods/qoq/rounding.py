@@ -5,6 +5,7 @@ layer's output are exact sums over the calibration tokens, from X^T X; those of 
 running it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ class Seen:
 
     maxima: max |x| of each site's features, by name. moments: X^T X, [features, features], likewise.
     keys: max |k| of each dimension after RoPE, [kv heads, head_dim].
-    attention: the attention block's inputs, batch by batch, and with what else it was called.
+    attention: the attention block's inputs, [batch, tokens, hidden] each, and with what else it was called.
     """
 
     maxima: dict[str, Tensor]
@@ -63,7 +64,8 @@ class _Watched:
     def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         self.seen.arguments = {name: value for name, value in kwargs.items() if name != "hidden_states"}
         if self.keep:
-            self.seen.attention.append(kwargs["hidden_states"].to(self.home))
+            hidden: Tensor = kwargs["hidden_states"]
+            self.seen.attention += hidden.to(self.home).split(1 if hidden.device.type == "cpu" else len(hidden))
         return args, {**kwargs, "past_key_values": TransientCache(self)}
 
     def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,12 +138,17 @@ class Block:
         """[batch, tokens, hidden] for each batch, where its input lies."""
         return [self._run(hidden).to(hidden.device) for hidden in self.inputs]
 
-    def error(self, targets: Sequence[Tensor]) -> float:
-        """Sum of squared differences of the outputs now from `targets`."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+    def error(self, targets: Sequence[Tensor], bound: float = math.inf) -> float:
+        """Sum of squared differences of the outputs now from `targets`, or some number from `bound` on that it exceeds.
+
+        Most shares are far from the best, and end so after a few of the inputs.
+        """
+        total = 0.0
         for hidden, target in zip(self.inputs, targets, strict=True):
-            total += (self._run(hidden).double() - target.to(self.device).double()).square().sum()
-        return total.item()
+            total += (self._run(hidden).double() - target.to(self.device).double()).square().sum().item()
+            if total >= bound:
+                break
+        return total
 
 
 def clip_ratios(grid: int) -> list[float]:
@@ -188,10 +195,10 @@ def search_block_clip(
         ratios: the shares; of equally good ones the first wins.
     """
     exact, targets = parameter[rows].clone(), block.outputs()
-    best, least = ratios[0], torch.inf
+    best, least = ratios[0], math.inf
     for ratio in ratios:
         parameter[rows] = rounded(ratio).to(parameter.dtype)
-        error = block.error(targets)
+        error = block.error(targets, least)
         if error < least:
             best, least = ratio, error
     parameter[rows] = exact
