@@ -272,6 +272,18 @@ def test_what_is_watched_is_what_layers_read_and_what_the_cache_holds():
         assert rotary_dim == architecture.head_dim
 
 
+@pytest.mark.parametrize("name", ["llama-3", "phi-3"])
+@torch.no_grad()
+def test_searches_know_the_second_moments_of_smoothed_inputs(name):
+    model = tiny_model(**AWKWARD[name], dtype=torch.float64)
+    chosen, architecture = QoQ(output_alpha=0.4), architecture_of(model)
+    with norms_in_model_dtype(model):
+        known = [smooth_layer(layer, architecture, seen, chosen, size) for layer, seen, size in layers_seen(model)]
+        for moments, (_, seen, _) in zip(known, layers_seen(model), strict=True):
+            for site, moment in seen.moments.items():
+                torch.testing.assert_close(moments[site], moment, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("rotary_dim", [8, 6])
 def test_the_two_dimensions_that_rope_turns_share_a_scale(rotary_dim):
     maxima = gaussian(3, 8).abs()
@@ -408,14 +420,18 @@ def test_the_shares_of_a_range_go_down_to_a_fifth():
     assert clip_ratios(80)[-1] == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("reorder", ["outputs", "all"])
 @pytest.mark.parametrize("name", ["llama-3", "qwen2", "phi-3-longrope"])
 @torch.no_grad()
-def test_queries_and_keys_are_clipped_where_the_attention_blocks_output_changes_least(name):
+def test_queries_and_keys_are_clipped_where_the_attention_blocks_output_changes_least(name, reorder):
     model = tiny_model(**AWKWARD[name], dtype=torch.float64)
     architecture, ratios = architecture_of(model), clip_ratios(4)
     layer, seen, rotary_dim = layers_seen(model, keep=True)[0]
     untouched = {name: parameter.clone() for name, parameter in layer.named_parameters()}
-    chosen = QoQ(clip_grid=4, attention_alpha=0.0, smoothed=())
+    chosen = QoQ(clip_grid=4, attention_alpha=0.0, smoothed=(), reorder=reorder)
+    order = torch.arange(architecture.hidden_size)
+    if reorder == "all":  # groups are formed in this order, and the block reads features in their natural one
+        order = salience_order(seen.maxima["attention_input"], architecture.site("attention_input"), architecture)
     block = Block(layer.get_submodule(architecture.attention), seen.attention, seen.arguments, torch.device("cpu"))
 
     def attended(linear: str, rows: slice, values: Tensor | None) -> Tensor:
@@ -436,24 +452,19 @@ def test_queries_and_keys_are_clipped_where_the_attention_blocks_output_changes_
     for part in (architecture.query, architecture.key):
         rows = slice(*(part.rows or (None,)))
         weight, exact = untouched[f"{part.name}.weight"][rows], attended(part.name, rows, None)
-        errors = [
-            (attended(part.name, rows, choose_grid(weight, GROUPS, ratio).rounded(weight)) - exact).square().sum()
-            for ratio in ratios
-        ]
+
+        def rounded(ratio: float, weight: Tensor = weight) -> Tensor:
+            return choose_grid(weight[:, order], GROUPS, ratio).rounded(weight[:, order])[:, order.argsort()]
+
+        errors = [(attended(part.name, rows, rounded(ratio)) - exact).square().sum() for ratio in ratios]
         expected[part] = ratios[int(torch.stack(errors).argmin())]
-        found = search_block_clip(
-            block,
-            linear_of(layer, part.name).weight,
-            rows,
-            lambda ratio, weight=weight: choose_grid(weight, GROUPS, ratio).rounded(weight),
-            ratios,
-        )
+        found = search_block_clip(block, linear_of(layer, part.name).weight, rows, rounded, ratios)
         assert found == expected[part]
         assert torch.equal(linear_of(layer, part.name).weight, untouched[f"{part.name}.weight"])
     weights = quantize_layer(layer, architecture, seen, chosen, GROUPS, rotary_dim)
     for part, ratio in expected.items():
         rows = slice(*(part.rows or (None,)))
-        grid = choose_grid(untouched[f"{part.name}.weight"][rows], GROUPS, ratio)
+        grid = choose_grid(untouched[f"{part.name}.weight"][rows][:, order], GROUPS, ratio)
         assert torch.equal(weights[part.name].qparams.scale[rows], grid.qparams.scale)
 
 
