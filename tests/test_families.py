@@ -21,13 +21,15 @@ from tests.models import AWKWARD, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 
 SAMPLES = tiny_tokens(batch=4, tokens=24, seed=5)
+#: Methods of 4-bit weights alone: QuIP#'s codebooks and QoQ's intermediate INT8 end there.
+FOUR_BITS = ("quip-sharp", "qoq", "qoq-channel")
 
 
 def method(name: str, bits: int | None = None) -> Recipe:
     """A preset with groups of 4, 4 outlier features and little calibration; with `bits`, all so wide and unclipped."""
 
     def scaled(settings: dict[str, object]) -> dict[str, object]:
-        small = {"group_size": 4, "features": 4, "steps": 2, "samples": 4, "sequence_length": 24}
+        small = {"group_size": 4, "features": 4, "steps": 2, "samples": 4, "sequence_length": 24, "clip_grid": 4}
         if bits is not None:
             small |= {"bits": bits, "clip_ratio": 1.0}
         for key, value in settings.items():
@@ -60,7 +62,7 @@ def test_rotation_does_not_change_the_logits(shape: str, dtype: torch.dtype, bou
     assert invariance_error(model, RotationScheme(), seed=3, input_ids=tiny_tokens()) <= bound
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "quip-sharp"])  # whose codebooks end at 4 bits
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in FOUR_BITS])
 @pytest.mark.parametrize("shape", AWKWARD)
 def test_every_method_keeps_the_function_up_to_its_rounding(shape: str, name: str) -> None:
     """8 bits move the logits by 1 to 4 percent; a transform without its inverse would, by about their own size."""

@@ -249,7 +249,7 @@ def test_a_recipe_that_does_not_fit_is_refused_before_any_work() -> None:
     with pytest.raises(CheckpointError, match="the model's embedding ends at"):
         build_weights(model, None, recipe(methods={"prefixed_outliers": {"ids": [10**6]}}), 0, samples)
     short = tiny_model(max_position_embeddings=16)
-    with pytest.raises(RecipeError, match="names 16 tokens, which leave no room"):
+    with pytest.raises(RecipeError, match="a prefix of 16 tokens leaves no room"):
         build_weights(short, None, recipe(methods={"prefixed_outliers": {"ids": [3] * 16}}), 0, samples)
 
 

@@ -249,6 +249,26 @@ def qfep() -> Recipe:
     )
 
 
+def qoq() -> Recipe:
+    """QoQ W4A8KV4 (QServe): progressive 4-bit weights in groups of 128, 8-bit inputs per token, an asymmetric 4-bit KV
+    cache per head, and block inputs rotated by what is fused into weights alone."""
+    fused = RotationScheme(values="none", heads=False, keys=False, mlp=False)
+    return _recipe(
+        {"qoq": {}},
+        rotation=fused,
+        weights=_weights(group_size=128, clip_search=False, symmetric=False),
+        activations=_inputs(bits=8),
+        keys=_cache(),
+        values=_cache(),
+        calibration=Calibration(),
+    )
+
+
+def qoq_channel() -> Recipe:
+    """QoQ W4A8KV4 with one scale per output channel, and hence one level of scales."""
+    return qoq().model_copy(update={"weights": _weights(clip_search=False, symmetric=False)})
+
+
 def prefixquant() -> Recipe:
     """PrefixQuant W4A4KV4 without fine-tuning: outlier tokens before every text, static scales by grid search.
 
@@ -300,6 +320,8 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "spinquant-hard": spinquant_hard,
     "cushioncache": cushioncache,
     "qfep": qfep,
+    "qoq": qoq,
+    "qoq-channel": qoq_channel,
     "prefixquant": prefixquant,
     "prefixquant-tuned": prefixquant_tuned,
     "efficientqat": efficientqat,

@@ -1,0 +1,375 @@
+"""QoQ's rounding of weights: the order of features (QServe Sec. 4.3.3), the clipping (Sec. 4.3.4), and the codes.
+
+Layer by layer, on inputs of the full-precision model, which all of QoQ's transformations leave as they are. Errors of a
+layer's output are exact sums over the calibration tokens, from X^T X; those of the attention block are measured by
+running it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.methods.awq.search import output_error
+from rotquant.methods.qoq import QoQ
+from rotquant.methods.qoq.progressive import Grid, choose_grid
+from rotquant.methods.qoq.smoothing import attention_scale, smooth_attention, smooth_output
+from rotquant.models.architectures import Architecture, Site, architecture_of, linear_of
+from rotquant.models.simulation.kv_cache import TransientCache
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.statistics import observe
+from rotquant.models.stream import LayerStream
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.quantization import QParams, choose_qparams, dequantize, quantize
+from rotquant.weights.hessian import Hessian, inverse_factor
+from rotquant.weights.rtn import QuantizedWeight
+
+#: Clipping shrinks a range to no less than this share (authors' code).
+SMALLEST_CLIP = 0.2
+#: Columns whose errors are spread over the later ones by one product.
+_BLOCK = 128
+
+#: The grid of a weight under a share of its ranges.
+Grids = Callable[[float | Tensor], Grid]
+
+
+@dataclass
+class Seen:
+    """What calibration text shows of a decoder layer.
+
+    maxima: max |x| of each site's features, by name. moments: X^T X, [features, features], likewise.
+    keys: max |k| of each dimension after RoPE, [kv heads, head_dim].
+    attention: the attention block's inputs, [batch, tokens, hidden] each, and with what else it was called.
+    """
+
+    maxima: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    keys: Tensor
+    attention: list[Tensor] = field(default_factory=list)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+class _Watched:
+    """The attention block's hook: remembers its inputs, and gives it a cache that keeps the largest keys."""
+
+    def __init__(self, seen: Seen, keep: bool, home: torch.device) -> None:
+        self.seen, self.keep, self.home = seen, keep, home
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        self.seen.arguments = {name: value for name, value in kwargs.items() if name != "hidden_states"}
+        if self.keep:
+            hidden: Tensor = kwargs["hidden_states"]
+            self.seen.attention += hidden.to(self.home).split(1 if hidden.device.type == "cpu" else len(hidden))
+        return args, {**kwargs, "past_key_values": TransientCache(self)}
+
+    def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [batch, kv heads, tokens, head_dim] as they are."""
+        self.seen.keys = torch.maximum(self.seen.keys, keys.abs().amax(dim=(0, 2)).to(self.seen.keys))
+        return keys, values
+
+
+@contextmanager
+def watched(layer: nn.Module, architecture: Architecture, keep: bool, home: torch.device) -> Iterator[Seen]:
+    """While open, watch a decoder layer; complete when the block is left.
+
+    Args:
+        keep: whether the attention block's inputs are kept, on `home`.
+    """
+    weight = linear_of(layer, architecture.attention_output).weight
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    hessians = {site.name: Hessian(site.features, weight.device, dtype) for site in architecture.sites}
+    seen = Seen({}, {}, torch.zeros(architecture.num_kv_heads, architecture.head_dim, dtype=dtype).to(weight.device))
+
+    def add(site: str, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        hessians[site].add(arguments[0])
+
+    hooks = [
+        layer.get_submodule(site.linears[0]).register_forward_pre_hook(partial(add, site.name))
+        for site in architecture.sites
+    ]
+    attention = layer.get_submodule(architecture.attention)
+    hooks.append(attention.register_forward_pre_hook(_Watched(seen, keep, home), with_kwargs=True))
+    try:
+        with observe(layer, architecture, "max") as seen.maxima:
+            yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+    seen.moments |= {name: hessian.matrix for name, hessian in hessians.items()}
+
+
+def salience_order(maxima: Tensor, site: Site, architecture: Architecture) -> Tensor:
+    """The features of a site from the least to the most salient, int64 [features]; equal ones in natural order.
+
+    What o_proj reads is ordered within each head, alike for the query heads that share a key-value head, so that rows
+    of v_proj can be put in this order (authors' code).
+
+    Args:
+        maxima: max |x| of each feature, [features].
+    """
+    if site.name != "attention_output":
+        return maxima.argsort(stable=True)
+    heads, size = architecture.num_heads, architecture.head_dim
+    largest = maxima.view(architecture.num_kv_heads, -1, size).amax(dim=1)
+    ranks = largest.argsort(dim=1, stable=True).repeat_interleave(heads // architecture.num_kv_heads, dim=0)
+    return (ranks + size * torch.arange(heads, device=maxima.device).unsqueeze(1)).flatten()
+
+
+@dataclass(frozen=True)
+class Block:
+    """The attention block of a decoder layer and what it was called with."""
+
+    module: nn.Module
+    inputs: Sequence[Tensor]
+    arguments: dict[str, Any]
+    device: torch.device
+
+    def _run(self, hidden: Tensor) -> Tensor:
+        with OneDNNLinear():
+            return self.module(hidden_states=hidden.to(self.device), **self.arguments)[0]
+
+    def outputs(self) -> list[Tensor]:
+        """[batch, tokens, hidden] for each batch, where its input lies."""
+        return [self._run(hidden).to(hidden.device) for hidden in self.inputs]
+
+    def error(self, targets: Sequence[Tensor], bound: float = math.inf) -> float:
+        """Sum of squared differences of the outputs now from `targets`, or some number from `bound` on that it exceeds.
+
+        Most shares are far from the best, and end so after a few of the inputs.
+        """
+        total = 0.0
+        for hidden, target in zip(self.inputs, targets, strict=True):
+            total += (self._run(hidden).double() - target.to(self.device).double()).square().sum().item()
+            if total >= bound:
+                break
+        return total
+
+
+def clip_ratios(grid: int) -> list[float]:
+    """The shares of a range that are tried: 1 first, so that of equally good ones the largest wins."""
+    return [1 - step / grid * (1 - SMALLEST_CLIP) for step in range(grid + 1)]
+
+
+def search_clip(
+    weight: Tensor, moment: Tensor, grids: Grids, scheme: QuantizationScheme, ratios: Sequence[float]
+) -> Tensor:
+    """The share of every scale's range with the least error of what its elements add to the output.
+
+    Args:
+        weight: [out, in], float32 or float64, columns in the order of groups. moment: X^T X in the same order.
+        grids: of the weight under a share.
+        scheme: of granularity channel or group.
+        ratios: the shares; of equally good ones the first wins.
+
+    Returns:
+        In the shape of the scheme's scales, [out, 1] or [out, groups, 1].
+    """
+    size = scheme.group_size or weight.shape[1]
+    blocks = moment.unflatten(0, (-1, size)).unflatten(2, (-1, size)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    shape = choose_qparams(weight, scheme).scale.shape
+    best = weight.new_full((len(blocks), len(weight)), ratios[0])  # [groups, out]
+    least = torch.full_like(best, torch.inf)
+    for ratio in ratios:
+        difference = grids(ratio).rounded(weight) - weight
+        error = output_error(difference.unflatten(1, (-1, size)).transpose(0, 1), blocks)
+        best = torch.where(error < least, ratio, best)
+        least = torch.minimum(error, least)
+    return best.T.reshape(shape)
+
+
+@torch.no_grad()
+def search_block_clip(
+    block: Block, parameter: Tensor, rows: slice, rounded: Callable[[float], Tensor], ratios: Sequence[float]
+) -> float:
+    """The one share of the ranges of some rows of a weight with the least error of the attention block's output.
+
+    Args:
+        parameter: a linear layer's weight, whose rows are tried one share after the other, and left as they were.
+        rounded: those rows under a share, [rows, in].
+        ratios: the shares; of equally good ones the first wins.
+    """
+    exact, targets = parameter[rows].clone(), block.outputs()
+    best, least = ratios[0], math.inf
+    for ratio in ratios:
+        parameter[rows] = rounded(ratio).to(parameter.dtype)
+        error = block.error(targets, least)
+        if error < least:
+            best, least = ratio, error
+    parameter[rows] = exact
+    return best
+
+
+def gptq_codes(weight: Tensor, grid: Grid, hessian: Tensor, damping: float) -> Tensor:
+    """4-bit codes column by column in falling order of the Hessian's diagonal, errors spread over the columns to come.
+
+    Scales stay as they were chosen (authors' code).
+
+    Args:
+        weight: [out, in]. hessian: X^T X, [in, in], in the same order of columns.
+        damping: share of the Hessian's mean diagonal that is added to its diagonal.
+
+    Raises:
+        RotquantError: the hessian is not finite, or not positive definite after damping.
+    """
+    order = hessian.diagonal().argsort(descending=True, stable=True)
+    factor = inverse_factor(hessian[order[:, None], order], damping)
+    spread = (factor / factor.diagonal().unsqueeze(1)).to(weight.dtype)
+    values = (weight / grid.unit)[:, order]
+    scale, zero_point = (_per_column(part, values.shape[1])[:, order] for part in grid.pair)
+    codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
+    row = grid.scheme.model_copy(update={"granularity": "channel", "group_size": None})
+    for start in range(0, values.shape[1], _BLOCK):
+        stop = min(start + _BLOCK, values.shape[1])
+        errors = torch.zeros_like(values[:, start:stop])
+        for j in range(start, stop):
+            own = slice(j, j + 1)
+            qparams = QParams(scale[:, own], zero_point[:, own])
+            codes[:, own] = quantize(grid.bounded(values[:, own]), qparams, row)
+            error = values[:, own] - dequantize(codes[:, own], qparams, row, values.dtype)
+            values[:, j + 1 : stop] -= error * spread[j, j + 1 : stop]
+            errors[:, j - start] = error.squeeze(1)
+        values[:, stop:] -= errors @ spread[start:stop, stop:]
+    return torch.empty_like(codes).index_copy_(1, order, codes)
+
+
+def _per_column(part: Tensor, features: int) -> Tensor:
+    """Scales [out, 1] or [out, groups, 1] as [out, features]."""
+    part = part.flatten(1)
+    return part.repeat_interleave(features // part.shape[1], dim=1)
+
+
+def smooth_layer(
+    layer: nn.Module, architecture: Architecture, seen: Seen, settings: QoQ, rotary_dim: int
+) -> dict[str, Tensor]:
+    """SmoothAttention and the smoothing of block outputs, in place.
+
+    Args:
+        rotary_dim: how many dimensions of a head RoPE turns.
+
+    Returns:
+        X^T X of every site afterwards, by name.
+    """
+    moments = dict(seen.moments)
+    if settings.attention_alpha:
+        smooth_attention(layer, architecture, attention_scale(seen.keys, settings.attention_alpha, rotary_dim))
+    for name in settings.smoothed:
+        site = architecture.site(name)
+        scale = smooth_output(layer, architecture, site, seen.maxima[name], settings.output_alpha)
+        moments[name] = (moments[name] / torch.outer(scale, scale)).to(moments[name].dtype)
+    return moments
+
+
+@dataclass(frozen=True)
+class Rounder:
+    """One call of `quantize_layer` after the smoothing: a layer whose weights are still of full precision.
+
+    moments: X^T X by site. orders: the features' by site, where they are ordered.
+    """
+
+    layer: nn.Module
+    architecture: Architecture
+    settings: QoQ
+    scheme: QuantizationScheme
+    moments: dict[str, Tensor]
+    orders: dict[str, Tensor]
+    block: Block
+
+    def quantized(self, site: Site, name: str) -> QuantizedWeight:
+        """One weight of a site, clipped and rounded."""
+        weight, moment, order = linear_of(self.layer, name).weight, self.moments[site.name], self.orders.get(site.name)
+        weight = weight.to(moment.dtype)
+        if order is not None:
+            weight, moment = weight[:, order], moment[order[:, None], order]
+        ratio = self._shares(name, weight, moment, order) if self.settings.clip_search else 1.0
+        grid = self._grid(weight, ratio)
+        if self.settings.rounding == "gptq":
+            codes = gptq_codes(weight, grid, moment, self.settings.damping)
+        else:
+            codes = grid.codes(weight)
+        return QuantizedWeight(codes, grid.qparams, self.scheme, order)
+
+    def _grid(self, weight: Tensor, ratio: float | Tensor) -> Grid:
+        return choose_grid(weight, self.scheme, ratio, self.settings.intermediate)
+
+    def _shares(self, name: str, weight: Tensor, moment: Tensor, order: Tensor | None) -> Tensor:
+        """Of every scale's range: of queries and keys by the attention block's output, of other rows by their own."""
+        ratios, shape = clip_ratios(self.settings.clip_grid), self.architecture
+        shares = torch.ones_like(choose_qparams(weight, self.scheme).scale)
+        others = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
+        for projection in (shape.query, shape.key):
+            if projection.name == name:
+                rows = slice(*(projection.rows or (None,)))
+                rounded = partial(self._rounded, weight[rows], order)
+                parameter = linear_of(self.layer, name).weight
+                shares[rows] = search_block_clip(self.block, parameter, rows, rounded, ratios)
+                others[rows] = False
+        if others.any():
+            own = weight[others]
+            shares[others] = search_clip(own, moment, partial(self._grid, own), self.scheme, ratios)
+        return shares
+
+    def _rounded(self, weight: Tensor, order: Tensor | None, ratio: float) -> Tensor:
+        """Rows of a weight under a share of their ranges, columns in natural order."""
+        values = self._grid(weight, ratio).rounded(weight)
+        return values if order is None else torch.empty_like(values).index_copy_(1, order, values)
+
+
+@torch.no_grad()
+def quantize_layer(
+    layer: nn.Module,
+    architecture: Architecture,
+    seen: Seen,
+    settings: QoQ,
+    scheme: QuantizationScheme,
+    rotary_dim: int,
+) -> dict[str, QuantizedWeight]:
+    """Smooth, search and round one decoder layer, in place; its integer weights by name.
+
+    Args:
+        seen: of the layer in full precision.
+        scheme: of the weights. rotary_dim: how many dimensions of a head RoPE turns.
+    """
+    moments = smooth_layer(layer, architecture, seen, settings, rotary_dim)
+    orders = {
+        site.name: salience_order(seen.maxima[site.name], site, architecture)
+        for site in architecture.sites
+        if scheme.granularity == "group"
+        and (settings.reorder == "all" or (settings.reorder == "outputs" and site.norm is None))
+    }
+    module, device = layer.get_submodule(architecture.attention), seen.keys.device
+    block = Block(module, seen.attention, seen.arguments, device)
+    rounder = Rounder(layer, architecture, settings, scheme, moments, orders, block)
+    weights = {name: rounder.quantized(site, name) for site in architecture.sites for name in site.linears}
+    for name, weight in weights.items():  # after all searches, which see the others in full precision
+        parameter = linear_of(layer, name).weight
+        parameter.copy_(weight.dequantize(parameter.dtype))
+    return weights
+
+
+def quantize_model(
+    model: nn.Module, stream: LayerStream, settings: QoQ, scheme: QuantizationScheme, online: Wrapping
+) -> Iterator[dict[str, QuantizedWeight]]:
+    """Quantize a model in place, one decoder layer at a time on the stream's device.
+
+    Args:
+        model: rotated before, if the recipe rotates, and not wrapped.
+        stream: the model's calibration samples before its first layer; used up.
+        scheme: of the weights; activations and KV cache are not quantized meanwhile.
+        online: the rotation's online transforms.
+
+    Yields:
+        For each layer its integer weights by name; the layer holds their values.
+    """
+    architecture = architecture_of(model)
+    with wrap(model, online):
+        for index, layer in stream.layers("QoQ"):
+            with watched(layer, architecture, settings.clip_search, stream.hidden.device) as seen:
+                stream.advance(index)  # before the layer changes: every layer reads what full precision gives
+            rotary_dim = stream.kwargs[index]["position_embeddings"][0].shape[-1]
+            yield quantize_layer(layer, architecture, seen, settings, scheme, rotary_dim)
