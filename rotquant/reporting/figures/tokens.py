@@ -1,0 +1,186 @@
+"""Figures of kinds `token_maxima` and `outlier_tokens`: how far tokens stand out, and which and where (PrefixQuant).
+
+Its Figures 2, 3 and 8 to 17, and 4 and 7, drawn from the arrays of the run files of the metrics of the same names.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rotquant.reporting.figures.arrays import array_of
+from rotquant.reporting.figures.panels import entry, legend, note, panels
+from rotquant.reporting.figures.style import LIGHT, NEUTRAL, OURS, SERIES, drawn_rows
+from rotquant.reporting.words.describe import panel_title
+from rotquant.study.project import Project
+from rotquant.study.quantities import TENSOR_WORDS
+from rotquant.study.tables import Table
+from rotquant.study.values import Number, Values
+
+#: How each statistic is named and looks, from the largest to the smallest.
+STATISTICS: dict[str, tuple[str, dict[str, Any]]] = {
+    "top_1": ("top-1", {"color": SERIES[1], "marker": "^"}),
+    "top_2": ("top-2", {"color": SERIES[4], "marker": "s"}),
+    "top_3": ("top-3", {"color": SERIES[3], "marker": "D"}),
+    "median": ("median", {"color": SERIES[0], "marker": "o"}),
+    "min_1": ("min-1", {"color": SERIES[2], "marker": "v"}),
+}
+#: Above this a ratio is too large for one static scale, as the paper colours it, by what is measured.
+LARGE = {"inputs": 10.0, "attention": 5.0}
+
+#: Contents that a panel names; the others are counted together.
+NAMED = 5
+
+
+def token_maxima(project: Project, table: Table, values: Values, path: Path) -> None:
+    """A panel per row of the table, down, and tensor, across, of one column after the other: statistics by layer.
+
+    Panels of a column and tensor share their scale. The first seed of each row is drawn; what is not finite is left out
+    and counted in the title.
+
+    Raises:
+        ResultError: a run file is missing or holds no maxima.
+    """
+    tensors = table.metrics[0].get("tensors", "inputs")
+    names, rows, columns = TENSOR_WORDS[tensors], drawn_rows(table), project.columns(table)
+    size = (1.0 + 2.2 * len(names), 0.7 + 2.0 * len(rows) * len(columns))
+    with panels(path, len(rows) * len(columns), len(names), size) as (figure, grid):
+        for place, column in enumerate(columns):
+            lines = grid[place * len(rows) : (place + 1) * len(rows)]
+            for row, axes in zip(rows, lines, strict=True):
+                cell = {name: values[row, column, f"{name}_top"] for name in names}
+                maxima = array_of(project, next(iter(cell.values())).runs[0], "maxima")
+                for (name, words), axis in zip(names.items(), axes, strict=True):
+                    _by_layer(axis, maxima[name], LARGE[tensors])
+                    if axis is axes[0]:
+                        axis.set_ylabel(f"{_row_title(row, column, columns, cell[name])}\nlargest |value| of a token")
+                    if row == rows[0]:
+                        axis.annotate(
+                            _what(tensors, words), (0.5, 1), (0, 20), "axes fraction", "offset points", ha="center"
+                        )
+            for axes in lines.T:
+                _share_scale(axes)
+        for axis in grid[-1]:
+            axis.set_xlabel("layer")
+        looks = [entry(words, **look, linestyle="-", markersize=4) for words, look in STATISTICS.values()]
+        legend(figure, looks)
+
+
+def _what(tensors: str, words: str) -> str:
+    return f"input of {words}" if tensors == "inputs" else words
+
+
+def _row_title(row: str, column: str, columns: Sequence[str], number: Number) -> str:
+    seed = f", seed {number.seeds[0]}" if len(number.seeds) > 1 else ""
+    return f"{f'{column}, ' if len(columns) > 1 else ''}{row}{seed}"
+
+
+def _by_layer(axis: Any, maxima: Mapping[str, Sequence[float]], large: float) -> None:
+    """One panel: each statistic by layer, and in the title the two ratios, each of its worst layer."""
+    from matplotlib.ticker import MaxNLocator
+
+    broken = 0
+    for statistic, (_, look) in STATISTICS.items():
+        numbers = [float(number) for number in maxima[statistic]]
+        shown = [number if math.isfinite(number) and number > 0 else math.nan for number in numbers]
+        broken += sum(map(math.isnan, shown))
+        axis.plot(range(1, 1 + len(shown)), shown, **look, markersize=2.8, linewidth=0.9)
+    axis.set_yscale("log")
+    ratios = [_worst(maxima, *ends) for ends in (("top_1", "median"), ("median", "min_1"))]
+    words = [f"{'▲' if ratio > large else ''}{_number(ratio)}" for ratio in ratios]
+    left_out = f"\n{broken} numbers are zero or not finite" if broken else ""
+    axis.set_title(f"top-1/median {words[0]}, median/min-1 {words[1]}{left_out}", fontsize=7)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def _worst(maxima: Mapping[str, Sequence[float]], upper: str, lower: str) -> float:
+    """The largest ratio of two statistics over the layers; nan where one is none."""
+    ratios = [
+        float(a) / float(b) if float(b) else math.inf if float(a) else math.nan
+        for a, b in zip(maxima[upper], maxima[lower], strict=True)
+    ]
+    return math.nan if any(map(math.isnan, ratios)) else max(ratios)
+
+
+def _number(ratio: float) -> str:
+    return f"{ratio:,.0f}" if 1000 <= ratio < math.inf else f"{ratio:.3g}"
+
+
+def _share_scale(axes: Sequence[Any]) -> None:
+    """Give panels the vertical scale that holds the numbers of all, with ticks that are read without exponents."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    ends = [axis.get_ylim() for axis in axes]
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    for axis in axes:
+        axis.set_ylim(low, high)
+        axis.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def outlier_tokens(project: Project, table: Table, values: Values, path: Path) -> None:
+    """A line of panels per column: what outlier tokens of the first row are, and where those of every row stand.
+
+    The first seed of each row is drawn.
+
+    Raises:
+        ResultError: a run file is missing or holds no outlier tokens.
+    """
+    rows, columns = drawn_rows(table), project.columns(table)
+    size = (7.6, 0.6 + (1.15 + 0.22 * (NAMED + 1)) * len(columns))
+    with panels(path, len(columns), 2, size, width_ratios=[2, 3]) as (figure, grid):
+        for column, (left, right) in zip(columns, grid, strict=True):
+            keys = {row: values[row, column, "number"].runs[0] for row in rows}
+            _contents(left, *(array_of(project, keys[rows[0]], name) for name in ("contents", "others")))
+            left.set_title(panel_title(project, table, column) if len(columns) > 1 else "")
+            for place, row in enumerate(rows):
+                found = {name: array_of(project, keys[row], name) for name in ("positions", "windows", "tokens")}
+                _positions(right, place, **found)
+            names = [f"{row}\n{values[row, column, 'number'].mean:.3g} a window" for row in rows]
+            right.set(yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6))
+            right.set_yticklabels(names)
+            right.tick_params(axis="y", length=0)
+        grid[-1, 0].set_xlabel(f"share of outlier tokens in %\n({rows[0]}, without the first position)")
+        grid[-1, 1].set_xlabel("position in the window (0 is the first)")
+        marks = [
+            entry("low in meaning", OURS, linewidth=6),
+            entry("other content", LIGHT, linewidth=6),
+            entry("outlier token, darker in more windows", NEUTRAL, marker="|", markersize=9),
+        ]
+        legend(figure, marks)
+
+
+def _contents(axis: Any, contents: Sequence[tuple[str, int, bool]], others: int) -> None:
+    """Bars of the most frequent contents and of all others together, or words where there is none."""
+    named = [(_shown(text), count, low) for text, count, low in contents[:NAMED]]
+    rest = others - sum(count for _, count, _ in named)
+    bars = [*named, *([("others", rest, False)] if rest else [])]
+    height = max(3, len(bars))
+    axis.set(xlim=(0, 118), ylim=(height - 0.4, -0.6), yticks=range(len(bars)))
+    axis.set_yticklabels([text for text, _, _ in bars])
+    axis.tick_params(axis="y", length=0)
+    axis.grid(visible=False, axis="y")
+    if not bars:
+        axis.text(59, height / 2 - 0.5, "none but at the first position", ha="center", va="center", color=NEUTRAL, fontsize=7.5)
+    for place, (_, count, low) in enumerate(bars):
+        share = 100 * count / others
+        axis.barh(place, share, height=0.7, color=OURS if low else LIGHT, linewidth=0)
+        note(axis, f"{share:.3g} ({count})", (share, place), (2, 0), va="center", fontsize=6.5, color=NEUTRAL)
+
+
+def _shown(text: str) -> str:
+    """A token as a reader tells it apart, cut where it is long; a dollar sign is no mathematics."""
+    cut = text if len(text) <= 12 else f"{text[:11]}…"
+    return repr(cut).replace(" ", "␣").replace("$", r"\$")
+
+
+def _positions(axis: Any, place: int, positions: Sequence[tuple[int, int]], windows: int, tokens: int) -> None:
+    """A stroke at each position of outlier tokens, as dark as the share of windows that have one there."""
+    axis.set_xlim(-0.02 * tokens, 1.02 * tokens)
+    axis.axhline(place, color=NEUTRAL, linewidth=0.4, alpha=0.5)
+    for position, count in positions:
+        dark = 0.3 + 0.7 * min(1.0, count / windows)
+        axis.vlines(position, place - 0.3, place + 0.3, color=OURS, alpha=dark, linewidth=1.6)
+    if not positions:
+        note(axis, "no outlier token", (tokens / 2, place), (0, 4), ha="center", fontsize=7.5, color=NEUTRAL)
