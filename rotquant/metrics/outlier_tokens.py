@@ -41,45 +41,68 @@ def outlier_tokens(
         Metrics: `number` of a window, the mean over windows in the layer that has most (the paper's max(O)); of all of
         them in percent `elsewhere`, those that are not at the first position, and `meaningful`, those that are besides
         not of low meaning (`is_low_in_meaning`); `repeated`, of those elsewhere in percent how many stand at the
-        position of one before, in another window. What is nothing has a share of 0. Arrays: `by_layer`, the mean number
-        by layer; `first` and `others`, how many are at the first position and elsewhere; `contents` of the latter, the
-        most frequent, as [text, number, whether it is of low meaning]; `positions`, pairs of position and number;
-        `windows` and `tokens` of each.
+        position of one before, in another window. What is nothing has a share of 0. Arrays: those of `look`.
 
     Raises:
         CorpusError: the text is shorter than a window.
         RecipeError, CheckpointError: the model cannot read the windows; see `rotquant.models.limits`.
     """
     windows = metric_windows(model, tokens, metric)
-    outliers = token_maxima(model, windows, device=next(model.parameters()).device).ratios > metric.threshold
-    by_layer = outliers.sum(dim=-1).double().mean(dim=-1)
-    metrics, arrays = describe(outliers.any(dim=0), windows, decode)
-    return {"number": by_layer.max().item(), **metrics}, {"by_layer": by_layer.tolist(), **arrays}
-
-
-def describe(
-    outliers: Tensor, windows: Tensor, decode: Callable[[int], str]
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """What `outlier_tokens` says of which tokens are outliers, bool [windows, tokens], besides their number by layer."""
-    first, others = int(outliers[:, 0].sum()), int(outliers[:, 1:].sum())
-    contents = Counter(decode(token) for token in windows[:, 1:][outliers[:, 1:]].tolist())
-    low = sum(count for text, count in contents.items() if is_low_in_meaning(text))
-    at = outliers.sum(dim=0)
-    positions = [(place, int(at[place])) for place in at.nonzero()[:, 0].tolist()]
-    metrics = {
+    maxima = token_maxima(model, windows, device=next(model.parameters()).device)
+    arrays = look(maxima.ratios, windows, decode, metric.threshold)
+    first, others = arrays["first"], arrays["others"]
+    places = sum(place > 0 for place, _ in arrays["positions"])
+    return {
+        "number": max(arrays["by_layer"]),
         "elsewhere": _percent(others, first + others),
-        "meaningful": _percent(others - low, first + others),
-        "repeated": _percent(others - sum(place > 0 for place, _ in positions), others),
+        "meaningful": _percent(arrays["others_of_meaning"], first + others),
+        "repeated": _percent(others - places, others),
+    }, arrays
+
+
+def look(ratios: Tensor, windows: Tensor, decode: Callable[[int], str], threshold: float) -> dict[str, Any]:
+    """Which tokens of windows of text are outlier tokens.
+
+    Args:
+        ratios: Eq. 3, [layers, windows, tokens], of the text's tokens alone.
+        windows: their ids, int64 [windows, tokens] or more, which are not looked at.
+
+    Returns:
+        `ratios`, the largest of each layer, and `by_layer`, the mean number of outlier tokens in a window; of those of
+        any layer what `describe` says.
+    """
+    outliers = ratios > threshold
+    return {
+        "ratios": ratios.amax(dim=(1, 2)).tolist(),
+        "by_layer": outliers.sum(dim=-1).double().mean(dim=-1).tolist(),
+        **describe(outliers.any(dim=0), windows[:, : ratios.shape[-1]], decode),
     }
-    arrays = {
-        "first": first,
-        "others": others,
+
+
+def describe(outliers: Tensor, windows: Tensor, decode: Callable[[int], str]) -> dict[str, Any]:
+    """What outlier tokens are and where they stand.
+
+    Args:
+        outliers: which tokens are, bool [windows, tokens].
+        windows: token ids, int64 [windows, tokens].
+
+    Returns:
+        `first` and `others`, how many are at the first position and elsewhere; `others_of_meaning`, how many of the
+        latter are not of low meaning; `contents` of these, the most frequent, as (text, number, whether it is of low
+        meaning); `positions`, pairs of position and number, in order; `windows` and `tokens` of each.
+    """
+    others = windows[:, 1:][outliers[:, 1:]].tolist()
+    contents = Counter(decode(token) for token in others)
+    at = outliers.sum(dim=0)
+    return {
+        "first": int(at[0]),
+        "others": len(others),
+        "others_of_meaning": sum(count for text, count in contents.items() if not is_low_in_meaning(text)),
         "contents": [(text, count, is_low_in_meaning(text)) for text, count in contents.most_common(CONTENTS)],
-        "positions": positions,
+        "positions": [(place, int(at[place])) for place in at.nonzero()[:, 0].tolist()],
         "windows": len(windows),
         "tokens": windows.shape[1],
     }
-    return metrics, arrays
 
 
 def is_low_in_meaning(text: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rotquant.reporting.figures.arrays import array_of
 from rotquant.reporting.figures.panels import entry, legend, note, panels
-from rotquant.reporting.figures.style import LIGHT, NEUTRAL, OURS, SERIES, drawn_rows
+from rotquant.reporting.figures.style import DASHED, LIGHT, NEUTRAL, OURS, SERIES, drawn_rows
 from rotquant.reporting.words.describe import panel_title
 from rotquant.study.project import Project
 from rotquant.study.quantities import TENSOR_WORDS
@@ -27,6 +27,8 @@ STATISTICS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 #: Above this a ratio is too large for one static scale, as the paper colours it, by what is measured.
 LARGE = {"inputs": 10.0, "attention": 5.0}
+
+SHARE, POSITION = "share of outlier tokens in %", "position in the window (0 is the first)"
 
 #: Contents that a panel names; the others are counted together.
 NAMED = 5
@@ -59,7 +61,7 @@ def token_maxima(project: Project, table: Table, values: Values, path: Path) -> 
                             _what(tensors, words), (0.5, 1), (0, 20), "axes fraction", "offset points", ha="center"
                         )
             for axes in lines.T:
-                _share_scale(axes)
+                _logarithmic(axes)
         for axis in grid[-1]:
             axis.set_xlabel("layer")
         looks = [entry(words, **look, linestyle="-", markersize=4) for words, look in STATISTICS.values()]
@@ -85,7 +87,6 @@ def _by_layer(axis: Any, maxima: Mapping[str, Sequence[float]], large: float) ->
         shown = [number if math.isfinite(number) and number > 0 else math.nan for number in numbers]
         broken += sum(map(math.isnan, shown))
         axis.plot(range(1, 1 + len(shown)), shown, **look, markersize=2.8, linewidth=0.9)
-    axis.set_yscale("log")
     ratios = [_worst(maxima, *ends) for ends in (("top_1", "median"), ("median", "min_1"))]
     words = [f"{'▲' if ratio > large else ''}{_number(ratio)}" for ratio in ratios]
     left_out = f"\n{broken} numbers are zero or not finite" if broken else ""
@@ -106,10 +107,12 @@ def _number(ratio: float) -> str:
     return f"{ratio:,.0f}" if 1000 <= ratio < math.inf else f"{ratio:.3g}"
 
 
-def _share_scale(axes: Sequence[Any]) -> None:
-    """Give panels the vertical scale that holds the numbers of all, with ticks that are read without exponents."""
+def _logarithmic(axes: Sequence[Any]) -> None:
+    """Give panels one logarithmic scale that holds the numbers of all, with ticks that are read without exponents."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
+    for axis in axes:
+        axis.set_yscale("log")
     ends = [axis.get_ylim() for axis in axes]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     for axis in axes:
@@ -134,21 +137,57 @@ def outlier_tokens(project: Project, table: Table, values: Values, path: Path) -
             keys = {row: values[row, column, "number"].runs[0] for row in rows}
             _contents(left, *(array_of(project, keys[rows[0]], name) for name in ("contents", "others")))
             left.set_title(panel_title(project, table, column) if len(columns) > 1 else "")
-            for place, row in enumerate(rows):
-                found = {name: array_of(project, keys[row], name) for name in ("positions", "windows", "tokens")}
-                _positions(right, place, **found)
             names = [f"{row}\n{values[row, column, 'number'].mean:.3g} a window" for row in rows]
-            right.set(yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6))
-            right.set_yticklabels(names)
-            right.tick_params(axis="y", length=0)
-        grid[-1, 0].set_xlabel(f"share of outlier tokens in %\n({rows[0]}, without the first position)")
-        grid[-1, 1].set_xlabel("position in the window (0 is the first)")
-        marks = [
-            entry("low in meaning", OURS, linewidth=6),
-            entry("other content", LIGHT, linewidth=6),
-            entry("outlier token, darker in more windows", NEUTRAL, marker="|", markersize=9),
-        ]
-        legend(figure, marks)
+            found = [
+                {name: array_of(project, key, name) for name in ("positions", "windows", "tokens")}
+                for key in keys.values()
+            ]
+            _strips(right, names, found)
+        grid[-1, 0].set_xlabel(f"{SHARE}\n({rows[0]}, without the first position)")
+        grid[-1, 1].set_xlabel(POSITION)
+        legend(figure, _marks())
+
+
+def outliers_of_model(found: Mapping[str, Mapping[str, Any]], threshold: float, path: Path) -> None:
+    """The figure of one model's outlier tokens: ratios by layer, contents, positions.
+
+    Args:
+        found: what `metrics.outlier_tokens.look` found, by what stands in front of the text; first without a prefix.
+        threshold: the ratio from which a token is an outlier token.
+    """
+    with panels(path, 1, 3, (10.5, 2.9), width_ratios=[3, 2, 3]) as (figure, ((layers, left, right),)):
+        for (name, one), color in zip(found.items(), SERIES, strict=False):
+            ratios = [ratio if math.isfinite(ratio) and ratio > 0 else math.nan for ratio in one["ratios"]]
+            layers.plot(range(1, 1 + len(ratios)), ratios, color=color, marker="o", markersize=3, label=name)
+        layers.axhline(threshold, color=NEUTRAL, linewidth=0.8, linestyle=DASHED)
+        note(layers, f"{threshold:g}: outlier token", (1, threshold), (0, 2), color=NEUTRAL, fontsize=7)
+        layers.set(xlabel="layer", ylabel="largest ratio of a token\nto the median of its window")
+        _logarithmic([layers])
+        layers.legend(fontsize=7.5)
+        first = next(iter(found.values()))
+        _contents(left, first["contents"], first["others"])
+        left.set_xlabel(f"{SHARE}\nwithout the first position")
+        names = [f"{name}\n{max(one['by_layer']):.3g} a window" for name, one in found.items()]
+        _strips(right, names, [{key: one[key] for key in ("positions", "windows", "tokens")} for one in found.values()])
+        right.set_xlabel(POSITION)
+        legend(figure, _marks())
+
+
+def _marks() -> list[Any]:
+    return [
+        entry("low in meaning", OURS, linewidth=6),
+        entry("other content", LIGHT, linewidth=6),
+        entry("outlier token, darker in more windows", NEUTRAL, marker="|", markersize=9),
+    ]
+
+
+def _strips(axis: Any, names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> None:
+    """A strip of positions below the other, each with its name."""
+    for place, one in enumerate(found):
+        _positions(axis, place, **one)
+    axis.set(yticks=range(len(names)), ylim=(len(names) - 0.4, -0.6))
+    axis.set_yticklabels(names)
+    axis.tick_params(axis="y", length=0)
 
 
 def _contents(axis: Any, contents: Sequence[tuple[str, int, bool]], others: int) -> None:
