@@ -145,7 +145,12 @@ def _bar(ratio: float, most: float) -> str:
 def _positions(found: "Mapping[str, Found]") -> Table:
     """A strip for what stands in front of the text: where its outlier tokens are, from the first to the last."""
     table = Table(
-        "in front", "first position", "elsewhere", "where", title="positions", caption="higher where more windows have one"
+        "in front",
+        "first position",
+        "elsewhere",
+        "where",
+        title="positions",
+        caption="higher where more windows have one",
     )
     for name, one in found.items():
         table.add_row(name, f"{one['first']} of {one['windows']}", str(one["others"]), _strip(one))

@@ -201,7 +201,15 @@ def _contents(axis: Any, contents: Sequence[tuple[str, int, bool]], others: int)
     axis.tick_params(axis="y", length=0)
     axis.grid(visible=False, axis="y")
     if not bars:
-        axis.text(59, height / 2 - 0.5, "none but at the first position", ha="center", va="center", color=NEUTRAL, fontsize=7.5)
+        axis.text(
+            59,
+            height / 2 - 0.5,
+            "none but at the first position",
+            ha="center",
+            va="center",
+            color=NEUTRAL,
+            fontsize=7.5,
+        )
     for place, (_, count, low) in enumerate(bars):
         share = 100 * count / others
         axis.barh(place, share, height=0.7, color=OURS if low else LIGHT, linewidth=0)
