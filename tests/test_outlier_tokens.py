@@ -96,7 +96,7 @@ def test_tokens_of_meaning(token: str) -> None:
 
 def test_bad_requests_are_one_sentence() -> None:
     for threshold in (1.0, 0.0, -3.0, math.nan, math.inf):
-        with pytest.raises(ValidationError, match="greater than 1|a finite number"):
+        with pytest.raises(ValidationError, match=r"greater than 1|a finite number"):
             OutlierTokens(threshold=threshold)
     with pytest.raises(CorpusError, match="8 tokens, fewer than one window of 16"):
         outlier_tokens(planted(), Tokens(text()[0, :8]), METRIC, decode)

@@ -1,4 +1,4 @@
-"""PrefixQuant's figures about tokens are drawn from run files, with a panel for each thing, and say what is left out."""
+"""PrefixQuant's figures about tokens are drawn from run files, a panel for each thing, and say what is left out."""
 
 import math
 import xml.etree.ElementTree as ElementTree

@@ -18,10 +18,11 @@ from rotquant.text import Tokens
 CONTENTS = 12
 
 #: English words that connect others, beside which a token without letters or digits counts as low in meaning.
-FUNCTION_WORDS = frozenset(
+_FUNCTION_WORDS = (
     "a an and are as at be but by for from had has have he her his if in into is it its no nor not of off on or our "
-    "she so than that the their them then there these they this those to up was we were which who will with you".split()
+    "she so than that the their them then there these they this those to up was we were which who will with you"
 )
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 def outlier_tokens(

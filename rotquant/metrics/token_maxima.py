@@ -1,8 +1,8 @@
 """The largest magnitude of each token, layer by layer, and how far apart those of tokens are (PrefixQuant Sec. 4).
 
-The paper's Figures 2, 3 and 8 to 17: of M, each token's largest |value|, the three largest, the median and the smallest.
-A static scale serves all tokens, so a token far above the median, or far below it, is ill served. Nothing here changes
-the model.
+The paper's Figures 2, 3 and 8 to 17: of M, each token's largest |value|, the three largest, the median and the
+smallest. A static scale serves all tokens, so a token far above the median, or far below it, is ill served. Nothing
+here changes the model.
 """
 
 from collections import defaultdict

@@ -302,7 +302,7 @@ class OutlierTokens(Frozen):
     split: Literal["train", "validation", "test"] = "test"
     """Which part of the text."""
     threshold: Annotated[float, Field(gt=1.0)] = 64.0
-    """How many times the median of its window's tokens the largest |input of down_proj| of an outlier token is (eta)."""
+    """How many times the median of its window the largest |input of down_proj| of an outlier token is (eta)."""
     sequence_length: Annotated[int, Field(gt=1)] = 2048
     """Tokens of a window."""
     max_windows: Annotated[int, Field(gt=0)] | None = None
