@@ -30,6 +30,9 @@ LARGE = {"inputs": 10.0, "attention": 5.0}
 
 SHARE, POSITION = "share of outlier tokens in %", "position in the window (0 is the first)"
 
+#: What is drawn of outlier tokens.
+_DRAWN = ("contents", "first", "others", "positions", "windows", "tokens")
+
 #: Contents that a panel names; the others are counted together.
 NAMED = 5
 
@@ -131,21 +134,25 @@ def outlier_tokens(project: Project, table: Table, values: Values, path: Path) -
         ResultError: a run file is missing or holds no outlier tokens.
     """
     rows, columns = drawn_rows(table), project.columns(table)
-    size = (7.6, 0.6 + (1.15 + 0.22 * (NAMED + 1)) * len(columns))
+    found = {
+        column: {row: _outliers_of(project, values[row, column, "number"].runs[0]) for row in rows}
+        for column in columns
+    }
+    bars = max(min(NAMED + 1, len(cells[rows[0]]["contents"])) for cells in found.values())
+    size = (7.6, 0.6 + (1.15 + 0.22 * max(2, bars)) * len(columns))
     with panels(path, len(columns), 2, size, width_ratios=[2, 3]) as (figure, grid):
         for column, (left, right) in zip(columns, grid, strict=True):
-            keys = {row: values[row, column, "number"].runs[0] for row in rows}
-            _contents(left, *(array_of(project, keys[rows[0]], name) for name in ("contents", "others")))
+            _contents(left, found[column][rows[0]])
             left.set_title(panel_title(project, table, column) if len(columns) > 1 else "")
-            names = [f"{row}\n{values[row, column, 'number'].mean:.3g} a window" for row in rows]
-            found = [
-                {name: array_of(project, key, name) for name in ("positions", "windows", "tokens")}
-                for key in keys.values()
-            ]
-            _strips(right, names, found)
+            _strips(right, {row: (one, values[row, column, "number"].mean) for row, one in found[column].items()})
         grid[-1, 0].set_xlabel(f"{SHARE}\n({rows[0]}, without the first position)")
         grid[-1, 1].set_xlabel(POSITION)
         legend(figure, _marks())
+
+
+def _outliers_of(project: Project, key: str) -> dict[str, Any]:
+    """What is drawn of a run."""
+    return {name: array_of(project, key, name) for name in _DRAWN}
 
 
 def outliers_of_model(found: Mapping[str, Mapping[str, Any]], threshold: float, path: Path) -> None:
@@ -164,11 +171,9 @@ def outliers_of_model(found: Mapping[str, Mapping[str, Any]], threshold: float, 
         layers.set(xlabel="layer", ylabel="largest ratio of a token\nto the median of its window")
         _logarithmic([layers])
         layers.legend(fontsize=7.5)
-        first = next(iter(found.values()))
-        _contents(left, first["contents"], first["others"])
+        _contents(left, next(iter(found.values())))
         left.set_xlabel(f"{SHARE}\nwithout the first position")
-        names = [f"{name}\n{max(one['by_layer']):.3g} a window" for name, one in found.items()]
-        _strips(right, names, [{key: one[key] for key in ("positions", "windows", "tokens")} for one in found.values()])
+        _strips(right, {name: (one, max(one["by_layer"])) for name, one in found.items()})
         right.set_xlabel(POSITION)
         legend(figure, _marks())
 
@@ -181,35 +186,31 @@ def _marks() -> list[Any]:
     ]
 
 
-def _strips(axis: Any, names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> None:
-    """A strip of positions below the other, each with its name."""
-    for place, one in enumerate(found):
-        _positions(axis, place, **one)
+def _strips(axis: Any, found: Mapping[str, tuple[Mapping[str, Any], float]]) -> None:
+    """A strip of positions below the other, each with its name, its number in a window, and how many are at 0."""
+    names: list[str] = []
+    for place, (name, (one, number)) in enumerate(found.items()):
+        _positions(axis, place, one["positions"], one["windows"], one["tokens"])
+        total = one["first"] + one["others"]
+        names.append(f"{name}\n{number:.3g} a window" + (f"\n{one['first']} of {total} at 0" if total else ""))
     axis.set(yticks=range(len(names)), ylim=(len(names) - 0.4, -0.6))
     axis.set_yticklabels(names)
     axis.tick_params(axis="y", length=0)
 
 
-def _contents(axis: Any, contents: Sequence[tuple[str, int, bool]], others: int) -> None:
+def _contents(axis: Any, found: Mapping[str, Any]) -> None:
     """Bars of the most frequent contents and of all others together, or words where there is none."""
-    named = [(_shown(text), count, low) for text, count, low in contents[:NAMED]]
+    others = found["others"]
+    named = [(_shown(text), count, low) for text, count, low in found["contents"][:NAMED]]
     rest = others - sum(count for _, count, _ in named)
     bars = [*named, *([("others", rest, False)] if rest else [])]
-    height = max(3, len(bars))
+    height = max(2, len(bars))
     axis.set(xlim=(0, 118), ylim=(height - 0.4, -0.6), yticks=range(len(bars)))
     axis.set_yticklabels([text for text, _, _ in bars])
     axis.tick_params(axis="y", length=0)
     axis.grid(visible=False, axis="y")
     if not bars:
-        axis.text(
-            59,
-            height / 2 - 0.5,
-            "none but at the first position",
-            ha="center",
-            va="center",
-            color=NEUTRAL,
-            fontsize=7.5,
-        )
+        axis.text(59, height / 2 - 0.5, "none elsewhere", ha="center", va="center", color=NEUTRAL, fontsize=7.5)
     for place, (_, count, low) in enumerate(bars):
         share = 100 * count / others
         axis.barh(place, share, height=0.7, color=OURS if low else LIGHT, linewidth=0)
