@@ -47,7 +47,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     """Runs the command; returns its status, what it printed as one line, and what it said on standard error."""
 
     def prefix(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", "160")
+        monkeypatch.setenv("COLUMNS", "80")
         status = rotquant(monkeypatch, "prefix", *arguments)
         said = capsys.readouterr()
         return status, " ".join(said.out.split()), said.err
@@ -61,7 +61,8 @@ def test_it_finds_the_planted_token_and_says_the_prefix(folder: Path, text: str,
     assert f"prefix of 2 tokens: `w{SINK}` `<s>` (--set methods.prefixed_outliers.ids=[{SINK},{BOS}])" in printed
     assert "on 6 windows of 32 tokens from the train split of words, seed 0" in printed
     assert f"`w{SINK}`" in printed
-    assert "largest ratio, behind the prefix" in printed
+    assert "outlier tokens by layer" in printed
+    assert "…" not in printed  # nothing is cut in 80 columns
 
 
 def test_its_record_is_what_the_library_finds(folder: Path, text: str, run: Any, tmp_path: Path) -> None:
@@ -127,10 +128,10 @@ def test_a_tokenizer_without_bos_is_said(folder: Path, text: str, run: Any, tmp_
 
 
 def test_bars_and_strips_are_as_long_as_what_they_show() -> None:
-    assert (_bar(64, 64), _bar(8, 64), _bar(1, 64), _bar(0.5, 64)) == ("█" * 20, "█" * 10, "", "")
+    assert (_bar(64, 64), _bar(8, 64), _bar(1, 64), _bar(0.5, 64)) == ("█" * 12, "█" * 6, "", "")
     assert _bar(float("inf"), 64) == _bar(float("nan"), 64) == ""
     strip = _strip({"positions": [(0, 4), (127, 1)], "tokens": 128})
-    assert (len(strip), strip[0], strip[-1], set(strip[1:-1])) == (64, "█", "▂", {"·"})
+    assert (len(strip), strip[0], strip[-1], set(strip[1:-1])) == (32, "█", "▂", {"·"})
     assert set(_strip({"positions": [], "tokens": 128})) == {"·"}
 
 

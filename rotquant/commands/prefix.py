@@ -18,8 +18,8 @@ from rotquant.text import NO_BOS, corpus_identity
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: Characters of a bar, and of the strip of positions.
-_BAR, _STRIP = 20, 64
+#: Characters of a bar, and of the strip of positions: tables fit into 80 columns.
+_BAR, _STRIP = 12, 32
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
 Found = dict[str, Any]
@@ -120,12 +120,12 @@ def _layers(found: "Mapping[str, Found]", threshold: float) -> Table:
     table = Table(
         "layer",
         title="outlier tokens by layer",
-        caption="a token's largest input of down_proj over the median of its window, bars by its logarithm; an outlier "
-        f"token is above {threshold:g}",
+        caption="largest ratio of a token's input of down_proj to the median of its window, bars by its logarithm; "
+        f"number of outlier tokens in a window, which are above {threshold:g}",
     )
     for name in found:
-        table.add_column(f"largest ratio, {name}")
-        for what in ("ratio", "per window"):
+        table.add_column(name, width=_BAR)
+        for what in ("ratio", "number"):
             table.add_column(what, justify="right")
     finite = [ratio for one in found.values() for ratio in one["ratios"] if math.isfinite(ratio)]
     most = max([threshold, *finite])
@@ -146,7 +146,7 @@ def _positions(found: "Mapping[str, Found]") -> Table:
     """A strip for what stands in front of the text: where its outlier tokens are, from the first to the last."""
     table = Table(
         "in front",
-        "first position",
+        "first",
         "elsewhere",
         "where",
         title="positions",
