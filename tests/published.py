@@ -58,7 +58,7 @@ class Transcription:
 
     def check_files(self) -> None:
         """There is one file per table."""
-        assert {path.name for path in self.folder.glob("*.csv")} == {f"table{n}.csv" for n in self.tables}
+        assert {path.name for path in self.folder.glob("table*.csv")} == {f"table{n}.csv" for n in self.tables}
 
     def check_format(self, table: int) -> None:
         """A table has the documented columns and number of cells, each once and in its unit."""

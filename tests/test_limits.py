@@ -16,12 +16,13 @@ from rotquant.metrics.magnitudes import magnitudes
 from rotquant.metrics.outliers import outlier_statistics
 from rotquant.metrics.perplexity import perplexity
 from rotquant.metrics.snr import end_to_end_snr
+from rotquant.metrics.token_maxima import token_maxima as maxima_by_token
 from rotquant.models.limits import Limits, advised_length
 from rotquant.models.outlier_tokens import token_maxima
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import SNR, Magnitudes, Outliers, Perplexity
+from rotquant.recipes.schemes import SNR, Magnitudes, MaximaByToken, Outliers, Perplexity
 from rotquant.text import Tokens
 from rotquant.training import TrainingConfig
 from tests.models import VOCABULARY, tiny_model, tiny_tokens
@@ -91,6 +92,7 @@ DOORS = {
     "magnitudes": lambda model, text, n: magnitudes(model, text, Magnitudes(tokens=n)),
     "outliers": lambda model, text, n: outlier_statistics(model, text, Outliers(tokens=n)),
     "outlier tokens": lambda model, text, n: token_maxima(model, text.ids[None, :n]),
+    "maxima by token": lambda model, text, n: maxima_by_token(model, text, MaximaByToken(sequence_length=n)),
     "diagnosis": lambda model, text, n: measure_costs(
         lambda: model, text, Perplexity(sequence_length=n, max_windows=1), text.ids[None, :8]
     ),

@@ -14,7 +14,16 @@ from rotquant.foundation.files import short_hash
 from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
-from rotquant.recipes.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
+from rotquant.recipes.schemes import (
+    SNR,
+    Magnitudes,
+    MaximaByToken,
+    Outliers,
+    OutlierTokens,
+    Perplexity,
+    RangeUse,
+    ZeroShot,
+)
 from rotquant.study import project as projects
 from rotquant.study.configuration import plain
 from rotquant.study.digests import SOURCES, STAGES, code_digest, method_entries
@@ -330,6 +339,7 @@ def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
     # An edit of Cayley SGD leaves stored weights alone: what was learned comes to them as a file.
     assert code_digest("weights", learned) == code_digest("weights", drawn) == code_digest("weights", full)
     assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= modules["rotations"]
-    metrics = (Perplexity(), ZeroShot(corpus="wikitext2"), SNR(), Magnitudes(), Outliers(), RangeUse())
+    described = (Magnitudes(), Outliers(), RangeUse(), MaximaByToken(), OutlierTokens())
+    metrics = (Perplexity(), ZeroShot(corpus="wikitext2"), SNR(), *described)
     assert len({code_digest("runs", plain, metric) for metric in metrics}) == len(metrics)
     assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)

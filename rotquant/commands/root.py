@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from rotquant import __version__
-from rotquant.commands import bench, convert, data, diagnose, methods, models, tasks, tracking, tune
+from rotquant.commands import bench, convert, data, diagnose, methods, models, prefix, tasks, tracking, tune
 from rotquant.commands.report import report_app
 from rotquant.commands.runs import runs_app
 
@@ -21,6 +21,7 @@ cli.command()(models.export)
 cli.command()(convert.convert)
 cli.command()(convert.generate)
 cli.command()(diagnose.diagnose)
+cli.command()(prefix.prefix)
 cli.command()(methods.methods)
 cli.command()(methods.recipe)
 cli.command("tune")(tune.tune_method)

@@ -105,7 +105,7 @@ def _tensors(model: nn.Module, tokens: Tokens, metric: Magnitudes, places: list[
     """The activations or weights that the metric asks for, float32 on the CPU."""
     if metric.tensor == "weights":
         return {place: _module(model, place).weight.detach().float().cpu() for place in places}
-    return read_inputs(model, model_windows(model, tokens, metric.tokens)[:1], places, lambda x: x)
+    return read_inputs(model, model_windows(model, tokens, metric.tokens, metric.bos)[:1], places, lambda x: x)
 
 
 def _peak_ratio(values: Tensor, within: Literal["matrix", "row"]) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import SNR, Perplexity
+from rotquant.recipes.schemes import SNR, MaximaByToken, OutlierTokens, Perplexity
 from rotquant.text import BOS, Tokens, evaluation_windows
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ def model_windows(model: "nn.Module", tokens: Tokens, sequence_length: int, bos:
     return windows
 
 
-def metric_windows(model: "nn.Module", tokens: Tokens, metric: Perplexity | SNR) -> "Tensor":
+def metric_windows(
+    model: "nn.Module", tokens: Tokens, metric: Perplexity | SNR | MaximaByToken | OutlierTokens
+) -> "Tensor":
     """The windows that a metric asks for, int64 [windows, tokens]: all, or `max_windows` spread evenly over the text.
 
     Raises as `model_windows`.

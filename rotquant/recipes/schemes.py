@@ -227,7 +227,9 @@ class Magnitudes(Frozen):
     depths: Annotated[tuple[Depth, ...], Field(min_length=1)] = (0.5,)
     """Of which layers, by their share of the model's depth: 0.5 is the middle one."""
     tokens: Annotated[int, Field(gt=1)] = 128
-    """How many tokens of the text (one window, with BOS) are looked at."""
+    """How many tokens of the text (one window) are looked at."""
+    bos: Literal["text", "none"] = "text"
+    """Whether the window begins with BOS; behind a prefix it would be one more."""
     within: Literal["matrix", "row"] = "matrix"
     """Whose median the largest magnitude is set against: the matrix's, or that of its own token or output feature."""
 
@@ -266,4 +268,51 @@ class RangeUse(Frozen):
     SGD, starting from there."""
 
 
-Metric = Annotated[Perplexity | ZeroShot | SNR | Magnitudes | Outliers | RangeUse, Field(discriminator="kind")]
+class MaximaByToken(Frozen):
+    """Largest magnitude of each token in every layer, and how far apart those of tokens are (PrefixQuant Sec. 4).
+
+    Of a network that quantizes neither inputs nor KV cache. Tokens of a prefix are in front of the text and not of it.
+    """
+
+    kind: Literal["token_maxima"] = "token_maxima"
+    corpus: str = "wikitext2"
+    """The text: a key of the configuration's `corpora`."""
+    split: Literal["train", "validation", "test"] = "test"
+    """Which part of the text."""
+    tensors: Literal["inputs", "attention"] = "inputs"
+    """`inputs` of the linear layers, site by site, after online transforms; or what `attention` computes with: Q and K
+    after RoPE, and after R3 where the recipe has it, and V."""
+    sequence_length: Annotated[int, Field(gt=2)] = 2048
+    """Tokens of a window."""
+    max_windows: Annotated[int, Field(gt=0)] | None = None
+    """So many windows, spread evenly over the text; null takes all."""
+    bos: Literal["text", "window", "none"] = "none"
+    """`none` puts no BOS: behind a prefix it would be one more. `text` puts one at the head of the whole text, as for
+    perplexity, and `window` one at the head of each window."""
+
+
+class OutlierTokens(Frozen):
+    """Which tokens of windows of text are outlier tokens, and where they stand (PrefixQuant Eq. 3, Figures 4 and 7).
+
+    Tokens of a prefix are in front of the text and not of it.
+    """
+
+    kind: Literal["outlier_tokens"] = "outlier_tokens"
+    corpus: str = "wikitext2"
+    """The text: a key of the configuration's `corpora`."""
+    split: Literal["train", "validation", "test"] = "test"
+    """Which part of the text."""
+    threshold: Annotated[float, Field(gt=1.0)] = 64.0
+    """How many times the median of its window the largest |input of down_proj| of an outlier token is (eta)."""
+    sequence_length: Annotated[int, Field(gt=1)] = 2048
+    """Tokens of a window."""
+    max_windows: Annotated[int, Field(gt=0)] | None = None
+    """So many windows, spread evenly over the text; null takes all."""
+    bos: Literal["text", "window", "none"] = "none"
+    """Where the text has a BOS; see `token_maxima`."""
+
+
+Metric = Annotated[
+    Perplexity | ZeroShot | SNR | Magnitudes | Outliers | RangeUse | MaximaByToken | OutlierTokens,
+    Field(discriminator="kind"),
+]

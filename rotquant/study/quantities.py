@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rotquant.metrics.zeroshot.suites import TASKS, task_names
-from rotquant.recipes.schemes import Metric, ZeroShot
+from rotquant.recipes.schemes import MaximaByToken, Metric, ZeroShot
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,30 @@ RANGE_USE = (
     Quantity("range_use", "range use", "higher", "%", relative=False),
     Quantity("largest_range", "largest range", "lower", relative=False),
 )
-DESCRIPTIVE = (*MAGNITUDES, *OUTLIERS[:2])
+TENSOR_WORDS = {
+    "inputs": {
+        "mlp_output": "down_proj",
+        "attention_input": "q/k/v_proj",
+        "attention_output": "o_proj",
+        "mlp_input": "gate/up_proj",
+    },
+    "attention": {"query": "Q", "key": "K", "value": "V"},
+}
+TOKEN_MAXIMA = {
+    tensors: tuple(
+        Quantity(f"{name}_{end}", f"{words} {ratio}", "lower", relative=False)
+        for name, words in names.items()
+        for end, ratio in (("top", "top-1/median"), ("bottom", "median/min-1"))
+    )
+    for tensors, names in TENSOR_WORDS.items()
+}
+OUTLIER_TOKENS = (
+    Quantity("number", "outlier tokens per window", "lower", relative=False),
+    Quantity("elsewhere", "not at the first position", "lower", "%", relative=False),
+    Quantity("meaningful", "neither there nor of low meaning", "lower", "%", relative=False),
+    Quantity("repeated", "of others, where one was before", "lower", "%", relative=False),
+)
+DESCRIPTIVE = (*MAGNITUDES, *OUTLIERS[:2], *TOKEN_MAXIMA["inputs"], *TOKEN_MAXIMA["attention"], *OUTLIER_TOKENS)
 """Quantities that describe a distribution: of none would a lower number as such be better."""
 
 _BY_KIND: dict[str, tuple[Quantity, ...]] = {
@@ -75,11 +98,14 @@ _BY_KIND: dict[str, tuple[Quantity, ...]] = {
     "magnitudes": MAGNITUDES,
     "outliers": OUTLIERS,
     "range_use": RANGE_USE,
+    "outlier_tokens": OUTLIER_TOKENS,
 }
 
 
 def quantities(metric: Metric) -> tuple[Quantity, ...]:
     """The quantities of a metric, the main one first."""
+    if isinstance(metric, MaximaByToken):
+        return TOKEN_MAXIMA[metric.tensors]
     if not isinstance(metric, ZeroShot):
         return _BY_KIND[metric.kind]
     tasks = [(name, TASKS[metric.suite][name]) for name in task_names(metric)]

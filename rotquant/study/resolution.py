@@ -73,7 +73,8 @@ def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
     Raises:
         ConfigError: a field that the metric does not have, or an impossible value, or an unknown task.
     """
-    by_kind = {"perplexity": slot.evaluation, "snr": slot.evaluation, "zero_shot": slot.zero_shot}
+    texts = dict.fromkeys(("perplexity", "snr", "token_maxima", "outlier_tokens"), slot.evaluation)
+    by_kind = {**texts, "zero_shot": slot.zero_shot}
     shared = by_kind.get(fields["kind"], {})
     fields = {**shared, **fields}
     # by suite, since suites differ; the slot's own come first

@@ -87,7 +87,16 @@ class Figure(Written):
     """The figure that goes with a table."""
 
     kind: Literal[
-        "relative_increase", "lines", "tasks", "magnitudes", "outliers", "distribution", "range_use", "learning"
+        "relative_increase",
+        "lines",
+        "tasks",
+        "magnitudes",
+        "outliers",
+        "distribution",
+        "range_use",
+        "learning",
+        "token_maxima",
+        "outlier_tokens",
     ]
     """What is drawn."""
     caption: str
@@ -98,6 +107,8 @@ class Figure(Written):
     """Row that `relative_increase` draws changes against; default the table's baseline."""
     rows: Names | None = None
     """Rows that are drawn, by `relative_increase` and `tasks` beside the one that these are compared with; else all."""
+    own_scales: bool = False
+    """Whether each panel of `magnitudes` has a scale of its own, where rows differ by powers of ten."""
 
 
 class Titled(Written):

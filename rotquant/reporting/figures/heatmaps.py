@@ -28,10 +28,11 @@ BESIDE = 2
 class Panel:
     """A map [rows, channels], and the mean and the largest magnitude of each channel; what is not finite is masked.
 
-    place: what shares its scale: a column and one of the places that the metric looks at.
+    place: what shares its scale: a column and one of the places that the metric looks at, and the row where each panel
+        has its own.
     """
 
-    place: tuple[str, int]
+    place: tuple[str, int, str | None]
     title: str
     matrix: "np.ma.MaskedArray"
     mean: "np.ma.MaskedArray"
@@ -49,7 +50,7 @@ def magnitudes(project: Project, table: Table, values: Values, path: Path) -> No
     """
     lines = _lines(project, table, values)
     weights = _of_weights(table)
-    tops: dict[tuple[str, int], float] = {}
+    tops: dict[tuple[str, int, str | None], float] = {}
     for panel in (panel for line in lines for panel in line if panel.matrix.count()):
         tops[panel.place] = max(tops.get(panel.place, 0.0), float(panel.matrix.max()))
     size = (1.2 + 2.7 * len(lines[0]), 0.7 + 2.3 * len(lines))
@@ -97,7 +98,8 @@ def _panels(project: Project, table: Table, values: Values, row: str, column: st
         place = f"layer {panel['layer'] + 1}, {what}{panel['linear'].rpartition('.')[2]}"
         title = f"{', '.join([*names, place])}\nmax/median {float(panel['peak_ratio']):.3g}{seed}"
         arrays = (np.ma.masked_invalid(np.array(panel[key], dtype=float)) for key in ("matrix", "mean", "largest"))
-        yield Panel((column, index), title, *arrays)
+        own = row if table.figure is not None and table.figure.own_scales else None
+        yield Panel((column, index, own), title, *arrays)
 
 
 def _draw(strip: Any, axis: Any, panel: Panel, top: float) -> Any:

@@ -39,8 +39,9 @@ def is_about_models(table: Table) -> bool:
 
 
 def is_stand_in(slot: Slot) -> bool:
-    """Whether a slot's checkpoint is not the model it is named after, judged by its name."""
-    return slot.name.lower() not in model_name(slot).lower()
+    """Whether a slot's checkpoint is not the model it is named after, judged by its name, hyphens apart."""
+    own, checkpoint = (name.lower().replace("-", "") for name in (slot.name, model_name(slot)))
+    return own not in checkpoint
 
 
 def model_name(slot: Slot) -> str:

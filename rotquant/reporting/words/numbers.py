@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from rotquant.study.quantities import Quantity
+from rotquant.study.quantities import TENSOR_WORDS, Quantity
 from rotquant.study.values import Values
 
 #: Keeps a number, its deviation and its unit on one line.
@@ -25,6 +25,16 @@ _WORDS = {
     "weight_error": "relative squared error of the weights",
     "range_use": "share of the largest range that a feature uses",
     "largest_range": "largest range",
+    "number": "outlier tokens of a window, in the layer that has most",
+    "elsewhere": "share of outlier tokens that are not at the first position",
+    "meaningful": "share of outlier tokens that are neither at the first position nor of low meaning",
+    "repeated": "share of those elsewhere that stand at the position of one before",
+    **{
+        f"{name}_{end}": f"{ratio}, {f'input of {what}' if tensors == 'inputs' else what}, in its worst layer"
+        for tensors, names in TENSOR_WORDS.items()
+        for name, what in names.items()
+        for end, ratio in (("top", "largest over median token"), ("bottom", "median over smallest token"))
+    },
 }
 
 

@@ -6,10 +6,20 @@ An edit of one of them, or of what it alone uses, leaves the results of the othe
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.recipe import Run
-from rotquant.recipes.schemes import SNR, Magnitudes, Outliers, Perplexity, RangeUse, ZeroShot
+from rotquant.recipes.schemes import (
+    SNR,
+    Magnitudes,
+    MaximaByToken,
+    Outliers,
+    OutlierTokens,
+    Perplexity,
+    RangeUse,
+    ZeroShot,
+)
 from rotquant.study.samples import Samples, pack
 from rotquant.text import NO_BOS, Tokens
 
@@ -49,7 +59,9 @@ class Subject:
     reference: Callable[[], "PreTrainedModel"]
     batch_size: int
 
-    def tokens(self, metric: Perplexity | SNR | Magnitudes | Outliers) -> tuple[Tokens, dict[str, Any]]:
+    def tokens(
+        self, metric: Perplexity | SNR | Magnitudes | Outliers | MaximaByToken | OutlierTokens
+    ) -> tuple[Tokens, dict[str, Any]]:
         """The tokens that a metric looks at, and what provenance says of them."""
         tokens, identity = self.text(self.run.corpora[metric.corpus], metric.split)
         return tokens, {"corpora": {"evaluation": identity}}
@@ -108,3 +120,29 @@ def range_use(metric: RangeUse, subject: Subject) -> Measurement:
 
     metrics, arrays = range_use(metric)
     return Measurement(metrics, {"corpora": {}}, arrays)
+
+
+def token_maxima(metric: MaximaByToken, subject: Subject) -> Measurement:
+    """Largest magnitudes of tokens, layer by layer.
+
+    Raises:
+        RecipeError: the recipe quantizes what is looked at, whose range is then the quantizer's.
+    """
+    from rotquant.metrics.token_maxima import token_maxima
+
+    recipe = subject.run.recipe
+    quantized = [name for name in ("activations", "keys", "values") if getattr(recipe, name) is not None]
+    if quantized:
+        raise RecipeError(f"token_maxima looks at what is not quantized: leave {quantized[0]} out of the recipe.")
+    tokens, source = subject.tokens(metric)
+    metrics, arrays = token_maxima(subject.model, tokens, metric, recipe.rotation)
+    return Measurement(metrics, source, arrays)
+
+
+def outlier_tokens(metric: OutlierTokens, subject: Subject) -> Measurement:
+    """Content and position of outlier tokens."""
+    from rotquant.metrics.outlier_tokens import outlier_tokens
+
+    tokens, source = subject.tokens(metric)
+    metrics, arrays = outlier_tokens(subject.model, tokens, metric, cast(Any, subject.tokenizer.decode))
+    return Measurement(metrics, source, arrays)
