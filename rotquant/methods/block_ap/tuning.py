@@ -142,7 +142,7 @@ def _hessians(stage: Stage, stream: LayerStream, index: int, layer: nn.Module, s
     with wrap(stage.model, stage.online):
         hooks = [
             layer.get_submodule(site.linears[0]).register_forward_pre_hook(
-                lambda _, x, hessian=found[site.name]: hessian.add(x[0])
+                lambda _, x, hessian=found[site.name]: hessian.add(x[0])  # pyright: ignore[reportAttributeAccessIssue]  # no kwargs
             )
             for site in stage.architecture.sites
         ]

@@ -68,7 +68,7 @@ class _Watched:
             self.seen.attention += hidden.to(self.home).split(1 if hidden.device.type == "cpu" else len(hidden))
         return args, {**kwargs, "past_key_values": TransientCache(self)}
 
-    def fake(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def fake(self, keys: Tensor, values: Tensor, _layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [batch, kv heads, tokens, head_dim] as they are."""
         self.seen.keys = torch.maximum(self.seen.keys, keys.abs().amax(dim=(0, 2)).to(self.seen.keys))
         return keys, values

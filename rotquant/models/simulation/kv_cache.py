@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     class Quantizer(Protocol):
         """What a cache that stores nothing needs of a quantizer."""
 
-        def fake(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]: ...
+        def fake(self, keys: Tensor, values: Tensor, layer: int, /) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
