@@ -85,7 +85,8 @@ def _between_rules(step: Step, root: Path) -> Step:
     with _exported(root, step.commit) as tree:
         sources = Sources(tree / "rotquant", step.aside)
         of_before = _said(tree, _OF_BEFORE)
-        current = [cell for cell in _cells(root) if cell.code == of_before[cell.benchmark][1]]
+        known = [cell for cell in _cells(root) if cell.benchmark in of_before]  # others came later
+        current = [cell for cell in known if cell.code == of_before[cell.benchmark][1]]
         digests: Digests = {}
         for name in sorted({cell.benchmark for cell in current}):
             entry, before = of_before[name]
