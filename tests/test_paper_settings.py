@@ -193,7 +193,9 @@ def test_tables_measure_as_the_papers_do(project: Project) -> None:
         for cell in project.cells(table.id):
             metric = cell.metric
             if isinstance(metric, ZeroShot):
-                scored = {"spinquant": {"normalization": "unconditional"}, "prefixquant": {"bos": False}}.get(table.paper, {})
+                scored = {"spinquant": {"normalization": "unconditional"}, "prefixquant": {"bos": False}}.get(
+                    table.paper, {}
+                )
                 expected = ZeroShot(suite="paper", tasks=tasks, **scored)
                 if metric.tasks in INSTRUCTED_TASKS:
                     expected = ZeroShot(suite="paper", tasks=metric.tasks, shots=INSTRUCTED_TASKS[metric.tasks])

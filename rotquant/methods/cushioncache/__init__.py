@@ -75,7 +75,8 @@ class CushionCache(Method):
             )
 
     def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
-        """The context has room behind the prefix."""
+        """Every text can stand behind the prefix."""
+        limits.check_prefix(1)
         if limits.context is not None and limits.context <= self.max_tokens + 1:
             raise RecipeError(
                 f"a prefix of {self.max_tokens} tokens leaves no room for a text in the model's context of "

@@ -54,7 +54,9 @@ class QFeP(Method):
             raise ValueError("qfep.ratio says which inputs are not quantized: it needs an activations section")
 
     def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
-        """The context has room behind the prefix."""
+        """Every text can stand behind the prefix."""
+        if self.prefix:
+            limits.check_prefix(1)
         if self.prefix and limits.context is not None and limits.context <= 2 * TOKENS - 1:
             raise RecipeError(
                 f"qfep tries texts of {2 * TOKENS - 1} tokens, which leave no room in the model's context."
