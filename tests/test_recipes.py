@@ -10,7 +10,12 @@ from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe, Run, override
 from rotquant.text import CorpusSpec
 
-CORPORA = {"wikitext2": CorpusSpec(), "c4": CorpusSpec(name="c4", source="hub", path="allenai/c4", subset="en")}
+CORPORA = {
+    "wikitext2": CorpusSpec(),
+    "c4": CorpusSpec(name="c4", source="hub", path="allenai/c4", subset="en"),
+    "pile": CorpusSpec(name="pile", source="local", path="pile"),
+    "redpajama": CorpusSpec(name="redpajama", source="local", path="redpajama"),
+}
 
 
 def run(recipe: Recipe, **changes) -> Run:
@@ -236,9 +241,20 @@ def test_an_unknown_method_names_the_nearest():
 
 
 @pytest.mark.parametrize(
-    "change", [{"calibration": {"corpus": "pile"}}, {"methods": {"spinquant": {"text": {"corpus": "pile"}}}}]
+    "change", [{"calibration": {"corpus": "books"}}, {"methods": {"spinquant": {"text": {"corpus": "books"}}}}]
 )
 def test_an_undefined_corpus_is_named(change):
     recipe = override(HARD, change, "recipe")
-    with pytest.raises(ValueError, match="corpus 'pile' is not defined"):
+    with pytest.raises(ValueError, match="corpus 'books' is not defined"):
         run(recipe)
+
+
+def test_a_text_of_a_method_s_own_decides_the_weights_and_nothing_else_does_of_it() -> None:
+    tuned = preset("prefixquant-tuned")
+    other = CORPORA | {"redpajama": CorpusSpec(name="other", source="local", path="text")}
+    assert run(tuned, corpora=other).weights_key == run(tuned).weights_key  # it is not among its texts
+    on_it = override(tuned, {"methods": {"block_ap": {"text": {"corpus": "redpajama"}}}}, "test")
+    assert run(on_it, corpora=other).weights_key != run(on_it).weights_key != run(tuned).weights_key
+    assert run(on_it).rotation_key is None
+    assert tuned.own_texts.keys() == {"block_ap"}
+    assert not preset("spinquant-hard").own_texts  # whose text is the rotations'
