@@ -6,9 +6,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rotquant.bench.arguments.learning import CalibrateArguments, LearnRotationsArguments
+from rotquant.bench.arguments.learning import CalibrateArguments, LearnRotationsArguments, PrefixQuantArguments
 from rotquant.bench.learning import benchmarks as learning
 from rotquant.bench.learning import models as learning_models
+from rotquant.bench.learning import static
 from rotquant.bench.learning.benchmarks import gptq, learn, learning_seconds
 from rotquant.bench.learning.models import MODELS, random_model_on, shape_config
 from rotquant.foundation.errors import ConfigError, KernelError
@@ -36,6 +37,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "tiny", TINY)
     monkeypatch.setattr(learning, "gpu", lambda: CPU)
     monkeypatch.setattr(learning, "_gpus", lambda number: (CPU,) * number)
+    monkeypatch.setattr(static, "gpu", lambda: CPU)
 
 
 def times_of(steps: int, *, before: float, ordinary: float, longer: float) -> list[float]:
@@ -167,6 +169,33 @@ def test_the_digest_of_a_time_covers_the_library_that_was_timed() -> None:
     assert "rotquant.methods.gptq.columns" not in learned
 
 
+def test_layers_and_epochs_that_are_left_out_take_what_the_last_ones_took(monkeypatch) -> None:
+    monkeypatch.setitem(MODELS, "tiny", TINY)
+    monkeypatch.setattr(static, "_costs", lambda a, layers, epochs: (5.0 + 3.0 * layers + 2.0 * epochs, 7))
+    found = static.prefixquant(PrefixQuantArguments(shape="tiny", part="grid"))
+    assert found["layer_seconds"].value == 3.0
+    assert found["seconds"].value == 5.0 + 4 * 3.0 + 2.0  # of four layers
+    tuned = static.prefixquant(PrefixQuantArguments(shape="tiny", part="tuning"))
+    assert tuned["layer_seconds"].value == 5.0 + 3.0 + 20 * 2.0
+    assert tuned["seconds"].value == 4 * tuned["layer_seconds"].value
+    assert tuned["peak_bytes"].value == 7
+
+
+@pytest.mark.parametrize("part", ["prefix", "grid", "tuning"])
+def test_the_parts_of_prefixquant_are_timed_alone(part, on_the_cpu, monkeypatch) -> None:
+    costs, built = static._costs, []
+
+    def watched(*arguments):
+        built.append(costs(*arguments))
+        return built[-1]
+
+    monkeypatch.setattr(static, "_costs", watched)
+    found = static.prefixquant(PrefixQuantArguments(shape="tiny", part=part, samples=4, tokens=16))
+    assert len(built) == 3  # the first warms up
+    assert all(seconds > 0.0 for seconds, _ in built)
+    assert found["seconds"].unit == "s"
+
+
 def test_mistrals_shape_is_known_beside_the_others() -> None:
     config = shape_config("mistral-7b")
     assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (4096, 14336, 32768)
@@ -182,6 +211,8 @@ def test_steps_and_layers_that_give_no_time_are_refused() -> None:
         LearnRotationsArguments(shape="any", steps=5, taken=6)
     with pytest.raises(ValidationError, match="a number and a larger one"):
         CalibrateArguments(shape="any", layers=(3, 3))
+    with pytest.raises(ValidationError, match="taken must be a number and a larger one"):
+        PrefixQuantArguments(shape="any", part="tuning", taken=(2, 2))
 
 
 def test_too_few_gpus_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

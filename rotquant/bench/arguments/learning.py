@@ -3,6 +3,8 @@
 They stand apart from `arguments`, which the digests of all other records cover.
 """
 
+from typing import Literal
+
 from pydantic import model_validator
 
 from rotquant.bench.arguments.gpu import Size
@@ -46,4 +48,29 @@ class CalibrateArguments(Frozen):
     def _a_layer_can_be_timed(self) -> "CalibrateArguments":
         if self.layers is not None and self.layers[0] >= self.layers[1]:
             raise ValueError("layers must be a number and a larger one")
+        return self
+
+
+class PrefixQuantArguments(Frozen):
+    """A part of PrefixQuant W4A4KV4 on a model with random weights on one GPU, as its method's settings say.
+
+    part: `prefix`, finding the tokens; `grid`, both grid searches; `tuning`, of all blocks, grid searches with it.
+    samples: of `tokens` tokens, of the calibration text or, of `tuning`, of its own.
+    epochs: of `tuning`. taken: the fewer and the more epochs of two shortened tunings whose times give those of all.
+    layers: the fewer and the more layers of two shortened models whose times give those of all layers.
+    """
+
+    shape: str
+    part: Literal["prefix", "grid", "tuning"]
+    samples: Size = 8
+    tokens: Size = 1024
+    epochs: Size = 20
+    taken: tuple[Size, Size] = (1, 2)
+    layers: tuple[Size, Size] = (1, 2)
+
+    @model_validator(mode="after")
+    def _an_epoch_and_a_layer_can_be_timed(self) -> "PrefixQuantArguments":
+        for name, (fewer, more) in {"taken": self.taken, "layers": self.layers}.items():
+            if fewer >= more:
+                raise ValueError(f"{name} must be a number and a larger one")
         return self

@@ -44,9 +44,9 @@ def learn(arguments: LearnRotationsArguments) -> Measurements:
         RecipeError: the weights do not fit them.
     """
     a, devices = arguments, _gpus(arguments.gpus)
-    _free_all()
+    free_all()
     model = random_model_on(devices, shape_config(a.shape), torch.bfloat16, _SEED)
-    recipe, samples = _learning_recipe(a), _tokens(model.config.vocab_size, a.batch_size, a.tokens)
+    recipe, samples = _learning_recipe(a), random_tokens(model.config.vocab_size, a.batch_size, a.tokens)
     times: list[float] = []
     for device in devices:
         reset_memory_peak(device)
@@ -124,9 +124,9 @@ def gptq(arguments: CalibrateArguments) -> Measurements:
 
 def _quantize(a: CalibrateArguments, device: torch.device, layers: int) -> float:
     """Seconds of the weights stage on a model of so many layers."""
-    _free_all()
+    free_all()
     model = random_model_on((device,), shape_config(a.shape, layers), torch.bfloat16, _SEED)
-    samples = _tokens(model.config.vocab_size, a.samples, a.tokens)
+    samples = random_tokens(model.config.vocab_size, a.samples, a.tokens)
     start = _now()
     build_weights(model, None, preset("gptq"), _SEED, samples, device=device, progress=False)
     return _now() - start
@@ -138,7 +138,7 @@ def _learning_recipe(a: LearnRotationsArguments) -> Recipe:
     return override(preset("spinquant-hard"), {"methods": {"spinquant": settings}}, "benchmark")
 
 
-def _tokens(vocabulary: int, samples: int, tokens: int) -> Tensor:
+def random_tokens(vocabulary: int, samples: int, tokens: int) -> Tensor:
     return torch.randint(vocabulary, (samples, tokens), generator=torch.Generator().manual_seed(_SEED))
 
 
@@ -162,7 +162,7 @@ def _now() -> float:
     return time.perf_counter()
 
 
-def _free_all() -> None:
+def free_all() -> None:
     """Give back what earlier cells left, so that peaks and places for weights are this one's alone."""
     gc.collect()
     torch.cuda.empty_cache()

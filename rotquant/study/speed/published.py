@@ -12,7 +12,7 @@ from rotquant.study.speed.definitions import Column, Grid, Printed, Row, SpeedTa
 
 #: What a printed unit is in SI. QuaRot's Table 17 says GB and counts 2^30 bytes: 0.392 GB with all weights is less than
 #: the 0.405 * 10^9 bytes of the weights alone.
-UNITS = {"ms": 1e-3, "ms/token": 1e-3, "min": 60.0, "GB": 2.0**30, "x": 1.0}
+UNITS = {"ms": 1e-3, "ms/token": 1e-3, "min": 60.0, "h": 3600.0, "GB": 2.0**30, "x": 1.0}
 
 
 @dataclass(frozen=True)
