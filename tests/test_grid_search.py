@@ -19,7 +19,7 @@ from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.output_error import qparams_for_outputs
+from rotquant.weights.output_error import search_ratios
 from tests.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
 
 SAMPLES = tiny_tokens(batch=4, tokens=24, seed=3)
@@ -65,7 +65,7 @@ def test_scales_of_weights_are_those_of_least_error_of_the_outputs(scheme: Quant
     weight = torch.randn(6, 16, generator=generator, dtype=torch.float64)
     x = torch.randn(40, 16, generator=generator, dtype=torch.float64) * torch.rand(16, generator=generator).double()
     ratios = GridWeights(steps=12).ratios
-    found = qparams_for_outputs(weight, x.T @ x, scheme, ratios).scale
+    found = choose_qparams(weight, scheme, search_ratios(weight, x.T @ x, scheme, ratios)).scale
     candidates = [choose_qparams(weight, scheme, ratio) for ratio in ratios]
     errors = [x.unsqueeze(0) * (fake_quantize(weight, scheme, q) - weight).unsqueeze(1) for q in candidates]
     # [ratio, out, token, in] summed over the inputs of a scale, squared, summed over tokens

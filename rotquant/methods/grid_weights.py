@@ -47,14 +47,15 @@ class GridWeights(Method):
 
     def apply(self, stage: "Stage") -> None:
         """Round site by site."""
-        from rotquant.tensors.quantization import quantize
-        from rotquant.weights.output_error import qparams_for_outputs
+        from rotquant.tensors.quantization import choose_qparams, quantize
+        from rotquant.weights.output_error import search_ratios
         from rotquant.weights.rtn import QuantizedWeight
 
         scheme, ratios = stage.recipe.rounded.scheme, self.ratios
 
         def rounded(weight: "Tensor", hessian: "Tensor") -> QuantizedWeight:
-            qparams = qparams_for_outputs(weight.to(hessian.dtype), hessian, scheme, ratios)
+            exact = weight.to(hessian.dtype)
+            qparams = choose_qparams(exact, scheme, search_ratios(exact, hessian, scheme, ratios))
             return QuantizedWeight(quantize(weight, qparams, scheme), qparams, scheme)
 
         stage.round_by_site(self.title, lambda weights, hessian, _: [rounded(weight, hessian) for weight in weights])

@@ -119,6 +119,12 @@ class Method(Frozen):
         if recipe.has_static_scales:
             raise ValueError(f"{self.name} needs dynamic activations: static scales come after it")
 
+    def refuse_asymmetric_static(self, recipe: "Recipe") -> None:
+        """For `check`: raise ValueError where static scales of activations are not symmetric."""
+        scheme = recipe.activations
+        if scheme is not None and not (scheme.dynamic or scheme.symmetric):
+            raise ValueError(f"{self.name} finds symmetric static scales: set activations.symmetric to true")
+
     @property
     def sees_quantizers(self) -> bool:
         """Whether what it stores depends on the quantizers of activations and KV cache."""

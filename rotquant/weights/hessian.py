@@ -3,10 +3,16 @@
 For a layer with inputs X the weight error dW is measured by its output, tr(dW H dW^T) with H = X^T X.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rotquant.foundation.errors import RotquantError
+from rotquant.models.architectures import Architecture, linear_of
 from rotquant.tensors.onednn import linear
 
 
@@ -30,6 +36,27 @@ class Hessian:
         else:
             x = x.to(self.matrix.dtype)
             self.matrix += linear(x.T, x.T)
+
+
+@contextmanager
+def observed_hessians(layer: nn.Module, architecture: Architecture) -> Iterator[dict[str, Hessian]]:
+    """While open, a decoder layer that runs adds what each site's linear layers read, by the site's name."""
+    hessians: dict[str, Hessian] = {}
+
+    def add(site: str, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        hessians[site].add(arguments[0])
+
+    hooks = []
+    for site in architecture.sites:
+        linear = linear_of(layer, site.linears[0])
+        dtype = torch.promote_types(linear.weight.dtype, torch.float32)
+        hessians[site.name] = Hessian(site.features, linear.weight.device, dtype)
+        hooks.append(linear.register_forward_pre_hook(partial(add, site.name)))
+    try:
+        yield hessians
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:

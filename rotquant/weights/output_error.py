@@ -1,50 +1,52 @@
-"""Scales of weights by the error of a layer's outputs: the grid search of AWQ and PrefixQuant, from X^T X."""
+"""The error of a layer's outputs by the rounding of its weights, from X^T X, and the clip ratios of least error.
 
-from collections.abc import Sequence
+AWQ, QoQ and PrefixQuant search so, each with its own way to round and its own ratios.
+"""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped
+from rotquant.tensors.quantization import choose_qparams, fake_quantize
+
+
+def output_error(difference: Tensor, moment: Tensor) -> Tensor:
+    """The squared norm of X dW^T of each row, from X^T X: dW [..., rows, n], moment [..., n, n] give [..., rows]."""
+    return ((difference @ moment) * difference).sum(-1)
 
 
 @torch.no_grad()
-def qparams_for_outputs(
-    weight: Tensor, hessian: Tensor, scheme: QuantizationScheme, ratios: Sequence[float]
-) -> QParams:
-    """Scales of a weight under the clip ratios by which X W^T changes least, in squares.
-
-    With granularity `group` each group is judged by its own part of the output, the sum over its features alone.
+def search_ratios(
+    weight: Tensor,
+    moment: Tensor,
+    scheme: QuantizationScheme,
+    ratios: Sequence[float],
+    rounded: Callable[[float], Tensor] | None = None,
+) -> Tensor:
+    """The clip ratio of every scale with the least error of what its elements add to the output.
 
     Args:
-        weight: [out, in], float32 or float64.
-        hessian: X^T X, [in, in], of the same type.
+        weight: [out, in], float32 or float64, columns in the order of groups. moment: X^T X in the same order.
+        scheme: of granularity tensor, channel or group.
         ratios: at least one, to choose among; of equally good ones the first wins.
+        rounded: the weight under a ratio, [out, in]; default, to nearest by the scheme.
+
+    Returns:
+        In the shape of the scheme's scales, [], [out, 1] or [out, groups, 1].
     """
+    size = scheme.group_size or weight.shape[1]
+    blocks = moment.unflatten(0, (-1, size)).unflatten(2, (-1, size)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    shape = choose_qparams(weight, scheme).scale.shape
     best = least = None
-    blocks = _diagonal_blocks(hessian, scheme)
     for ratio in ratios:
-        rounded = fake_quantize(weight, scheme, choose_qparams(weight, scheme, ratio))
-        cost = _cost(rounded.sub_(weight), blocks, scheme)
+        values = rounded(ratio) if rounded else fake_quantize(weight, scheme, choose_qparams(weight, scheme, ratio))
+        error = output_error((values - weight).unflatten(1, (-1, size)).transpose(0, 1), blocks)  # [groups, out]
+        error = error.sum() if scheme.granularity == "tensor" else error.T.reshape(shape)
         if best is None or least is None:
-            best, least = torch.full_like(cost, ratio), cost
-        best, least = torch.where(cost < least, ratio, best), torch.minimum(cost, least)
-    return choose_qparams(weight, scheme, best)
-
-
-def _cost(error: Tensor, blocks: Tensor, scheme: QuantizationScheme) -> Tensor:
-    """tr(E H E^T) in parts, one for each scale, of an error E [out, in]."""
-    if scheme.granularity != "group":
-        cost = ((error @ blocks) * error).sum(-1, keepdim=True)
-        return cost.sum() if scheme.granularity == "tensor" else cost
-    parts = grouped(error, scheme)
-    return (torch.einsum("ogi,gij->ogj", parts, blocks) * parts).sum(-1, keepdim=True)
-
-
-def _diagonal_blocks(hessian: Tensor, scheme: QuantizationScheme) -> Tensor:
-    """For groups the blocks of X^T X on its diagonal, [groups, size, size]; else itself."""
-    size = scheme.group_size
-    if scheme.granularity != "group" or size is None:
-        return hessian
-    return torch.stack([hessian[start : start + size, start : start + size] for start in range(0, len(hessian), size)])
+            best, least = torch.full_like(error, ratio), error
+        best, least = torch.where(error < least, ratio, best), torch.minimum(error, least)
+    if best is None:
+        raise ValueError("a search needs at least one ratio")
+    return best

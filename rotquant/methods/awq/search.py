@@ -23,6 +23,7 @@ from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
 from rotquant.weights.hessian import Hessian
+from rotquant.weights.output_error import output_error, search_ratios
 from rotquant.weights.rtn import QuantizedWeight
 
 #: Smallest scale of a feature, so that a dead one divides nothing by zero (authors' code).
@@ -44,11 +45,6 @@ class Inputs:
     def divided(self, scale: Tensor) -> "Inputs":
         """The same for X / s."""
         return Inputs(self.magnitude / scale, self.moment / torch.outer(scale, scale))
-
-
-def output_error(difference: Tensor, moment: Tensor) -> Tensor:
-    """The squared norm of X dW^T of each row, from X^T X: dW [..., rows, n], moment [..., n, n] give [..., rows]."""
-    return ((difference @ moment) * difference).sum(-1)
 
 
 def search_scale(weight: Tensor, inputs: Inputs, scheme: QuantizationScheme, grid: int) -> Tensor:
@@ -87,16 +83,8 @@ def search_clip(weight: Tensor, moment: Tensor, scheme: QuantizationScheme, grid
     Returns:
         Ratios in the shape of the scheme's scales, [out, 1] or [out, groups, 1].
     """
-    size = scheme.group_size or weight.shape[1]
-    blocks = moment.unflatten(0, (-1, size)).unflatten(2, (-1, size)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     ratios = [1 - step / grid for step in range(grid) if step / grid < 1 - SMALLEST_CLIP]
-    errors = []
-    for ratio in ratios:
-        difference = fake_quantize(weight, scheme, choose_qparams(weight, scheme, ratio)) - weight
-        groups = difference.unflatten(1, (-1, size)).transpose(0, 1)  # [groups, out, size]
-        errors.append(output_error(groups, blocks))
-    best = weight.new_tensor(ratios)[torch.stack(errors).argmin(dim=0)]  # [groups, out]
-    return best.T.reshape(choose_qparams(weight, scheme).scale.shape)
+    return search_ratios(weight, moment, scheme, ratios)
 
 
 def producer(architecture: Architecture, site: Site, rotation: RotationScheme | None) -> Projection | None:

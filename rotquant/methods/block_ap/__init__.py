@@ -59,8 +59,7 @@ class BlockAP(Method):
     def check(self, recipe: Recipe) -> None:
         """Weights without another search, static scales that are symmetric."""
         self.refuse_clip_search(recipe)
-        if recipe.activations is not None and not (recipe.activations.dynamic or recipe.activations.symmetric):
-            raise ValueError("block_ap trains symmetric static scales: set activations.symmetric to true")
+        self.refuse_asymmetric_static(recipe)
         if self.text.samples < self.batch_size:
             raise ValueError(
                 f"block_ap.batch_size is {self.batch_size}, and block_ap.text.samples only {self.text.samples}: "

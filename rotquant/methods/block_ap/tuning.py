@@ -25,8 +25,8 @@ from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Checkpoint, Record
-from rotquant.weights.hessian import Hessian
-from rotquant.weights.output_error import qparams_for_outputs
+from rotquant.weights.hessian import observed_hessians
+from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.stage import Stage
 
@@ -116,11 +116,15 @@ def start(
         if settings.weights is None:
             qparams = {name: choose_qparams(weight, scheme) for name, weight in weights.items()}
         else:
-            hessians = _hessians(stage, stream, index, layer, settings.scales.samples)
+            with wrap(stage.model, stage.online), observed_hessians(layer, stage.architecture) as hessians:
+                for _ in stream.outputs(index, settings.scales.samples):
+                    pass
             qparams = {
-                name: qparams_for_outputs(weights[name], hessians[site.name].to(exact), scheme, settings.weights.ratios)
+                name: choose_qparams(weight, scheme, search_ratios(weight, hessian, scheme, settings.weights.ratios))
                 for site in stage.architecture.sites
+                for hessian in [hessians[site.name].matrix.to(exact)]
                 for name in site.linears
+                for weight in [weights[name]]
             }
         static = search.of_layer(index, layer) if stage.recipe.has_static_scales else {}
     learned = Learned(
@@ -133,26 +137,6 @@ def start(
         for tensor in tensors.values():
             tensor.requires_grad_()
     return learned
-
-
-def _hessians(stage: Stage, stream: LayerStream, index: int, layer: nn.Module, samples: int) -> dict[str, Tensor]:
-    """X^T X of every site's input in full precision, of the first samples."""
-    dtype = torch.promote_types(stream.hidden.dtype, torch.float32)
-    found = {site.name: Hessian(site.features, stream.device, dtype) for site in stage.architecture.sites}
-    with wrap(stage.model, stage.online):
-        hooks = [
-            layer.get_submodule(site.linears[0]).register_forward_pre_hook(
-                lambda _, x, hessian=found[site.name]: hessian.add(x[0])  # pyright: ignore[reportAttributeAccessIssue]  # no kwargs
-            )
-            for site in stage.architecture.sites
-        ]
-        try:
-            for _ in stream.outputs(index, samples):
-                pass
-        finally:
-            for hook in hooks:
-                hook.remove()
-    return {name: hessian.matrix for name, hessian in found.items()}
 
 
 def block_output(

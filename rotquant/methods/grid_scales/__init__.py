@@ -44,8 +44,7 @@ class GridScales(Method):
         """There is something static, and symmetric."""
         if not recipe.has_static_scales:
             raise ValueError("grid_scales searches static scales: set dynamic to false in activations, keys or values")
-        if recipe.activations is not None and not (recipe.activations.dynamic or recipe.activations.symmetric):
-            raise ValueError("grid_scales searches symmetric scales: set activations.symmetric to true")
+        self.refuse_asymmetric_static(recipe)
 
     def effort(self, recipe: Recipe) -> Effort:
         """What it reads of the calibration text."""

@@ -7,7 +7,6 @@ with its clipped weights, its rounding and their gradients are OmniQuant's (`met
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from rotquant.methods.omniquant.learning import (
 )
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.simulation.wrapping import wrap
+from rotquant.models.stream import as_type
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import choose_qparams
 from rotquant.training import loop
@@ -119,8 +119,8 @@ def quantize_model(stage: Stage, settings: LearnedClipping) -> Iterator[dict[str
     stream = stage.capture()
     clean = noisy = stream.hidden
     for index, layer in stream.layers(settings.title):
-        exact = partial(_as_exact, dtype=torch.promote_types(stream.hidden.dtype, torch.float32))
-        block = Block(layer, stage.architecture, {name: exact(value) for name, value in stream.kwargs[index].items()})
+        exact = torch.promote_types(stream.hidden.dtype, torch.float32)
+        block = Block(layer, stage.architecture, as_type(stream.kwargs[index], exact))
         weights, clean, noisy = quantize_block(
             stage, block, clean, noisy, settings, stage.seed + index, stream.batch_size
         )
@@ -133,10 +133,3 @@ def exact_parameters(layer: nn.Module) -> dict[str, Tensor]:
         name: parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
         for name, parameter in layer.named_parameters()
     }
-
-
-def _as_exact(value: object, dtype: torch.dtype) -> object:
-    """Floating-point tensors as `dtype`, also inside tuples; anything else as it is."""
-    if isinstance(value, tuple):
-        return tuple(_as_exact(item, dtype) for item in value)
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -155,7 +155,7 @@ def initial(
         if site.name == "attention_output":
             if recipe.rotation is not None and recipe.rotation.heads:
                 continue
-            weights, activations = _per_kv_head(weights, architecture), _per_kv_head(activations, architecture)
+            weights, activations = per_kv_head(weights, architecture), per_kv_head(activations, architecture)
         elif site.norm is None:
             continue
         name = "value" if site.name == "attention_output" else site.name
@@ -171,7 +171,7 @@ def initial(
     return Learned(scales, clipping)
 
 
-def _per_kv_head(features: Tensor, architecture: Architecture) -> Tensor:
+def per_kv_head(features: Tensor, architecture: Architecture) -> Tensor:
     """Largest over the query heads that share a kv head: [heads * head_dim] -> [kv heads, head_dim]."""
     return features.view(architecture.num_kv_heads, -1, architecture.head_dim).amax(dim=1)
 

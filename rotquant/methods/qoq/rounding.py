@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rotquant.methods.awq.search import output_error
 from rotquant.methods.qoq import QoQ
 from rotquant.methods.qoq.progressive import Grid, choose_grid
 from rotquant.methods.qoq.smoothing import attention_scale, smooth_attention, smooth_output
@@ -27,7 +26,8 @@ from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.quantization import QParams, choose_qparams, dequantize, quantize
-from rotquant.weights.hessian import Hessian, inverse_factor
+from rotquant.weights.hessian import inverse_factor, observed_hessians
+from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
 
 #: Clipping shrinks a range to no less than this share (authors' code).
@@ -83,24 +83,15 @@ def watched(layer: nn.Module, architecture: Architecture, keep: bool, home: torc
     """
     weight = linear_of(layer, architecture.attention_output).weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    hessians = {site.name: Hessian(site.features, weight.device, dtype) for site in architecture.sites}
     seen = Seen({}, {}, torch.zeros(architecture.num_kv_heads, architecture.head_dim, dtype=dtype).to(weight.device))
 
-    def add(site: str, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        hessians[site].add(arguments[0])
-
-    hooks = [
-        layer.get_submodule(site.linears[0]).register_forward_pre_hook(partial(add, site.name))
-        for site in architecture.sites
-    ]
     attention = layer.get_submodule(architecture.attention)
-    hooks.append(attention.register_forward_pre_hook(_Watched(seen, keep, home), with_kwargs=True))
+    hook = attention.register_forward_pre_hook(_Watched(seen, keep, home), with_kwargs=True)
     try:
-        with observe(layer, architecture, "max") as seen.maxima:
+        with observed_hessians(layer, architecture) as hessians, observe(layer, architecture, "max") as seen.maxima:
             yield seen
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
     seen.moments |= {name: hessian.matrix for name, hessian in hessians.items()}
 
 
@@ -170,17 +161,7 @@ def search_clip(
     Returns:
         In the shape of the scheme's scales, [out, 1] or [out, groups, 1].
     """
-    size = scheme.group_size or weight.shape[1]
-    blocks = moment.unflatten(0, (-1, size)).unflatten(2, (-1, size)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-    shape = choose_qparams(weight, scheme).scale.shape
-    best = weight.new_full((len(blocks), len(weight)), ratios[0])  # [groups, out]
-    least = torch.full_like(best, torch.inf)
-    for ratio in ratios:
-        difference = grids(ratio).rounded(weight) - weight
-        error = output_error(difference.unflatten(1, (-1, size)).transpose(0, 1), blocks)
-        best = torch.where(error < least, ratio, best)
-        least = torch.minimum(error, least)
-    return best.T.reshape(shape)
+    return search_ratios(weight, moment, scheme, ratios, lambda ratio: grids(ratio).rounded(weight))
 
 
 @torch.no_grad()

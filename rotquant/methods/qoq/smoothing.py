@@ -7,7 +7,7 @@ that share a key-value head share its scales.
 import torch
 from torch import Tensor, nn
 
-from rotquant.methods.omniquant.learning import per_query_head, rotary_pairs
+from rotquant.methods.omniquant.learning import per_kv_head, per_query_head, rotary_pairs
 from rotquant.models.architectures import Architecture, Projection, Site, linear_of
 
 
@@ -69,7 +69,7 @@ def smooth_output(layer: nn.Module, architecture: Architecture, site: Site, maxi
         scale = rows = output_scale(largest, read, alpha)
         before = architecture.up
     else:
-        largest, read = (_per_kv_head(features, architecture) for features in (largest, read))
+        largest, read = (per_kv_head(features, architecture) for features in (largest, read))
         rows = output_scale(largest, read, alpha)
         scale, before = per_query_head(rows, architecture), architecture.value
     scale_rows(layer, before, 1 / rows.flatten())
@@ -86,8 +86,3 @@ def scale_rows(layer: nn.Module, projection: Projection, factor: Tensor) -> None
     linear.weight[rows] = (linear.weight[rows].double() * factor.unsqueeze(1)).to(linear.weight.dtype)
     if linear.bias is not None:
         linear.bias[rows] = (linear.bias[rows].double() * factor).to(linear.bias.dtype)
-
-
-def _per_kv_head(features: Tensor, architecture: Architecture) -> Tensor:
-    """Largest over the query heads that share a key-value head: [heads * head_dim] -> [kv heads, head_dim]."""
-    return features.view(architecture.num_kv_heads, -1, architecture.head_dim).amax(dim=1)
