@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from rotquant.kernels.rows.straight_through import fake_quantize
 from rotquant.methods.block_ap import BlockAP
 from rotquant.methods.grid_scales.search import ScaleSearch
 from rotquant.models.architectures import linear_of
@@ -21,7 +22,7 @@ from rotquant.models.batches import shuffled_batches
 from rotquant.models.simulation.wrapping import wrap
 from rotquant.models.stream import LayerStream, as_type
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, quantize
+from rotquant.tensors.quantization import QParams, choose_qparams, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Checkpoint, Record
@@ -149,7 +150,7 @@ def block_output(
     dtype = torch.bfloat16 if hidden.dtype == torch.float16 else hidden.dtype
     parameters = {name: parameter.detach().to(dtype) for name, parameter in layer.named_parameters()}
     for name, weight in learned.weights.items():
-        parameters[f"{name}.weight"] = fake_quantize(weight, scheme, learned.qparams(name)).to(dtype)
+        parameters[f"{name}.weight"] = fake_quantize(weight, scheme, learned.qparams(name), dtype)
     output = functional_call(layer, parameters, (hidden.to(dtype),), as_type(dict(kwargs), dtype))
     return output[0] if isinstance(output, tuple) else output
 
