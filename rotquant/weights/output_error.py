@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.devices import tensor_core_products
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
 
 
@@ -27,6 +28,8 @@ def search_ratios(
 ) -> Tensor:
     """The clip ratio of every scale with the least error of what its elements add to the output.
 
+    On a GPU products of float32 are its tensor cores': of ratios whose errors differ by some 1e-4 any may win there.
+
     Args:
         weight: [out, in], float32 or float64, columns in the order of groups. moment: X^T X in the same order.
         scheme: of granularity tensor, channel or group.
@@ -42,7 +45,8 @@ def search_ratios(
     best = least = None
     for ratio in ratios:
         values = rounded(ratio) if rounded else fake_quantize(weight, scheme, choose_qparams(weight, scheme, ratio))
-        error = output_error((values - weight).unflatten(1, (-1, size)).transpose(0, 1), blocks)  # [groups, out]
+        with tensor_core_products():
+            error = output_error((values - weight).unflatten(1, (-1, size)).transpose(0, 1), blocks)  # [groups, out]
         error = error.sum() if scheme.granularity == "tensor" else error.T.reshape(shape)
         if best is None or least is None:
             best, least = torch.full_like(error, ratio), error
