@@ -209,7 +209,7 @@ def test_a_report_is_a_page_with_its_figures_inline_and_links_to_other_pages(own
     assert page.open == []
     assert {tag for tag, _ in page.elements} & {"script", "link", "img", "iframe", "object", "base"} == set()
     policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # heat maps are pictures in an SVG
     assert page.all("href")[:2] == ["index.html#quarot_table1", "quarot_table1.md"]
     assert page.all("href")[-3:] == ["quarot_table2.html", "../config/config.yaml", "missing.md"]
     assert sum(tag == "svg" for tag, _ in page.elements) == 1
