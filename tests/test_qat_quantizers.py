@@ -11,6 +11,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.qat.quantizers import LARGEST_SHARE, Kind, make_quantizer
 from rotquant.qat.start import SHARES, Clips, Target, clip_weight, float_rounding, search_clips, uniform_rounding
 from rotquant.tensors.levels import pack_levels, packed_length, unpack_levels
+from rotquant.tensors.partition import StraightThrough
 
 OUT, IN, SIZE = 6, 48, 16
 BITS: dict[Kind, tuple[int, ...]] = {
@@ -73,19 +74,32 @@ def test_every_parameter_and_the_weight_are_trained(kind: Kind, bits: int) -> No
         assert parameter.grad.ne(0).any(dim=-1).all()
 
 
-@pytest.mark.parametrize("kind", ["ldp", "nf3_ldp", "learned_range", "n2uq"])
-def test_training_lowers_the_error_of_a_layers_output(kind: Kind) -> None:
-    weight, inputs = random(OUT, IN), random(256, IN, seed=1)
-    quantizer = make_quantizer(kind, weight, SIZE, BITS[kind][0])
+@pytest.mark.parametrize(
+    ("kind", "straight_through"),
+    [
+        ("ldp", "step"),
+        ("ldp", "ramp"),
+        ("n2uq", "step"),
+        ("n2uq", "ramp"),
+        ("learned_range", "step"),
+        ("nf3_ldp", "step"),
+    ],
+)
+def test_training_its_parameters_lowers_the_error_of_a_layers_output(
+    kind: Kind, straight_through: StraightThrough
+) -> None:
+    weight, inputs = random(16, 128), random(256, 128, seed=1)
+    quantizer = make_quantizer(kind, weight, 64, BITS[kind][0], straight_through=straight_through)
     optimizer = torch.optim.Adam(quantizer.parameters(), lr=0.02)
     errors = []
-    for _ in range(60):
+    for _ in range(150):
         error = (inputs @ (quantizer(weight) - weight).T).square().mean()
         optimizer.zero_grad()
         error.backward()
         optimizer.step()
         errors.append(error.item())
-    assert errors[-1] < 0.8 * errors[0]  # 0.33 to 0.62 of it was found
+    # Half of the least gain over three seeds: of two bits 0.52 to 0.71 was left, of three bits 0.84 to 0.90.
+    assert errors[-1] < (0.95 if kind == "nf3_ldp" else 0.85) * errors[0]
 
 
 def test_where_quantizers_start() -> None:
