@@ -194,3 +194,32 @@ def test_clipped_weights_have_the_range_that_the_learned_one_starts_with() -> No
     learned = make_quantizer("learned_range", weight, SIZE, 2, clips)(weight)
     # Parameters are float32: shares agree to 1e-7.
     torch.testing.assert_close(dynamic, learned, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("straight_through", ["step", "ramp"])
+@pytest.mark.parametrize(("kind", "bits"), CASES)
+def test_a_gpu_computes_what_the_cpu_computes(kind: Kind, bits: int, straight_through: StraightThrough) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        weight = random(OUT, IN, dtype=torch.float64).to(device).requires_grad_()
+        clips = random_clips()
+        clips = Clips(clips.low.to(device), clips.high.to(device))
+        quantizer = make_quantizer(kind, weight, SIZE, bits, clips, straight_through)
+        value = quantizer(weight)
+        assert torch.equal(quantizer.freeze(weight).dequantize(weight.dtype), value)
+        value.backward(random(OUT, IN, seed=1, dtype=torch.float64).to(device))
+        found.append([part.detach().cpu() for part in (value, weight.grad, *(p.grad for p in quantizer.parameters()))])
+    # Parameters are float32, and so are their gradients and the logits they start from: to 2e-7 of each.
+    for cpu, cuda in zip(*found, strict=True):
+        torch.testing.assert_close(cuda, cpu, rtol=1e-6, atol=1e-6, check_dtype=True)
+
+
+@pytest.mark.gpu
+def test_the_search_on_a_gpu_finds_the_clips_of_the_cpu() -> None:
+    weight, inputs = random(OUT, IN, dtype=torch.float64), random(200, IN, seed=1, dtype=torch.float64)
+    moment = inputs.T @ inputs
+    cpu = search_clips(weight, moment, SIZE, uniform_rounding(2))
+    cuda = search_clips(weight.cuda(), moment.cuda(), SIZE, uniform_rounding(2))
+    assert torch.equal(cuda.low.cpu(), cpu.low)
+    assert torch.equal(cuda.high.cpu(), cpu.high)
