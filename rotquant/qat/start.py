@@ -49,8 +49,8 @@ def uniform_rounding(bits: int) -> Rounding:
 def level_rounding(bits: int) -> Rounding:
     """Uniform with the range's ends as the outer levels: what LDP is at its start, and Eq. 1 but for its zero point.
 
-    Eq. 6 judges a range by levels that a rounded zero point moves, and LDP makes others of the same range: on the shipped
-    models its start then has up to twice the error that was judged, and searched with this rounding the least of all.
+    Eq. 6 judges a range by levels that a rounded zero point moves, and LDP makes others of the same range: on a shipped
+    model its start has up to twice the error that was judged, and searched with this rounding the least of all.
     """
     steps = 2**bits - 1
 
