@@ -219,12 +219,13 @@ struct Steps : Partition<K> {
     }
 };
 
-// The derivative of the quantizer that rises over each partition, from one level to the next.
+// Steps with the derivatives of ramps over their partitions.
 template <Kind K>
 struct Ramps : Partition<K> {
-    static constexpr int SUMS = 8;  // of gradients: all, above the range, in partitions from each on; these times u
+    // Of gradients: above each edge, all; inside the range from each partition on; those times the ramp r.
+    static constexpr int SUMS = 10;
 
-    float ends[2], slope[3], offset[3], steepness[3];  // u of a partition is slope * x + offset
+    float ends[2], slope[3], offset[3], steepness[3];  // r of a partition is slope * x + offset; steepness: d / p
 
     __device__ __forceinline__ Ramps(const Group& group, const Grid& grid) : Partition<K>(group, grid) {
         const float low = this->extent.low, reciprocal = 1.f / this->span;
@@ -232,48 +233,52 @@ struct Ramps : Partition<K> {
         ends[1] = fmaf(this->span, this->p[0] + this->p[1], low);
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
-            const float inverse = 1.f / fmaxf(this->p[i], EPSILON);
+            const float inverse = 1.f / width(i);
             slope[i] = reciprocal * inverse;
             offset[i] = 0.5f - (low * reciprocal + this->t[i]) * inverse;
             steepness[i] = this->d[i] * inverse;
         }
     }
 
+    __device__ __forceinline__ float width(int i) const { return fmaxf(this->p[i], EPSILON); }
+
     __device__ __forceinline__ float of_partition(const float (&each)[3], float x) const {
         return x > ends[1] ? each[2] : x > ends[0] ? each[1] : each[0];
     }
 
+    // At the ends of the range a ramp is flat.
+    __device__ __forceinline__ bool rises(float x) const { return x > this->extent.low && x < this->top; }
+
     __device__ __forceinline__ float direct(float x, float g) const {
-        return x > this->extent.low && x < this->top ? g * of_partition(steepness, x) : 0.f;
+        return rises(x) ? g * of_partition(steepness, x) : 0.f;
     }
 
     __device__ __forceinline__ void gather(float x, float g, float (&sums)[SUMS]) const {
-        const bool right = x > this->extent.low, above = right && x >= this->top;
-        const float inside = right && !above ? g : 0.f;
-        const float u = inside * __saturatef(fmaf(x, of_partition(slope, x), of_partition(offset, x)));
-        sums[0] += g;
-        if (above) sums[1] += g;
-        sums[2] += inside, sums[5] += u;
-        if (x > ends[0]) sums[3] += inside, sums[6] += u;
-        if (x > ends[1]) sums[4] += inside, sums[7] += u;
+#pragma unroll
+        for (int i = 0; i < 3; ++i)
+            if (x > this->edges[i]) sums[i] += g;
+        sums[3] += g;
+        const float inside = rises(x) ? g : 0.f;
+        const float r = inside * __saturatef(fmaf(x, of_partition(slope, x), of_partition(offset, x)));
+        sums[4] += inside, sums[7] += r;
+        if (x > ends[0]) sums[5] += inside, sums[8] += r;
+        if (x > ends[1]) sums[6] += inside, sums[9] += r;
     }
 
     __device__ __forceinline__ GroupGradient backward(const Group& group, const float (&sums)[SUMS]) const {
-        const float from[4] = {sums[2], sums[3], sums[4], 0.f}, rising[4] = {sums[5], sums[6], sums[7], 0.f};
-        float to_low = sums[0] - sums[1] - sums[2], to_high = sums[1];
-        float to_d[3], to_t[3], to_p[3];
+        const float from[4] = {sums[4], sums[5], sums[6], 0.f}, rising[4] = {sums[7], sums[8], sums[9], 0.f};
+        const float to_d[3] = {sums[0], sums[1], sums[2]};
+        float to_t[3], to_p[3], y = 0.f, rise = 0.f, x = 0.f;  // sums of y, of the slope, of the slope times x
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
-            const float here = from[i] - from[i + 1], u = rising[i] - rising[i + 1];
-            // y - slope x of the whole partition
-            const float height = this->w[i] - steepness[i] * (this->t[i] - 0.5f * this->p[i]);
-            to_low += (1.f - height - steepness[i]) * here;
-            to_high += height * here;
-            to_d[i] = u + from[i + 1] + sums[1];
+            const float here = from[i] - from[i + 1], beyond = rising[i] - rising[i + 1] - 0.5f * here;
+            y += this->d[i] * to_d[i];
+            rise += steepness[i] * here;
+            x += steepness[i] * fmaf(width(i), beyond, this->t[i] * here);
             to_t[i] = -steepness[i] * here;
-            to_p[i] = -steepness[i] * (u - 0.5f * here);
+            to_p[i] = -steepness[i] * beyond;
         }
-        return Partition<K>::backward(group, to_low, to_high, to_d, to_t, to_p);
+        return Partition<K>::backward(group, sums[3] - y + x - rise, y - x, to_d, to_t, to_p);
     }
 };
 
