@@ -8,6 +8,7 @@
 namespace {
 
 constexpr int THREADS = 256, WARP = 32;
+constexpr int BLOCKS = 3;  // of a multiprocessor at least: 85 registers
 constexpr unsigned ALL = 0xFFFFFFFFu;
 // Vectors of 16 bytes that a lane holds of a group; four give memory enough to do, and few lanes share the arithmetic
 // that a group needs once.
@@ -81,6 +82,13 @@ __device__ __forceinline__ void load(const T* group, uint4 (&raw)[L::HELD]) {
         if (L::holds(i)) raw[i] = __ldg(reinterpret_cast<const uint4*>(group + L::place(i)));
 }
 
+// The compiler takes these to be changed: floats that it made of them are made again instead of held, two for each.
+template <int N>
+__device__ __forceinline__ void forget_floats(uint4 (&raw)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm("" : "+r"(raw[i].x), "+r"(raw[i].y), "+r"(raw[i].z), "+r"(raw[i].w));
+}
+
 template <int Lanes>
 __device__ __forceinline__ float sum_of_lanes(float x) {
 #pragma unroll
@@ -141,7 +149,7 @@ __device__ __forceinline__ Group group_of(const uint4 (&raw)[L::HELD], float sha
 
 // out [groups, size]: each weight as its code stands for it.
 template <class T, Kind K, int Size>
-__global__ void __launch_bounds__(THREADS) partition_forward(Weights w, T* out) {
+__global__ void __launch_bounds__(THREADS, BLOCKS) partition_forward(Weights w, T* out) {
     using L = Layout<T, Size>;
     const long long first = L::first_group(L::TURNS);
     uint4 raw[L::TURNS][L::HELD];
@@ -156,6 +164,7 @@ __global__ void __launch_bounds__(THREADS) partition_forward(Weights w, T* out) 
 #pragma unroll
     for (int turn = 0; turn < L::TURNS; ++turn) {
         const Quantizer<K, kStep> quantizer(group_of<K, T, L>(raw[turn], shares[turn]), w.grid);
+        forget_floats(raw[turn]);
         const long long group = first + turn * L::GROUPS;
 #pragma unroll
         for (int i = 0; i < L::HELD; ++i) {
@@ -171,7 +180,7 @@ __global__ void __launch_bounds__(THREADS) partition_forward(Weights w, T* out) 
 
 // From the gradient of `out` to those of the weight, of its type, and of the parameters, [groups] each.
 template <class T, Kind K, StraightThrough S, int Size>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, BLOCKS)
     partition_backward(Weights w, const T* gradient, T* to_weight, float* to_parameters0, float* to_parameters1,
                        float* to_parameters2, float* to_parameters3) {
     using L = Layout<T, Size>;
@@ -182,6 +191,7 @@ __global__ void __launch_bounds__(THREADS)
     load<L>(gradient + index * Size, raw_gradient);
     const Group group = group_of<K, T, L>(raw, own_share<K>(w, index, L::lane()));
     const Q quantizer(group, w.grid);
+    forget_floats(raw);
 
     // How many weights equal the least, and how many the most: in one number.
     constexpr float MOST = 4096.f;
@@ -209,6 +219,7 @@ __global__ void __launch_bounds__(THREADS)
     // Equal ones share. Of a group with a number that is none nothing is equal, and all gradients are none.
     const float to_least = to.least / least, to_most = to.most / most;
     if (own >= w.groups) return;
+    forget_floats(raw), forget_floats(raw_gradient);
 #pragma unroll
     for (int i = 0; i < L::HELD; ++i) {
         if (!L::holds(i)) continue;
