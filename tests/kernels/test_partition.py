@@ -317,8 +317,10 @@ def test_the_operators_have_shape_rules() -> None:
 
 
 def test_which_groups_have_kernels() -> None:
-    assert all(has_kernel(size) for size in (8, 32, 64, 96, 128, 256, LARGEST_GROUP))
-    assert not any(has_kernel(size) for size in (0, 4, 100, LARGEST_GROUP + 8))
+    for dtype in TYPES:
+        assert all(has_kernel(dtype, size) for size in (8, 32, 64, 96, 128, 256, LARGEST_GROUP))
+        assert not any(has_kernel(dtype, size) for size in (0, 4, 100, LARGEST_GROUP + 8))
+    assert not has_kernel(torch.float64, 128)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -62,9 +62,9 @@ _FILE = CudaFile(
 )
 
 
-def has_kernel(group_size: int) -> bool:
-    """Whether groups of so many elements have a kernel."""
-    return group_size % _MULTIPLE == 0 and 0 < group_size <= LARGEST_GROUP
+def has_kernel(dtype: torch.dtype, group_size: int) -> bool:
+    """Whether groups of so many elements of a type have a kernel."""
+    return dtype in _TYPES and group_size % _MULTIPLE == 0 and 0 < group_size <= LARGEST_GROUP
 
 
 def sources(architecture: str) -> list[Source]:
@@ -111,11 +111,11 @@ def _check(
     traits = _KINDS[kind]
     if bits not in traits.bits:
         raise KernelError(f"the quantizer {kind} has no codes of {bits} bits.")
-    if not has_kernel(group_size):
+    check_tensor(weight, "weight", dtypes=tuple(_TYPES), shape=(None, None))
+    if not has_kernel(weight.dtype, group_size):
         raise KernelError(
             f"groups of {group_size} weights have no kernel: a multiple of {_MULTIPLE} up to {LARGEST_GROUP} has."
         )
-    check_tensor(weight, "weight", dtypes=tuple(_TYPES), shape=(None, None))
     if weight.shape[1] % group_size:
         raise KernelError(f"group size {group_size} does not divide the {weight.shape[1]} columns of a weight.")
     shape = (len(weight), weight.shape[1] // group_size, 1)
