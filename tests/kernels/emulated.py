@@ -1,7 +1,7 @@
 """Row kernels on a CPU: the CUDA source through a C++ compiler, a warp's lanes as coroutines that meet at shuffles.
 
-What `emulation/` has in place of CUDA's headers is enough for kernels that use registers and shuffles alone. Launches go
-through the same Python, so grids, packed arguments and the layout of lanes are tested without a GPU; times are not.
+What `emulation/` has in place of CUDA's headers is enough for kernels that use registers and shuffles alone. Launches
+go through the same Python, so grids, packed arguments and the layout of lanes are tested without a GPU; times are not.
 """
 
 import ctypes
@@ -38,9 +38,7 @@ def _library(source: Source) -> ctypes.CDLL:
         f"{{ warp::launch({name}, arguments, blocks, threads); }}"
         for i, name in enumerate(source.instances)
     )
-    (folder / "all.cpp").write_text(
-        f'#include "warp.h"\n#include "{SOURCES / source.file.name}"\n{functions}'
-    )
+    (folder / "all.cpp").write_text(f'#include "warp.h"\n#include "{SOURCES / source.file.name}"\n{functions}')
     command = (str(_COMPILER), *_FLAGS, f"-I{folder}", str(folder / "all.cpp"), "-o", str(folder / "all.so"))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What `rows.partition` computes, slowly and for all types: the values by `rotquant.tensors`, the gradients spelled out.
+"""What `rows.partition` computes, slowly and for all types: values by `rotquant.tensors`, gradients spelled out.
 
 An operator runs below torch's autograd, so what the kernels differentiate by hand is differentiated by hand here as
 well, one formula after the other; the tests hold both against autograd.
@@ -79,8 +79,7 @@ def backward_reference(
 
 
 def _given(*parameters: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    gamma, beta, s1, s2 = parameters
-    assert gamma is not None and beta is not None and s1 is not None and s2 is not None
+    gamma, beta, s1, s2 = (parameter for parameter in parameters if parameter is not None)
     return gamma, beta, s1, s2
 
 
