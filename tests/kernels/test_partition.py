@@ -17,11 +17,13 @@ from rotquant.kernels.rows import partition
 from rotquant.kernels.rows.partition import (
     _KINDS,
     LARGEST_GROUP,
+    Kind,
     fake_quantize_groups,
     fake_quantize_groups_backward,
     has_kernel,
 )
 from rotquant.kernels.rows.partition_reference import backward_reference, forward_reference
+from rotquant.qat.quantizers import make_quantizer
 from rotquant.tensors.extents import clipped_extent, dynamic_extent, uniform_qparams, uniform_reference
 from rotquant.tensors.normal_float import float_centre, float_extent, float_table, normal_float_reference
 from rotquant.tensors.partition import StraightThrough, ldp_reference, ldp_table, partitions
@@ -210,7 +212,8 @@ def test_the_kernels_are_the_papers_and_their_derivatives(
 @pytest.mark.parametrize("device", [emulated, on_gpu])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("size", "shape"), [(8, (3, 7)), (24, (2, 3)), (32, (9, 8)), (64, (1, 1)), (72, (3, 5)), (256, (5, 2)), (512, (2, 2))]
+    ("size", "shape"),
+    [(8, (3, 7)), (24, (2, 3)), (32, (9, 8)), (64, (1, 1)), (72, (3, 5)), (256, (5, 2)), (512, (2, 2))],
 )
 def test_groups_of_any_size_and_number(size: int, shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
     p = problem("ldp", size=size, shape=shape, dtype=dtype, device=device)
@@ -288,6 +291,22 @@ def test_values_are_those_of_torch_on_the_same_gpu_bit_for_bit(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("kind", "step"), RULES)
+def test_a_trainable_quantizer_takes_the_kernels_and_freezes_what_they_give(
+    kind: Kind, step: StraightThrough, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = problem(kind, dtype=dtype, device="cuda", shape=(64, 8)).weight
+    bits = 3 if kind.startswith("nf") else 2
+    quantizer = make_quantizer(kind, weight, 128, bits, straight_through=step)
+    with monkeypatch.context() as patched:
+        patched.setattr(quantizer, "quantized", None)
+        value = quantizer(weight.requires_grad_())
+    assert value.requires_grad
+    assert torch.equal(quantizer.freeze(weight).dequantize(dtype), value)
+
+
+@pytest.mark.gpu
 def test_a_large_weight() -> None:
     p = problem("ldp", dtype=torch.bfloat16, device="cuda", shape=(4096, 32))
     torch.testing.assert_close(p.forward(), p.forward(forward_reference))
@@ -313,7 +332,9 @@ def test_the_operators_have_shape_rules() -> None:
         p = problem(kind, step, size=16)
         arguments = (p.weight.requires_grad_(), *p.parameters, *p.options)
         torch.library.opcheck(ops.fake_quantize_groups.default, arguments)
-        torch.library.opcheck(ops.fake_quantize_groups_backward.default, (p.gradient, p.weight.detach(), *arguments[1:]))
+        torch.library.opcheck(
+            ops.fake_quantize_groups_backward.default, (p.gradient, p.weight.detach(), *arguments[1:])
+        )
 
 
 def test_which_groups_have_kernels() -> None:
