@@ -4,8 +4,6 @@ One for each weight: `forward` is what training runs, differentiable by the weig
 `freeze` what is stored, with the same values bit for bit. The mathematics is that of `rotquant.tensors`.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 

@@ -4,7 +4,7 @@ Without a GPU the CUDA source runs lane by lane on the CPU (`emulated`), which t
 hardware do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -70,7 +70,8 @@ class Problem(NamedTuple):
         weight, gradient, *parameters = (
             None if x is None else x.detach().cpu().double() for x in (self.weight, self.gradient, *self.parameters)
         )
-        assert weight is not None and gradient is not None
+        assert weight is not None
+        assert gradient is not None
         return Problem(weight, tuple(parameters), self.options, gradient)
 
 
@@ -176,10 +177,9 @@ def assert_near(p: Problem, value: Tensor, gradients: list[Tensor]) -> None:
 
 
 @pytest.fixture
-def on_any_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels on tensors of the CPU as well."""
     emulate(partition, monkeypatch)
-    yield
 
 
 def kernels(p: Problem) -> tuple[Tensor, list[Tensor]]:
