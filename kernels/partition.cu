@@ -3,12 +3,14 @@
 // codes anew. A few neighbouring lanes hold a group in registers and say to each other what it has in common.
 
 #include "element.cuh"
+#include "extremes.cuh"
 #include "partition_quantizers.cuh"
 
 namespace {
 
 constexpr int THREADS = 256, WARP = 32;
-constexpr int BLOCKS = 3;  // of a multiprocessor at least: 85 registers
+// Blocks of a multiprocessor at least, so that a thread has 80 registers, or 128 for what spills of ramps else.
+constexpr int BLOCKS = 3, BLOCKS_OF_RAMPS = 2;
 constexpr unsigned ALL = 0xFFFFFFFFu;
 // Vectors of 16 bytes that a lane holds of a group; four give memory enough to do, and few lanes share the arithmetic
 // that a group needs once.
@@ -50,9 +52,40 @@ struct Layout {
     }
 };
 
-// 16 bytes of a type as floats.
+// Infinity in both halves of a register.
+template <class T>
+constexpr unsigned INFINITE = 0x7F807F80u;
+template <>
+constexpr unsigned INFINITE<__half> = 0x7C007C00u;
+
+// 16 bytes of a type, as floats and by words.
 template <class T>
 struct Vector {
+    // Pairs of the least and of the most so far.
+    struct Extremes {
+        unsigned least = INFINITE<T>, most = INFINITE<T> | 0x80008000u;
+
+        __device__ __forceinline__ void take(unsigned word) {
+            least = minimum_pair<T>(least, word), most = maximum_pair<T>(most, word);
+        }
+        __device__ __forceinline__ float2 both() const {
+            const float2 low = Float16<T>::unpack(least), high = Float16<T>::unpack(most);
+            return {minimum(low.x, low.y), maximum(high.x, high.y)};
+        }
+    };
+
+    // How many of a lane's values equal one.
+    struct Count {
+        unsigned value, counts = 0;
+
+        __device__ __forceinline__ explicit Count(float x) : value(Float16<T>::pack(x, x)) {}
+        __device__ __forceinline__ void take(unsigned word) { count_equal<T>(word, value, counts); }
+        __device__ __forceinline__ float all() const {
+            const float2 both = Float16<T>::unpack(counts);
+            return both.x + both.y;
+        }
+    };
+
     __device__ __forceinline__ static void unpack(const uint4& raw, float (&x)[8]) {
         const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
@@ -66,6 +99,26 @@ struct Vector {
 
 template <>
 struct Vector<float> {
+    struct Extremes {
+        float least = __uint_as_float(0x7F800000u), most = __uint_as_float(0xFF800000u);
+
+        __device__ __forceinline__ void take(unsigned word) {
+            const float x = __uint_as_float(word);
+            least = minimum(least, x), most = maximum(most, x);
+        }
+        __device__ __forceinline__ float2 both() const { return {least, most}; }
+    };
+
+    struct Count {
+        float value, count = 0.f;
+
+        __device__ __forceinline__ explicit Count(float x) : value(x) {}
+        __device__ __forceinline__ void take(unsigned word) {
+            if (__uint_as_float(word) == value) count += 1.f;
+        }
+        __device__ __forceinline__ float all() const { return count; }
+    };
+
     __device__ __forceinline__ static void unpack(const uint4& raw, float (&x)[4]) {
         x[0] = __uint_as_float(raw.x), x[1] = __uint_as_float(raw.y);
         x[2] = __uint_as_float(raw.z), x[3] = __uint_as_float(raw.w);
@@ -74,6 +127,12 @@ struct Vector<float> {
         __stcs(reinterpret_cast<float4*>(to), float4{x[0], x[1], x[2], x[3]});
     }
 };
+
+// What is gathered word by word.
+template <class T, class Gathered>
+__device__ __forceinline__ void take(const uint4& raw, Gathered& into) {
+    into.take(raw.x), into.take(raw.y), into.take(raw.z), into.take(raw.w);
+}
 
 template <class L, class T>
 __device__ __forceinline__ void load(const T* group, uint4 (&raw)[L::HELD]) {
@@ -122,19 +181,15 @@ __device__ __forceinline__ float own_share(const Weights& w, long long group, in
 // The group whose vectors its lanes hold.
 template <Kind K, class T, class L>
 __device__ __forceinline__ Group group_of(const uint4 (&raw)[L::HELD], float share) {
-    Group group;
-    group.least = __uint_as_float(0x7F800000u), group.most = -group.least;
+    typename Vector<T>::Extremes extremes;
 #pragma unroll
     for (int i = 0; i < L::HELD; ++i) {
         if (!L::holds(i)) continue;
-        float x[L::WIDTH];
-        Vector<T>::unpack(raw[i], x);
-#pragma unroll
-        for (int j = 0; j < L::WIDTH; ++j) {
-            group.least = minimum(group.least, x[j]);
-            group.most = maximum(group.most, x[j]);
-        }
+        take<T>(raw[i], extremes);
     }
+    const float2 both = extremes.both();
+    Group group;
+    group.least = both.x, group.most = both.y;
 #pragma unroll
     for (int mask = L::LANES / 2; mask; mask /= 2) {
         group.least = minimum(group.least, __shfl_xor_sync(ALL, group.least, mask));
@@ -180,7 +235,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) partition_forward(Weights w, 
 
 // From the gradient of `out` to those of the weight, of its type, and of the parameters, [groups] each.
 template <class T, Kind K, StraightThrough S, int Size>
-__global__ void __launch_bounds__(THREADS, BLOCKS)
+__global__ void __launch_bounds__(THREADS, S == kRamp ? BLOCKS_OF_RAMPS : BLOCKS)
     partition_backward(Weights w, const T* gradient, T* to_weight, float* to_parameters0, float* to_parameters1,
                        float* to_parameters2, float* to_parameters3) {
     using L = Layout<T, Size>;
@@ -196,7 +251,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     // How many weights equal the least, and how many the most: in one number.
     constexpr float MOST = 4096.f;
     static_assert(Size < 4096, "counts of a group stay apart, and exact");
-    float sums[Q::SUMS] = {}, equal = 0.f;
+    float sums[Q::SUMS] = {};
+    typename Vector<T>::Count least(group.least), most(group.most);
 #pragma unroll
     for (int i = 0; i < L::HELD; ++i) {
         if (!L::holds(i)) continue;
@@ -204,20 +260,17 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
         Vector<T>::unpack(raw[i], x);
         Vector<T>::unpack(raw_gradient[i], g);
 #pragma unroll
-        for (int j = 0; j < L::WIDTH; ++j) {
-            quantizer.gather(x[j], g[j], sums);
-            if (x[j] == group.least) equal += 1.f;
-            if (x[j] == group.most) equal += MOST;
-        }
+        for (int j = 0; j < L::WIDTH; ++j) quantizer.gather(x[j], g[j], sums);
+        take<T>(raw[i], least), take<T>(raw[i], most);
     }
 #pragma unroll
     for (int i = 0; i < Q::SUMS; ++i) sums[i] = sum_of_lanes<L::LANES>(sums[i]);
-    equal = sum_of_lanes<L::LANES>(equal);
+    const float counts = sum_of_lanes<L::LANES>(least.all() + MOST * most.all());
 
     const GroupGradient to = quantizer.backward(group, sums);
-    const float most = truncf(equal * (1.f / MOST)), least = equal - most * MOST;
-    // Equal ones share. Of a group with a number that is none nothing is equal, and all gradients are none.
-    const float to_least = to.least / least, to_most = to.most / most;
+    const float count_most = truncf(counts * (1.f / MOST)), count_least = counts - count_most * MOST;
+    // Equal ones share. Where something is not a number nothing equals the least, and no gradient is a number.
+    const float to_least = __fdividef(to.least, count_least), to_most = __fdividef(to.most, count_most);
     if (own >= w.groups) return;
     forget_floats(raw), forget_floats(raw_gradient);
 #pragma unroll

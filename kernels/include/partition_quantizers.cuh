@@ -6,7 +6,7 @@
 // never contracted. Gradients round as they like.
 #pragma once
 
-#include "minimum.cuh"
+#include "extremes.cuh"
 
 constexpr float TINY = 1.17549435e-38f, EPSILON = 1.1920929e-7f;
 
@@ -121,7 +121,7 @@ struct Uniform {
 
     __device__ __forceinline__ GroupGradient backward(const Group& group, const float (&sums)[SUMS]) const {
         // What lies outside moves by -scale with the zero point, which is -low / scale.
-        const float to_scale = sums[0] - sums[1] * (extent.low / scale);
+        const float to_scale = sums[0] - sums[1] * extent.low * reciprocal;
         const float to_range = wide ? to_scale * step : 0.f;
         GroupGradient gradient;
         Extent<K>::backward(group, sums[1] - to_range, to_range, gradient);
@@ -193,7 +193,7 @@ struct Steps : Partition<K> {
     float slope;
 
     __device__ __forceinline__ Steps(const Group& group, const Grid& grid) : Partition<K>(group, grid) {
-        slope = 1.f / this->span;
+        slope = __fdividef(1.f, this->span);
     }
 
     __device__ __forceinline__ float direct(float x, float g) const {
@@ -228,12 +228,12 @@ struct Ramps : Partition<K> {
     float ends[2], slope[3], offset[3], steepness[3];  // r of a partition is slope * x + offset; steepness: d / p
 
     __device__ __forceinline__ Ramps(const Group& group, const Grid& grid) : Partition<K>(group, grid) {
-        const float low = this->extent.low, reciprocal = 1.f / this->span;
+        const float low = this->extent.low, reciprocal = __fdividef(1.f, this->span);
         ends[0] = fmaf(this->span, this->p[0], low);
         ends[1] = fmaf(this->span, this->p[0] + this->p[1], low);
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
-            const float inverse = 1.f / width(i);
+            const float inverse = __fdividef(1.f, width(i));
             slope[i] = reciprocal * inverse;
             offset[i] = 0.5f - (low * reciprocal + this->t[i]) * inverse;
             steepness[i] = this->d[i] * inverse;
@@ -286,17 +286,20 @@ struct Ramps : Partition<K> {
 
 template <Kind K>
 struct Floats {
-    static constexpr int SUMS = 3;  // to low, high and the centre
+    // With e a gradient times the rounding error over the scale, or outside the range the value: e above the centre, all
+    // e, and gradients outside the range.
+    static constexpr int SUMS = 3;
     static constexpr int LEVELS = 8, NEGATIVE = 3;
 
     Extent<K> extent;
-    float centre, below, above, values[LEVELS], levels[LEVELS], edges[LEVELS - 1];
+    float centre, below, above, per_below, per_above, values[LEVELS], levels[LEVELS], edges[LEVELS - 1];
 
     __device__ __forceinline__ Floats(const Group& group, const Grid& grid) : extent(group) {
         const NormalFloat& v = grid.values;
         const float all[LEVELS] = {v.v0, v.v1, v.v2, v.v3, v.v4, v.v5, v.v6, v.v7};
         centre = K == kNf3Ldp ? __fadd_rn(extent.low, __fmul_rn(extent.span(), group.shares[2])) : 0.f;
         below = maximum(__fsub_rn(centre, extent.low), TINY), above = maximum(__fsub_rn(extent.high, centre), TINY);
+        per_below = __fdividef(1.f, below), per_above = __fdividef(1.f, above);
 #pragma unroll
         for (int i = 0; i < LEVELS; ++i) {
             values[i] = all[i];
@@ -316,29 +319,30 @@ struct Floats {
     __device__ __forceinline__ float value(float x) const { return of_code(levels, x); }
 
     __device__ __forceinline__ bool inside(float from_centre) const {
-        return from_centre > 0.f ? from_centre <= above : from_centre >= -below;
+        return fabsf(from_centre) <= (from_centre > 0.f ? above : below);
     }
 
     __device__ __forceinline__ float direct(float x, float g) const { return inside(x - centre) ? g : 0.f; }
 
     __device__ __forceinline__ void gather(float x, float g, float (&sums)[SUMS]) const {
-        const bool right = x > centre, in = inside(x - centre);
-        const float q = of_code(values, x);
-        const float z = (x - centre) * (right ? 1.f / above : 1.f / below);
-        const float error = g * (right ? 1.f : -1.f) * (in ? q - z : q);
-        if (right) sums[1] += error;
-        else sums[0] += error;
-        sums[2] += in ? -error : g - error;
+        const float from_centre = x - centre;
+        const bool right = from_centre > 0.f, in = inside(from_centre);
+        const float z = in ? from_centre * (right ? per_above : per_below) : 0.f;
+        const float error = g * (of_code(values, x) - z);
+        if (right) sums[0] += error;
+        sums[1] += error;
+        if (!in) sums[2] += g;
     }
 
     __device__ __forceinline__ GroupGradient backward(const Group& group, const float (&sums)[SUMS]) const {
+        const float to_high = sums[0], to_low = sums[0] - sums[1], to_centre = sums[2] - to_high - to_low;
         GroupGradient gradient;
         if constexpr (K == kNf3Ldp) {
             const float share = group.shares[2];
-            Extent<K>::backward(group, sums[0] + sums[2] * (1.f - share), sums[1] + sums[2] * share, gradient);
-            gradient.parameters[2] = sums[2] * extent.span() * sigmoid_slope(share);
+            Extent<K>::backward(group, to_low + to_centre * (1.f - share), to_high + to_centre * share, gradient);
+            gradient.parameters[2] = to_centre * extent.span() * sigmoid_slope(share);
         } else {
-            Extent<K>::backward(group, sums[0], sums[1], gradient);
+            Extent<K>::backward(group, to_low, to_high, gradient);
         }
         return gradient;
     }
