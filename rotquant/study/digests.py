@@ -55,8 +55,8 @@ STAGES: dict[str, tuple[str, ...]] = {
 MEASURES = "rotquant.study.stages.measures"
 _KINDS = tuple(metric.model_fields["kind"].default for metric in get_args(get_args(Metric)[0]))
 
-#: Count only where a method uses them. By hand, for imports cannot tell: storage and the stage name these kinds of weight
-#: for every recipe, since a folder may hold them, and run none of their statements where no method made any.
+#: Count only where a method uses them. By hand, for imports cannot tell: storage and the stage name these kinds of
+#: weight for every recipe, since a folder may hold them, and run none of their statements where no method made any.
 OPTIONAL = ("rotquant.tensors.lattice", "rotquant.tensors.levels")
 
 
