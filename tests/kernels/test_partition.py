@@ -83,6 +83,7 @@ def problem(
     seed: int = 0,
     device: str = "cpu",
     shape: tuple[int, int] = (ROWS, GROUPS),
+    bits: int = 2,
 ) -> Problem:
     """Random arguments: shares of the range about 0.9, uneven partitions; two thirds of the groups not about zero.
 
@@ -97,7 +98,7 @@ def problem(
         0.7 * torch.randn(rows, groups, 1, generator=generator) + centre if number < _KINDS[kind].parameters else None
         for number, centre in enumerate(centres)
     )
-    bits = 3 if kind.startswith("nf") else 2
+    bits = 3 if kind.startswith("nf") else bits
     weight, gradient = view.flatten(1).to(dtype), torch.randn(rows, groups * size, generator=generator).to(dtype)
     drawn = Problem(weight, parameters, (size, bits, kind, step), gradient)
     drawn = drawn._replace(weight=away_from_edges(drawn))
@@ -218,6 +219,16 @@ def test_the_kernels_are_the_papers_and_their_derivatives(
 def test_groups_of_any_size_and_number(size: int, shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
     p = problem("ldp", size=size, shape=shape, dtype=dtype, device=device)
     assert_near(p, *kernels(p))
+
+
+@pytest.mark.usefixtures("on_any_device")
+@pytest.mark.parametrize("device", [emulated, on_gpu])
+@pytest.mark.parametrize("kind", ["range", "learned_range"])
+def test_uniform_codes_of_three_bits(kind: str, device: str) -> None:
+    p = problem(kind, device=device, bits=3)
+    value, gradients = kernels(p)
+    assert_near(p, value, gradients)
+    assert max(len(group.unique()) for group in value.unflatten(1, (-1, 128)).flatten(0, 1)) == 8
 
 
 @pytest.mark.usefixtures("on_any_device")
