@@ -7,9 +7,11 @@ import torch
 from pydantic import ValidationError
 
 from rotquant.bench.arguments import gpu as arguments
+from rotquant.bench.arguments.partition import FakeQuantizeArguments
 from rotquant.bench.gpu.attention import float_case, int4_case
 from rotquant.bench.gpu.baselines import decode_attentions
 from rotquant.bench.gpu.layers import linear, linear_case
+from rotquant.bench.gpu.partition import fake_quantize_case
 from rotquant.bench.gpu.transforms import quantize_case, transform_call
 from rotquant.bench.records import Measurement
 from rotquant.bench.timing import case as measurement
@@ -186,6 +188,41 @@ def test_torch_and_ours_are_the_same_transform() -> None:
         transform_call(arguments.TransformArguments(**asked, implementation=name))(x) for name in ("ours", "torch")
     )
     torch.testing.assert_close(ours, torch_s)
+
+
+def weights(**fields: object) -> FakeQuantizeArguments:
+    return FakeQuantizeArguments(**{"out_features": 4, "in_features": 256, "dtype": "float32"} | fields)
+
+
+@pytest.mark.parametrize("kind", ["range", "learned_range", "ldp", "n2uq", "nf3", "nf3_ldp"])
+def test_torch_and_ours_are_the_same_fake_quantization(kind: str) -> None:
+    ours, eager = (
+        fake_quantize_case(weights(kind=kind, phase="both", implementation=name), CPU) for name in ("ours", "torch")
+    )
+    learned = {"range": 0, "learned_range": 2, "nf3": 0, "nf3_ldp": 3}.get(kind, 4)
+    assert len(ours.inputs) == 2 + learned
+    found, expected = ours.run(*ours.inputs), eager.run(*ours.inputs)
+    assert len(found) == len(expected) == 2 + learned
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-4)
+    alone = {
+        phase: fake_quantize_case(weights(kind=kind, phase=phase, implementation="ours"), CPU)
+        for phase in ("forward", "backward")
+    }
+    assert torch.equal(alone["forward"].run(*ours.inputs), found[0])
+    assert torch.equal(alone["backward"].run(*ours.inputs)[0], found[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"phase": "backward", "implementation": "torch"}, "ask for both"),
+        ({"phase": "both", "implementation": "ours", "in_features": 200}, "groups of 128"),
+    ],
+)
+def test_impossible_fake_quantizations_are_refused_in_a_sentence(fields: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        weights(**fields)
 
 
 def test_a_peer_that_is_not_installed_is_named() -> None:

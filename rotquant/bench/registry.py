@@ -16,6 +16,7 @@ from rotquant.bench.arguments import cpu as cpu_arguments
 from rotquant.bench.arguments import fp8 as fp8_arguments
 from rotquant.bench.arguments import gpu as arguments
 from rotquant.bench.arguments import learning as learning_arguments
+from rotquant.bench.arguments import partition as partition_arguments
 from rotquant.bench.records import Measurement
 from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import ConfigError, lookup
@@ -82,6 +83,7 @@ _ALL = (
         methods=("prefixed_outliers", "grid_weights", "grid_scales", "block_ap"),
     ),
     Benchmark("gptq", learning_arguments.CalibrateArguments, "rotquant.bench.learning.benchmarks", methods=("gptq",)),
+    Benchmark("fake_quantize", partition_arguments.FakeQuantizeArguments, "rotquant.bench.gpu.partition"),
     Benchmark("fp8_network", fp8_arguments.Fp8NetworkArguments, "rotquant.bench.gpu.fp8"),
     Benchmark("cpu_decode", cpu_arguments.CpuDecodeArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
     Benchmark("cpu_linear", cpu_arguments.CpuLinearArguments, "rotquant.bench.cpu.benchmarks", "cpu"),

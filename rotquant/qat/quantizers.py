@@ -4,20 +4,17 @@ One for each weight: `forward` is what training runs, differentiable by the weig
 `freeze` what is stored, with the same values bit for bit. The mathematics is that of `rotquant.tensors`.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.kernels.rows.partition import Kind, fake_quantize_groups, has_kernel
 from rotquant.qat.start import Clips
 from rotquant.tensors.extents import Extent, clipped_extent, dynamic_extent, uniform, uniform_codes
 from rotquant.tensors.levels import LevelWeight, Table
 from rotquant.tensors.normal_float import float_centre, float_extent, float_table, normal_float_asymmetric
 from rotquant.tensors.partition import Spacing, StraightThrough, ldp, ldp_table
 
-#: What `make_quantizer` makes, see there.
-Kind = Literal["range", "learned_range", "ldp", "n2uq", "nf3", "nf3_ldp"]
 #: Shares beyond these have logits whose sigmoid hardly moves: a clip of 1.0 starts at the upper one.
 SMALLEST_SHARE, LARGEST_SHARE = 0.01, 0.99
 
@@ -25,11 +22,14 @@ SMALLEST_SHARE, LARGEST_SHARE = 0.01, 0.99
 class TrainableQuantizer(nn.Module):
     """Fake quantization of one weight [out, in], in groups of input features.
 
-    Parameters of subclasses are float32 [out, groups, 1]. Arithmetic is in float32, or float64 for float64 weights.
+    Parameters of subclasses are float32 [out, groups, 1]. Arithmetic is in float32, or float64 for float64 weights. On
+    a GPU the kernels of `kernels.rows.partition` compute the same, of types and group sizes that they have.
     """
 
     #: Bits of a code that it can give.
     widths: tuple[int, ...]
+    kind: Kind
+    straight_through: StraightThrough = "step"
 
     def __init__(self, group_size: int, bits: int) -> None:
         super().__init__()
@@ -40,6 +40,10 @@ class TrainableQuantizer(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight [out, in] as its codes stand for it, of its type; gradients are straight-through."""
+        if weight.is_cuda and has_kernel(weight.dtype, self.group_size):
+            parameters = (getattr(self, name, None) for name in ("gamma", "beta", "s1", "s2"))
+            options = self.group_size, self.bits, self.kind, self.straight_through
+            return fake_quantize_groups(weight.contiguous(), *parameters, *options)
         return self.quantized(self.view(weight)).flatten(1)
 
     @torch.no_grad()
@@ -65,6 +69,7 @@ class DynamicRange(TrainableQuantizer):
     """Uniform over the range of the weight as it is (RCP Eq. 1): BitDistiller's for 2 bits. It has no parameters."""
 
     widths = (2, 3)
+    kind = "range"
 
     def extent(self, view: Tensor) -> Extent:
         """The range of every group."""
@@ -79,6 +84,8 @@ class DynamicRange(TrainableQuantizer):
 
 class LearnedRange(DynamicRange):
     """Uniform over a learned share of the range, sigma(gamma) of its maximum and sigma(beta) of its minimum (Eq. 5)."""
+
+    kind = "learned_range"
 
     def __init__(self, group_size: int, bits: int, clips: Clips) -> None:
         super().__init__(group_size, bits)
@@ -100,8 +107,9 @@ class Partitioned(TrainableQuantizer):
         self.gamma, self.beta = _parameter(clips.high), _parameter(clips.low)
         self.s1 = _parameter(torch.full_like(clips.low, 1 / 3))
         self.s2 = _parameter(torch.full_like(clips.low, 1 / 2))
-        self.straight_through: StraightThrough = straight_through
+        self.straight_through = straight_through
         self.spacing: Spacing = spacing
+        self.kind = "ldp" if spacing == "partition" else "n2uq"
 
     def quantized(self, view: Tensor) -> Tensor:
         return ldp(view, self.gamma, self.beta, self.s1, self.s2, self.straight_through, self.spacing)
@@ -114,6 +122,7 @@ class DynamicFloat(TrainableQuantizer):
     """NormalFloat with the scales of either side of zero (AFPQ): BitDistiller's for 3 bits. It has no parameters."""
 
     widths = (3,)
+    kind = "nf3"
 
     def sides(self, view: Tensor) -> tuple[Extent, Tensor]:
         """The range of every group, and its centre."""
@@ -132,6 +141,8 @@ class LearnedFloat(DynamicFloat):
 
     The paper does not say where the centre starts: here at zero, where AFPQ has it.
     """
+
+    kind = "nf3_ldp"
 
     def __init__(self, group_size: int, bits: int, weight: Tensor, clips: Clips) -> None:
         super().__init__(group_size, bits)

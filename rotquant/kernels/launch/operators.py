@@ -68,6 +68,17 @@ def operator(schema: str, *, reference: Callable[..., Any], cuda: Callable[..., 
     return getattr(torch.ops.rotquant, name)
 
 
+def differentiable(name: str, *, setup_context: Callable[..., None], backward: Callable[..., Any]) -> None:
+    """Give an operator a derivative, which is usually another operator.
+
+    Args:
+        name: of the operator, without the namespace.
+        setup_context: (ctx, inputs, output) keeps what the derivative needs.
+        backward: (ctx, gradient of the output) -> a gradient, or None, for every argument.
+    """
+    torch.library.register_autograd(f"rotquant::{name}", backward, setup_context=setup_context, lib=_LIBRARY)
+
+
 @functools.cache
 def _say_slow() -> None:
     warnings.warn(

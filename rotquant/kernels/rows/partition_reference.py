@@ -1,0 +1,159 @@
+"""What `rows.partition` computes, slowly and for all types: values by `rotquant.tensors`, gradients spelled out.
+
+An operator runs below torch's autograd, so what the kernels differentiate by hand is differentiated by hand here as
+well, one formula after the other; the tests hold both against autograd.
+"""
+
+import torch
+from torch import Tensor
+
+from rotquant.tensors.extents import Extent, clipped_extent, dynamic_extent, exact, uniform, uniform_qparams
+from rotquant.tensors.normal_float import (
+    float_centre,
+    float_extent,
+    float_table,
+    normal_float,
+    normal_float_asymmetric,
+)
+from rotquant.tensors.partition import Spacing, StraightThrough, ldp, ldp_backward
+
+_SPACINGS: dict[str, Spacing] = {"ldp": "partition", "n2uq": "uniform"}
+
+
+def forward_reference(
+    weight: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    s1: Tensor | None,
+    s2: Tensor | None,
+    group_size: int,
+    bits: int,
+    kind: str,
+    straight_through: StraightThrough,
+) -> Tensor:
+    """`fake_quantize_groups` in plain torch."""
+    view = weight.unflatten(1, (-1, group_size))
+    if kind in _SPACINGS:
+        value = ldp(view, *_given(gamma, beta, s1, s2), straight_through, _SPACINGS[kind])
+    elif kind in ("range", "learned_range"):
+        value = uniform(view, _extent(view, kind, gamma, beta), bits)
+    else:
+        extent = _extent(view, kind, gamma, beta)
+        value = normal_float_asymmetric(view, extent, _centre(extent, s1), bits)
+    return value.flatten(1)
+
+
+def backward_reference(
+    gradient: Tensor,
+    weight: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    s1: Tensor | None,
+    s2: Tensor | None,
+    group_size: int,
+    bits: int,
+    kind: str,
+    straight_through: StraightThrough,
+) -> tuple[Tensor, ...]:
+    """`fake_quantize_groups_backward` in plain torch."""
+    view, g = (x.unflatten(1, (-1, group_size)) for x in (weight, gradient))
+    if kind in _SPACINGS:
+        given = _given(gamma, beta, s1, s2)
+        to_view, *rest = ldp_backward(g, view, *given, straight_through, _SPACINGS[kind])
+        return to_view.flatten(1), *rest
+    x, g = exact(view), exact(g)
+    extent = _extent(view, kind, gamma, beta)
+    to_s1 = None
+    if kind in ("range", "learned_range"):
+        to_x, to_low, to_high = _uniform_backward(g, x, extent, bits)
+    else:
+        to_x, to_low, to_high, to_centre = _float_backward(g, x, extent, _centre(extent, s1), bits)
+        if s1 is not None:
+            share = torch.sigmoid(s1.to(x))
+            to_low, to_high = to_low + to_centre * (1 - share), to_high + to_centre * share
+            to_s1 = to_centre * extent.span * share * (1 - share)
+    to_x, to_gamma, to_beta = _extent_backward(x, kind, gamma, beta, to_x, to_low, to_high)
+    pairs = zip((to_gamma, to_beta, to_s1, None), (gamma, beta, s1, s2), strict=True)
+    found = (weight.new_empty(0) if own is None or like is None else own.to(like) for own, like in pairs)
+    return to_x.to(weight.dtype).flatten(1), *found
+
+
+def _given(*parameters: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gamma, beta, s1, s2 = (parameter for parameter in parameters if parameter is not None)
+    return gamma, beta, s1, s2
+
+
+def _extent(view: Tensor, kind: str, gamma: Tensor | None, beta: Tensor | None) -> Extent:
+    if gamma is not None and beta is not None:
+        return clipped_extent(view, gamma, beta)
+    return float_extent(view) if kind == "nf3" else dynamic_extent(view)
+
+
+def _centre(extent: Extent, s1: Tensor | None) -> Tensor:
+    return torch.zeros_like(extent.low) if s1 is None else float_centre(extent, s1)
+
+
+def _uniform_backward(g: Tensor, x: Tensor, extent: Extent, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Eq. 1 with rounding of derivative one: to the elements [rows, groups, size], to low and to high.
+
+    With r = x / s, v the clamped code less the zero point, and [] one where nothing is clamped, else zero:
+    d out/dx = [],  d out/ds = v - [] r,  d out/dz = -s (1 - []);  z = -low / s, and s = (high - low) / (2^bits - 1)
+    unless the range is next to nothing.
+    """
+    qparams = uniform_qparams(extent, bits)
+    s, z = qparams.scale, qparams.zero_point
+    assert z is not None
+    r = x / s
+    codes = r.round() + z
+    clamped = codes.clamp(0, 2**bits - 1)
+    inside = codes == clamped
+    to_z = -s * (g * ~inside).sum(-1, keepdim=True)
+    to_s = (g * (clamped - z - inside * r)).sum(-1, keepdim=True) + to_z * extent.low / s**2
+    step = (extent.high - extent.low) / (2**bits - 1)
+    to_step = torch.where(step == s, to_s, 0.0) / (2**bits - 1)
+    return g * inside, -to_z / s - to_step, to_step
+
+
+def _float_backward(
+    g: Tensor, x: Tensor, extent: Extent, centre: Tensor, bits: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Eqs. 12 and 13 with rounding of derivative one: to the elements, to low, to high and to the centre.
+
+    A value c + s q, with z = (x - c) / s on its side; s = high - c above the centre and c - low below it.
+    """
+    tiny = torch.finfo(x.dtype).tiny
+    below, above = (centre - extent.low).clamp(min=tiny), (extent.high - centre).clamp(min=tiny)
+    right = x > centre
+    s = torch.where(right, above, below)
+    z = (x - centre) / s
+    inside = z.abs() <= 1
+    q = normal_float(bits).to(x)[float_table(extent, centre, bits).encode(x).long()]
+    to_s = g * (q - inside * z.masked_fill(~inside, 0.0))
+    to_high = (to_s * right).sum(-1, keepdim=True)
+    to_low = -(to_s * ~right).sum(-1, keepdim=True)
+    to_centre = (g * ~inside).sum(-1, keepdim=True) - to_high - to_low
+    return g * inside, to_low, to_high, to_centre
+
+
+def _extent_backward(
+    x: Tensor,
+    kind: str,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    to_x: Tensor,
+    to_low: Tensor,
+    to_high: Tensor,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """From low and high to gamma, beta and the extremes; elements that equal an extreme share its gradient."""
+    least, most = dynamic_extent(x)
+    to_gamma = to_beta = None
+    if gamma is not None and beta is not None:
+        low, high = torch.sigmoid(beta.to(x)), torch.sigmoid(gamma.to(x))
+        to_gamma, to_beta = to_high * most * high * (1 - high), to_low * least * low * (1 - low)
+        to_low, to_high = to_low * low, to_high * high
+    elif kind == "nf3":
+        to_low, to_high = to_low * (least <= 0), to_high * (most >= 0)
+    for extreme, to_extreme in ((least, to_low), (most, to_high)):
+        equal = x == extreme
+        to_x = to_x + equal * (to_extreme / equal.sum(-1, keepdim=True))
+    return to_x, to_gamma, to_beta
