@@ -9,7 +9,6 @@ import functools
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,12 +57,18 @@ def _launch(kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], *argu
 
 
 def emulate(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a module of `rotquant.kernels` launch on tensors of the CPU."""
-    check: Callable[..., None] = module.check_tensor
+    """Let a module of `rotquant.kernels` launch on tensors of the CPU; on those of a GPU it does as always."""
+    check, load, start = module.check_tensor, module.kernel, module.launch
 
-    def on_any_device(tensor: torch.Tensor, name: str, **wanted: Any) -> None:
+    def check_tensor(tensor: torch.Tensor, name: str, **wanted: Any) -> None:
         if tensor.device.type == "cuda":
             check(tensor, name, **wanted)
 
-    for name, stand_in in (("check_tensor", on_any_device), ("kernel", _kernel), ("launch", _launch)):
+    def kernel(source: Source, name: str, device: torch.device) -> Kernel:
+        return (load if device.type == "cuda" else _kernel)(source, name, device)
+
+    def launch(*arguments: Any, device: torch.device, **options: Any) -> None:
+        (start if device.type == "cuda" else _launch)(*arguments, device=device, **options)
+
+    for name, stand_in in (("check_tensor", check_tensor), ("kernel", kernel), ("launch", launch)):
         monkeypatch.setattr(module, name, stand_in)
