@@ -29,19 +29,21 @@ needs_compiler = pytest.mark.skipif(_COMPILER is None, reason="needs a C++ compi
 @functools.cache
 def _library(source: Source) -> ctypes.CDLL:
     """The kernels of a source as functions kernel_0, kernel_1, ... of packed arguments, blocks and threads."""
-    folder = Path(tempfile.mkdtemp(prefix="rotquant-emulated-"))
-    for header in (*(SOURCES / "include").iterdir(), *SHIMS.iterdir()):  # an emulated one takes the other's place
-        shutil.copy(header, folder)
     functions = "\n".join(
         f'extern "C" void kernel_{i}(void** arguments, unsigned blocks, unsigned threads) '
         f"{{ warp::launch({name}, arguments, blocks, threads); }}"
         for i, name in enumerate(source.instances)
     )
-    (folder / "all.cpp").write_text(f'#include "warp.h"\n#include "{SOURCES / source.file.name}"\n{functions}')
-    command = (str(_COMPILER), *_FLAGS, f"-I{folder}", str(folder / "all.cpp"), "-o", str(folder / "all.so"))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(folder / "all.so"))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for header in (*(SOURCES / "include").iterdir(), *SHIMS.iterdir()):  # an emulated one takes the other's place
+            shutil.copy(header, folder)
+        file, library = folder / "all.cpp", folder / "all.so"
+        file.write_text(f'#include "warp.h"\n#include "{SOURCES / source.file.name}"\n{functions}')
+        command = (str(_COMPILER), *_FLAGS, f"-I{folder}", str(file), "-o", str(library))
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return ctypes.CDLL(str(library))  # stays loaded without its file
 
 
 def _kernel(source: Source, name: str, device: torch.device) -> Kernel:
