@@ -58,7 +58,7 @@ def measurement(run: Run) -> str:
     """All settings of a run's metric that are set, such as "perplexity: corpus wikitext2, split test, bos text"."""
     fields = {**run.metric.model_dump(exclude={"kind"}), "corpus": corpus_words(run)}
     words = [f"{name} {_plain(value)}" for name, value in fields.items() if value is not None]
-    return f"{run.metric.kind}: {', '.join(words)}"
+    return f"{run.metric.kind}: {', '.join(words)}" if words else run.metric.kind
 
 
 def corpus_words(run: Run) -> str | None:
