@@ -31,8 +31,8 @@ from rotquant.study.tables import Table
 Place = tuple[str, str, str]
 """Row, column and quantity."""
 
-#: Fields of the frame. A line is one seed of ours, or (`origin` published) a number that the paper alone has. What is no
-#: number stands under `text` and `published_text`.
+#: Fields of the frame. A line is one seed of ours, or (`origin` published) a number that the paper alone has. What is
+#: no number stands under `text` and `published_text`.
 FIELDS = pa.schema(
     [
         *((name, pa.string()) for name in ("row", "column", "quantity")),

@@ -53,7 +53,7 @@ class Subject:
     """What is measured: a run's model, as it computes under its recipe.
 
     text: yields the tokens of a corpus's split and its provenance. reference: the run's checkpoint.
-    batch_size: windows of text per forward pass. state: what is stored beside the weights; None of a checkpoint as it is.
+    batch_size: windows of text per forward pass. state: what is stored beside the weights, if any.
     """
 
     run: Run
