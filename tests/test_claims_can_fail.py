@@ -34,8 +34,8 @@ def claims() -> Iterator[Any]:
 
 
 def given(table: Table, claim: Claim, check: dict[str, dict[str, Any]]) -> tuple[Numbers, Quantity]:
-    """The paper's numbers of the claim's quantity; of what it does not print, rows and columns a third apart, on both sides
-    of a bound that is asked."""
+    """The paper's numbers of the claim's quantity; of what it does not print, rows and columns a third apart, on both
+    sides of a bound that is asked."""
     bounds = [arguments["value"] for arguments in check.values() if arguments.get("value")]
     lowest = bounds[0] / 1.2 if bounds else 10
     values = Values({}, printed(project(), table))

@@ -272,17 +272,21 @@ def published_values(table: Table, root: Path) -> Published:
     Raises:
         ConfigError: a missing file, a missing column, or a value that is neither a number nor a dash.
     """
-    found = {} if table.published is None else _read_published(table.published, root)
+    found = {} if table.published is None else read_published(table.published, root)
     rows = {row.name for row in table.rows}
     for column in table.columns:
         if column.published is not None:
-            others = _read_published(column.published, root)
+            others = read_published(column.published, root)
             found |= {cell: number for cell, number in others.items() if cell[0] in rows and cell[1] == column.name}
     return found
 
 
-def _read_published(file: str, root: Path) -> Published:
-    """The numbers of a long-format CSV; a file without a column of deviations has none."""
+def read_published(file: str, root: Path) -> Published:
+    """The cells of a long-format CSV; a file without a column of deviations has none.
+
+    Raises:
+        ConfigError: as `published_values`.
+    """
     path = root / file
     try:
         with path.open(newline="", encoding="utf-8") as lines:

@@ -219,12 +219,9 @@ def read_values(root: Path, name: str) -> Values:
     """
     path = root / table_path(name)
     frame = read_frame(path, FIELDS)
-    ours = frame[frame["origin"] != PUBLISHED]
-    for lines, fields in (
-        (ours["text"].isna(), ["seed", "value", "mean", "run"]),
-        (ours["text"].notna(), ["seed", "run"]),
-    ):
-        lacking = ours.loc[lines, fields].isna().any()
+    ours, numbers = frame["origin"] != PUBLISHED, frame["text"].isna()
+    for lines, fields in ((ours & numbers, ["seed", "value", "mean", "run"]), (ours & ~numbers, ["seed", "run"])):
+        lacking = frame.loc[lines, fields].isna().any()
         if lacking.any():
             raise _damaged(path, f"a number of ours has no {lacking.idxmax()}")
     return Values.of(frame)

@@ -4,6 +4,7 @@ from rotquant.recipes.recipe import Recipe, Run
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.study.configuration import Slot
 from rotquant.study.project import Project
+from rotquant.study.settings import SettingsTable
 from rotquant.study.speed.definitions import SpeedTable
 from rotquant.study.tables import Table
 
@@ -16,19 +17,19 @@ RUNTIME_WORDS = {
 }
 
 
-def title(table: Table | SpeedTable) -> str:
+def title(table: Table | SpeedTable | SettingsTable) -> str:
     """A table's name in full, such as "QuaRot, Table 1: 4-bit perplexity against other methods"."""
     label = f", {table.label.replace('table', 'Table ').replace('figure', 'Figure ')}" if is_of_the_paper(table) else ""
     return f"{table.paper_title.split(':')[0]}{label}: {table.title}"
 
 
-def lead(table: Table | SpeedTable) -> str:
+def lead(table: Table | SpeedTable | SettingsTable) -> str:
     """A table's caption and where it stands in the paper."""
     section = f", Section {table.section}" if is_of_the_paper(table) else ""
     return f"{table.caption} ({table.paper_title}{section})"
 
 
-def is_of_the_paper(table: Table | SpeedTable) -> bool:
+def is_of_the_paper(table: Table | SpeedTable | SettingsTable) -> bool:
     """Whether a table stands in the paper; the others are reports of our own."""
     return table.label.startswith(("table", "figure"))
 
