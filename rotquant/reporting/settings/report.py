@@ -8,7 +8,7 @@ from rotquant.reporting.settings.claims import outcomes
 from rotquant.reporting.words.describe import lead, settings, title
 from rotquant.reporting.words.templates import sentences
 from rotquant.study.results import table_path
-from rotquant.study.settings import Setting, Settings, SettingsRow
+from rotquant.study.settings import Setting, Settings
 
 WORDS = "settings/words.jinja"
 
@@ -17,9 +17,9 @@ DIFFERS = " ≠"
 
 
 class Source(NamedTuple):
-    """Where a row's recipe stands, the table with it as a link if there is one, and all of it in words."""
+    """Where the recipe of some rows stands, the table with it if there is one, and all of it in words."""
 
-    row: str
+    rows: list[str]
     where: str
     page: str | None
     recipe: str
@@ -42,7 +42,7 @@ def settings_report(found: Settings) -> Report:
         details={
             "differences": [cell for cell in found.cells if cell.same is False],
             "lacking": sum(cell.published is None for cell in found.cells),
-            "sources": [_source(row, found) for row in table.rows],
+            "sources": _sources(found),
             "csv": table_path(table.id),
         },
     )
@@ -67,7 +67,12 @@ def _pages(found: Settings) -> list[str]:
     return list(dict.fromkeys(row.as_in.table for row in found.table.rows if row.as_in))
 
 
-def _source(row: SettingsRow, found: Settings) -> Source:
-    place = row.as_in
-    where = f"`{row.method}`" if place is None else place.row + (f", {place.column}" if place.column else "")
-    return Source(row.name, where, place and place.table, settings(found.recipes[row.name]))
+def _sources(found: Settings) -> list[Source]:
+    """Each recipe once."""
+    rows: dict[tuple[str, str | None, str], list[str]] = {}
+    for row in found.table.rows:
+        place = row.as_in
+        where = f"`{row.method}`" if place is None else place.row + (f", {place.column}" if place.column else "")
+        recipe = settings(found.recipes[row.name])
+        rows.setdefault((where, place and place.table, recipe), []).append(row.name)
+    return [Source(names, *told) for told, names in rows.items()]
