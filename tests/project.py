@@ -93,6 +93,7 @@ class Measurement:
     metrics: dict
     arrays: dict = field(default_factory=dict)
     samples: dict = field(default_factory=dict)
+    texts: dict = field(default_factory=dict)
 
 
 def measure_runs(runs, checkpoint, folder, device, batch_size, codes):

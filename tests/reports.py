@@ -44,6 +44,12 @@ QuaRot,Llama-2-7B,perplexity,6.10,ppl
 QuaRot,Llama-2-7B,piqa,76.77,%
 QuaRot,Llama-2-7B,average,65.64,%
 """
+PREFIXES = """row,column,metric,value,unit
+Prefix,Llama-2-7B,tokens,3,tokens
+Prefix,Llama-2-7B,content,.\\n[BOS],text
+Prefix,Llama-2-13B,tokens,1,tokens
+Prefix,Llama-2-13B,content,-,text
+"""
 RATIOS = """row,column,metric,value,unit
 QuaRot,1.0,perplexity,5.938,ppl
 QuaRot,0.85,perplexity,5.850,ppl
@@ -145,7 +151,7 @@ def load(root: Path, monkeypatch: pytest.MonkeyPatch, *tables: dict[str, Any]) -
     copy.set_tables({**TABLES, "tables": list(tables)})
     slots = {**CONFIG["slots"], "Llama-3-8B": {"checkpoint": "models/small"}}
     copy.set_config({**CONFIG, "slots": slots})
-    for name, text in (("small", PUBLISHED), ("tasks", WITH_TASKS), ("ratios", RATIOS)):
+    for name, text in (("small", PUBLISHED), ("tasks", WITH_TASKS), ("ratios", RATIOS), ("prefixes", PREFIXES)):
         copy.write(f"workflow/papers/quarot/published/{name}.csv", text)
     return load_project(root=root)
 

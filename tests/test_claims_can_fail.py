@@ -34,8 +34,8 @@ def claims() -> Iterator[Any]:
 
 
 def given(table: Table, claim: Claim, check: dict[str, dict[str, Any]]) -> tuple[Numbers, Quantity]:
-    """The paper's numbers of the claim's quantity; of what it does not print, rows a third apart, on both sides of a
-    bound that is asked."""
+    """The paper's numbers of the claim's quantity; of what it does not print, rows and columns a third apart, on both
+    sides of a bound that is asked."""
     bounds = [arguments["value"] for arguments in check.values() if arguments.get("value")]
     lowest = bounds[0] / 1.2 if bounds else 10
     values = Values({}, printed(project(), table))
@@ -44,8 +44,8 @@ def given(table: Table, claim: Claim, check: dict[str, dict[str, Any]]) -> tuple
     quantity = measured[0] if claim.quantity is None else known[claim.quantity]
     found = {}
     for place, row in enumerate(table.rows):
-        for column in table.columns:
-            paper = values.published.get((row.name, column.name, quantity.name), Number(lowest * 1.3**place))
+        for at, column in enumerate(table.columns):
+            paper = values.published.get((row.name, column.name, quantity.name), Number(lowest * 1.3 ** (place + at)))
             spread = paper.deviation or 0.01 * lowest * (place + 1)
             seeds = tuple(paper.mean + spread * step for step in (-1, 0, 1))
             found[row.name, column.name, quantity.name] = Number(paper.mean, spread, seeds)

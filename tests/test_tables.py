@@ -21,6 +21,7 @@ from rotquant.recipes.schemes import (
     Outliers,
     OutlierTokens,
     Perplexity,
+    PrefixTokens,
     RangeUse,
     ZeroShot,
 )
@@ -339,7 +340,7 @@ def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
     # An edit of Cayley SGD leaves stored weights alone: what was learned comes to them as a file.
     assert code_digest("weights", learned) == code_digest("weights", drawn) == code_digest("weights", full)
     assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= modules["rotations"]
-    described = (Magnitudes(), Outliers(), RangeUse(), MaximaByToken(), OutlierTokens())
+    described = (Magnitudes(), Outliers(), RangeUse(), MaximaByToken(), OutlierTokens(), PrefixTokens())
     metrics = (Perplexity(), ZeroShot(corpus="wikitext2"), SNR(), *described)
     assert len({code_digest("runs", plain, metric) for metric in metrics}) == len(metrics)
     assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)

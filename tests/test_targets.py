@@ -62,7 +62,7 @@ def test_every_numbered_table_and_figure_that_is_data_is_a_target_of_its_paper()
     project = load_project(root=Path(__file__).parents[1])
     numbered = [
         table
-        for table in (*project.tables.values(), *project.speed.values())
+        for table in (*project.tables.values(), *project.speed.values(), *(s.table for s in project.settings.values()))
         if table.id.removeprefix(f"{table.paper}_").startswith(("table", "figure"))
     ]
     papers = {target["id"]: target["paper"] for target in TARGETS}

@@ -24,7 +24,7 @@ def table(
     name: TableName,
     form: Annotated[
         Literal["latex", "markdown", "csv", "json"] | None,
-        typer.Option("--format", help="Print the table, of accuracy or of speed, instead; LaTeX needs booktabs."),
+        typer.Option("--format", help="Print the table, of whatever kind, instead; LaTeX needs booktabs."),
     ] = None,
     config: Configs = None,
     plan: PlanFile = None,
@@ -105,6 +105,21 @@ def speed(name: TableName, config: Configs = None, plan: PlanFile = None) -> Non
     if project.config.tracking:
         with warning(_LATER.format(name)):
             log_speed(project, table, measured, report)
+
+
+@report_app.command()
+def settings(name: TableName, config: Configs = None, plan: PlanFile = None) -> None:
+    """Render the page of a table of settings, and the table as CSV, from the recipes; nothing is run."""
+    from rotquant.reporting.pages.markdown import markdown, page_path
+    from rotquant.reporting.settings.frame import settings_frame
+    from rotquant.reporting.settings.report import settings_report
+    from rotquant.study.values import write_frame
+
+    project = open_project(config, plan)
+    found = project.settings_table(name)
+    write_frame(project.root / table_path(name), settings_frame(found))
+    write_text(project.root / page_path(name), markdown(settings_report(found)))
+    typer.echo(str(page_path(name)))
 
 
 @report_app.command()

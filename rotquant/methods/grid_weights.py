@@ -36,6 +36,10 @@ class GridWeights(Method):
         """Weights without another search."""
         self.refuse_clip_search(recipe)
 
+    def clips_weights(self, recipe: Recipe) -> str | None:
+        """By the search."""
+        return "search"
+
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         return f"scales by layer outputs, {self.steps} shares from 1 to {self.smallest:g}"

@@ -158,6 +158,10 @@ class Method(Frozen):
         fields = [f"{name.replace('_', ' ')} {value}" for name, value in self.model_dump(mode="json").items()]
         return ", ".join([self.title, *fields])
 
+    def clips_weights(self, recipe: "Recipe") -> str | None:
+        """By what it chooses the share of a weight's range that is kept, in a word; None where it does not."""
+        return None
+
     @classmethod
     def presets(cls) -> "Mapping[str, Callable[[], Recipe]]":
         """Recipes that come with the method, by name: functions whose docstring says what they are."""

@@ -312,7 +312,18 @@ class OutlierTokens(Frozen):
     """Where the text has a BOS; see `token_maxima`."""
 
 
+class PrefixTokens(Frozen):
+    """How many tokens are stored in front of every text, and which (PrefixQuant Table 1).
+
+    Of stored weights whose recipe has a method that chooses a prefix. No text takes part in it.
+    """
+
+    kind: Literal["prefix_tokens"] = "prefix_tokens"
+    corpus: None = None
+    """No text takes part in it."""
+
+
 Metric = Annotated[
-    Perplexity | ZeroShot | SNR | Magnitudes | Outliers | RangeUse | MaximaByToken | OutlierTokens,
+    Perplexity | ZeroShot | SNR | Magnitudes | Outliers | RangeUse | MaximaByToken | OutlierTokens | PrefixTokens,
     Field(discriminator="kind"),
 ]

@@ -27,6 +27,7 @@ from rotquant.study.checks import Claim
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity
 from rotquant.study.results import RunResult
+from rotquant.study.settings import SettingsClaim
 from rotquant.study.speed.definitions import SpeedClaim
 from rotquant.study.tables import Table
 from rotquant.study.values import Values, known_quantities
@@ -60,7 +61,7 @@ class Outcome:
     judged: whether ours decide; a magnitude on other models than the paper's does not.
     """
 
-    claim: Claim | SpeedClaim
+    claim: Claim | SpeedClaim | SettingsClaim
     ours: Verdict
     papers: Verdict
     magnitude: bool = False

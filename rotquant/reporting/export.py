@@ -9,6 +9,8 @@ from rotquant.reporting.pages.latex import latex
 from rotquant.reporting.pages.markdown import grids_markdown
 from rotquant.reporting.pages.model import Report
 from rotquant.reporting.pages.report import report_of
+from rotquant.reporting.settings.frame import settings_frame
+from rotquant.reporting.settings.report import settings_report
 from rotquant.reporting.speed.frame import speed_frame
 from rotquant.reporting.speed.numbers import read_numbers
 from rotquant.reporting.speed.report import speed_report
@@ -19,7 +21,7 @@ Format = Literal["latex", "markdown", "csv", "json"]
 
 
 def exported(project: Project, name: str, form: Format) -> str:
-    """A table, of accuracy as it was written or of speed as it was measured, in one of the formats.
+    """A table, of accuracy as it was written, of speed as it was measured or of settings, in one of the formats.
 
     Raises:
         ConfigError: there is no such table.
@@ -39,6 +41,9 @@ def _report_and_frame(project: Project, name: str) -> tuple[Report, pd.DataFrame
         table = project.speed[name]
         measured = read_numbers(project, table)
         return speed_report(project, table, measured), speed_frame(measured)
+    if name in project.settings:
+        settings = project.settings[name]
+        return settings_report(settings), settings_frame(settings)
     chosen = project.table(name)
     values = read_values(project.root, name)
     return report_of(project, chosen, values, results_behind(project, values)), values.frame

@@ -19,6 +19,7 @@ from rotquant.reporting.claims import Score
 from rotquant.reporting.pages.markdown import page_path, rendered
 from rotquant.reporting.pages.model import Report
 from rotquant.reporting.pages.report import report_of
+from rotquant.reporting.settings.report import settings_report
 from rotquant.reporting.speed.numbers import Source, find_source
 from rotquant.reporting.speed.report import speed_report
 from rotquant.study.project import Project
@@ -86,7 +87,8 @@ def standings(project: Project) -> Standings:
     found: dict[str, tuple[Standing, ...]] = {}
     for paper in subjects(project):
         targets = [target for target in data.targets if target.paper == paper]
-        tables = [*project.tables.values(), *project.speed.values()]
+        settings = [found.table for found in project.settings.values()]
+        tables = [*project.tables.values(), *project.speed.values(), *settings]
         own = [table for table in tables if table.paper == paper and table.id not in listed]
         found[paper] = (
             *(_standing(project, target.id, paper, target.title, data.kinds[target.kind]) for target in targets),
@@ -130,6 +132,8 @@ def _standing(project: Project, name: str, paper: str, title: str, kind: str, *,
     status, machines, report = "computed" if rendered else "not yet", (), None
     if name in project.speed:
         status, machines, report = _speed(project, project.speed[name])
+    elif name in project.settings:
+        report = settings_report(project.settings[name]) if rendered else None
     elif name in project.tables and csv:
         with suppress(ResultError):  # rendering it says so
             values = read_values(project.root, name)

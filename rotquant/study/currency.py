@@ -101,6 +101,12 @@ class Currency:
         whole = not table.cells or all(form.exists() for form in forms)
         return self._state(REPORTS / f"{name}.md", basis, whole)
 
+    def settings_page(self, name: str) -> str:
+        """The state of a page of settings, which is made again where the table's numbers were deleted."""
+        forms = (TABLES / f"{name}{suffix}" for suffix in (".csv", ".parquet"))
+        basis = [self.plan.codes["settings"], self.plan.settings[name].definition]
+        return self._state(REPORTS / f"{name}.md", basis, all(form.exists() for form in forms))
+
     def index(self) -> str:
         """The state of the scoreboard."""
         return self._state(REPORTS / "index.md", self.plan.codes["index"])

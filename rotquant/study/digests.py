@@ -33,7 +33,7 @@ DATA = ("rotquant.recipes",)
 
 SOURCES = Sources(PACKAGE, aside=NEUTRAL)
 #: For what computes, where neither the words of a method nor the recipes that come with it decide anything.
-COMPUTED = Sources(PACKAGE, aside=NEUTRAL, silent=("words", "presets", "effort", "given"))
+COMPUTED = Sources(PACKAGE, aside=NEUTRAL, silent=("words", "presets", "effort", "given", "clips_weights"))
 
 #: Where each stage of the workflow begins: its function, or modules that render.
 STAGES: dict[str, tuple[str, ...]] = {
@@ -48,6 +48,7 @@ STAGES: dict[str, tuple[str, ...]] = {
         *("rotquant.reporting.speed.report", "rotquant.reporting.pages.markdown"),
         *("rotquant.reporting.speed.figures", "rotquant.reporting.tracking"),
     ),
+    "settings": ("rotquant.reporting.settings.report", "rotquant.reporting.pages.markdown"),
     "index": ("rotquant.reporting.scoreboard", "rotquant.reporting.html", "rotquant.reporting.html.pages"),
 }
 

@@ -18,6 +18,7 @@ from rotquant.study.plan import (
     PlannedPart,
     PlannedRotation,
     PlannedRun,
+    PlannedSettings,
     PlannedSpeed,
     PlannedTable,
     PlannedWeights,
@@ -26,7 +27,7 @@ from rotquant.study.project import Project, task_set
 from rotquant.study.speed.records import committed_path
 
 #: Stages of which all results are made by the same code, whatever the recipe.
-STAGES = ("tasks", "tables", "figures", "reports", "speed", "index")
+STAGES = ("tasks", "tables", "figures", "reports", "speed", "settings", "index")
 
 
 def places_seen(project: Project) -> Places:
@@ -57,6 +58,7 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         local=tuple(sorted(_local(project))),
         tables={name: _table(project, name) for name in project.tables},
         speed={name: _speed(project, name) for name in project.speed},
+        settings={name: _settings(project, name) for name in project.settings},
         parts={
             name: _part(project, name, runs) for table in project.tables for name, runs in project.parts(table).items()
         },
@@ -113,6 +115,14 @@ def _speed(project: Project, name: str) -> PlannedSpeed:
         kernels=tuple(sorted({benchmark_digest(cell.benchmark) for cell in table.cells})),
         sources={source: None if path is None else str(path) for source, path in committed.items()},
     )
+
+
+def _settings(project: Project, name: str) -> PlannedSettings:
+    """A page of settings changes with what its files say and with the recipes that its cells follow from."""
+    found = project.settings[name]
+    recipes = {row: recipe.model_dump(mode="json") for row, recipe in found.recipes.items()}
+    said = [found.table.model_dump(mode="json"), recipes, [[*vars(cell).values()] for cell in found.cells]]
+    return PlannedSettings(paper=found.table.paper, definition=short_hash(canonical_json(said)))
 
 
 def _part(project: Project, name: str, runs: tuple[Run, ...]) -> PlannedPart:

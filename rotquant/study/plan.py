@@ -73,6 +73,13 @@ class PlannedSpeed(Entry):
     sources: dict[str, str | None]
 
 
+class PlannedSettings(Entry):
+    """A page of settings. definition: digest of what its files and its recipes say."""
+
+    paper: str
+    definition: str
+
+
 class PlannedRun(Entry):
     """A run as it is given to its job. fields: of a `Run`, the large ones by their name in the plan's `shared`;
     weights, tasks: what has to be there before, if anything."""
@@ -127,6 +134,7 @@ class Plan(Entry):
     local: tuple[str, ...]
     tables: dict[str, PlannedTable]
     speed: dict[str, PlannedSpeed]
+    settings: dict[str, PlannedSettings]
     parts: dict[str, PlannedPart]
     weights: dict[str, PlannedWeights]
     rotations: dict[str, PlannedRotation]

@@ -23,6 +23,7 @@ from rotquant.recipes.schemes import Metric
 from rotquant.study.configuration import PAPERS, Config, Slot, find_root, load_config
 from rotquant.study.quantities import Quantity, quantities
 from rotquant.study.resolution import check_names, resolve, resolve_metric, site_widths
+from rotquant.study.settings import SETTINGS_FILE, Settings, load_settings
 from rotquant.study.speed.definitions import SpeedTable
 from rotquant.study.speed.loading import SPEED_FILE, load_speed
 from rotquant.study.tables import (
@@ -94,6 +95,24 @@ class Project:
             ConfigError: one of them is not valid.
         """
         return load_speed(self.root)
+
+    @cached_property
+    def settings(self) -> dict[str, Settings]:
+        """The tables of settings by id.
+
+        Raises:
+            ConfigError: one of them is not valid.
+        """
+        found = load_settings(self.root, self.tables, PAPERS)
+        return dict(sorted(found.items(), key=lambda item: in_order(item[1].table)))
+
+    def settings_table(self, name: str) -> Settings:
+        """The table of settings of that id.
+
+        Raises:
+            ConfigError: for an unknown table; the sentence lists the nearest ones.
+        """
+        return lookup(self.settings, name, "unknown table of settings")
 
     def speed_table(self, name: str) -> SpeedTable:
         """The speed table of that id.
@@ -247,7 +266,8 @@ def load_project(
     """
     root = root or find_root()
     found: dict[str, Table] = {}
-    for path in sorted(set((root / PAPERS).glob("*/*.yaml")) - set((root / PAPERS).glob(SPEED_FILE))):
+    others = {path for pattern in (SPEED_FILE, SETTINGS_FILE) for path in (root / PAPERS).glob(pattern)}
+    for path in sorted({*(root / PAPERS).glob("*/*.yaml")} - others):
         for table in load_tables(path, root):
             if table.id in found:
                 raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
@@ -266,7 +286,11 @@ def _check_experiments(project: Project) -> None:
         for number, claim in enumerate(table.claims, 1):
             target = claim.experiment and claim.experiment.target
             if target is not None and target not in project.tables:
-                lookup({**project.tables, **project.speed}, target, f"table {table.id}, claim {number}: unknown target")
+                lookup(
+                    {**project.tables, **project.speed, **project.settings},
+                    target,
+                    f"table {table.id}, claim {number}: unknown target",
+                )
 
 
 def _by_key(runs: Iterable[Run], key: Callable[[Run], str | None]) -> dict[str, tuple[Run, ...]]:

@@ -25,6 +25,7 @@ class Quantity:
     relative: whether rows are compared by what they lose in percent of another.
     sampled: whether it is estimated from windows of a text or items of tasks, and another sample gives another number.
     infinite: what +inf means where it is a result, the best there is; None where it means that a network overflowed.
+    text: whether it is no number but a text, which is shown beside the paper's and never compared.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Quantity:
     relative: bool = True
     sampled: bool = False
     infinite: str | None = None
+    text: bool = False
 
     def loss(self, value: float, reference: float) -> float:
         """How much worse `value` is than `reference`, in the quantity's own unit; negative for a gain."""
@@ -89,7 +91,14 @@ OUTLIER_TOKENS = (
     Quantity("meaningful", "neither there nor of low meaning", "lower", "%", relative=False),
     Quantity("repeated", "of others, where one was before", "lower", "%", relative=False),
 )
-DESCRIPTIVE = (*MAGNITUDES, *OUTLIERS[:2], *TOKEN_MAXIMA["inputs"], *TOKEN_MAXIMA["attention"], *OUTLIER_TOKENS)
+PREFIX_TOKENS = (
+    Quantity("tokens", "Number", "lower", relative=False),
+    Quantity("content", "Content", "lower", relative=False, text=True),
+)
+DESCRIPTIVE = (
+    *(*MAGNITUDES, *OUTLIERS[:2], *TOKEN_MAXIMA["inputs"], *TOKEN_MAXIMA["attention"]),
+    *(*OUTLIER_TOKENS, *PREFIX_TOKENS),
+)
 """Quantities that describe a distribution: of none would a lower number as such be better."""
 
 _BY_KIND: dict[str, tuple[Quantity, ...]] = {
@@ -99,6 +108,7 @@ _BY_KIND: dict[str, tuple[Quantity, ...]] = {
     "outliers": OUTLIERS,
     "range_use": RANGE_USE,
     "outlier_tokens": OUTLIER_TOKENS,
+    "prefix_tokens": PREFIX_TOKENS,
 }
 
 

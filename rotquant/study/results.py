@@ -38,6 +38,7 @@ class RunResult:
     metrics: numbers by quantity (`quantities`) and whatever else the metric yields; inf and nan are results.
     provenance: when, where and by which code; `weights`: the same of the stored weights.
     arrays: what figures are drawn from, as nested lists; empty for metrics that are numbers alone.
+    texts: what the metric yields that is no number, by quantity; empty for most.
     samples: what the numbers are means of (`study.samples`), from which their noise is known; empty in older files.
     """
 
@@ -47,6 +48,7 @@ class RunResult:
     weights: dict[str, Any] | None
     arrays: dict[str, Any] = field(default_factory=dict)
     samples: Samples = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -115,7 +117,7 @@ def write_result(path: Path, result: RunResult) -> None:
         "provenance": result.provenance,
         "weights": result.weights,
     }
-    more = {"arrays": result.arrays, "samples": result.samples}
+    more = {"arrays": result.arrays, "samples": result.samples, "texts": result.texts}
     write_json(path, data | {name: value for name, value in more.items() if value})
 
 
@@ -129,11 +131,14 @@ def read_result(path: Path) -> RunResult:
     try:
         run = Run.model_validate(data["run"])
         metrics = {name: float(value) for name, value in data["metrics"].items()}
-        missing = [quantity.name for quantity in quantities(run.metric) if quantity.name not in metrics]
+        texts = {name: str(text) for name, text in data.get("texts", {}).items()}
+        known = {True: texts, False: metrics}
+        missing = [one.name for one in quantities(run.metric) if one.name not in known[one.text]]
         if missing:
             raise _damaged(path, f"it lacks the metric {missing[0]}")
         samples = check_samples(run.metric, metrics, data.get("samples", {}))
-        result = RunResult(run, metrics, dict(data["provenance"]), data["weights"], data.get("arrays", {}), samples)
+        beside = (dict(data["provenance"]), data["weights"], data.get("arrays", {}))
+        result = RunResult(run, metrics, *beside, samples, texts)
     except ValidationError as error:
         raise _damaged(path, first_problem(error)) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -15,6 +15,7 @@ from pydantic_core import core_schema
 from rotquant.foundation.files import write_text
 from rotquant.recipes.presets import PRESETS
 from rotquant.study.configuration import ConfigFile, find_root
+from rotquant.study.settings import SettingsFile
 from rotquant.study.speed.definitions import SpeedFile
 from rotquant.study.tables import TableFile
 from rotquant.study.targets import Targets
@@ -26,6 +27,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "config": ConfigFile,
     "tables": TableFile,
     "speed": SpeedFile,
+    "settings": SettingsFile,
     "targets": Targets,
     "training": TrainingConfig,
 }
@@ -39,6 +41,7 @@ FILES = {
     "config/training/*.yaml": "training",
     "workflow/*/speed.yaml": "speed",
     "workflow/papers/*/speed.yaml": "speed",
+    "workflow/papers/*/settings.yaml": "settings",
     "workflow/papers/*/*.yaml": "tables",
 }
 """The project's files by pattern; the first that matches counts."""
@@ -73,8 +76,9 @@ def schema(name: str) -> dict[str, Any]:
         _any_part(found)
         alone = {"properties": {"standalone": {"const": True}}, "required": ["standalone"]}
         found |= {"if": alone, "then": {"required": required}}
-    if name == "tables":
-        found["$defs"]["Row"]["properties"]["method"]["examples"] = sorted(PRESETS)
+    rows = {"tables": "Row", "settings": "SettingsRow"}
+    if name in rows:
+        found["$defs"][rows[name]]["properties"]["method"]["examples"] = sorted(PRESETS)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{name}.schema.json"}
     return {**head, **found}
 

@@ -7,6 +7,7 @@ Everything is validated on reading, names that must refer to each other too. Not
 import csv
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
@@ -22,16 +23,20 @@ from rotquant.study.configuration import MethodSettings
 P = TypeVar("P", bound="Column | Titled")
 
 
-class PrintedNumber(NamedTuple):
-    """A number of the paper's and its deviation over seeds, None where it prints a dash or none, and their file."""
+class Printed(NamedTuple):
+    """A number of the paper's and its deviation over seeds, None where it prints a dash or none, and their file.
+
+    text: of a cell that is no number; None where it is one.
+    """
 
     value: float | None
     deviation: float | None
     file: str
+    text: str | None = None
 
 
-Published = dict[tuple[str, str, str], PrintedNumber]
-"""The paper's numbers by (row, column, quantity)."""
+Published = dict[tuple[str, str, str], Printed]
+"""What the paper prints by (row, column, quantity)."""
 
 Suite = Literal["paper", "shipped"]
 BY_SUITE: dict[str, Any] = {
@@ -153,6 +158,8 @@ class TableFields(Titled):
     """What the paper says about the numbers."""
     figure: Figure | None = None
     """The figure that goes with it."""
+    transposed: bool = False
+    """Whether pages show its columns below each other and its rows side by side, as the paper prints them."""
 
     @field_validator(
         "columns", mode="before", json_schema_input_type=Annotated[list[str | Column], Field(min_length=1)]
@@ -265,25 +272,26 @@ def published_values(table: Table, root: Path) -> Published:
     Raises:
         ConfigError: a missing file, a missing column, or a value that is neither a number nor a dash.
     """
-    found = {} if table.published is None else _read_published(table.published, root)
+    found = {} if table.published is None else read_published(table.published, root)
     rows = {row.name for row in table.rows}
     for column in table.columns:
         if column.published is not None:
-            others = _read_published(column.published, root)
+            others = read_published(column.published, root)
             found |= {cell: number for cell, number in others.items() if cell[0] in rows and cell[1] == column.name}
     return found
 
 
-def _read_published(file: str, root: Path) -> Published:
-    """The numbers of a long-format CSV; a file without a column of deviations has none."""
+def read_published(file: str, root: Path) -> Published:
+    """The cells of a long-format CSV; a file without a column of deviations has none.
+
+    Raises:
+        ConfigError: as `published_values`.
+    """
     path = root / file
     try:
         with path.open(newline="", encoding="utf-8") as lines:
             return {
-                (line["row"], line["column"], line["metric"]): PrintedNumber(
-                    _number(line["value"]), _number(line.get("deviation", "-")), file
-                )
-                for line in csv.DictReader(lines)
+                (line["row"], line["column"], line["metric"]): _printed(line, file) for line in csv.DictReader(lines)
             }
     except FileNotFoundError:
         raise ConfigError(f"published values {path} do not exist.") from None
@@ -291,6 +299,13 @@ def _read_published(file: str, root: Path) -> Published:
         raise ConfigError(f"published values {path} lack the column {error}.") from None
     except ValueError as error:
         raise ConfigError(f"published values {path}: {error}; write a number, or - where the paper has none.") from None
+
+
+def _printed(line: Mapping[str, str], file: str) -> Printed:
+    """A cell: a number, or a text where its unit says so."""
+    if line.get("unit") == "text":
+        return Printed(None, None, file, None if line["value"] == "-" else line["value"])
+    return Printed(_number(line["value"]), _number(line.get("deviation", "-")), file)
 
 
 def _number(text: str) -> float | None:

@@ -31,14 +31,15 @@ from rotquant.study.tables import Table
 Place = tuple[str, str, str]
 """Row, column and quantity."""
 
-#: Fields of the frame. A line is one seed of ours, or (`origin` published) a number that the paper alone has.
+#: Fields of the frame. A line is one seed of ours, or (`origin` published) a number that the paper alone has. What is
+#: no number stands under `text` and `published_text`.
 FIELDS = pa.schema(
     [
         *((name, pa.string()) for name in ("row", "column", "quantity")),
         ("seed", pa.int64()),
         *((name, pa.float64()) for name in ("value", "mean", "deviation", "standard_error")),
         *((name, pa.float64()) for name in ("published", "published_deviation")),
-        *((name, pa.string()) for name in ("origin", "run")),
+        *((name, pa.string()) for name in ("origin", "run", "text", "published_text")),
     ]
 )
 COMPUTED, PUBLISHED = "computed", "published"
@@ -74,11 +75,25 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Text:
+    """What each seed found where no number is asked for, and the seeds' run keys."""
+
+    values: tuple[str, ...]
+    seeds: tuple[int, ...] = field(default=(), compare=False)
+    runs: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True)
 class Values(Mapping[Place, Number]):
-    """A table's numbers by place: ours by indexing, and what the paper prints."""
+    """A table's numbers by place: ours by indexing, and what the paper prints.
+
+    texts, published_texts: what is shown and not compared.
+    """
 
     ours: Mapping[Place, Number]
     published: Mapping[Place, Number]
+    texts: Mapping[Place, Text] = field(default_factory=dict)
+    published_texts: Mapping[Place, str] = field(default_factory=dict)
 
     def __getitem__(self, place: Place) -> Number:
         return self.ours[place]
@@ -98,28 +113,44 @@ class Values(Mapping[Place, Number]):
             beside = (number.mean, number.deviation, number.standard_error)
             beside = (*beside, paper and paper.mean, paper and paper.deviation, COMPUTED)
             for seed, value, run in zip(number.seeds, number.values, number.runs, strict=True):
-                lines.append((*place, seed, value, *beside, run))
+                lines.append((*place, seed, value, *beside, run, None, None))
         for place, paper in self.published.items():
             if place not in self.ours:
-                lines.append((*place, None, None, None, None, None, paper.mean, paper.deviation, PUBLISHED, None))
-        return to_frame(lines, FIELDS)
+                alone = (None, None, None, None, None, paper.mean, paper.deviation, PUBLISHED)
+                lines.append((*place, *alone, None, None, None))
+        return to_frame([*lines, *self._lines_of_texts()], FIELDS)
+
+    def _lines_of_texts(self) -> Iterator[tuple[Any, ...]]:
+        """What is no number, as lines of the frame."""
+        for place, ours in self.texts.items():
+            for seed, text, run in zip(ours.seeds, ours.values, ours.runs, strict=True):
+                yield (*place, seed, *[None] * 6, COMPUTED, run, text, self.published_texts.get(place))
+        for place, text in self.published_texts.items():
+            if place not in self.texts:
+                yield (*place, *[None] * 7, PUBLISHED, None, None, text)
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> "Values":
         """The numbers of a frame."""
         ours, published = {}, {}
+        texts: dict[Place, Text] = {}
+        published_texts: dict[Place, str] = {}
         lines: Iterable[Any] = frame.itertuples(index=False)
         for place, group in itertools.groupby(lines, lambda line: (line.row, line.column, line.quantity)):
             seeds = list(group)
             first = seeds[0]
-            if first.origin != PUBLISHED:
+            if first.text is not pd.NA:
+                texts[place] = Text(*(tuple(getattr(line, name) for line in seeds) for name in ("text", "seed", "run")))
+            elif first.origin != PUBLISHED:
                 columns = (tuple(getattr(line, name) for line in seeds) for name in ("value", "seed", "run"))
                 ours[place] = Number(
                     first.mean, _known(first.deviation), *columns, standard_error=_known(first.standard_error)
                 )
             if first.published is not pd.NA:
                 published[place] = Number(first.published, _known(first.published_deviation))
-        return cls(ours, published)
+            if first.published_text is not pd.NA:
+                published_texts[place] = first.published_text
+        return cls(ours, published, texts, published_texts)
 
 
 def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult]]:
@@ -133,13 +164,18 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
         raise ResultError(f"table {table.id} has no column to compute: its slots ({slots}) have `compute: false`.")
     results = _results_of(project, table)
     ours: dict[Place, Number] = {}
+    texts: dict[Place, Text] = {}
     for cell in project.cells(table.id):
         seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
         for quantity in quantities(cell.metric):
+            place = cell.row, cell.column, quantity.name
+            if quantity.text:
+                texts[place] = Text(tuple(results[key].texts[quantity.name] for key in keys), seeds, keys)
+                continue
             numbers = tuple(results[key].metrics[quantity.name] for key in keys)
             error = standard_error([observed(results[key], quantity.name) for key in keys])
-            ours[cell.row, cell.column, quantity.name] = Number.of_seeds(numbers, seeds, keys, error)
-    return Values(ours, printed(project, table)), results
+            ours[place] = Number.of_seeds(numbers, seeds, keys, error)
+    return Values(ours, printed(project, table), texts, printed_texts(project, table)), results
 
 
 def observed(result: RunResult, quantity: str) -> NDArray[np.float64] | None:
@@ -165,6 +201,11 @@ def printed(project: Project, table: Table) -> dict[Place, Number]:
     return {place: Number(one.value, one.deviation) for place, one in numbers if one.value is not None}
 
 
+def printed_texts(project: Project, table: Table) -> dict[Place, str]:
+    """What the paper prints in a table where no number is asked for."""
+    return {place: one.text for place, one in project.published(table).items() if one.text is not None}
+
+
 def write_values(root: Path, name: str, values: Values) -> None:
     """Write a table's frame."""
     write_frame(root / table_path(name), values.frame)
@@ -178,9 +219,11 @@ def read_values(root: Path, name: str) -> Values:
     """
     path = root / table_path(name)
     frame = read_frame(path, FIELDS)
-    lacking = frame.loc[frame["origin"] != PUBLISHED, ["seed", "value", "mean", "run"]].isna().any()
-    if lacking.any():
-        raise _damaged(path, f"a number of ours has no {lacking.idxmax()}")
+    ours, numbers = frame["origin"] != PUBLISHED, frame["text"].isna()
+    for lines, fields in ((ours & numbers, ["seed", "value", "mean", "run"]), (ours & ~numbers, ["seed", "run"])):
+        lacking = frame.loc[lines, fields].isna().any()
+        if lacking.any():
+            raise _damaged(path, f"a number of ours has no {lacking.idxmax()}")
     return Values.of(frame)
 
 
@@ -194,11 +237,15 @@ def read_back(project: Project, table: Table) -> tuple[Values, dict[str, RunResu
         write_values(project.root, table.id, collect(project, table)[0])
     values = read_values(project.root, table.id)
     results = _results_of(project, table)
-    measured = {(name, key): repr(value) for key, result in results.items() for name, value in result.metrics.items()}
+    measured = {
+        (name, key): repr(value)
+        for key, result in results.items()
+        for name, value in (*result.metrics.items(), *result.texts.items())
+    }
     held = {
         (name, key): repr(value)
-        for (_, _, name), number in values.items()
-        for key, value in zip(number.runs, number.values, strict=True)
+        for (_, _, name), found in (*values.items(), *values.texts.items())
+        for key, value in zip(found.runs, found.values, strict=True)
     }
     if set(results) != {key for _, key in held} or not held.items() <= measured.items():
         raise ResultError(

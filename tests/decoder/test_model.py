@@ -144,19 +144,36 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         QuantizedLinear(100, 16, inputs, bias=False, dtype=torch.float16, grouped=True)
 
 
+def lost(logits: torch.Tensor, chosen: torch.Tensor) -> float:
+    """How much smaller the logits [..., vocabulary] of chosen tokens [...] are than the largest, in the mean.
+
+    0 where all are the largest, 1 where they are no better than the mean token.
+    """
+    best = logits.amax(-1)
+    there = logits.gather(-1, chosen[..., None])[..., 0]
+    return float((best - there).mean() / (best - logits.mean(-1)).mean())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("prefix", [0, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_decodes_what_a_prefill_predicts(kind: str, prefix: int) -> None:
+    """The two run different kernels, so where logits nearly tie or a code flips the choice may differ, and the share of
+    tokens that agree has no bound (0.67 to 1 by kind in float16, 1 in float64). What the other choice loses is small.
+
+    A graph that read another text's cache, or its own at other places, would lose as much as the same tokens do behind
+    another prompt. In the references' float16 on a CPU that is 0.77 where the decoder's own lose 0.046 (quarot behind a
+    prefix, whose choices differ most), 0.69 and 0.006 (prefixquant), 0.05 and nothing (bf16). Asked is a third.
+    """
     wide = {"hidden_size": 2048, "intermediate_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
     decoder = random_decoder(DecoderConfig.from_shape(TINY_SHAPE | wide, prefix=prefix), kind, layers=1)
-    prompt = torch.randint(0, 64, (3, 50), device="cuda")
+    prompt = torch.randint(0, 64, (3, 50), generator=torch.Generator().manual_seed(0)).cuda()
     generation = Generation(decoder, 3, 96)
     new = generation.generate(prompt, 20)
     assert torch.equal(generation.generate(prompt, 20), new)
-    predicted = decoder.logits(torch.cat([prompt, new], dim=1))[:, 49:-1].argmax(-1)
-    # The two run different kernels; where two logits nearly tie or a code flips, the choice may differ.
-    assert (predicted == new).float().mean() > 0.6
+    behind = [decoder.logits(torch.cat([text, new], dim=1))[:, 49:-1].float() for text in (prompt, prompt.roll(1, 0))]
+    own, others = (lost(logits, new) for logits in behind)
+    assert own < others / 3
 
 
 @pytest.mark.gpu

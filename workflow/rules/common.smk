@@ -33,15 +33,17 @@ GPU = int(PLAN.device == "cuda" or (PLAN.device == "auto" and shutil.which("nvid
 # Processes of one job; those of a GPU are as many as `--set-threads measure=N` says.
 WORKERS = 1 if GPU else workflow.cores or 1
 
-# Speed tables have rules of their own for the same kinds of files.
+# Speed tables and tables of settings have rules of their own for the same kinds of files.
 SPEED = "|".join(PLAN.speed) or "none"
+SETTINGS = "|".join(PLAN.settings) or "none"
 
 
 wildcard_constraints:
     part="[a-z0-9_]+(-[0-9a-f]{8})?",
     tasks="[0-9a-f]{16}",
-    table=rf"(?!(?:index|{SPEED})\b)[a-z0-9_]+",
+    table=rf"(?!(?:index|{SPEED}|{SETTINGS})\b)[a-z0-9_]+",
     speed=SPEED,
+    settings=SETTINGS,
 
 
 # What a rule's command is given to: messages to the log, and earlier results kept when it fails (see there). A rule's one

@@ -45,7 +45,7 @@ rule report:
 
 rule index:
     input:
-        reports=expand("reports/{table}.md", table=[*PLAN.tables, *PLAN.speed]),
+        reports=expand("reports/{table}.md", table=[*PLAN.tables, *PLAN.speed, *PLAN.settings]),
         targets="config/targets.yaml",
     output:
         update("reports/index.md"),
@@ -99,6 +99,7 @@ rule prefixquant:
     input:
         reports_of(PLAN.tables, "prefixquant"),
         reports_of(PLAN.speed, "prefixquant"),
+        reports_of(PLAN.settings, "prefixquant"),
     log:
         "logs/reports/prefixquant.log",
     message:

@@ -33,6 +33,10 @@ class AWQ(Method):
         if recipe.rounded.scheme.granularity == "tensor":
             raise ValueError("awq takes weights of granularity channel or group")
 
+    def clips_weights(self, recipe: Recipe) -> str | None:
+        """By a search of each scale's range."""
+        return "search" if self.clip_search else None
+
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         return f"AWQ, {self.grid} values of alpha{', clipped' if self.clip_search else ''}"

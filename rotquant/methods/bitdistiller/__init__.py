@@ -26,6 +26,10 @@ class BitDistiller(SelfDistillation):
         """By the bits."""
         return "nf3" if recipe.rounded.scheme.bits == 3 else "range"
 
+    def clips_weights(self, recipe: Recipe) -> str | None:
+        """By the search that training begins with."""
+        return "search"
+
     @classmethod
     def presets(cls) -> Mapping[str, Callable[[], Recipe]]:
         """RCP's two baselines."""

@@ -71,6 +71,10 @@ class BlockAP(Method):
         """Of each block."""
         return self.epochs * (self.text.samples // self.batch_size)
 
+    def clips_weights(self, recipe: Recipe) -> str | None:
+        """By learning the scales."""
+        return "learned scales"
+
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         rates = f"lr {self.scale_lr:g} scales, {self.weight_lr:g} weights, {self.schedule}"

@@ -41,6 +41,10 @@ class LearnedClipping(Method):
         self.refuse_clip_search(recipe)
         self.refuse_static(recipe)
 
+    def clips_weights(self, recipe: Recipe) -> str | None:
+        """By learning."""
+        return "LWC"
+
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         return f"LWC {self.steps} steps of {self.batch_size} a block, lr {self.learning_rate:g}"

@@ -51,6 +51,10 @@ class OmniQuant(Method):
         self.refuse_clip_search(recipe)
         self.refuse_static(recipe)
 
+    def clips_weights(self, recipe: Recipe) -> str | None:
+        """By learning."""
+        return "LWC"
+
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         rates = f"lr {self.clipping_lr:g} clipping, {self.transformation_lr:g} transformation"

@@ -73,6 +73,10 @@ class QoQ(Method):
                     f"leave {site} out of methods.qoq.smoothed"
                 )
 
+    def clips_weights(self, recipe: Recipe) -> str | None:
+        """By a search of each scale's range."""
+        return "search" if self.clip_search else None
+
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         places = {"attention_output": "o_proj", "mlp_output": "down_proj"}

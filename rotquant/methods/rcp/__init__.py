@@ -72,6 +72,10 @@ class RCP(SelfDistillation):
                 "rotations, or set it to false"
             )
 
+    def clips_weights(self, recipe: Recipe) -> str | None:
+        """By learning, in the paper's word."""
+        return "LWC"
+
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         factorized = ", R1 beside the weights" if self.factorized else ""

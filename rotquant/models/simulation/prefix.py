@@ -73,6 +73,11 @@ def stored_tensors(ids: Sequence[int], prefix: Prefix) -> dict[str, Tensor]:
     return {"ids": torch.tensor(ids, dtype=torch.int64), "keys": prefix.keys, "values": prefix.values}
 
 
+def stored_ids(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """The tokens of `stored_tensors`."""
+    return tuple(tensors["ids"].tolist())
+
+
 def stored_prefix(tensors: Mapping[str, Tensor]) -> Prefix | None:
     """The prefix of `stored_tensors`, or None where it has no token."""
     return Prefix(tensors["keys"], tensors["values"]) if len(tensors["ids"]) else None

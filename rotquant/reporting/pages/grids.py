@@ -15,7 +15,7 @@ from rotquant.reporting.words.numbers import show, show_change, words
 from rotquant.study.project import Project
 from rotquant.study.quantities import DESCRIPTIVE, Quantity
 from rotquant.study.tables import Row, Table
-from rotquant.study.values import Number, Place, Values, main_quantities, printed_accuracies
+from rotquant.study.values import Number, Place, Text, Values, main_quantities, printed_accuracies
 
 #: Numbers that a line of one grid can hold; with more, each quantity gets a grid of its own.
 WIDTH = 8
@@ -31,10 +31,14 @@ def value_grids(project: Project, table: Table, values: Values) -> tuple[Grid, .
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
         place, digits = (row, column, quantity.name), decimals[quantity.name]
+        if quantity.text:
+            return _contents(values.texts.get(place)), values.published_texts.get(place, "-")
         ours, paper = values.ours.get(place), values.published.get(place)
         mine = "-" if ours is None else show(ours.mean, ours.deviation, max(2, digits))
         return mine, show(paper and paper.mean, None, digits)
 
+    if table.transposed:
+        return (_transposed(project, table, pair, mains),)
     return _grids(project, table, table.rows, pair, mains)
 
 
@@ -122,6 +126,28 @@ def _grid(
     return Grid(_caption(names, group), ["Method", *table.label_columns], labels, columns, heading)
 
 
+def _transposed(project: Project, table: Table, pair: Pair, mains: Sequence[Quantity]) -> Grid:
+    """The table's columns below each other, and side by side its rows with every quantity."""
+    names = project.columns(table)
+    columns: list[GridColumn] = []
+    for row, quantity in itertools.product(table.rows, mains):
+        ours, papers = zip(*(pair(row.name, name, quantity) for name in names), strict=True)
+        head = quantity.title if len(table.rows) == 1 else f"{row.name}, {quantity.title}"
+        columns += beside(GridColumn(ours, head), GridColumn(papers, published=""))
+    labels = [[name, _remark(project, table, name).removeprefix("here: ") or "the paper's model"] for name in names]
+    return Grid(_caption(names, tuple(mains)), ["Model", "Here"], labels, columns)
+
+
+def _contents(ours: Text | None) -> str:
+    """What the seeds found, each once, with its seeds where they differ; "-" for nothing, "none" for an empty text."""
+    found: dict[str, list[int]] = {}
+    for text, seed in zip(ours.values, ours.seeds, strict=True) if ours else ():
+        found.setdefault(text or "none", []).append(seed)
+    if len(found) < 2:
+        return next(iter(found), "-")
+    return "; ".join(f"{text} (seed {', '.join(map(str, seeds))})" for text, seeds in found.items())
+
+
 def _caption(columns: Sequence[str], group: Sequence[Quantity]) -> str:
     """What the numbers are and which way is better."""
     text = "; ".join((f"{quantity.title}: " if len(group) > 1 else "") + _described(quantity) for quantity in group)
@@ -145,5 +171,9 @@ def _remark(project: Project, table: Table, column: str) -> str:
 
 def printed_decimals(values: Values, quantity: Quantity) -> int:
     """As many decimals as the paper prints, or two where it prints none. Ours have at least two."""
-    texts = [repr(number.mean) for (_, _, name), number in values.published.items() if name == quantity.name]
+    texts = [
+        f"{number.mean!r}".removesuffix(".0")
+        for (_, _, name), number in values.published.items()
+        if name == quantity.name
+    ]
     return max((min(len(text.partition(".")[2]), 3) for text in texts if "e" not in text), default=2)

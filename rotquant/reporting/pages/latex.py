@@ -27,6 +27,7 @@ _SPECIAL = {
     "→": r"$\to$",
     "≥": r"$\ge$",
     "≤": r"$\le$",
+    "≠": r"$\ne$",
 }
 
 #: A number with its deviation and a percent sign, as pages print it.

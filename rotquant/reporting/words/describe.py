@@ -4,6 +4,7 @@ from rotquant.recipes.recipe import Recipe, Run
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.study.configuration import Slot
 from rotquant.study.project import Project
+from rotquant.study.settings import SettingsTable
 from rotquant.study.speed.definitions import SpeedTable
 from rotquant.study.tables import Table
 
@@ -16,19 +17,19 @@ RUNTIME_WORDS = {
 }
 
 
-def title(table: Table | SpeedTable) -> str:
+def title(table: Table | SpeedTable | SettingsTable) -> str:
     """A table's name in full, such as "QuaRot, Table 1: 4-bit perplexity against other methods"."""
     label = f", {table.label.replace('table', 'Table ').replace('figure', 'Figure ')}" if is_of_the_paper(table) else ""
     return f"{table.paper_title.split(':')[0]}{label}: {table.title}"
 
 
-def lead(table: Table | SpeedTable) -> str:
+def lead(table: Table | SpeedTable | SettingsTable) -> str:
     """A table's caption and where it stands in the paper."""
     section = f", Section {table.section}" if is_of_the_paper(table) else ""
     return f"{table.caption} ({table.paper_title}{section})"
 
 
-def is_of_the_paper(table: Table | SpeedTable) -> bool:
+def is_of_the_paper(table: Table | SpeedTable | SettingsTable) -> bool:
     """Whether a table stands in the paper; the others are reports of our own."""
     return table.label.startswith(("table", "figure"))
 
@@ -58,7 +59,7 @@ def measurement(run: Run) -> str:
     """All settings of a run's metric that are set, such as "perplexity: corpus wikitext2, split test, bos text"."""
     fields = {**run.metric.model_dump(exclude={"kind"}), "corpus": corpus_words(run)}
     words = [f"{name} {_plain(value)}" for name, value in fields.items() if value is not None]
-    return f"{run.metric.kind}: {', '.join(words)}"
+    return f"{run.metric.kind}: {', '.join(words)}" if words else run.metric.kind
 
 
 def corpus_words(run: Run) -> str | None:

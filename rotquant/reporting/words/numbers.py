@@ -29,6 +29,8 @@ _WORDS = {
     "elsewhere": "share of outlier tokens that are not at the first position",
     "meaningful": "share of outlier tokens that are neither at the first position nor of low meaning",
     "repeated": "share of those elsewhere that stand at the position of one before",
+    "tokens": "tokens in front of every text",
+    "content": "what they are",
     **{
         f"{name}_{end}": f"{ratio}, {f'input of {what}' if tensors == 'inputs' else what}, in its worst layer"
         for tensors, names in TENSOR_WORDS.items()

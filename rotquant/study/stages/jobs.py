@@ -114,7 +114,7 @@ def measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> N
         place, batch_size = plan.checkpoint_path(checkpoint), plan.planned(members[0].key).batch_size
         codes = [_run_code(plan, run.key) for run in members]
         for run, found, provenance in measure_runs(members, place, folder, plan.device, batch_size, codes):
-            result = RunResult(run, found.metrics, provenance, weights, found.arrays, found.samples)
+            result = RunResult(run, found.metrics, provenance, weights, found.arrays, found.samples, found.texts)
             write_result(run_path(run.key), result)
             say(_summary(result))
 

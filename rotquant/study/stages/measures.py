@@ -17,6 +17,7 @@ from rotquant.recipes.schemes import (
     Outliers,
     OutlierTokens,
     Perplexity,
+    PrefixTokens,
     RangeUse,
     ZeroShot,
 )
@@ -25,6 +26,8 @@ from rotquant.text import NO_BOS, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rotquant.weights.storage import QuantizedState
 
 #: Items of a zero-shot task per window of text that fits into a batch; they are about this much shorter.
 ITEMS_PER_WINDOW = 8
@@ -35,13 +38,14 @@ class Measurement:
     """What a metric found.
 
     source: what provenance says of its text or tasks. arrays: what figures need. samples: what its numbers are means
-    of (`study.samples`).
+    of (`study.samples`). texts: what is no number, by quantity.
     """
 
     metrics: dict[str, float]
     source: dict[str, Any]
     arrays: dict[str, Any] = field(default_factory=dict)
     samples: Samples = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Subject:
     """What is measured: a run's model, as it computes under its recipe.
 
     text: yields the tokens of a corpus's split and its provenance. reference: the run's checkpoint.
-    batch_size: windows of text per forward pass.
+    batch_size: windows of text per forward pass. state: what is stored beside the weights, if any.
     """
 
     run: Run
@@ -58,6 +62,7 @@ class Subject:
     text: Callable[..., tuple[Tokens, dict[str, Any]]]
     reference: Callable[[], "PreTrainedModel"]
     batch_size: int
+    state: "QuantizedState | None" = None
 
     def tokens(
         self, metric: Perplexity | SNR | Magnitudes | Outliers | MaximaByToken | OutlierTokens
@@ -146,3 +151,22 @@ def outlier_tokens(metric: OutlierTokens, subject: Subject) -> Measurement:
     tokens, source = subject.tokens(metric)
     metrics, arrays = outlier_tokens(subject.model, tokens, metric, cast(Any, subject.tokenizer.decode))
     return Measurement(metrics, source, arrays)
+
+
+def prefix_tokens(metric: PrefixTokens, subject: Subject) -> Measurement:
+    """Number and content of the tokens that are stored in front of every text.
+
+    Raises:
+        RecipeError: no method of the recipe chooses such tokens.
+    """
+    from rotquant.metrics.prefix_tokens import prefix_tokens
+    from rotquant.models.simulation.prefix import stored_ids
+
+    methods = subject.run.recipe.methods.values()
+    chooser = next((method for method in methods if "prefix" in method.roles), None)
+    if chooser is None or subject.state is None:
+        raise RecipeError("prefix_tokens looks at a stored prefix: the recipe needs a method that chooses one.")
+    ids = stored_ids(subject.state.tensors[chooser.name])
+    decode = cast(Any, subject.tokenizer.decode)
+    metrics, texts = prefix_tokens(ids, subject.model.config.bos_token_id, decode)
+    return Measurement(metrics, {"corpora": {}}, {"ids": list(ids)}, texts=texts)

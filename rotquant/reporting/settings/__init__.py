@@ -1,0 +1,1 @@
+"""Tables of settings: what recipes say, cell by cell beside what a paper prints."""

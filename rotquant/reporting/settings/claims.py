@@ -1,0 +1,26 @@
+"""Claims about settings, decided cell by cell: by the recipes here, and by what the paper's own table prints."""
+
+from rotquant.reporting.claims import Outcome, Verdict
+from rotquant.reporting.effects import Finding
+from rotquant.study.settings import Setting, Settings, SettingsClaim, asked_cells
+
+
+def outcomes(settings: Settings) -> tuple[Outcome, ...]:
+    """Every claim of a table."""
+    return tuple(Outcome(claim, _ours(settings, claim), _papers(settings, claim)) for claim in settings.table.claims)
+
+
+def _ours(settings: Settings, claim: SettingsClaim) -> Verdict:
+    return Verdict(tuple(_finding(cell, cell.here, asked) for cell, asked in asked_cells(settings, claim)))
+
+
+def _papers(settings: Settings, claim: SettingsClaim) -> Verdict:
+    """By the cells that the paper's table prints; where it prints none, a sentence of the paper stands alone."""
+    cells = asked_cells(settings, claim)
+    return Verdict(tuple(_finding(cell, cell.published, asked) for cell, asked in cells if cell.published is not None))
+
+
+def _finding(cell: Setting, said: str, asked: str) -> Finding:
+    same = said.casefold() == asked.casefold()
+    text = said if same else f"{said}, {asked} asked"
+    return Finding(f"{cell.row}, {cell.column}", text, "holds" if same else "contradicted")
