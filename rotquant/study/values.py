@@ -135,9 +135,9 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
     ours: dict[Place, Number] = {}
     for cell in project.cells(table.id):
         seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
-        for quantity in quantities(cell.metric):
-            numbers = tuple(results[key].metrics[quantity.name] for key in keys)
-            error = standard_error([observed(results[key], quantity.name) for key in keys])
+        for quantity in cell.quantities:
+            numbers = tuple(results[key].metrics[quantity.key] for key in keys)
+            error = standard_error([observed(results[key], quantity.key) for key in keys])
             ours[cell.row, cell.column, quantity.name] = Number.of_seeds(numbers, seeds, keys, error)
     return Values(ours, printed(project, table)), results
 
@@ -194,7 +194,12 @@ def read_back(project: Project, table: Table) -> tuple[Values, dict[str, RunResu
         write_values(project.root, table.id, collect(project, table)[0])
     values = read_values(project.root, table.id)
     results = _results_of(project, table)
-    measured = {(name, key): repr(value) for key, result in results.items() for name, value in result.metrics.items()}
+    measured = {
+        (quantity.name, run.key): repr(results[run.key].metrics[quantity.key])
+        for cell in project.cells(table.id)
+        for quantity in cell.quantities
+        for run in cell.runs
+    }
     held = {
         (name, key): repr(value)
         for (_, _, name), number in values.items()

@@ -49,11 +49,15 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
                 for column in columns
             }
             scale = PercentAxis(lost.values())
+            drawn = [column for column in columns if any(lost[row, column].extent for row in rows)]
             for index, (axis, column) in enumerate(zip(axes, columns, strict=False)):
+                if column not in drawn:
+                    axis.remove()
+                    continue
                 for place, row in enumerate(rows):
                     _dots(axis, place, lost[row, column], scale)
                 scale.apply(axis, "x")
-                name_rows(axis, rows, shown=index % width == 0)
+                name_rows(axis, rows, shown=index % width == 0 or column == drawn[0])
                 axis.axvline(0, color=NEUTRAL, linewidth=0.8)
                 axis.set_xlabel(f"{loss_words(quantity)}\nrelative to {over}")
                 if quantity is mains[0] or height > 1:

@@ -111,7 +111,8 @@ def _grid(
     project: Project, table: Table, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
 ) -> Grid:
     """Ours by column and quantity, each followed by the paper's where it prints some."""
-    names = project.columns(table)
+    places = {(cell.column, quantity.name) for cell in project.cells(table.id) for quantity in cell.quantities}
+    names = [name for name in project.columns(table) if any((name, quantity.name) in places for quantity in group)]
     columns: list[GridColumn] = []
     for name, quantity in itertools.product(names, group):
         ours, papers = zip(*(pair(row.name, name, quantity) for row in rows), strict=True)
