@@ -174,11 +174,19 @@ class ZeroShot(Frozen):
     normalization: Normalization = "length"
     """`paper`: by what a choice's likelihood counts in ARC and OpenBookQA. `length`, per byte, which is lm-eval's
     acc_norm (QuaRot); `unconditional`, over its likelihood after "Answer:" alone (Brown et al. 2020, Sec. 2.4)."""
+    template: Annotated[str, Field(pattern=r"^[^{}]*\{question\}[^{}]*$")] | None = None
+    """`paper`: what is written around each question of HumanEval, GSM8K and LongBench, which stands at "{question}", as
+    models fine-tuned on instructions expect; null asks it alone."""
+    longest_prompt: Annotated[int, Field(gt=1)] | None = None
+    """`paper`: of a prompt of LongBench with more tokens the first and the last half of so many stay (Bai et al. 2024,
+    Sec. 4.1); null refuses one that exceeds the model's context."""
 
     @model_validator(mode="after")
     def _data_fits_suite(self) -> "ZeroShot":
         if self.suite == "shipped" and self.normalization != "length":
             raise ValueError(f"normalization {self.normalization!r} is about tasks of suite 'paper'")
+        if self.suite == "shipped" and (self.template is not None or self.longest_prompt is not None):
+            raise ValueError("template and longest_prompt are about tasks of suite 'paper'")
         if self.suite == "shipped" and (self.corpus is None or self.path is not None):
             raise ValueError("suite 'shipped' is made from a corpus and takes no path")
         if self.suite == "paper" and self.corpus is not None:

@@ -135,6 +135,8 @@ class Settings(Written):
     """Tables about the distribution over seeds take the seeds 0 to trials - 1; without it, `seeds`, as others do."""
     tracking: bool = True
     """Whether MLflow shows the runs of each report."""
+    allow_code_execution: bool = False
+    """Whether programs that models write for HumanEval may be run, in a process that can do little (docs/tasks.md)."""
 
     @field_validator("seeds")
     @classmethod

@@ -19,7 +19,7 @@ from rotquant.foundation.files import canonical_json, short_hash, write_text
 from rotquant.study.plan import PLANS, Places, Plan, read_plan, write_plan
 
 #: Part of every plan's name: to be raised when a plan of the same inputs says something else than before.
-FORMAT = 2
+FORMAT = 3
 
 PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -49,7 +49,7 @@ class Subject:
     """What is measured: a run's model, as it computes under its recipe.
 
     text: yields the tokens of a corpus's split and its provenance. reference: the run's checkpoint.
-    batch_size: windows of text per forward pass.
+    batch_size: windows of text per forward pass. allow_code_execution: whether programs that it writes may be run.
     """
 
     run: Run
@@ -58,6 +58,7 @@ class Subject:
     text: Callable[..., tuple[Tokens, dict[str, Any]]]
     reference: Callable[[], "PreTrainedModel"]
     batch_size: int
+    allow_code_execution: bool = False
 
     def tokens(
         self, metric: Perplexity | SNR | Magnitudes | Outliers | MaximaByToken | OutlierTokens
@@ -82,7 +83,8 @@ def zero_shot(metric: ZeroShot, subject: Subject) -> Measurement:
 
     tasks = zeroshot.prepare(metric, Path(), subject.run.corpora.get(metric.corpus or ""))
     batch_size = ITEMS_PER_WINDOW * subject.batch_size
-    found = zeroshot.scores(subject.model, subject.tokenizer, metric, tasks, batch_size=batch_size)
+    allowed = subject.allow_code_execution
+    found = zeroshot.scores(subject.model, subject.tokenizer, metric, tasks, batch_size, allowed)
     note = {"note": NO_BOS} if subject.tokenizer.bos_token_id is None else {}
     source = {"corpora": {}, "tasks": zeroshot.identity(metric, tasks), **note}
     return Measurement(found.metrics, source, samples=pack(found.items))
