@@ -7,9 +7,10 @@ corpora that are read from installed packages follow their versions.
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal
+from string import Formatter
+from typing import Any, Literal, Optional
 
-from pydantic import model_validator
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rotquant.foundation.data import Frozen
 
@@ -44,9 +45,31 @@ class CorpusSpec(Frozen):
     subset: str | None = None
     """A dataset's configuration name on the hub, or a subfolder of a local folder."""
     text_field: str = "text"
-    """The column that holds the text."""
+    """The column that holds the text; or a text of several columns, each by its name in braces."""
     separator: str = "\n\n"
     """What stands between two rows; the papers join WikiText-2 with a blank line."""
+    beside: Optional["CorpusSpec"] = None
+    """Another corpus, whose rows stand behind this one's; of so much text as is read, each is a half."""
+
+    @model_serializer(mode="wrap")
+    def _one_is_as_ever(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A corpus with none beside it says nothing of that: its keys are those of before there were any."""
+        return {name: value for name, value in write(self).items() if name != "beside" or value is not None}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that `text_field` names."""
+        return tuple(name for _, name, _, _ in Formatter().parse(self.text_field) if name) or (self.text_field,)
+
+    @model_validator(mode="after")
+    def _columns_can_be_read(self) -> "CorpusSpec":
+        try:
+            named = [(name, spec, how) for _, name, spec, how in Formatter().parse(self.text_field) if name is not None]
+        except ValueError as error:
+            raise ValueError(f"corpus {self.name!r}: text_field {self.text_field!r}: {error}") from None
+        if any(not name.isidentifier() or spec or how for name, spec, how in named):
+            raise ValueError(f"corpus {self.name!r}: text_field takes names of columns in braces, such as {{question}}")
+        return self
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> "CorpusSpec":

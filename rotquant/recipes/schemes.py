@@ -320,7 +320,43 @@ class OutlierTokens(Frozen):
     """Where the text has a BOS; see `token_maxima`."""
 
 
+class ModelSize(Frozen):
+    """How many parameters a model has, and how many bits: quantized weights at theirs, all else at 16 (RCP Figure 1).
+
+    Of the checkpoint, whose tied embeddings count once. Scales and tables of groups are not counted.
+    """
+
+    kind: Literal["model_size"] = "model_size"
+    corpus: None = None
+    """No text takes part in it."""
+
+
+class TrainingLoss(Frozen):
+    """The loss while the stored weights were trained: its spikes at the beginning, what is left at the end (RCP
+    Figure 6).
+
+    A spike is a step whose loss is more than `factor` times the least of the steps before it.
+    """
+
+    kind: Literal["training_loss"] = "training_loss"
+    corpus: None = None
+    """The text is the training's."""
+    first: Annotated[int, Field(gt=1)] = 100
+    """Spikes are those of so many steps."""
+    factor: Annotated[float, Field(gt=1.0)] = 1.5
+    """How many times the least loss before it a spike is at least."""
+
+
 Metric = Annotated[
-    Perplexity | ZeroShot | SNR | Magnitudes | Outliers | RangeUse | MaximaByToken | OutlierTokens,
+    Perplexity
+    | ZeroShot
+    | SNR
+    | Magnitudes
+    | Outliers
+    | RangeUse
+    | MaximaByToken
+    | OutlierTokens
+    | ModelSize
+    | TrainingLoss,
     Field(discriminator="kind"),
 ]

@@ -96,7 +96,24 @@ OUTLIER_TOKENS = (
     Quantity("meaningful", "neither there nor of low meaning", "lower", "%", relative=False),
     Quantity("repeated", "of others, where one was before", "lower", "%", relative=False),
 )
-DESCRIPTIVE = (*MAGNITUDES, *OUTLIERS[:2], *TOKEN_MAXIMA["inputs"], *TOKEN_MAXIMA["attention"], *OUTLIER_TOKENS)
+MODEL_SIZE = (
+    Quantity("megabits", "size", "lower", "Mbit", relative=False),
+    Quantity("parameters", "parameters", "lower", "million", relative=False),
+)
+TRAINING_LOSS = (
+    Quantity("spikes", "spikes", "lower", relative=False),
+    Quantity("highest_spike", "highest", "lower", relative=False),
+    Quantity("final_loss", "loss at the end", "lower"),
+    Quantity("remaining", "share of the first loss", "lower", "%", relative=False),
+)
+DESCRIPTIVE = (
+    *MODEL_SIZE,
+    *MAGNITUDES,
+    *OUTLIERS[:2],
+    *TOKEN_MAXIMA["inputs"],
+    *TOKEN_MAXIMA["attention"],
+    *OUTLIER_TOKENS,
+)
 """Quantities that describe a distribution: of none would a lower number as such be better."""
 
 _BY_KIND: dict[str, tuple[Quantity, ...]] = {
@@ -106,6 +123,8 @@ _BY_KIND: dict[str, tuple[Quantity, ...]] = {
     "outliers": OUTLIERS,
     "range_use": RANGE_USE,
     "outlier_tokens": OUTLIER_TOKENS,
+    "model_size": MODEL_SIZE,
+    "training_loss": TRAINING_LOSS,
 }
 
 

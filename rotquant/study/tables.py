@@ -102,6 +102,8 @@ class Figure(Written):
         "learning",
         "token_maxima",
         "outlier_tokens",
+        "scaling",
+        "loss_curves",
     ]
     """What is drawn."""
     caption: str

@@ -38,6 +38,10 @@ def load_rows(
     """
     if split not in SPLITS:
         raise CorpusError(f"Corpus {spec.name}: no split {split!r}; the splits are {', '.join(SPLITS)}.")
+    if spec.beside is not None:
+        half = None if max_characters is None else max_characters // 2
+        both = (spec.model_copy(update={"beside": None}), spec.beside)
+        return [row for one in both for row in load_rows(one, split, max_characters=half, cache=cache)]
     if spec.source == "modules":
         return module_rows(split, cache or cache_folder("corpora"), max_characters)
     if spec.source == "docstrings":
@@ -132,15 +136,16 @@ def _bars_at_terminals() -> Iterator[None]:
 
 
 def _column(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[str]:
+    """The text of each row."""
     columns = getattr(data, "column_names", None)
-    if columns is not None and spec.text_field not in columns:
-        raise CorpusError(
-            f"Corpus {spec.name}: {where} has no field {spec.text_field!r}; its fields: {', '.join(columns)}."
-        )
+    for name in spec.columns:
+        if columns is not None and name not in columns:
+            raise CorpusError(f"Corpus {spec.name}: {where} has no field {name!r}; its fields: {', '.join(columns)}.")
     for row in _whole(spec, data, where):
-        if not isinstance(row.get(spec.text_field), str):
-            raise CorpusError(f"Corpus {spec.name}: a row of {where} has no text in its field {spec.text_field!r}.")
-        yield row[spec.text_field]
+        for name in spec.columns:
+            if not isinstance(row.get(name), str):
+                raise CorpusError(f"Corpus {spec.name}: a row of {where} has no text in its field {name!r}.")
+        yield row[spec.text_field] if spec.text_field in row else spec.text_field.format_map(row)
 
 
 def _whole(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[dict]:

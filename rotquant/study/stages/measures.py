@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.files import read_json
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import (
     SNR,
     Magnitudes,
     MaximaByToken,
+    ModelSize,
     Outliers,
     OutlierTokens,
     Perplexity,
     RangeUse,
+    TrainingLoss,
     ZeroShot,
 )
+from rotquant.study.results import HISTORY_FILE
 from rotquant.study.samples import Samples, pack
 from rotquant.text import NO_BOS, Tokens
 
@@ -50,6 +54,7 @@ class Subject:
 
     text: yields the tokens of a corpus's split and its provenance. reference: the run's checkpoint.
     batch_size: windows of text per forward pass. allow_code_execution: whether programs that it writes may be run.
+    weights: the folder of its stored weights, None for a checkpoint as it is.
     """
 
     run: Run
@@ -59,6 +64,7 @@ class Subject:
     reference: Callable[[], "PreTrainedModel"]
     batch_size: int
     allow_code_execution: bool = False
+    weights: Path | None = None
 
     def tokens(
         self, metric: Perplexity | SNR | Magnitudes | Outliers | MaximaByToken | OutlierTokens
@@ -148,3 +154,27 @@ def outlier_tokens(metric: OutlierTokens, subject: Subject) -> Measurement:
     tokens, source = subject.tokens(metric)
     metrics, arrays = outlier_tokens(subject.model, tokens, metric, cast(Any, subject.tokenizer.decode))
     return Measurement(metrics, source, arrays)
+
+
+def model_size(metric: ModelSize, subject: Subject) -> Measurement:
+    """Parameters and bits of the checkpoint under the recipe."""
+    from rotquant.metrics.model_size import model_size
+
+    return Measurement(model_size(subject.reference(), subject.run.recipe.weights), {"corpora": {}})
+
+
+def training_loss(metric: TrainingLoss, subject: Subject) -> Measurement:
+    """Spikes and end of the loss of the training that made the stored weights.
+
+    Raises:
+        RecipeError: no method of the recipe trains weights by steps that have a loss.
+    """
+    from rotquant.metrics.training_loss import training_loss
+
+    path = subject.weights and subject.weights / HISTORY_FILE
+    history = read_json(path, "history of a training") if path and path.exists() else []
+    losses = [record["loss"] for record in history if "loss" in record]
+    if len(losses) < 2:
+        raise RecipeError("training_loss looks at a training: the recipe needs a method that trains weights by steps.")
+    metrics, arrays = training_loss(losses, metric)
+    return Measurement(metrics, {"corpora": {}}, arrays)

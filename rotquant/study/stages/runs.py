@@ -55,7 +55,7 @@ def measure_runs(
     reference = functools.cache(lambda: load_checkpoint(checkpoint, dtype, accelerator)[0].eval())
     for run, code in zip(runs, codes, strict=True):
         with quantized_forward(model, run.recipe, state):
-            subject = Subject(run, model, tokenizer, text, reference, batch_size, allow_code_execution)
+            subject = Subject(run, model, tokenizer, text, reference, batch_size, allow_code_execution, folder)
             measurement = getattr(measures, run.metric.kind)(run.metric, subject)
         provenance = {
             **environment(),
