@@ -1,1 +1,1 @@
-"""Quantization-aware training that methods share: quantizers with parameters, where they begin, the loss, the training."""
+"""Quantization-aware training that methods share: trainable quantizers of weights, where they start, loss, training."""

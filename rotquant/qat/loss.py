@@ -21,12 +21,12 @@ _LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
 class Divergence(NamedTuple):
     """CAKLD and its two parts, scalars in nats per token; the loss alone has a gradient.
 
-    student: KL(S || T), which seeks the teacher's modes. teacher: KL(T || S), which covers them.
+    reverse_kl: KL(S || T), which seeks the teacher's modes. forward_kl: KL(T || S), which covers them.
     """
 
     loss: Tensor
-    student: Tensor
-    teacher: Tensor
+    reverse_kl: Tensor
+    forward_kl: Tensor
 
 
 def cakld_reference(student: Tensor, teacher: Tensor, confidence: float) -> Divergence:
