@@ -9,6 +9,11 @@ import math
 
 import pytest
 
+from rotquant.reporting.claims import outcomes
+from rotquant.study.project import Project, load_project
+from rotquant.study.tables import load_tables
+from rotquant.study.values import Values, printed
+from tests.project import REPOSITORY
 from tests.published import Place, Transcription
 
 TASKS = ["piqa", "hellaswag", "winogrande", "arc_challenge"]
@@ -87,7 +92,12 @@ def test_a_table_covers_every_row_for_every_column_and_metric(table: int) -> Non
 @pytest.mark.parametrize("table", [2, 3, 13, 14])
 def test_rows_are_three_methods_at_four_bits(table: int) -> None:
     assert list(dict.fromkeys(cell["row"] for cell in read(table))) == ROWS
-    marks = {"BF16": ("-", "-"), "BitDistiller": ("no", "no"), "BitDistiller w/ Rotation": ("yes", "no"), "RCP": ("yes",) * 2}
+    marks = {
+        "BF16": ("-", "-"),
+        "BitDistiller": ("no", "no"),
+        "BitDistiller w/ Rotation": ("yes", "no"),
+        "RCP": ("yes",) * 2,
+    }
     for cell in read(table):
         name = cell["method"] if cell["method"] == "BF16" else f"{cell['method']} {cell['bits']}"
         assert (name, (cell["rotation"], cell["ldp"])) == (cell["row"], marks[cell["method"]])
@@ -187,3 +197,143 @@ def test_numbers_of_the_papers_text_follow_from_its_tables() -> None:
     assert [averages(4)["RCP", column] for column in LONG_MODELS] == ["19.32", "12.29"]
     assert [averages(4)["BitDistiller", column] for column in LONG_MODELS] == ["4.37", "5.16"]
     assert [cell["value"] for cell in read(12)] == ["7.6", "12.5"]  # Sec. A.5
+
+
+#: Rows of ours beside those of the paper, by table.
+OURS = {1: {"BF16"}, 9: {"BF16", "+ LDP, uniform levels"}, 10: {"BF16"}, 12: {"BF16"}}
+OTHERWISE: dict[str, str] = {
+    "Levels between learned partitions are better than levels at equal distances.": "not checkable",
+}
+"""Claims that the paper prints no numbers for; the note of each says so."""
+
+
+@pytest.fixture(scope="module")
+def project() -> Project:
+    return load_project(root=REPOSITORY)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_and_columns_are_those_of_the_paper(table: int, project: Project) -> None:
+    kinds = {"perplexity" if cell["metric"] == "perplexity" else "zero_shot" for cell in read(table)}
+    PRINTED.check_data(project, table, OURS.get(table, set()), kinds)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_claims_hold_by_the_papers_own_numbers(table: int, project: Project) -> None:
+    PRINTED.check_claims(project, table, OTHERWISE)
+
+
+def test_claims_of_figure_1_hold_by_the_numbers_of_table_2(project: Project) -> None:
+    table = project.table("rcp_figure1")
+    assert project.published(table).keys() <= cells(2).keys()
+    for outcome in outcomes(project, table, Values({}, printed(project, table)), {}):
+        assert outcome.papers.decision == "holds", (outcome.claim.text, outcome.papers)
+
+
+def test_every_claim_names_the_papers_words() -> None:
+    for name in ("accuracy", "ablations", "reasoning", "figures"):
+        path = REPOSITORY / "workflow" / "papers" / "rcp" / f"{name}.yaml"
+        assert all(claim.quote for table in load_tables(path, REPOSITORY) for claim in table.claims)
+
+
+def first_runs(project: Project, name: str, row: str) -> dict[tuple[str, str], str]:
+    """Key of the first seed's run by column and quantity."""
+    cells = [cell for cell in project.cells(name) if cell.row == row]
+    return {(cell.column, cell.quantities[0].name): cell.runs[0].key for cell in cells}
+
+
+#: One experiment in two tables: (table, row, column, quantity) twice.
+SHARED = [
+    *(
+        (("table1", method, column, quantity), (name, f"{method} 2-4-4", column, quantity))
+        for method in METHODS
+        for name, column, quantity in (
+            ("table2", "Llama-2-7B", "perplexity"),
+            ("table3", "WizardCoder-7B", "humaneval"),
+            ("table3", "MetaMath-7B", "gsm8k"),
+        )
+    ),
+    *(
+        (("table2", row, column, "average"), (name, row, column, "average"))
+        for row in ROWS
+        for name, columns in (("table13", FIRST), ("table14", SECOND))
+        for column in columns
+    ),
+    *(
+        (("table4", row, column, "average"), (name, row, column, "average"))
+        for row in ("BF16", "BitDistiller", "RCP")
+        for name, column in zip(("table15", "table16"), LONG_MODELS, strict=True)
+    ),
+    *(
+        (("table2", f"{method} 2-4-4", "Llama-2-7B", "perplexity"), ("table9", row, "Llama-2-7B", "perplexity"))
+        for method, row in zip(METHODS, ("BitDistiller", "+ Rotation", "+ LDP"), strict=True)
+    ),
+    (("table9", "+ LDP", "Llama-2-7B", "perplexity"), ("table10", "RCP", "Llama-2-7B", "perplexity")),
+    *(
+        (("table2", row, column, "perplexity"), ("figure1", row, column, "perplexity"))
+        for row in ("BF16", "RCP 2-4-4", "BitDistiller 3-4-4")
+        for column in MODELS[1:]
+    ),
+]
+
+
+def test_an_experiment_in_two_tables_is_run_once(project: Project) -> None:
+    for first, second in SHARED:
+        one, other = (
+            first_runs(project, f"rcp_{name}", row)[column, what] for name, row, column, what in (first, second)
+        )
+        assert one == other, (first, second)
+
+
+def test_figure_6_is_of_the_weights_of_table_9(project: Project) -> None:
+    keys = [
+        {row: [run.weights_key for run in cell.runs] for cell in project.cells(name) if (row := cell.row)}
+        for name in ("rcp_figure6", "rcp_table9")
+    ]
+    rows = {"BitDistiller + Rotate": "+ Rotation", "BitDistiller + Rotate + LWC": "+ LWC", "RCP": "+ LDP"}
+    assert {rows[row]: weights for row, weights in keys[0].items()} == {row: keys[1][row] for row in rows.values()}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_each_computed_row_is_an_experiment_of_its_own(table: int, project: Project) -> None:
+    name = f"rcp_table{table}"
+    keys = [tuple(first_runs(project, name, row.name).items()) for row in project.table(name).computed_rows]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("path", ["config/config.yaml", "config/paper.yaml"])
+def test_mmlu_is_asked_with_five_examples_and_stands_beside_the_mean_of_four_tasks(path: str) -> None:
+    project = load_project([path], root=REPOSITORY)
+    found = {cell.quantities[0].name: cell.metric for cell in project.cells("rcp_table2")}
+    assert [*found] == ["perplexity", "mmlu", "average"]
+    assert (found["mmlu"].shots, found["average"].shots) == (5, 0)
+    if path.endswith("paper.yaml"):
+        assert (found["mmlu"].tasks, list(found["average"].tasks)) == (("mmlu",), TASKS)
+
+
+def test_the_protocol_of_table_11_is_that_of_the_rows(project: Project) -> None:
+    recipes = {cell.row: cell.runs[0].recipe for cell in load_project(["config/paper.yaml"]).cells("rcp_table2")}
+    for bits, method in itertools.product(BITS, METHODS):
+        recipe = recipes[f"{method} {bits}"]
+        weights, activations, keys = recipe.rounded.scheme, recipe.activations, recipe.keys
+        assert (weights.bits, weights.symmetric, weights.group_size) == (int(bits[0]), False, 128)
+        assert activations and (activations.bits, activations.symmetric, activations.clip_ratio) == (4, True, 0.9)
+        assert (keys is None) == bits.endswith("16") == (recipe.values is None)
+        assert keys is None or (keys.bits, keys.symmetric, keys.clip_ratio) == (4, False, 0.95)
+        assert (recipe.rotation is not None) == (method != "BitDistiller")
+
+
+def test_the_number_of_trainings_is_known(project: Project) -> None:
+    """Training costs most: a change of a table that adds to it should be one that was meant.
+
+    Twelve rows on the models of Table 2 and on the two of Table 3, whose W2A4KV4 is Table 1's too; two rows on those of
+    Table 4 that are no model of Table 2; LWC and uniform levels of Table 9, five rows of Table 10 and two of Table 12.
+    """
+    runs = [
+        run for name in project.tables if name.startswith("rcp_") for cell in project.cells(name) for run in cell.runs
+    ]
+    trained = {run.weights_key for run in runs if {"rcp", "bitdistiller"} & run.recipe.methods.keys()}
+    models = {project.digest(column.slot) for column in project.table("rcp_table2").columns}
+    long = {project.digest(column) for column in LONG_MODELS} - models
+    assert len(models) == 3
+    assert len(trained) == len(project.config.seeds) * (12 * len(models) + 12 * 2 + 2 * len(long) + 2 + 5 + 2)
