@@ -117,7 +117,7 @@ def test_values_are_numbers_as_printed(table: int) -> None:
 
 
 def test_the_check_marks_that_our_text_has_lost_are_those_of_the_papers_words() -> None:
-    """17.40 is the baseline (Sec. 5.2), rotation recovers language modelling (Sec. 3), and each part adds to the last."""
+    """17.40 is the baseline (Sec. 5.2), rotation recovers language modelling (Sec. 3), and each part is a gain."""
     for row, bits in itertools.product(MODELS, BITS):
         without, rotated, whole = (float(cells(2)[f"{method} {bits}", row, "perplexity"]) for method in METHODS)
         assert without > rotated > whole, (row, bits)
@@ -317,7 +317,8 @@ def test_the_protocol_of_table_11_is_that_of_the_rows(project: Project) -> None:
         recipe = recipes[f"{method} {bits}"]
         weights, activations, keys = recipe.rounded.scheme, recipe.activations, recipe.keys
         assert (weights.bits, weights.symmetric, weights.group_size) == (int(bits[0]), False, 128)
-        assert activations and (activations.bits, activations.symmetric, activations.clip_ratio) == (4, True, 0.9)
+        assert activations is not None
+        assert (activations.bits, activations.symmetric, activations.clip_ratio) == (4, True, 0.9)
         assert (keys is None) == bits.endswith("16") == (recipe.values is None)
         assert keys is None or (keys.bits, keys.symmetric, keys.clip_ratio) == (4, False, 0.95)
         assert (recipe.rotation is not None) == (method != "BitDistiller")
