@@ -8,9 +8,9 @@ import hashlib
 import json
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal, Optional
+from typing import Literal
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import model_validator
 
 from rotquant.foundation.data import Frozen
 
@@ -48,13 +48,6 @@ class CorpusSpec(Frozen):
     """The column that holds the text; or a text of several columns, each by its name in braces."""
     separator: str = "\n\n"
     """What stands between two rows; the papers join WikiText-2 with a blank line."""
-    beside: Optional["CorpusSpec"] = None
-    """Another corpus, whose rows stand behind this one's; of so much text as is read, each is a half."""
-
-    @model_serializer(mode="wrap")
-    def _one_is_as_ever(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A corpus with none beside it says nothing of that: its keys are those of before there were any."""
-        return {name: value for name, value in write(self).items() if name != "beside" or value is not None}
 
     @property
     def columns(self) -> tuple[str, ...]:

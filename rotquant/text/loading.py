@@ -38,10 +38,6 @@ def load_rows(
     """
     if split not in SPLITS:
         raise CorpusError(f"Corpus {spec.name}: no split {split!r}; the splits are {', '.join(SPLITS)}.")
-    if spec.beside is not None:
-        half = None if max_characters is None else max_characters // 2
-        both = (spec.model_copy(update={"beside": None}), spec.beside)
-        return [row for one in both for row in load_rows(one, split, max_characters=half, cache=cache)]
     if spec.source == "modules":
         return module_rows(split, cache or cache_folder("corpora"), max_characters)
     if spec.source == "docstrings":

@@ -27,7 +27,10 @@ def scaling(project: Project, table: Table, values: Values, path: Path) -> None:
     with panels(path, 1, 2, (7.6, 3.4)) as (figure, grid):
         for axis, name, points in zip(grid[0], ("computed here", "published"), (ours, papers), strict=True):
             for place, row in enumerate(rows):
-                _line(axis, points(project, table, values, row), _color(table, row, place), name)
+                found = points(project, table, values, row)
+                _line(axis, found, _color(table, row, place), name)
+                if row == table.baseline:
+                    _names(axis, found)
             axis.set(xscale="log", yscale="log", title=name)
             axis.set_xlabel("size in Mbit" if points is ours else "size in Gbit, by the model's name")
         grid[0][0].set_ylabel(PERPLEXITY.name)
@@ -58,11 +61,15 @@ def papers(project: Project, table: Table, values: Values, row: str) -> Points:
 
 
 def _line(axis: Any, points: Points, color: str, name: str) -> None:
-    """The models of a precision from the smallest to the largest, each with its name."""
+    """The models of a precision from the smallest to the largest."""
     look = {"linestyle": "-", **OURS_MARK} if name == "computed here" else {"linestyle": DASHED, **PUBLISHED_MARK}
     axis.plot([size for size, _ in points.values()], [loss for _, loss in points.values()], color=color, **look)
+
+
+def _names(axis: Any, points: Points) -> None:
+    """The models of one line by name, beside the marks; the lines of other precisions have them in the same order."""
     for model, place in points.items():
-        note(axis, model.removeprefix("Llama-"), place, (0, 5), fontsize=6, color=color, ha="center")
+        note(axis, model.removeprefix("Llama-"), place, (4, 3), fontsize=6.5, color=NEUTRAL)
 
 
 def _color(table: Table, row: str, place: int) -> str:

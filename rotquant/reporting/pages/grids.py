@@ -112,9 +112,14 @@ def _grid(
 ) -> Grid:
     """Ours by column and quantity, each followed by the paper's where it prints some."""
     places = {(cell.column, quantity.name) for cell in project.cells(table.id) for quantity in cell.quantities}
-    names = [name for name in project.columns(table) if any((name, quantity.name) in places for quantity in group)]
+    measured = [
+        (name, quantity)
+        for name, quantity in itertools.product(project.columns(table), group)
+        if (name, quantity.name) in places
+    ]
+    names = list(dict.fromkeys(name for name, _ in measured))
     columns: list[GridColumn] = []
-    for name, quantity in itertools.product(names, group):
+    for name, quantity in measured:
         ours, papers = zip(*(pair(row.name, name, quantity) for row in rows), strict=True)
         head = name if len(group) == 1 else quantity.title if len(names) == 1 else f"{name}, {quantity.title}"
         place = {"group": name, "remark": _remark(project, table, name), "title": quantity.title}
