@@ -6,6 +6,7 @@ corrected. Tables 5, 7 and 17 to 20, of speed, are those of `test_speed.py`.
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 
@@ -304,7 +305,7 @@ def test_each_computed_row_is_an_experiment_of_its_own(table: int, project: Proj
 @pytest.mark.parametrize("path", ["config/config.yaml", "config/paper.yaml"])
 def test_mmlu_is_asked_with_five_examples_and_stands_beside_the_mean_of_four_tasks(path: str) -> None:
     project = load_project([path], root=REPOSITORY)
-    found = {cell.quantities[0].name: cell.metric for cell in project.cells("rcp_table2")}
+    found: dict[str, Any] = {cell.quantities[0].name: cell.metric for cell in project.cells("rcp_table2")}
     assert [*found] == ["perplexity", "mmlu", "average"]
     assert (found["mmlu"].shots, found["average"].shots) == (5, 0)
     if path.endswith("paper.yaml"):

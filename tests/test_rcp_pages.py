@@ -3,7 +3,7 @@
 import itertools
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from rotquant.metrics.model_size import model_size
 from rotquant.metrics.training_loss import training_loss
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import load_checkpoint
-from rotquant.recipes.schemes import QuantizationScheme, TrainingLoss, WeightQuantization
+from rotquant.recipes.schemes import QuantizationScheme, TrainingLoss, WeightQuantization, ZeroShot
 from rotquant.reporting.figures import draw as figures
 from rotquant.reporting.figures.scaling import ours, papers
 from rotquant.reporting.pages.markdown import markdown
@@ -188,8 +188,9 @@ def test_a_metric_that_is_called_otherwise_is_read_from_its_runs(tmp_path: Path)
         table = project.table(chosen["id"])
         assert [quantity.name for quantity in project.quantities(table)] == ["average", "last_word", "mmlu"]
         for run in project.runs.values():
-            value = 40.0 if run.metric.tasks == ("grammar",) else 20.0
-            metrics = {"average": value, run.metric.tasks[0]: value}
+            (task,) = cast(ZeroShot, run.metric).tasks
+            value = 40.0 if task == "grammar" else 20.0
+            metrics = {"average": value, task: value}
             write_result(tmp_path / run_path(run.key), RunResult(run, metrics, provenance(), None))
         values, _ = collected.collect(project, table)
         collected.write_values(tmp_path, table.id, values)

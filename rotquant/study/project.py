@@ -232,7 +232,7 @@ class Project:
             "recipe": recipe,
             "metric": resolve_metric({**fields, **row.metrics.get(metric["kind"], {})}, slot, where),
             "corpora": self.config.corpora,
-            "dtype": self.config.dtype,
+            "dtype": self.config.dtypes.get(table.paper, self.config.dtype),
         }
         try:
             runs = [Run.model_validate({**data, "seed": seed}) for seed in self.seeds(table)]

@@ -106,7 +106,7 @@ def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None
     """Refuse names that neither a table nor config/config.yaml knows, and corpora that are not there.
 
     Raises:
-        ConfigError: an unknown slot or corpus, a zero-shot suite whose corpus is not defined, or a local corpus without
+        ConfigError: an unknown slot, corpus or paper, a zero-shot suite whose corpus is not defined, or a local corpus without
             its files; the sentence names the file and the key.
     """
     suites = dict(_suite_corpora(config.alone))
@@ -117,7 +117,9 @@ def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None
     slots = {column.slot for table in tables.values() for column in table.columns} | {*default.get("slots", ())}
     corpora = {*_corpora([table.model_dump() for table in tables.values()]), *suites.values()}
     corpora |= {*default.get("corpora", ())}
-    for section, kind, known in (("slots", "slot", slots), ("corpora", "corpus", corpora)):
+    papers = {table.paper for table in tables.values()}
+    sections = (("slots", "slot", slots), ("corpora", "corpus", corpora), ("dtypes", "paper", papers))
+    for section, kind, known in sections:
         for name in getattr(config, section):
             if name not in known:
                 raise ConfigError(f"{config.where(section, name)}: unknown {kind}{nearest(name, [*known])}.")
