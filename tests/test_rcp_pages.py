@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.files import write_json
 from rotquant.metrics.model_size import model_size
 from rotquant.metrics.training_loss import training_loss
@@ -202,6 +202,16 @@ def test_a_metric_that_is_called_otherwise_is_read_from_its_runs(tmp_path: Path)
         ("Llama-2-7B", "mmlu"): 40.0,
         ("Second", "mmlu"): 40.0,
     }
+
+
+def test_a_type_is_said_of_a_papers_tables_alone(tmp_path: Path) -> None:
+    for name, text in (("good", "dtypes: {rcp: bfloat16}"), ("bad", "dtypes: {rpc: bfloat16}")):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    project = load_project([tmp_path / "good.yaml"], root=REPOSITORY)
+    types = {paper: project.cells(f"{paper}_table1")[0].runs[0].dtype for paper in ("rcp", "quarot")}
+    assert types == {"rcp": "bfloat16", "quarot": "float32"}
+    with pytest.raises(ConfigError, match=r"dtypes\.rpc: unknown paper; nearest: rcp"):
+        load_project([tmp_path / "bad.yaml"], root=REPOSITORY)
 
 
 def test_figure_1_draws_each_model_once_in_order_of_size(project: Project, tmp_path: Path) -> None:

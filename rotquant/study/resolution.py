@@ -113,8 +113,8 @@ def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None
     """Refuse names that neither a table nor config/config.yaml knows, and corpora that are not there.
 
     Raises:
-        ConfigError: an unknown slot, corpus or paper, a zero-shot suite whose corpus is not defined, or a local corpus without
-            its files; the sentence names the file and the key.
+        ConfigError: an unknown slot, corpus or paper, a zero-shot suite whose corpus is not defined, or a local corpus
+            without its files; the sentence names the file and the key.
     """
     suites = dict(_suite_corpora(config.alone))
     for path, name in suites.items():
@@ -131,7 +131,9 @@ def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None
             if name not in known:
                 raise ConfigError(f"{config.where(section, name)}: unknown {kind}{nearest(name, [*known])}.")
     for name, corpus in config.corpora.items():
-        missing = [part.path for part in corpus.sources if part.source == "local" and not (root / str(part.path)).exists()]
+        missing = [
+            part.path for part in corpus.sources if part.source == "local" and not (root / str(part.path)).exists()
+        ]
         if missing:
             raise ConfigError(f"{config.where('corpora', name)}.path: there is no folder or file {missing[0]}.")
 
