@@ -243,6 +243,7 @@ def zero_shot(
     *,
     root: str | Path | None = None,
     batch_size: int = 64,
+    allow_code_execution: bool = False,
 ) -> dict[str, float]:
     """Zero-shot accuracies of a model in percent, by lm-eval's rules (names: `rotquant.metrics.zeroshot`).
 
@@ -250,15 +251,17 @@ def zero_shot(
         metric: the tasks; None takes the shipped ones.
         corpus: what the shipped tasks are made from, which the metric names; None where that is `modules`.
         root: the project's folder below which the task definitions are kept; None keeps them in the user's cache.
+        allow_code_execution: whether programs that the model writes for HumanEval may be run, with few means.
 
     Raises:
         RecipeError: unknown task, or a corpus that is not the metric's.
-        TaskError: missing data, a paper's task without lm-eval, or an item that exceeds the model's context.
+        TaskError: a task runs programs and none may be run, missing data, a paper's task without lm-eval, or an item that exceeds the model's context.
     """
     metric = metric or ZeroShot(corpus=(corpus or MODULES).name)
+    zeroshot.check_allowed(metric, allow_code_execution)
     place = None if root is None else Path(root)
     folder = zeroshot.prepare(metric, place, _corpus(metric.corpus, corpus) if metric.corpus else None)
-    return zeroshot.evaluate(model.network, model.tokenizer, metric, folder, batch_size)
+    return zeroshot.evaluate(model.network, model.tokenizer, metric, folder, batch_size, allow_code_execution)
 
 
 def calibration_tokens(

@@ -220,6 +220,22 @@ def test_local_files_of_every_type_give_the_same_text(tmp_path, monkeypatch, kin
     assert load_text(spec, "test") == "\n\n".join(rows)
 
 
+def test_a_row_may_be_written_of_several_columns(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    rows = [{"query": "2 + 2?", "response": "{4}", "kind": "sum"}, {"query": "1?", "response": "one", "kind": "none"}]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = CorpusSpec(name="maths", source="local", path=str(tmp_path), text_field="Q: {query}\nA: {response}")
+    assert load_text(spec, "test") == "Q: 2 + 2?\nA: {4}\n\nQ: 1?\nA: one"
+    with pytest.raises(CorpusError, match="no field 'answer'; its fields: query, response, kind"):
+        load_text(spec.model_copy(update={"text_field": "{query} {answer}"}), "test")
+
+
+@pytest.mark.parametrize("text_field", ["{", "{}", "{0}", "{query!r}", "{query:>9}", "{query.upper}", "{query[0]}"])
+def test_only_names_of_columns_stand_in_braces(text_field):
+    with pytest.raises(ValidationError, match="text_field"):
+        CorpusSpec(name="maths", source="local", path="x", text_field=text_field)
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "txt"])
 def test_the_splits_of_a_single_file_share_no_row_and_are_all_of_it(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))

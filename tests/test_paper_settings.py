@@ -34,6 +34,11 @@ CHECKPOINTS = {
     "Llama-3-70B-Instruct": "meta-llama/Meta-Llama-3-70B-Instruct",
     "Qwen-2-7B": "Qwen/Qwen2-7B",
     "Phi-3-mini-4k-instruct": "microsoft/Phi-3-mini-4k-instruct",
+    "Llama-1-7B": "huggyllama/llama-7b",
+    "WizardCoder-7B": "WizardLMTeam/WizardCoder-Python-7B-V1.0",
+    "MetaMath-7B": "meta-math/MetaMath-7B-V1.0",
+    "Llama-2-7B-chat-4k": "meta-llama/Llama-2-7b-chat-hf",
+    "Llama-2-7B-Instruct-32k": "togethercomputer/Llama-2-7B-32K-Instruct",
 }
 QUAROT_TASKS = ("piqa", "winogrande", "hellaswag", "arc_easy", "arc_challenge", "lambada_openai")  # Table 2
 SPINQUANT_TASKS = (  # Sec. 4
@@ -41,7 +46,8 @@ SPINQUANT_TASKS = (  # Sec. 4
 )
 PRESETS = all_presets()
 PREFIXQUANT_TASKS = ("winogrande", "hellaswag", "arc_challenge", "arc_easy", "piqa")  # Sec. 6.1
-TASKS = {"quarot": QUAROT_TASKS, "spinquant": SPINQUANT_TASKS, "prefixquant": PREFIXQUANT_TASKS}
+RCP_TASKS = ("piqa", "hellaswag", "winogrande", "arc_challenge")  # Table 13
+TASKS = {"quarot": QUAROT_TASKS, "spinquant": SPINQUANT_TASKS, "prefixquant": PREFIXQUANT_TASKS, "rcp": RCP_TASKS}
 #: Rates of fine-tuning that a paper has for a model, whatever the table: PrefixQuant Sec. 6.1, RCP Table 8.
 SLOWER = {"block_ap": {"scale_lr": 2e-5, "weight_lr": 2e-6}}
 
@@ -59,7 +65,12 @@ OF_MODELS = {
     "Llama-3.2-3B": distilled(batch_size=4),
 }
 OWN_REPORTS = ("switches", "budget")
-INSTRUCTED_TASKS = {("mmlu",): 5, ("tldr",): 1}  # SpinQuant Sec. A.10: examples in the prompt
+INSTRUCTED_TASKS = {("mmlu",): 5, ("tldr",): 1}  # SpinQuant Sec. A.10, RCP Table 2: examples in the prompt
+#: RCP Sec. 5.1, in the prompt of each model: tasks that are asked of models of one domain.
+DOMAIN_TASKS = {
+    *(("humaneval",), ("gsm8k",)),
+    ("hotpotqa", "multifieldqa_en", "triviaqa", "2wikimqa", "musique", "samsum", "passage_count"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +224,10 @@ def test_tables_measure_as_the_papers_do(project: Project) -> None:
                 expected = ZeroShot(suite="paper", tasks=tasks, **scored)
                 if metric.tasks in INSTRUCTED_TASKS:
                     expected = ZeroShot(suite="paper", tasks=metric.tasks, shots=INSTRUCTED_TASKS[metric.tasks])
+                if metric.tasks in DOMAIN_TASKS:
+                    prompt = project.slot(table, cell.column).zero_shot
+                    expected = ZeroShot.model_validate({**prompt, "tasks": metric.tasks})
+                    assert prompt.keys() <= {"suite", "template", "longest_prompt"}
                 assert metric == expected, table.id
             elif isinstance(metric, Perplexity | SNR):
                 place = {"bos": metric.bos} if table.id in ("quarot_switches", "quarot_cache") else {}
@@ -233,8 +248,11 @@ def test_models_texts_types_and_seeds_are_the_papers(project: Project) -> None:
         "c4": ("allenai/c4", "en", "\n\n"),  # SpinQuant Sec. A.5
         "pile": ("monology/pile-uncopyrighted", None, "\n\n"),  # PrefixQuant Sec. 6.1
         "redpajama": ("togethercomputer/RedPajama-Data-1T-Sample", None, "\n\n"),  # PrefixQuant Sec. G, as its code
+        "evol_instruct": ("nickrosh/Evol-Instruct-Code-80k-v1", None, "\n\n"),
+        "metamathqa": ("meta-math/MetaMathQA", None, "\n\n"),
     }
     assert config.dtype == "float16"  # QuaRot Table 1's baseline, SpinQuant Sec. 2
+    assert {cell.runs[0].dtype for cell in project.cells("rcp_table2")} == {"bfloat16"}  # RCP App. A.4
     assert config.trials == 100  # SpinQuant Sec. 2.2
     other = [cell for cell in project.cells("spinquant_table13") if cell.row.startswith("C4")]
     assert {cell.runs[0].recipe.methods["spinquant"].text.corpus for cell in other} == {"c4"}

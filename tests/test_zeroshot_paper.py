@@ -10,7 +10,7 @@ import pytest
 
 from rotquant import api
 from rotquant.foundation.errors import TaskError
-from rotquant.metrics.zeroshot import TASKS, evaluate, identity, prepare
+from rotquant.metrics.zeroshot import TASKS, evaluate, identity, longbench, prepare
 from rotquant.metrics.zeroshot.paper import PAPER_TASKS, parts
 from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.recipes.schemes import ZeroShot
@@ -110,6 +110,23 @@ ROWS["tldr"] = [
 ]
 QUESTION = {"question": " How many legs has a spider?", "choices": ["two", "four", "six", "eight"], "answer": 3}
 ROWS |= {subject: [QUESTION, {**QUESTION, "answer": index % 4}] for index, subject in enumerate(parts("mmlu"))}
+ROWS["humaneval"] = [
+    {
+        "prompt": f'def more(x):\n    """Return x and {step}."""\n',
+        "test": f"def check(candidate):\n    assert candidate(1) == {1 + step}\n",
+        "entry_point": "more",
+    }
+    for step in (1, 2)
+]
+ROWS["gsm8k"] = [
+    {"question": "Ann has 2 eggs and finds 3. How many are these?", "answer": "2 + 3 = <<2+3=5>>5.\n#### 5"},
+    {"question": "Bo has 1,500 nails and loses 300. How many are left?", "answer": "1500 - 300 = 1200.\n#### 1,200"},
+]
+LONG = [
+    {"input": f"Who said {word}?", "context": f"Eve said {word}. " * 12, "answers": ["Eve", "eve"], "length": 36}
+    for word in ("yes", "no", "maybe")
+]
+ROWS |= {task: [{**row, "all_classes": None} for row in LONG] for task in longbench.DEFINITIONS}
 SUFFIXES = dict(zip(ROWS, ("jsonl", "json", "parquet") * len(ROWS), strict=False))  # each serves several tasks
 
 
@@ -147,7 +164,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def metric(data: Path) -> ZeroShot:
-    return ZeroShot(suite="paper", path=str(data), tasks=tuple(PAPER_TASKS))
+    return ZeroShot(suite="paper", path=str(data), tasks=tuple(PAPER_TASKS), longest_prompt=60)
 
 
 @pytest.fixture(scope="module")
@@ -157,14 +174,14 @@ def folder(metric: ZeroShot, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_task_runs_offline_from_local_files(metric: ZeroShot, folder: Path):
     model = api.load(MODEL)
-    found = evaluate(model.network, model.tokenizer, metric, folder)
+    found = evaluate(model.network, model.tokenizer, metric, folder, allow_code_execution=True)
     for name, task in TASKS["paper"].items():
         assert found[f"{name}.items"] == rows_of(name)
         assert found[name] == found[f"{name}.{task.measure}"]
         # acc_norm where lm-eval's task has it, else acc.
         assert (f"{name}.acc_norm" in found) == (task.measure == "acc_norm")
         right = found[name] / 100 * rows_of(name)
-        assert task.measure == "rouge_l" or right == pytest.approx(round(right))
+        assert task.measure in ("score", "rouge_l") or right == pytest.approx(round(right))
         assert 0 <= right <= rows_of(name)
     accuracies = [found[name] for name, task in TASKS["paper"].items() if task.measure != "rouge_l"]
     assert found["average"] == pytest.approx(sum(accuracies) / len(accuracies))
@@ -337,6 +354,11 @@ def test_a_missing_file_is_named_with_its_task(data: Path, tmp_path: Path):
         ("arc_easy", {"choices": {"text": ["a", "b"]}}, "row 2, field 'choices.label': Field required"),
         ("lambada_openai", {"text": "word"}, "row 2, field 'text': should have at least two words"),
         ("tldr", {"summary": ""}, "row 2, field 'summary': String should have at least 1 character"),
+        ("humaneval", {"entry_point": "less"}, "row 2, field 'prompt' defines no function 'less', its 'entry_point'"),
+        ("humaneval", {"test": "assert True"}, "row 2, field 'test' defines no function 'check'"),
+        ("gsm8k", {"answer": "1200"}, "row 2, field 'answer': should end with \"#### \" and a number"),
+        ("musique", {"answers": []}, "row 2, field 'answers': List should have at least 1 item"),
+        ("samsum", {"input": None}, "row 2, field 'input': Input should be a valid string"),
     ],
 )
 def test_a_row_of_another_schema_is_named(tmp_path: Path, task: str, change: dict[str, Any], sentence: str):

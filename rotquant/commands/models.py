@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from rotquant.commands.options import (
+    AllowCode,
     AnyModel,
     Changes,
     Checkpoint,
@@ -21,7 +22,7 @@ from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accurac
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import check_output_file, check_output_folder, folder_size, write_json
 from rotquant.foundation.progress import task
-from rotquant.metrics.zeroshot import prepare
+from rotquant.metrics.zeroshot import check_allowed, prepare
 from rotquant.models.checkpoints import MANIFEST
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe, override
@@ -155,6 +156,7 @@ def evaluate(
     task_data: TaskData = None,
     shots: Shots = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first items of each task. Default: all.")] = None,
+    allow_code_execution: AllowCode = False,
     batch_size: Annotated[
         int, typer.Option(min=1, help="Windows per forward pass; eight times as many items of tasks.")
     ] = 8,
@@ -170,6 +172,7 @@ def evaluate(
     spec = corpus_spec(corpus)
     if metric == "zero_shot" or any(option is not None for option in (tasks, suite, task_data)):
         settings = zero_shot_metric(tasks, suite, task_data, shots, limit, spec)
+        check_allowed(settings, allow_code_execution)
         prepare(settings, None, spec)  # bad data is found before a model is loaded
     elif metric != "perplexity":
         raise RecipeError(f"unknown metric {metric!r}; known: perplexity, zero_shot.")
@@ -190,7 +193,9 @@ def evaluate(
         )
     loaded = api.load(place, device=torch_device(device))
     if isinstance(settings, ZeroShot):
-        metrics = api.zero_shot(loaded, settings, spec, batch_size=8 * batch_size)
+        metrics = api.zero_shot(
+            loaded, settings, spec, batch_size=8 * batch_size, allow_code_execution=allow_code_execution
+        )
         print_accuracies(model, settings, metrics)
         if settings.bos and loaded.tokenizer.bos_token_id is None:
             typer.echo(NO_BOS)

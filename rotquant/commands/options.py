@@ -48,6 +48,13 @@ Corpus = Annotated[
         "Salesforce/wikitext:wikitext-2-raw-v1.",
     ),
 ]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code-execution",
+        help="Run the programs that a model writes for HumanEval, in a process without network and with limits.",
+    ),
+]
 Seed = Annotated[
     int, typer.Option(min=0, max=2**63 - 1, help="Draws rotation, calibration sample and order of learning.")
 ]

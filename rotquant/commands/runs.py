@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from rotquant.commands.options import AllowCode
 from rotquant.foundation.errors import ConfigError
 from rotquant.study import execution
 from rotquant.study.configuration import find_root
@@ -145,6 +146,7 @@ def execute(
     again: Annotated[
         bool, typer.Option(help="Compute the named runs, weights or rotations though they are there.")
     ] = False,
+    allow_code_execution: AllowCode = False,
 ) -> None:
     """Compute what is not current of tables or of all: rotations, weights, runs; the workflow's jobs do no other thing.
 
@@ -154,5 +156,7 @@ def execute(
     Example: `rotquant runs execute quarot spinquant --device cuda --jobs 8 --config config/thorough.yaml`
     """
     chosen = open_plan(config, plan)
-    chosen = chosen.model_copy(update={"device": device_of(device, chosen.device)})
+    allowed = allow_code_execution or chosen.allow_code_execution
+    changes = {"device": device_of(device, chosen.device), "allow_code_execution": allowed}
+    chosen = chosen.model_copy(update=changes)
     execution.execute(chosen, targets or (), jobs or usual_workers(chosen.device), typer.echo, again)

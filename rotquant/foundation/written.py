@@ -46,37 +46,46 @@ class AsData:
         )
 
 
-def some_of(model: Any, *without: str, **instead: Any) -> AsData:
+def some_of(model: Any, *without: str, also: Mapping[str, Any] | None = None, **instead: Any) -> AsData:
     """Annotates a dict of some fields of a model, those that it changes, nested as the model is.
 
     Names and values are checked as the model's own; that they fit together is not, since the others are elsewhere.
 
     Args:
         without: fields that cannot be changed, as "corpus" or "text.corpus".
+        also: fields that the model itself does not have, with their types.
         instead: types that fields of these names have here.
     """
-    return AsData(_partial(model, without, tuple(instead.items())))
+    return AsData(_partial(model, without, tuple(instead.items()), tuple((also or {}).items())))
 
 
 @functools.cache
-def _partial(kind: Any, without: tuple[str, ...] = (), instead: tuple[tuple[str, Any], ...] = ()) -> Any:
+def _partial(
+    kind: Any,
+    without: tuple[str, ...] = (),
+    instead: tuple[tuple[str, Any], ...] = (),
+    also: tuple[tuple[str, Any], ...] = (),
+) -> Any:
     """A type in which models have all of their fields optional, and tuples are lists as YAML has them."""
     origin, arguments = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return _partial_model(kind, without, instead)
+        return _partial_model(kind, without, instead, also)
     if origin in (Union, types.UnionType):
-        return Union[tuple(_partial(argument, without, instead) for argument in arguments)]  # noqa: UP007
+        return Union[tuple(_partial(argument, without, instead, also) for argument in arguments)]  # noqa: UP007
     if origin is Annotated:
-        return Annotated[(_partial(arguments[0], without, instead), *arguments[1:])]
+        return Annotated[(_partial(arguments[0], without, instead, also), *arguments[1:])]
     if origin in (dict, Mapping):  # of sections by name, which whoever knows the names checks
         return dict[str, Any]
     return Annotated[kind, Field(strict=False)] if origin is tuple else kind
 
 
 def _partial_model(
-    model: type[BaseModel], without: tuple[str, ...], instead: tuple[tuple[str, Any], ...]
+    model: type[BaseModel],
+    without: tuple[str, ...],
+    instead: tuple[tuple[str, Any], ...],
+    also: tuple[tuple[str, Any], ...],
 ) -> type[BaseModel]:
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {name: (kind, None) for name, kind in also}
     others = dict(instead)
     for name, field in model.model_fields.items():
         inner = tuple(path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}."))

@@ -48,6 +48,8 @@ class SelfDistillation(Method):
     confidence: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """The share of KL(S || T) in the loss (RCP Eq. 3); null takes the teacher's mean probability of the text's tokens,
     as Du et al. do."""
+    factorized: bool = False
+    """Whether R1 stays an operator of its own in training, beside weights that are not rotated (RCP Table 12)."""
 
     @property
     def sees_quantizers(self) -> bool:
@@ -69,17 +71,13 @@ class SelfDistillation(Method):
         return "weight"
 
     @property
-    def turns(self) -> bool:
-        """Whether weights stay unrotated while they are trained, with R1 as a constant beside them."""
-        return False
-
-    @property
     def steps(self) -> int:
         """Of AdamW."""
         return self.epochs * (self.text.samples // self.batch_size)
 
     def check(self, recipe: Recipe) -> None:
-        """Asymmetric weights of 2 or 3 bits, in groups or rows, without another search; dynamic activations."""
+        """Asymmetric weights of 2 or 3 bits, in groups or rows, without another search; dynamic activations; an R1 that
+        is drawn for `factorized`."""
         self.refuse_clip_search(recipe)
         self.refuse_static(recipe)
         scheme = recipe.rounded.scheme
@@ -94,6 +92,12 @@ class SelfDistillation(Method):
             raise ValueError(
                 f"{self.name}.batch_size is {self.batch_size}, and {self.name}.text.samples only {self.text.samples}: "
                 "take more samples or smaller batches"
+            )
+        fixed = recipe.fuses_norms and not recipe.has_role("rotations")
+        if self.factorized and not fixed:
+            raise ValueError(
+                f"{self.name}.factorized keeps a random R1 beside the weights: set rotation.residual and learn no "
+                "rotations, or set it to false"
             )
 
     def check_widths(self, recipe: Recipe, widths: Mapping[str, int]) -> None:
@@ -117,7 +121,7 @@ class SelfDistillation(Method):
         share = "the teacher's confidence" if self.confidence is None else f"{self.confidence:g}"
         return (
             f"{self.title}, {self.epochs} epochs of {text}, lr {rates}, {self.schedule}; CAKLD with a = {share}; clips "
-            f"begin by a search on {self.start_samples} samples"
+            f"begin by a search on {self.start_samples} samples{', R1 beside the weights' if self.factorized else ''}"
         )
 
     def apply(self, stage: "Stage") -> None:

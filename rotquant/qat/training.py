@@ -168,7 +168,7 @@ class Training:
     @contextmanager
     def _factorization(self) -> Iterator[None]:
         """While open, R1 stands beside the weights, where the settings say so."""
-        if not self.settings.turns:
+        if not self.settings.factorized:
             yield
             return
         scheme = cast(RotationScheme, self.recipe.rotation)

@@ -7,6 +7,7 @@ corpora that are read from installed packages follow their versions.
 import hashlib
 import json
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -45,11 +46,26 @@ class CorpusSpec(Frozen):
     subset: str | None = None
     """A dataset's configuration name on the hub, or a subfolder of a local folder."""
     text_field: str = "text"
-    """The column that holds the text."""
+    """The column that holds the text; or a text of several columns, each by its name in braces."""
     separator: str = "\n\n"
     """What stands between two rows; the papers join WikiText-2 with a blank line."""
     parts: Annotated[tuple["CorpusSpec", ...], Field(exclude_if=lambda parts: not parts)] = ()
     """Of source `mixed`: the corpora that it is of, with as much text of each where only a part is read."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that `text_field` names."""
+        return tuple(name for _, name, _, _ in Formatter().parse(self.text_field) if name) or (self.text_field,)
+
+    @model_validator(mode="after")
+    def _columns_can_be_read(self) -> "CorpusSpec":
+        try:
+            named = [(name, spec, how) for _, name, spec, how in Formatter().parse(self.text_field) if name is not None]
+        except ValueError as error:
+            raise ValueError(f"corpus {self.name!r}: text_field {self.text_field!r}: {error}") from None
+        if any(not name.isidentifier() or spec or how for name, spec, how in named):
+            raise ValueError(f"corpus {self.name!r}: text_field takes names of columns in braces, such as {{question}}")
+        return self
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> "CorpusSpec":

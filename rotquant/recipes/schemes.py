@@ -174,11 +174,19 @@ class ZeroShot(Frozen):
     normalization: Normalization = "length"
     """`paper`: by what a choice's likelihood counts in ARC and OpenBookQA. `length`, per byte, which is lm-eval's
     acc_norm (QuaRot); `unconditional`, over its likelihood after "Answer:" alone (Brown et al. 2020, Sec. 2.4)."""
+    template: Annotated[str, Field(pattern=r"^[^{}]*\{question\}[^{}]*$")] | None = None
+    """`paper`: what is written around each question of HumanEval, GSM8K and LongBench, which stands at "{question}", as
+    models fine-tuned on instructions expect; null asks it alone."""
+    longest_prompt: Annotated[int, Field(gt=1)] | None = None
+    """`paper`: of a prompt of LongBench with more tokens the first and the last half of so many stay (Bai et al. 2024,
+    Sec. 4.1); null refuses one that exceeds the model's context."""
 
     @model_validator(mode="after")
     def _data_fits_suite(self) -> "ZeroShot":
         if self.suite == "shipped" and self.normalization != "length":
             raise ValueError(f"normalization {self.normalization!r} is about tasks of suite 'paper'")
+        if self.suite == "shipped" and (self.template is not None or self.longest_prompt is not None):
+            raise ValueError("template and longest_prompt are about tasks of suite 'paper'")
         if self.suite == "shipped" and (self.corpus is None or self.path is not None):
             raise ValueError("suite 'shipped' is made from a corpus and takes no path")
         if self.suite == "paper" and self.corpus is not None:
@@ -323,7 +331,44 @@ class PrefixTokens(Frozen):
     """No text takes part in it."""
 
 
+class ModelSize(Frozen):
+    """How many parameters a model has, and how many bits: quantized weights at theirs, all else at 16 (RCP Figure 1).
+
+    Of the checkpoint, whose tied embeddings count once. Scales and tables of groups are not counted.
+    """
+
+    kind: Literal["model_size"] = "model_size"
+    corpus: None = None
+    """No text takes part in it."""
+
+
+class TrainingLoss(Frozen):
+    """The loss while the stored weights were trained: its spikes at the beginning, what is left at the end (RCP
+    Figure 6).
+
+    A spike is a step whose loss is more than `factor` times the least of the steps before it.
+    """
+
+    kind: Literal["training_loss"] = "training_loss"
+    corpus: None = None
+    """The text is the training's."""
+    first: Annotated[int, Field(gt=1)] = 100
+    """Spikes are those of so many steps."""
+    factor: Annotated[float, Field(gt=1.0)] = 1.5
+    """How many times the least loss before it a spike is at least."""
+
+
 Metric = Annotated[
-    Perplexity | ZeroShot | SNR | Magnitudes | Outliers | RangeUse | MaximaByToken | OutlierTokens | PrefixTokens,
+    Perplexity
+    | ZeroShot
+    | SNR
+    | Magnitudes
+    | Outliers
+    | RangeUse
+    | MaximaByToken
+    | OutlierTokens
+    | PrefixTokens
+    | ModelSize
+    | TrainingLoss,
     Field(discriminator="kind"),
 ]

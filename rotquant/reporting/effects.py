@@ -105,7 +105,7 @@ class View:
             return Estimate.exact(number.mean)
         runs = [self.results.get(key) for key in number.runs]
         random = len(number.values) > 1 or any(run is not None and run.run.recipe.is_random for run in runs)
-        items = [observed(run, self.quantity.name) for run in runs if run is not None]
+        items = [observed(run, self.quantity.key) for run in runs if run is not None]
         kept = [one for one in items if one is not None]
         if len({len(one) for one in kept}) > 1:
             raise ResultError(

@@ -136,12 +136,16 @@ class Settings(Written):
     """Where weights are quantized and models evaluated; auto takes a GPU when there is one."""
     dtype: Literal["float32", "bfloat16", "float16"]
     """Floating-point type of the simulated network."""
+    dtypes: dict[str, Literal["float32", "bfloat16", "float16"]] = Field(default_factory=dict)
+    """The same of the tables of single papers, by the paper's short name."""
     seeds: Annotated[Many[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
     """Each draws rotation, calibration sample and order of learning; a row that draws nothing is computed once."""
     trials: Annotated[int, Field(gt=0)] | None = None
     """Tables about the distribution over seeds take the seeds 0 to trials - 1; without it, `seeds`, as others do."""
     tracking: bool = True
     """Whether MLflow shows the runs of each report."""
+    allow_code_execution: bool = False
+    """Whether programs that models write for HumanEval may be run, in a process that can do little (docs/tasks.md)."""
 
     @field_validator("seeds")
     @classmethod

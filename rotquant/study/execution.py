@@ -17,6 +17,7 @@ from typing import Any
 from rotquant.foundation import progress
 from rotquant.foundation.errors import ConfigError, ResultError, RotquantError, nearest
 from rotquant.foundation.files import folder_size
+from rotquant.metrics.zeroshot.suites import RUN_CODE
 from rotquant.study.locks import locked
 from rotquant.study.plan import Plan
 from rotquant.study.results import RunResult
@@ -164,7 +165,9 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
         ConfigError: a target does not exist.
         ResultError: something could not be computed; all else was.
     """
-    asked = wanted(plan, targets, again)
+    asked, refused = permitted(plan, wanted(plan, targets, again))
+    if refused:
+        say(f"not computed: {_refusal(len(refused))}")
     todo, values = units(plan, asked)
     lacking = [unit for unit in todo if unit.runs and _lacks_lm_eval(plan, unit)]
     execution = _Execution(plan, asked, values, say)
@@ -175,7 +178,25 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
         several = workers > 1  # one alone says itself how far it is
         with Workers(workers, functools.partial(perform, plan, several)) as processes:
             execution.run(todo, processes, several)
-    execution.close(lacking)
+    execution.close(lacking, refused)
+
+
+def permitted(plan: Plan, asked: Wanted) -> tuple[Wanted, tuple[str, ...]]:
+    """What is asked for without the runs that would execute what a model writes where that is not allowed, and without
+    the weights and rotations that only these are on; and these runs. Results that are current stay."""
+    refused = tuple(
+        key
+        for key, again in asked.runs.items()
+        if _runs_code(plan, key) and (again or jobs.result_current(plan, key) is None)
+    )
+    if plan.allow_code_execution or not refused:
+        return asked, ()
+    runs = {key: again for key, again in asked.runs.items() if key not in refused}
+    idle = {plan.runs[key].weights for key in refused} - {plan.runs[key].weights for key in runs}
+    weights = {key: again for key, again in asked.weights.items() if key not in idle}
+    unused = {plan.weights[key].rotation for key in idle if key} - {plan.weights[key].rotation for key in weights}
+    rotations = {key: again for key, again in asked.rotations.items() if key not in unused}
+    return Wanted(asked.parts, rotations, weights, runs), refused
 
 
 def perform(plan: Plan, silently: bool, unit: Unit) -> Outcome:
@@ -271,13 +292,13 @@ class _Execution:
             jobs.record_part(self.plan, part, self.values)
             self._open.remove(part)
 
-    def close(self, lacking: Sequence[Unit]) -> None:
+    def close(self, lacking: Sequence[Unit], refused: Sequence[str]) -> None:
         """Say what was done.
 
         Raises:
             ResultError: something is missing.
         """
-        if not (self.peak or self.failed or lacking):
+        if not (self.peak or self.failed or lacking or refused):
             self.say("nothing to compute: all that was asked for is there")
         if self.peak:
             took = progress.duration(time.monotonic() - self.started)
@@ -291,6 +312,8 @@ class _Execution:
                 f"{left_out} runs of the papers' zero-shot tasks were left out{missing}: they need lm-eval, "
                 "which is not installed here; all else is computed."
             )
+        if refused:
+            raise ResultError(f"{_refusal(len(refused))}{missing}")
 
 
 def _in_order(plan: Plan, asked: Wanted, found: Mapping[tuple[str, str], Unit]) -> list[Unit]:
@@ -316,6 +339,19 @@ def _in_order(plan: Plan, asked: Wanted, found: Mapping[tuple[str, str], Unit]) 
     for unit in found.values():
         add(unit)
     return [*ordered.values()]
+
+
+def _runs_code(plan: Plan, run: str) -> bool:
+    """Whether a run executes what a model writes."""
+    metric = _metric(plan, run)
+    return metric.get("suite") == "paper" and not set(RUN_CODE).isdisjoint(metric["tasks"])
+
+
+def _refusal(count: int) -> str:
+    return (
+        f"{count} runs execute programs that models write (HumanEval), which needs --allow-code-execution or "
+        "`allow_code_execution: true` in the configuration"
+    )
 
 
 def _metric(plan: Plan, run: str) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         config=project.config.alone,
         device=project.config.device,
         tracking=project.config.tracking,
+        allow_code_execution=project.config.allow_code_execution,
         codes={stage: code_digest(stage) for stage in STAGES},
         local=tuple(sorted(_local(project))),
         tables={name: _table(project, name) for name in project.tables},

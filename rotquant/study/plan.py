@@ -130,6 +130,7 @@ class Plan(Entry):
     config: dict[str, Any]
     device: str
     tracking: bool
+    allow_code_execution: bool
     codes: dict[str, str]
     local: tuple[str, ...]
     tables: dict[str, PlannedTable]

@@ -21,7 +21,7 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Run, check_widths, override_all
 from rotquant.recipes.schemes import Metric
 from rotquant.study.configuration import PAPERS, Config, Slot, find_root, load_config
-from rotquant.study.quantities import Quantity, quantities
+from rotquant.study.quantities import Quantity, called
 from rotquant.study.resolution import check_names, resolve, resolve_metric, site_widths
 from rotquant.study.settings import SETTINGS_FILE, Settings, load_settings
 from rotquant.study.speed.definitions import SpeedTable
@@ -33,6 +33,7 @@ from rotquant.study.tables import (
     Table,
     in_order,
     load_tables,
+    name_of,
     published_values,
 )
 
@@ -44,18 +45,25 @@ SMALL = 500_000_000
 class Cell:
     """One measurement of a table: the runs whose mean it is, one per seed (one alone where nothing is random).
 
-    A cell whose metric yields several quantities (an accuracy per task) prints as many numbers.
+    A cell whose metric yields several quantities (an accuracy per task) prints as many numbers, unless the table calls
+    the main one by a name of its own.
     """
 
     table: str
     row: str
     column: str
     runs: tuple[Run, ...]
+    called: str | None = None
 
     @property
     def metric(self) -> Metric:
         """The metric that its runs share."""
         return self.runs[0].metric
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        """What it prints, the main one first."""
+        return called(self.metric, self.called)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +92,7 @@ class Project:
 
     def quantities(self, table: Table) -> tuple[Quantity, ...]:
         """What the table's cells measure, in the order of its metrics, each metric's main quantity first."""
-        found = (quantity for cell in self.cells(table.id) for quantity in quantities(cell.metric))
+        found = (quantity for cell in self.cells(table.id) for quantity in cell.quantities)
         return tuple({quantity.name: quantity for quantity in found}.values())
 
     @cached_property
@@ -132,10 +140,11 @@ class Project:
         """
         table = self.table(name)
         return tuple(
-            Cell(table.id, row.name, column, self._runs(table, metric, row, table.column(column)))
+            Cell(table.id, row.name, column, self._runs(table, metric, row, table.column(column)), metric.get("called"))
             for metric in table.metrics
             for row in table.computed_rows
             for column in self.columns(table)
+            if name_of(metric) in (table.column(column).metrics or (name_of(metric),))
         )
 
     @cached_property
@@ -235,13 +244,14 @@ class Project:
         except RecipeError as error:
             place = self.config.where("slots", slot.name)
             raise ConfigError(f"{place}.group_sizes and outlier_features, in {where}: {error}") from None
+        fields = {name: value for name, value in metric.items() if name != "called"}
         data = {
             "checkpoint": slot.checkpoint,
             "checkpoint_digest": self.digest(slot.name),
             "recipe": recipe,
-            "metric": resolve_metric({**metric, **row.metrics.get(metric["kind"], {})}, slot, where),
+            "metric": resolve_metric({**fields, **row.metrics.get(metric["kind"], {})}, slot, where),
             "corpora": self.config.corpora,
-            "dtype": self.config.dtype,
+            "dtype": self.config.dtypes.get(table.paper, self.config.dtype),
         }
         try:
             runs = [Run.model_validate({**data, "seed": seed}) for seed in self.seeds(table)]

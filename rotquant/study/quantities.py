@@ -6,7 +6,7 @@ imports torch.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rotquant.metrics.zeroshot.suites import TASKS, task_names
@@ -17,7 +17,7 @@ from rotquant.recipes.schemes import MaximaByToken, Metric, ZeroShot
 class Quantity:
     """One number of a run.
 
-    name: its key among the metrics of a result file, and in the published values.
+    name: its key among the published values, and among the metrics of a result file unless that is `stored`.
     title: as a table's head prints it.
     better: whether lower or higher numbers are better.
     unit: printed where numbers are compared.
@@ -26,6 +26,7 @@ class Quantity:
     sampled: whether it is estimated from windows of a text or items of tasks, and another sample gives another number.
     infinite: what +inf means where it is a result, the best there is; None where it means that a network overflowed.
     text: whether it is no number but a text, which is shown beside the paper's and never compared.
+    stored: its key in a result file, of a quantity that a table calls by a name of its own.
     """
 
     name: str
@@ -37,6 +38,12 @@ class Quantity:
     sampled: bool = False
     infinite: str | None = None
     text: bool = False
+    stored: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Its key among the metrics of a result file."""
+        return self.stored or self.name
 
     def loss(self, value: float, reference: float) -> float:
         """How much worse `value` is than `reference`, in the quantity's own unit; negative for a gain."""
@@ -95,9 +102,24 @@ PREFIX_TOKENS = (
     Quantity("tokens", "Number", "lower", relative=False),
     Quantity("content", "Content", "lower", relative=False, text=True),
 )
+MODEL_SIZE = (
+    Quantity("megabits", "size", "lower", "Mbit", relative=False),
+    Quantity("parameters", "parameters", "lower", "million", relative=False),
+)
+TRAINING_LOSS = (
+    Quantity("spikes", "spikes", "lower", relative=False),
+    Quantity("highest_spike", "highest", "lower", relative=False),
+    Quantity("final_loss", "loss at the end", "lower"),
+    Quantity("remaining", "share of the first loss", "lower", "%", relative=False),
+)
 DESCRIPTIVE = (
-    *(*MAGNITUDES, *OUTLIERS[:2], *TOKEN_MAXIMA["inputs"], *TOKEN_MAXIMA["attention"]),
-    *(*OUTLIER_TOKENS, *PREFIX_TOKENS),
+    *MODEL_SIZE,
+    *MAGNITUDES,
+    *OUTLIERS[:2],
+    *TOKEN_MAXIMA["inputs"],
+    *TOKEN_MAXIMA["attention"],
+    *OUTLIER_TOKENS,
+    *PREFIX_TOKENS,
 )
 """Quantities that describe a distribution: of none would a lower number as such be better."""
 
@@ -109,6 +131,8 @@ _BY_KIND: dict[str, tuple[Quantity, ...]] = {
     "range_use": RANGE_USE,
     "outlier_tokens": OUTLIER_TOKENS,
     "prefix_tokens": PREFIX_TOKENS,
+    "model_size": MODEL_SIZE,
+    "training_loss": TRAINING_LOSS,
 }
 
 
@@ -125,3 +149,13 @@ def quantities(metric: Metric) -> tuple[Quantity, ...]:
         if task.chance is not None
     ]
     return (*((AVERAGE, *found) if found else ()), *((ROUGE_L,) if len(found) < len(tasks) else ()))
+
+
+def called(metric: Metric, name: str | None) -> tuple[Quantity, ...]:
+    """The quantities of a metric in a table that calls its main one `name`: that alone, as a table may have others of
+    its kind. Without a name, all."""
+    if name is None:
+        return quantities(metric)
+    title = TASKS["paper"][name].title if name in TASKS["paper"] else name
+    main = quantities(metric)[0]
+    return (replace(main, name=name, title=title, stored=main.name),)

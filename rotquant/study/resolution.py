@@ -113,8 +113,8 @@ def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None
     """Refuse names that neither a table nor config/config.yaml knows, and corpora that are not there.
 
     Raises:
-        ConfigError: an unknown slot or corpus, a zero-shot suite whose corpus is not defined, or a local corpus without
-            its files; the sentence names the file and the key.
+        ConfigError: an unknown slot, corpus or paper, a zero-shot suite whose corpus is not defined, or a local corpus
+            without its files; the sentence names the file and the key.
     """
     suites = dict(_suite_corpora(config.alone))
     for path, name in suites.items():
@@ -124,12 +124,16 @@ def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None
     slots = {column.slot for table in tables.values() for column in table.columns} | {*default.get("slots", ())}
     corpora = {*_corpora([table.model_dump() for table in tables.values()]), *suites.values()}
     corpora |= {*default.get("corpora", ())}
-    for section, kind, known in (("slots", "slot", slots), ("corpora", "corpus", corpora)):
+    papers = {table.paper for table in tables.values()}
+    sections = (("slots", "slot", slots), ("corpora", "corpus", corpora), ("dtypes", "paper", papers))
+    for section, kind, known in sections:
         for name in getattr(config, section):
             if name not in known:
                 raise ConfigError(f"{config.where(section, name)}: unknown {kind}{nearest(name, [*known])}.")
     for name, corpus in config.corpora.items():
-        missing = [part.path for part in corpus.sources if part.source == "local" and not (root / str(part.path)).exists()]
+        missing = [
+            part.path for part in corpus.sources if part.source == "local" and not (root / str(part.path)).exists()
+        ]
         if missing:
             raise ConfigError(f"{config.where('corpora', name)}.path: there is no folder or file {missing[0]}.")
 

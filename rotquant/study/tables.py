@@ -45,6 +45,9 @@ BY_SUITE: dict[str, Any] = {
 }
 """What a table may say for each suite of zero-shot tasks, since suites differ."""
 
+_CALLED = "How the table calls its main quantity, where it has two of a kind: mmlu beside an average of other tasks."
+CALLED = {"called": Annotated[str, Field(pattern="^[a-z0-9_]+$", description=_CALLED)]}
+
 METRICS = by_name("Metrics", {kind.model_fields["kind"].default: kind for kind in get_args(get_args(Metric)[0])})
 
 Methods = Annotated[dict[str, dict[str, Any] | None], MethodSettings()]
@@ -61,6 +64,8 @@ class Column(Written):
     """The slot of the configuration that this column is computed on."""
     published: str | None = None
     """CSV of the paper's numbers where they stand in another table, relative to this file; else the table's own."""
+    metrics: Names | None = None
+    """Which of the table's metrics are measured in this column, by `called` or their kind; default all."""
 
 
 class Row(Written):
@@ -102,6 +107,8 @@ class Figure(Written):
         "learning",
         "token_maxima",
         "outlier_tokens",
+        "scaling",
+        "loss_curves",
     ]
     """What is drawn."""
     caption: str
@@ -141,7 +148,7 @@ class Titled(Written):
 class TableFields(Titled):
     """One table or figure of a paper, or a report of our own."""
 
-    metrics: Annotated[Many[Annotated[dict[str, Any], some_of(Metric, **BY_SUITE)]], Field(min_length=1)]
+    metrics: Annotated[Many[Annotated[dict[str, Any], some_of(Metric, also=CALLED, **BY_SUITE)]], Field(min_length=1)]
     """What is measured for each cell. The first one is the table's main metric."""
     columns: Annotated[Many[Column], Field(min_length=1)]
     """The columns; a text is a slot of the configuration and its own name."""
@@ -183,6 +190,10 @@ class TableFields(Titled):
             if lookup(rows, name, f"{place}: unknown row").method is None:
                 raise ValueError(f"row {name!r} is not computed, so nothing can be relative to it or drawn")
         kinds = {metric["kind"] for metric in self.metrics}
+        names = dict.fromkeys(map(name_of, self.metrics), True)
+        for column in self.columns:
+            for name in column.metrics or ():
+                lookup(names, name, f"columns.{column.name}.metrics: unknown metric")
         for row in self.rows:
             if len(row.labels) != len(self.label_columns):
                 labels = f"{len(row.labels)} labels for {len(self.label_columns)} label columns"
@@ -195,6 +206,11 @@ class TableFields(Titled):
             for kind, name in named_by(claim):
                 lookup(rows if kind == "row" else columns, name, f"claims.{number}: unknown {kind}")
         return self
+
+
+def name_of(metric: dict[str, Any]) -> str:
+    """What a column says for one of a table's metrics."""
+    return metric.get("called") or metric["kind"]
 
 
 class Table(TableFields):

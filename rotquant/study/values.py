@@ -167,13 +167,13 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
     texts: dict[Place, Text] = {}
     for cell in project.cells(table.id):
         seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
-        for quantity in quantities(cell.metric):
+        for quantity in cell.quantities:
             place = cell.row, cell.column, quantity.name
             if quantity.text:
-                texts[place] = Text(tuple(results[key].texts[quantity.name] for key in keys), seeds, keys)
+                texts[place] = Text(tuple(results[key].texts[quantity.key] for key in keys), seeds, keys)
                 continue
-            numbers = tuple(results[key].metrics[quantity.name] for key in keys)
-            error = standard_error([observed(results[key], quantity.name) for key in keys])
+            numbers = tuple(results[key].metrics[quantity.key] for key in keys)
+            error = standard_error([observed(results[key], quantity.key) for key in keys])
             ours[place] = Number.of_seeds(numbers, seeds, keys, error)
     return Values(ours, printed(project, table), texts, printed_texts(project, table)), results
 
@@ -238,9 +238,12 @@ def read_back(project: Project, table: Table) -> tuple[Values, dict[str, RunResu
     values = read_values(project.root, table.id)
     results = _results_of(project, table)
     measured = {
-        (name, key): repr(value)
-        for key, result in results.items()
-        for name, value in (*result.metrics.items(), *result.texts.items())
+        (quantity.name, run.key): repr(
+            (results[run.key].texts if quantity.text else results[run.key].metrics)[quantity.key]
+        )
+        for cell in project.cells(table.id)
+        for quantity in cell.quantities
+        for run in cell.runs
     }
     held = {
         (name, key): repr(value)

@@ -135,15 +135,16 @@ def _bars_at_terminals() -> Iterator[None]:
 
 
 def _column(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[str]:
+    """The text of each row."""
     columns = getattr(data, "column_names", None)
-    if columns is not None and spec.text_field not in columns:
-        raise CorpusError(
-            f"Corpus {spec.name}: {where} has no field {spec.text_field!r}; its fields: {', '.join(columns)}."
-        )
+    for name in spec.columns:
+        if columns is not None and name not in columns:
+            raise CorpusError(f"Corpus {spec.name}: {where} has no field {name!r}; its fields: {', '.join(columns)}.")
     for row in _whole(spec, data, where):
-        if not isinstance(row.get(spec.text_field), str):
-            raise CorpusError(f"Corpus {spec.name}: a row of {where} has no text in its field {spec.text_field!r}.")
-        yield row[spec.text_field]
+        for name in spec.columns:
+            if not isinstance(row.get(name), str):
+                raise CorpusError(f"Corpus {spec.name}: a row of {where} has no text in its field {name!r}.")
+        yield row[spec.text_field] if spec.text_field in row else spec.text_field.format_map(row)
 
 
 def _whole(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[dict]:

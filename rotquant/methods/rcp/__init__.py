@@ -36,8 +36,6 @@ class RCP(SelfDistillation):
     start_target: Literal["weight", "clipped"] = "weight"
     """What the search by which clips begin compares the rounded weight's outputs with: `weight`, those of the weight;
     `clipped`, those of the clipped weight, as Eq. 6 prints, which counts no error of clipping and so clips the most."""
-    factorized: bool = False
-    """Whether R1 stays an operator of its own in training, beside weights that are not rotated (Table 12)."""
 
     @property
     def slope(self) -> Literal["step", "ramp"]:
@@ -49,11 +47,6 @@ class RCP(SelfDistillation):
         """As the setting says."""
         return self.start_target
 
-    @property
-    def turns(self) -> bool:
-        """As the setting says."""
-        return self.factorized
-
     def kind(self, recipe: Recipe) -> "Kind":
         """By the setting and the bits."""
         if self.quantizer == "ldp" and recipe.rounded.scheme.bits == 3:
@@ -61,16 +54,10 @@ class RCP(SelfDistillation):
         return "learned_range" if self.quantizer == "lwc" else self.quantizer
 
     def check(self, recipe: Recipe) -> None:
-        """As for every training; two bits for n2uq, an R1 that is drawn for `factorized`."""
+        """As for every training; two bits for n2uq."""
         super().check(recipe)
         if self.quantizer == "n2uq" and recipe.rounded.scheme.bits != 2:
             raise ValueError(f"{self.name}.quantizer n2uq has 2 bits: set weights.scheme.bits to 2")
-        fixed = recipe.fuses_norms and not recipe.has_role("rotations")
-        if self.factorized and not fixed:
-            raise ValueError(
-                f"{self.name}.factorized keeps a random R1 beside the weights: set rotation.residual and learn no "
-                "rotations, or set it to false"
-            )
 
     def clips_weights(self, recipe: Recipe) -> str | None:
         """By learning, in the paper's word."""
@@ -78,8 +65,7 @@ class RCP(SelfDistillation):
 
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
-        factorized = ", R1 beside the weights" if self.factorized else ""
-        return f"{super().words(recipe)}; {self.kind(recipe)}{factorized}"
+        return f"{super().words(recipe)}; {self.kind(recipe)}"
 
     @classmethod
     def presets(cls) -> Mapping[str, Callable[[], Recipe]]:

@@ -5,7 +5,16 @@ Importing this package imports neither torch nor lm-eval.
 
 from rotquant.metrics.zeroshot.evaluation import Scores, evaluate, scores
 from rotquant.metrics.zeroshot.folders import identity, prepare
-from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS, TASKS, Task, check, quoted, suite_of, task_names
+from rotquant.metrics.zeroshot.suites import (
+    DEFAULT_TASKS,
+    TASKS,
+    Task,
+    check,
+    check_allowed,
+    quoted,
+    suite_of,
+    task_names,
+)
 
 __all__ = [
     "DEFAULT_TASKS",
@@ -13,6 +22,7 @@ __all__ = [
     "Scores",
     "Task",
     "check",
+    "check_allowed",
     "evaluate",
     "identity",
     "prepare",

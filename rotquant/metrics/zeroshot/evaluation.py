@@ -4,6 +4,7 @@ QuaRot Table 2 and the other papers' zero-shot tables; SpinQuant Table 18, with 
 """
 
 import contextlib
+import functools
 import io
 import logging
 import math
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rotquant.foundation import progress
-from rotquant.metrics.zeroshot.paper import lm_eval_tasks, parts
-from rotquant.metrics.zeroshot.suites import ANSWER, quoted, task_names
+from rotquant.metrics.zeroshot.paper import is_shortened, lm_eval_tasks, parts, stands_in_template
+from rotquant.metrics.zeroshot.suites import ANSWER, check_allowed, quoted, task_names
 from rotquant.recipes.schemes import ZeroShot
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rotquant.metrics.zeroshot.scoring import Scorer
 
 #: What an item is scored by.
-_MEASURES = ("acc", "acc_norm", "acc_mutual_info", "exact_match", "rouge_l")
+_MEASURES = ("acc", "acc_norm", "acc_mutual_info", "exact_match", "pass_at_1", "score", "rouge_l")
 
 
 @dataclass(frozen=True)
@@ -46,26 +47,29 @@ def evaluate(
     metric: ZeroShot,
     folder: Path,
     batch_size: int = 64,
+    allow_code_execution: bool = False,
 ) -> dict[str, float]:
     """Run the metric's tasks on a model whose forward already contains its quantizers.
 
     Args:
         folder: the task definitions (`rotquant.metrics.zeroshot.prepare`).
         batch_size: items of 32 tokens per forward pass; lowered where the logits would not fit into memory.
+        allow_code_execution: whether programs that the model writes may be run (`sandbox`).
 
     Returns:
-        In percent, per task: `<task>.acc`, `<task>.acc_norm`, `<task>.acc_mutual_info`, `<task>.exact_match` and
-        `<task>.rouge_l`, as far as the task has them, each with its standard error `<task>.acc_stderr` and so on;
+        In percent, per task: `<task>.acc`, `<task>.acc_norm`, `<task>.acc_mutual_info`, `<task>.exact_match`,
+        `<task>.pass_at_1`, `<task>.score` and `<task>.rouge_l`, as far as the task has them, each with its standard
+        error `<task>.acc_stderr` and so on;
         `<task>.items`, how many items there were; `<task>`, the quoted one (see `Task.measure`). Over tasks: `average`,
         the mean of the quoted accuracies, and `rouge_l`, the mean of the ROUGE-L, with `rouge_l_stderr`. All are nan
         for a task on which the network's outputs are not finite, and so are the means.
 
     Raises:
         RecipeError: unknown task.
-        TaskError: lm-eval, which the paper suite needs, is missing; a task has too few examples; or an item exceeds the
+        TaskError: a task runs programs and none may be run; lm-eval, which the paper suite needs, is missing; a task has too few examples; or an item exceeds the
             model's context.
     """
-    return scores(model, tokenizer, metric, folder, batch_size).metrics
+    return scores(model, tokenizer, metric, folder, batch_size, allow_code_execution).metrics
 
 
 def scores(
@@ -74,9 +78,11 @@ def scores(
     metric: ZeroShot,
     folder: Path,
     batch_size: int = 64,
+    allow_code_execution: bool = False,
 ) -> Scores:
     """As `evaluate`, item by item too."""
     names = task_names(metric)
+    check_allowed(metric, allow_code_execution)
     ask = _by_lm_eval if metric.suite == "paper" else _directly
     if metric.suite == "paper":
         lm_eval_tasks()
@@ -113,8 +119,16 @@ def _by_lm_eval(
 
         tasks = load_tasks(Path(folder).resolve(), tuple(part for name in names for part in parts(name)))
         set_shots(tasks, metric.shots)
-        harness = Harness(scorer, ANSWER if metric.normalization == "unconditional" else "")
-        results: Any = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=True)
+        alone = ANSWER if metric.normalization == "unconditional" else ""
+        harness = Harness(scorer, alone, functools.partial(_prompt, scorer, metric))
+        results: Any = run_tasks(
+            harness,
+            {"tasks": tasks},
+            limit=metric.limit,
+            bootstrap_iters=0,
+            log_samples=True,
+            confirm_run_unsafe_code=True,  # `scores` has asked whether it is allowed
+        )
 
     def measured(part: str) -> "Iterator[Measures]":
         finite = part not in harness.not_finite
@@ -122,6 +136,15 @@ def _by_lm_eval(
             yield {name: float(item[name]) if finite else math.nan for name in _MEASURES if name in item}
 
     return {name: [item for part in parts(name) for item in measured(part)] for name in names}
+
+
+def _prompt(scorer: "Scorer", metric: ZeroShot, task: str, asked: str) -> str:
+    """What a model reads before it writes an answer: what a task asks, shortened and in the metric's template."""
+    if metric.longest_prompt is not None and is_shortened(task):
+        asked = scorer.shortened(asked, metric.longest_prompt)
+    if metric.template is not None and stands_in_template(task):
+        return metric.template.replace("{question}", asked)
+    return asked
 
 
 def _summary(name: str, items: "list[Measures]") -> dict[str, float]:

@@ -37,11 +37,13 @@ def prepare(metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | Non
     content: dict[str, Any] = {"lm_eval": [_lm_eval_version(), str(paper.lm_eval_tasks())], "tasks": names}
     if metric.normalization != "length":
         content["normalization"] = metric.normalization
+    if in_template := metric.template is not None:
+        content["in_template"] = True
     if metric.path is None:
         paper.check_hub(names)
         return _made(
             folder / f"paper-{short_hash(canonical_json(content))}",
-            lambda new: paper.build(new, names, None, {}, metric.normalization),
+            lambda new: paper.build(new, names, None, {}, metric.normalization, in_template),
         )
     files = paper.data_files(metric.path, names, metric.shots)
     content["files"] = {str(file): _digest(file) for splits in files.values() for file in splits.values()}
@@ -53,7 +55,7 @@ def prepare(metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | Non
             for split, file in splits.items()
         }
         items = {name: count for (name, split), count in rows.items() if split != "examples"}
-        paper.build(new, names, files, items, metric.normalization)
+        paper.build(new, names, files, items, metric.normalization, in_template)
 
     return _made(folder / f"paper-{short_hash(canonical_json(content))}", build)
 

@@ -3,6 +3,7 @@
 import functools
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,13 +73,16 @@ class Harness(_Model):
     """A `Scorer` as lm-eval asks one.
 
     alone: what stands before a choice whose likelihood is asked without the question.
+    prompt: what is read, by the name of a task and what it asks, where an answer is written.
     not_finite: names of the tasks on which the network's outputs were not: the first of several choices would be the
         likeliest, and accuracy that of a guess.
     """
 
-    def __init__(self, scorer: Scorer, alone: str = "") -> None:
+    def __init__(
+        self, scorer: Scorer, alone: str = "", prompt: Callable[[str, str], str] = lambda _, text: text
+    ) -> None:
         super().__init__()
-        self.scorer, self.alone = scorer, alone
+        self.scorer, self.alone, self.prompt = scorer, alone, prompt
         self.not_finite: set[str] = set()
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
@@ -92,7 +96,8 @@ class Harness(_Model):
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """As `Scorer.generate`."""
         names = [str(request.task_name) for request in requests]
-        prompts, options = zip(*(request.arguments for request in requests), strict=True)
+        asked, options = zip(*(request.arguments for request in requests), strict=True)
+        prompts = [self.prompt(name, text) for name, text in zip(names, asked, strict=True)]
         settings = [(tuple(option["until"]), option["max_gen_toks"]) for option in options]
         found = self.scorer.generate(prompts, settings, names)
         self.not_finite |= {name for name, (_, finite) in zip(names, found, strict=True) if not finite}

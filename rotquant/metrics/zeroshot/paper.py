@@ -1,7 +1,8 @@
 """The paper suite: lm-eval's built-in tasks, read from the hub or re-pointed at local files of the hub's own schema.
 
 A local folder holds one file per task, `<task>.jsonl`, `.json` or `.parquet`, with the rows of the split that lm-eval
-evaluates (`PaperTask.split`) and the hub's field names; of MMLU one per subject, `mmlu_anatomy.jsonl` and so on.
+evaluates (`PaperTask.split`) and the hub's field names (`rows`); of MMLU one per subject, `mmlu_anatomy.jsonl` and so
+on; of LongBench the benchmark's own files.
 Examples of few-shot prompts come from a file beside it, `<task>.examples.jsonl`. Each row is checked before anything
 runs.
 """
@@ -12,14 +13,31 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError
 
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory
+from rotquant.metrics.zeroshot import longbench, reasoning
 from rotquant.metrics.zeroshot.definitions import write_definition
 from rotquant.metrics.zeroshot.rouge import rouge_l
+from rotquant.metrics.zeroshot.rows import (
+    ARC,
+    GSM8K,
+    LAMBADA,
+    MMLU,
+    PIQA,
+    TLDR,
+    BoolQ,
+    HellaSwag,
+    HumanEval,
+    LongBench,
+    OpenBookQA,
+    Row,
+    SocialIQA,
+    WinoGrande,
+)
 from rotquant.metrics.zeroshot.suites import UNCONDITIONAL
 from rotquant.recipes.schemes import Normalization
 
@@ -27,141 +45,21 @@ SUFFIXES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 """The file types of local data, and the builder of the `datasets` library that reads each."""
 
 
-class Row(BaseModel):
-    """One row of a data file; fields that lm-eval does not read are let through."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class PIQA(Row):
-    """ybisk/piqa: the right solution is sol1 (label 0) or sol2 (1)."""
-
-    goal: str
-    sol1: str
-    sol2: str
-    label: Literal[0, 1]
-
-
-class WinoGrande(Row):
-    """allenai/winogrande: the sentence has one blank, written "_"."""
-
-    sentence: str
-    option1: str
-    option2: str
-    answer: Literal["1", "2"]
-
-    @field_validator("sentence")
-    @classmethod
-    def _has_blank(cls, value: str) -> str:
-        if "_" not in value:
-            raise ValueError('should have a blank, written "_"')
-        return value
-
-
-class HellaSwag(Row):
-    """Rowan/hellaswag: four endings; the label is a digit in quotes."""
-
-    activity_label: str
-    ctx_a: str
-    ctx_b: str
-    endings: list[str] = Field(min_length=4, max_length=4)
-    label: Literal["0", "1", "2", "3"]
-
-
-class Choices(Row):
-    """Answers and the letters (or digits) that name them."""
-
-    text: list[str] = Field(min_length=2)
-    label: list[str]
-
-
-class _Keyed(Row):
-    """A question whose answer is named by a letter."""
-
-    choices: Choices
-    answerKey: str  # noqa: N815 - the hub's name
-
-    @model_validator(mode="after")
-    def _answer_is_a_choice(self) -> "_Keyed":
-        if len(self.choices.text) != len(self.choices.label):
-            texts, labels = len(self.choices.text), len(self.choices.label)
-            raise ValueError(f"field 'choices' has {texts} texts and {labels} labels")
-        if self.answerKey.lstrip() not in self.choices.label:
-            raise ValueError(f"field 'answerKey' is {self.answerKey!r}, which is none of the labels")
-        return self
-
-
-class ARC(_Keyed):
-    """allenai/ai2_arc, configurations ARC-Easy and ARC-Challenge."""
-
-    question: str
-
-
-class OpenBookQA(_Keyed):
-    """allenai/openbookqa, configuration main."""
-
-    question_stem: str
-
-
-class LAMBADA(Row):
-    """EleutherAI/lambada_openai: the last word of the text is to be predicted."""
-
-    text: str
-
-    @field_validator("text")
-    @classmethod
-    def _has_two_words(cls, value: str) -> str:
-        if len(value.split(" ")) < 2:
-            raise ValueError("should have at least two words")
-        return value
-
-
-class BoolQ(Row):
-    """aps/super_glue, configuration boolq: label 1 is yes."""
-
-    passage: str
-    question: str
-    label: Literal[0, 1]
-
-
-class SocialIQA(Row):
-    """lighteval/siqa: the label is the number of the answer in quotes."""
-
-    context: str
-    question: str
-    answerA: str  # noqa: N815 - the hub's name
-    answerB: str  # noqa: N815
-    answerC: str  # noqa: N815
-    label: Literal["1", "2", "3"]
-
-
-class MMLU(Row):
-    """cais/mmlu, a configuration per subject: the answer is the index of the right choice."""
-
-    question: str
-    choices: list[str] = Field(min_length=4, max_length=4)
-    answer: Literal[0, 1, 2, 3]
-
-
-class TLDR(Row):
-    """TLDR9+ (Sotudeh et al. 2021), which its authors distribute as files: a forum post and its author's summary."""
-
-    document: str = Field(min_length=1)
-    summary: str = Field(min_length=1)
-
-
 @dataclass(frozen=True)
 class PaperTask:
     """A task of the papers.
 
-    definition: lm-eval's, as a file below its `tasks` folder, or ours for a task that neither it nor the hub has.
+    definition: lm-eval's, as a file below its `tasks` folder, or ours for a task that it asks otherwise or not at all;
+        without `dataset_path` where the hub does not have it.
     split: what it evaluates.
     row: the schema of its data.
+    answered: what a template changes of our definition; None for a task that stands in none.
     """
 
     definition: str | dict[str, Any]
     split: str
     row: type[Row]
+    answered: dict[str, Any] | None = None
 
 
 PAPER_TASKS = {
@@ -187,6 +85,12 @@ PAPER_TASKS = {
         "test",
         TLDR,
     ),
+    "humaneval": PaperTask(reasoning.DEFINITIONS["humaneval"], "test", HumanEval, reasoning.ANSWERED["humaneval"]),
+    "gsm8k": PaperTask(reasoning.DEFINITIONS["gsm8k"], "test", GSM8K, reasoning.ANSWERED["gsm8k"]),
+    **{
+        name: PaperTask(definition, "test", LongBench, None if name in longbench.EXAMPLES_IN_TEXT else {})
+        for name, definition in longbench.DEFINITIONS.items()
+    },
 }
 """The tasks by name; the definition of MMLU is a folder with one of each subject."""
 
@@ -254,7 +158,8 @@ def check_file(name: str, file: Path) -> int:
 def check_hub(names: tuple[str, ...]) -> None:
     """Raise `TaskError` for a task that the hub does not have."""
     for name in names:
-        if isinstance(PAPER_TASKS[name].definition, dict):
+        definition = PAPER_TASKS[name].definition
+        if isinstance(definition, dict) and "dataset_path" not in definition:
             raise TaskError(f"zero-shot task {name!r} is not on the hub; name a local folder with {name}.jsonl.")
 
 
@@ -264,17 +169,30 @@ def build(
     files: DataFiles | None,
     items: dict[str, int],
     normalization: Normalization = "length",
+    in_template: bool = False,
 ) -> None:
-    """Write a definition of each task into `folder`: lm-eval's own, at local `files` or, without them, on the hub."""
+    """Write a definition of each task into `folder`: lm-eval's own or ours, at local `files` or, without them, on the
+    hub; `in_template`, as it is asked in one."""
     with atomic_directory(folder) as temporary:
         for name in (part for task in names for part in parts(task)):
-            definition = {"task": name, **_definition(name), "num_fewshot": 0}
+            changes = (_task(name).answered or {}) if in_template else {}
+            definition = {"task": name, **_definition(name), **changes, "num_fewshot": 0}
             if normalization == "unconditional" and name in UNCONDITIONAL:
                 definition["metric_list"] = _CHOICE_METRICS
             if files is not None:
                 definition |= _local(_task(name).split, files[name])
                 definition["metadata"] = {"version": 1, "items": items[name]}
             write_definition(temporary, definition)
+
+
+def stands_in_template(part: str) -> bool:
+    """Whether what a task asks is written into the metric's template."""
+    return _task(part).answered is not None
+
+
+def is_shortened(part: str) -> bool:
+    """Whether a task's long prompts may lose their middle, as LongBench's."""
+    return part in longbench.DEFINITIONS
 
 
 def _task(part: str) -> PaperTask:

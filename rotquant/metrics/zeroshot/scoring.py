@@ -35,7 +35,7 @@ T = TypeVar("T")
 Encoded = tuple[list[int], list[int]]
 """Token ids of a context and of its continuation."""
 Setting = tuple[tuple[str, ...], int]
-"""Where a generation stops: at one of some strings, or after a number of tokens."""
+"""Where a generation stops: at one of some strings, if any, or after a number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,17 @@ class Scorer:
         self.limits.check_ids(max((max(ids, default=0) for one in encoded for ids in one), default=0))
         return encoded
 
+    def shortened(self, text: str, longest: int) -> str:
+        """A text of more than `longest` tokens without its middle: its first and its last half of so many, BOS counted.
+
+        As LongBench does it (Bai et al. 2024, Sec. 4.1), the halves are text again before they are read.
+        """
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) + self.bos <= longest:
+            return text
+        half = longest // 2
+        return "".join(self.tokenizer.decode(part) for part in (ids[: half - self.bos], ids[-half:]))
+
     def _asked(self, pairs: Sequence[tuple[str, str]]) -> "_Asked":
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         # a tokenizer in Python has no complete description to tell it from others
@@ -225,13 +236,14 @@ class Scorer:
                 attention_mask=mask.to(self.model.device),
                 max_new_tokens=tokens,
                 do_sample=False,
-                stop_strings=list(until),
+                stop_strings=list(until) or None,
                 logits_processor=LogitsProcessorList([watch]),
                 tokenizer=self.tokenizer,
                 pad_token_id=self.first_token,
             )
         texts = self.tokenizer.batch_decode(generated[:, width:], skip_special_tokens=True)
-        return [re.split("|".join(map(re.escape, until)), text, maxsplit=1)[0] for text in texts], watch.finite
+        end = "|".join(map(re.escape, until)) or r"\Z"
+        return [re.split(end, text, maxsplit=1)[0] for text in texts], watch.finite
 
 
 class _Watch(LogitsProcessor):

@@ -6,7 +6,7 @@ Nothing here imports torch or lm-eval, so workflow and reports can ask for names
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rotquant.foundation.errors import RecipeError, nearest
+from rotquant.foundation.errors import RecipeError, TaskError, nearest
 from rotquant.recipes.schemes import ZeroShot
 
 
@@ -18,13 +18,13 @@ class Task:
     measure: what is quoted. Of accuracies, `acc` takes the choice with the highest log-likelihood, `acc_norm` the one
         with the highest log-likelihood per character; QuaRot quotes `acc_norm` where lm-eval's task has it.
         `acc_mutual_info` takes the one whose likelihood the question raises most (`quoted`).
-        `exact_match` asks for a generated text to be the true one, `rouge_l` scores a generated summary
-        (`rotquant.metrics.zeroshot.rouge`).
+        `exact_match` asks for a generated text to be the true one, `pass_at_1` for a generated program to pass tests;
+        `score` is LongBench's of a task (`longbench`), `rouge_l` scores a generated summary (`rouge`).
     chance: accuracy of guessing, in percent; 0 where any word could be the answer, None for what is no accuracy.
     """
 
     title: str
-    measure: Literal["acc", "acc_norm", "acc_mutual_info", "exact_match", "rouge_l"]
+    measure: Literal["acc", "acc_norm", "acc_mutual_info", "exact_match", "pass_at_1", "score", "rouge_l"]
     chance: float | None
     description: str
 
@@ -41,6 +41,15 @@ PAPER = {
     "openbookqa": Task("OBQA", "acc_norm", 25.0, "Elementary science questions with four answers."),
     "mmlu": Task("MMLU", "acc", 25.0, "Exam questions with four answers on 57 subjects, all questions pooled."),
     "tldr": Task("TLDR9+", "rouge_l", None, "The summary that the author of a forum post wrote for it."),
+    "humaneval": Task("HumanEval", "pass_at_1", 0.0, "Programs from their documentation, run on tests (RCP Table 3)."),
+    "gsm8k": Task("GSM8K", "exact_match", 0.0, "The number that grade-school mathematics ends with (RCP Table 3)."),
+    "hotpotqa": Task("HotpotQA", "score", 0.0, "LongBench: a question about several passages; F1 of words."),
+    "multifieldqa_en": Task("MultiFieldQA-en", "score", 0.0, "LongBench: a question about a long text; F1 of words."),
+    "triviaqa": Task("TriviaQA", "score", 0.0, "LongBench: a question after many solved examples; F1 of words."),
+    "2wikimqa": Task("2WikiMQA", "score", 0.0, "LongBench: a question about several passages; F1 of words."),
+    "musique": Task("MuSiQue", "score", 0.0, "LongBench: a question about several passages; F1 of words."),
+    "samsum": Task("SAMSum", "score", 0.0, "LongBench: a dialogue's summary after many examples; ROUGE-L."),
+    "passage_count": Task("PassageCount", "score", 0.0, "LongBench: how many different paragraphs there are."),
 }
 
 SHIPPED = {
@@ -72,7 +81,10 @@ SHIPPED = {
 }
 
 TASKS: dict[str, dict[str, Task]] = {"paper": PAPER, "shipped": SHIPPED}
-"""Every task by suite and name; the names of `paper` are lm-eval's, which has no `tldr`."""
+"""Every task by suite and name; the names of `paper` are lm-eval's, which has no `tldr`, and LongBench's."""
+
+RUN_CODE = ("humaneval",)
+"""Tasks that are judged by running the programs that a model writes, which must be allowed."""
 
 #: Tasks that Brown et al. 2020, Sec. 2.4, score by the unconditional likelihood of a choice, and what stands before it.
 UNCONDITIONAL = ("arc_easy", "arc_challenge", "openbookqa")
@@ -104,6 +116,16 @@ def check(metric: ZeroShot) -> None:
             raise RecipeError(f"suite {metric.suite!r} has no task {name!r}{nearest(name, tuple(known))}.")
     if len(set(metric.tasks)) < len(metric.tasks):
         raise RecipeError(f"zero-shot tasks are named twice: {', '.join(metric.tasks)}.")
+
+
+def check_allowed(metric: ZeroShot, allowed: bool) -> None:
+    """Raise `TaskError` for a task that runs what a model writes, unless that is allowed."""
+    name = next((name for name in metric.tasks if metric.suite == "paper" and name in RUN_CODE), None)
+    if name is not None and not allowed:
+        raise TaskError(
+            f"zero-shot task {name!r} runs programs that the model writes: allow it by --allow-code-execution (or "
+            "`allow_code_execution: true` in the configuration), or leave the task out."
+        )
 
 
 def quoted(metric: ZeroShot, name: str) -> Task:

@@ -1,11 +1,21 @@
 """Figures that go with the tables, drawn from a table's CSV in the project's one style."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures import accuracies, distributions, heatmaps, layers, learning, lines, ranges, tokens
+from rotquant.reporting.figures import (
+    accuracies,
+    distributions,
+    heatmaps,
+    layers,
+    learning,
+    lines,
+    losses,
+    ranges,
+    scaling,
+    tokens,
+)
 from rotquant.reporting.figures.axes import PercentAxis, change_label
 from rotquant.reporting.figures.changes import Change, change_between
 from rotquant.reporting.figures.panels import entry, legend, name_rows, note, panels
@@ -13,6 +23,7 @@ from rotquant.reporting.figures.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED
 from rotquant.reporting.words.describe import panel_title
 from rotquant.reporting.words.numbers import loss_words
 from rotquant.study.project import Project
+from rotquant.study.quantities import Quantity
 from rotquant.study.results import FIGURES
 from rotquant.study.tables import Table
 from rotquant.study.values import Values, main_quantities
@@ -33,37 +44,58 @@ def draw(project: Project, table: Table, values: Values, path: Path) -> None:
 
 
 def relative_increase(project: Project, table: Table, values: Values, path: Path) -> None:
-    """Loss on one row, row by row: a panel per column and main quantity; ours filled, published hollow."""
+    """Loss on one row, row by row: a panel per column and main quantity; ours filled, published hollow.
+
+    Where each column has quantities of its own, the panels stand in one line.
+    """
     assert table.figure is not None
-    columns, mains = project.columns(table), main_quantities(project, table)
     over = table.figure.over or table.baseline
     rows = list(table.figure.rows or [row.name for row in table.computed_rows if row.name != over])
-    width = min(len(columns), BESIDE)
-    height = math.ceil(len(columns) / width)
-    size = (1.4 + min(2.2 * width, 7.2), (1.1 + 0.3 * len(rows)) * height * len(mains))
-    with panels(path, height * len(mains), width, size) as (figure, grid):
-        for quantity, axes in zip(mains, grid.reshape(len(mains), -1), strict=True):
-            lost = {
-                (row, column): change_between(values, (row, column), (over, column), quantity)
-                for row in rows
-                for column in columns
-            }
-            scale = PercentAxis(lost.values())
-            for index, (axis, column) in enumerate(zip(axes, columns, strict=False)):
+    lines = _panel_lines(project, table)
+    width = max(map(len, lines))
+    titled = len({quantity.name for quantity, _ in lines[0]}) > 1 or len(lines) > len(main_quantities(project, table))
+    size = (1.4 + min(2.2 * width, 7.2), (1.1 + 0.3 * len(rows)) * len(lines))
+    with panels(path, len(lines), width, size) as (figure, grid):
+        for line, axes in zip(lines, grid, strict=True):
+            for axis, (quantity, column) in zip(axes, line, strict=False):
+                lost, scale = _losses(values, rows, over, lines, quantity)
                 for place, row in enumerate(rows):
                     _dots(axis, place, lost[row, column], scale)
                 scale.apply(axis, "x")
-                name_rows(axis, rows, shown=index % width == 0)
+                name_rows(axis, rows, shown=axis is axes[0])
                 axis.axvline(0, color=NEUTRAL, linewidth=0.8)
                 axis.set_xlabel(f"{loss_words(quantity)}\nrelative to {over}")
-                if quantity is mains[0] or height > 1:
+                if line is lines[0] or titled:
                     axis.set_title(panel_title(project, table, column))
-            for axis in axes[len(columns) :]:
+            for axis in axes[len(line) :]:
                 axis.remove()
         entries = [entry("computed here", OURS, **OURS_MARK)]
         if any(place[0] in rows and place[0] != over and place in values.published for place in values):
             entries.append(entry("published", PUBLISHED, **PUBLISHED_MARK))
         legend(figure, entries, "right", columns=2)
+
+
+def _panel_lines(project: Project, table: Table) -> list[list[tuple[Quantity, str]]]:
+    """The panels as (quantity, column) line by line: each quantity's columns, or all in one where columns differ."""
+    mains, columns = main_quantities(project, table), project.columns(table)
+    places = {(quantity.name, cell.column) for cell in project.cells(table.id) for quantity in cell.quantities}
+    blocks = [[(main, column) for column in columns if (main.name, column) in places] for main in mains]
+    if any(len(block) < len(columns) for block in blocks):
+        blocks = [[panel for block in blocks for panel in block]]
+    return [block[start : start + BESIDE] for block in blocks for start in range(0, len(block), BESIDE)]
+
+
+def _losses(
+    values: Values, rows: Sequence[str], over: str, lines: list[list[tuple[Quantity, str]]], quantity: Quantity
+) -> tuple[dict[tuple[str, str], Change], PercentAxis]:
+    """What the rows lose in a quantity, by row and column, and the axis that all its panels share."""
+    columns = [column for line in lines for one, column in line if one == quantity]
+    lost = {
+        (row, column): change_between(values, (row, column), (over, column), quantity)
+        for row in rows
+        for column in columns
+    }
+    return lost, PercentAxis(lost.values())
 
 
 KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {
@@ -77,6 +109,8 @@ KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {
     "learning": learning.learning,
     "token_maxima": tokens.token_maxima,
     "outlier_tokens": tokens.outlier_tokens,
+    "scaling": scaling.scaling,
+    "loss_curves": losses.loss_curves,
 }
 
 

@@ -115,9 +115,15 @@ def _grid(
     project: Project, table: Table, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
 ) -> Grid:
     """Ours by column and quantity, each followed by the paper's where it prints some."""
-    names = project.columns(table)
+    places = {(cell.column, quantity.name) for cell in project.cells(table.id) for quantity in cell.quantities}
+    measured = [
+        (name, quantity)
+        for name, quantity in itertools.product(project.columns(table), group)
+        if (name, quantity.name) in places
+    ]
+    names = list(dict.fromkeys(name for name, _ in measured))
     columns: list[GridColumn] = []
-    for name, quantity in itertools.product(names, group):
+    for name, quantity in measured:
         ours, papers = zip(*(pair(row.name, name, quantity) for row in rows), strict=True)
         head = name if len(group) == 1 else quantity.title if len(names) == 1 else f"{name}, {quantity.title}"
         place = {"group": name, "remark": _remark(project, table, name), "title": quantity.title}

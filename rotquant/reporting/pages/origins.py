@@ -13,7 +13,6 @@ from rotquant.reporting.words.numbers import show
 from rotquant.reporting.words.templates import sentences
 from rotquant.study.configuration import Slot
 from rotquant.study.project import Project
-from rotquant.study.quantities import quantities
 from rotquant.study.results import REPORTS, RunResult, rotations_of
 from rotquant.study.tables import Table
 from rotquant.study.values import Values
@@ -116,7 +115,7 @@ def measurements(project: Project, table: Table) -> dict[str, list[str]]:
 
 def run_lines(project: Project, table: Table, values: Values, results: Results) -> tuple[RunLine, ...]:
     """Every run of the table with the main number of what it measures."""
-    first = {quantities(cell.metric)[0].name: quantities(cell.metric)[0].title for cell in project.cells(table.id)}
+    first = {cell.quantities[0].name: cell.quantities[0].title for cell in project.cells(table.id)}
     return tuple(
         RunLine(row, column, seed, f"{first[name]} {show(value)}", _seconds(results.get(key)), key)
         for (row, column, name), number in values.items()

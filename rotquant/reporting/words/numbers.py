@@ -31,6 +31,12 @@ _WORDS = {
     "repeated": "share of those elsewhere that stand at the position of one before",
     "tokens": "tokens in front of every text",
     "content": "what they are",
+    "megabits": "size in bits",
+    "parameters": "number of parameters",
+    "spikes": "steps among the first with a loss spike",
+    "highest_spike": "largest loss of these steps over the least before it",
+    "final_loss": "loss over the last tenth of the steps",
+    "remaining": "loss at the end over that of the first step",
     **{
         f"{name}_{end}": f"{ratio}, {f'input of {what}' if tensors == 'inputs' else what}, in its worst layer"
         for tensors, names in TENSOR_WORDS.items()

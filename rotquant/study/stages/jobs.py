@@ -113,7 +113,8 @@ def measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> N
         folder = None if weights_key is None else weights_path(weights_key)
         place, batch_size = plan.checkpoint_path(checkpoint), plan.planned(members[0].key).batch_size
         codes = [_run_code(plan, run.key) for run in members]
-        for run, found, provenance in measure_runs(members, place, folder, plan.device, batch_size, codes):
+        allowed = plan.allow_code_execution
+        for run, found, provenance in measure_runs(members, place, folder, plan.device, batch_size, codes, allowed):
             result = RunResult(run, found.metrics, provenance, weights, found.arrays, found.samples, found.texts)
             write_result(run_path(run.key), result)
             say(_summary(result))

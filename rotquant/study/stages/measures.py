@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.files import read_json
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import (
     SNR,
     Magnitudes,
     MaximaByToken,
+    ModelSize,
     Outliers,
     OutlierTokens,
     Perplexity,
     PrefixTokens,
     RangeUse,
+    TrainingLoss,
     ZeroShot,
 )
+from rotquant.study.results import HISTORY_FILE
 from rotquant.study.samples import Samples, pack
 from rotquant.text import NO_BOS, Tokens
 
@@ -54,6 +58,8 @@ class Subject:
 
     text: yields the tokens of a corpus's split and its provenance. reference: the run's checkpoint.
     batch_size: windows of text per forward pass. state: what is stored beside the weights, if any.
+    allow_code_execution: whether programs that it writes may be run.
+    weights: the folder of its stored weights, None for a checkpoint as it is.
     """
 
     run: Run
@@ -63,6 +69,8 @@ class Subject:
     reference: Callable[[], "PreTrainedModel"]
     batch_size: int
     state: "QuantizedState | None" = None
+    allow_code_execution: bool = False
+    weights: Path | None = None
 
     def tokens(
         self, metric: Perplexity | SNR | Magnitudes | Outliers | MaximaByToken | OutlierTokens
@@ -87,7 +95,8 @@ def zero_shot(metric: ZeroShot, subject: Subject) -> Measurement:
 
     tasks = zeroshot.prepare(metric, Path(), subject.run.corpora.get(metric.corpus or ""))
     batch_size = ITEMS_PER_WINDOW * subject.batch_size
-    found = zeroshot.scores(subject.model, subject.tokenizer, metric, tasks, batch_size=batch_size)
+    allowed = subject.allow_code_execution
+    found = zeroshot.scores(subject.model, subject.tokenizer, metric, tasks, batch_size, allowed)
     note = {"note": NO_BOS} if subject.tokenizer.bos_token_id is None else {}
     source = {"corpora": {}, "tasks": zeroshot.identity(metric, tasks), **note}
     return Measurement(found.metrics, source, samples=pack(found.items))
@@ -170,3 +179,27 @@ def prefix_tokens(metric: PrefixTokens, subject: Subject) -> Measurement:
     decode = cast(Any, subject.tokenizer.decode)
     metrics, texts = prefix_tokens(ids, subject.model.config.bos_token_id, decode)
     return Measurement(metrics, {"corpora": {}}, {"ids": list(ids)}, texts=texts)
+
+
+def model_size(metric: ModelSize, subject: Subject) -> Measurement:
+    """Parameters and bits of the checkpoint under the recipe."""
+    from rotquant.metrics.model_size import model_size
+
+    return Measurement(model_size(subject.reference(), subject.run.recipe.weights), {"corpora": {}})
+
+
+def training_loss(metric: TrainingLoss, subject: Subject) -> Measurement:
+    """Spikes and end of the loss of the training that made the stored weights.
+
+    Raises:
+        RecipeError: no method of the recipe trains weights by steps that have a loss.
+    """
+    from rotquant.metrics.training_loss import training_loss
+
+    path = subject.weights and subject.weights / HISTORY_FILE
+    history = read_json(path, "history of a training") if path and path.exists() else []
+    losses = [record["loss"] for record in history if "loss" in record]
+    if len(losses) < 2:
+        raise RecipeError("training_loss looks at a training: the recipe needs a method that trains weights by steps.")
+    metrics, arrays = training_loss(losses, metric)
+    return Measurement(metrics, {"corpora": {}}, arrays)

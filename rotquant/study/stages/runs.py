@@ -18,7 +18,13 @@ from rotquant.study.stages.text import token_ids
 
 
 def measure_runs(
-    runs: Sequence[Run], checkpoint: str, folder: Path | None, device: str, batch_size: int, codes: Sequence[str]
+    runs: Sequence[Run],
+    checkpoint: str,
+    folder: Path | None,
+    device: str,
+    batch_size: int,
+    codes: Sequence[str],
+    allow_code_execution: bool = False,
 ) -> Iterator[tuple[Run, Measurement, dict[str, Any]]]:
     """Measure runs that share their weights; yield each with its measurement (nan and inf are results) and provenance.
 
@@ -27,6 +33,7 @@ def measure_runs(
         folder: the stored weights, or None.
         batch_size: windows of text per forward pass.
         codes: for each run the digest of the code that this is, for the provenance.
+        allow_code_execution: whether programs that the model writes may be run.
 
     Raises:
         CheckpointError, CorpusError, ResultError: bad input or damaged weights.
@@ -48,7 +55,7 @@ def measure_runs(
     reference = functools.cache(lambda: load_checkpoint(checkpoint, dtype, accelerator)[0].eval())
     for run, code in zip(runs, codes, strict=True):
         with quantized_forward(model, run.recipe, state):
-            subject = Subject(run, model, tokenizer, text, reference, batch_size, state)
+            subject = Subject(run, model, tokenizer, text, reference, batch_size, state, allow_code_execution, folder)
             measurement = getattr(measures, run.metric.kind)(run.metric, subject)
         provenance = {
             **environment(),

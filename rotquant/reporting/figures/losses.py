@@ -1,0 +1,35 @@
+"""Figures of kind `loss_curves`: the loss of every step of a training, whole and its beginning (RCP Figure 6)."""
+
+from pathlib import Path
+
+from rotquant.reporting.figures.arrays import array_of
+from rotquant.reporting.figures.panels import entry, legend, panels
+from rotquant.reporting.figures.style import SERIES, drawn_rows
+from rotquant.reporting.words.describe import panel_title
+from rotquant.study.project import Project
+from rotquant.study.tables import Table
+from rotquant.study.values import Values
+
+
+def loss_curves(project: Project, table: Table, values: Values, path: Path) -> None:
+    """For each column all steps, and beside them the first ones; a line is a row's first seed, spikes have marks.
+
+    Raises:
+        ResultError: a run file is missing or holds no losses.
+    """
+    columns, rows = project.columns(table), drawn_rows(table)
+    first = next(cell.metric.first for cell in project.cells(table.id) if cell.metric.kind == "training_loss")
+    with panels(path, len(columns), 2, (7.2, 0.7 + 2.4 * len(columns)), width_ratios=(1, 1)) as (figure, grid):
+        for axes, column in zip(grid, columns, strict=True):
+            for row, color in zip(rows, SERIES, strict=False):
+                key = values[row, column, "final_loss"].runs[0]
+                losses, spikes = (array_of(project, key, name) for name in ("losses", "spikes"))
+                axes[0].plot(range(len(losses)), losses, color=color, linewidth=0.7)
+                axes[1].plot(range(len(losses[:first])), losses[:first], color=color, linewidth=1.0)
+                axes[1].plot(spikes, [losses[step] for step in spikes], "v", color=color, markersize=4)
+            for axis in axes:
+                axis.set(xlabel="step", yscale="log")
+            axes[0].set(ylabel="loss", title=panel_title(project, table, column))
+            axes[1].set_title(f"the first {first} steps")
+        entries = [entry(row, color) for row, color in zip(rows, SERIES, strict=False)]
+        legend(figure, [*entries, entry("spike", "black", marker="v", markersize=4)])
