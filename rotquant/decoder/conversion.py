@@ -290,7 +290,7 @@ def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]
     if precision.weights == "lut2":
         tables = all(isinstance(part, LevelWeight) for part in parts.values())
         _refuse(not tables, "2-bit weights without tables", "the kernels multiply 2-bit codes into tables")
-        lut = pack_levels(parts)
+        lut = pack_tables(parts)
         return {"codes": lut.codes, "table": lut.table}
     scaled = all(isinstance(part, QuantizedWeight) for part in parts.values())
     _refuse(not scaled, "4-bit weights without scales", "the kernels multiply integers and scale the sums")
@@ -298,7 +298,7 @@ def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]
     return {"codes": packed.codes, "scale": packed.scale}
 
 
-def pack_levels(parts: Mapping[str, LevelWeight]) -> LutWeight:
+def pack_tables(parts: Mapping[str, LevelWeight]) -> LutWeight:
     """2-bit weights that read the same input, by name, as one: their rows one after another.
 
     Raises:
@@ -306,7 +306,7 @@ def pack_levels(parts: Mapping[str, LevelWeight]) -> LutWeight:
     """
     for name, part in parts.items():
         exact = torch.equal(part.levels.to(torch.float16).to(part.levels.dtype), part.levels)
-        _refuse(not exact, f"levels of {name} between float16 numbers", "the kernels' tables are float16")
+        _refuse(not exact, f"levels in {name} that are no float16 numbers", "the kernels' tables are float16")
     codes, levels = (torch.cat([getattr(part, what) for part in parts.values()]) for what in ("codes", "levels"))
     return LutWeight.pack(*spread_weight(codes, levels))
 
