@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from rotquant.bench.arguments import cpu as cpu_arguments
+from rotquant.bench.arguments import files as file_arguments
 from rotquant.bench.arguments import fp8 as fp8_arguments
 from rotquant.bench.arguments import gpu as arguments
 from rotquant.bench.arguments import learning as learning_arguments
@@ -85,6 +86,7 @@ _ALL = (
     Benchmark("fp8_network", fp8_arguments.Fp8NetworkArguments, "rotquant.bench.gpu.fp8"),
     Benchmark("cpu_decode", cpu_arguments.CpuDecodeArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
     Benchmark("cpu_linear", cpu_arguments.CpuLinearArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
+    Benchmark("checkpoint", file_arguments.CheckpointArguments, "rotquant.bench.files.checkpoints", "cpu"),
     Benchmark("cpu_transform", cpu_arguments.CpuTransformArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
 )
 

@@ -123,8 +123,8 @@ class Precision(Frozen):
 
     weights: `float`; `int4` and `int4-grouped` (a scale per output feature, or per 128 of its weights); `lut2`, 2-bit
         codes into four-entry tables.
-    table_group: input features that share a table of `lut2`. The kernel's groups have 128; smaller ones take as much
-        memory as those.
+    table_group: input features that share a table of `lut2`; None for all of a layer. The kernel's groups have 128;
+        smaller ones take as much memory as those.
     inputs: how the inputs of linear layers are quantized; None leaves them floats. 4-bit weights need it.
     cache: None keeps keys and values as floats.
     rotate_heads, rotate_mlp: online Hadamard transforms before o and down (QuaRot stages 1c, 1b).
@@ -135,7 +135,7 @@ class Precision(Frozen):
 
     dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"
     weights: Literal["float", "int4", "int4-grouped", "lut2"] = "float"
-    table_group: Size = 128
+    table_group: Size | None = 128
     inputs: InputScheme | None = None
     cache: CacheScheme | None = None
     rotate_heads: bool = False

@@ -76,7 +76,7 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     return Precision(
         dtype=dtype,  # pyright: ignore[reportArgumentType]  # checked at run time
         weights="lut2" if weights.bits == 2 else "int4-grouped" if weights.granularity == "group" else "int4",
-        table_group=(weights.group_size or GROUP_SIZE) if weights.bits == 2 else GROUP_SIZE,
+        table_group=weights.group_size if weights.bits == 2 else GROUP_SIZE,
         inputs=_input_scheme(inputs),
         cache=_cache_scheme(recipe.keys, recipe.values, rotation is not None and rotation.keys),
         rotate_heads=rotation is not None and rotation.heads,
@@ -93,11 +93,7 @@ def _check_weights(scheme: QuantizationScheme) -> None:
         "the kernels multiply 4-bit weights, and 2-bit codes into tables",
     )
     if scheme.bits == 2:
-        _refuse(
-            scheme.granularity != "group",
-            f"2-bit weights per {scheme.granularity}",
-            "the kernels' tables are of groups of input features",
-        )
+        _refuse(scheme.granularity == "tensor", "2-bit weights per tensor", "each output feature has tables of its own")
         return
     _refuse(not scheme.symmetric, "asymmetric weights", "the kernels' 4-bit weights have no zero points")
     _refuse(

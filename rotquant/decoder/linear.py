@@ -276,5 +276,6 @@ def make_linear(config: DecoderConfig, precision: Precision, name: str, device: 
     if precision.weights == "float":
         return FloatLinear(*config.features(name), **common)
     if precision.weights == "lut2":
-        return LutLinear(*config.features(name), group_size=precision.table_group, **common)
+        inputs_of_table = precision.table_group or config.features(name)[0]
+        return LutLinear(*config.features(name), group_size=inputs_of_table, **common)
     return QuantizedLinear(*config.features(name), grouped=precision.weights == "int4-grouped", **common)
