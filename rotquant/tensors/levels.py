@@ -12,6 +12,8 @@ from torch import Tensor
 
 #: How many codes of some bits fill how many whole bytes.
 _PERIODS = {2: (4, 1), 3: (8, 3)}
+#: Bits of a code that can be packed.
+LEVEL_BITS = tuple(_PERIODS)
 
 
 @dataclass(frozen=True)
