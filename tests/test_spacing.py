@@ -1,11 +1,16 @@
 """Tables in float16: what the paper counts for a group is kept, and all levels follow from it bit for bit."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from rotquant.foundation.errors import CheckpointError
 from rotquant.qat.quantizers import Kind, make_quantizer
+from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.levels import LevelWeight
 from rotquant.tensors.spacing import anchors_of, in_float16, spacings
+from rotquant.weights.packing import take_weight, weight_tensors
 
 #: Float16 numbers that RCP's Table 6 counts for a group.
 KEPT = {("range", 2): 2, ("nf3", 3): 2, ("nf3_ldp", 3): 3, ("ldp", 2): None, ("learned_range", 3): 2}
@@ -60,3 +65,30 @@ def test_anchors_are_levels_themselves(bits: int) -> None:
         anchors = torch.randn(5, 2, len(spacing.anchors)).half()
         levels = spacing.levels(anchors)
         assert torch.equal(levels[..., list(spacing.anchors)], anchors)
+
+
+@pytest.mark.parametrize(("kind", "bits"), KEPT)
+def test_a_stored_table_takes_what_the_paper_counts_and_comes_back(kind: Kind, bits: int) -> None:
+    weight = in_float16(trained(kind, bits))
+    tensors = weight_tensors("it", weight)
+    numbers = KEPT[kind, bits] or 2**bits
+    assert sum(tensor.nbytes for tensor in tensors.values()) == 24 * 3 * (128 * bits // 8 + 2 * numbers)
+    scheme = QuantizationScheme(bits=bits, symmetric=False, granularity="group", group_size=128)
+    found = take_weight(Path("folder"), "it", (24, 384), scheme, tensors)
+    assert not tensors
+    assert torch.equal(found.codes, weight.codes)
+    assert torch.equal(found.levels, weight.levels)
+
+
+def test_damaged_anchors_are_one_sentence() -> None:
+    scheme = QuantizationScheme(bits=3, symmetric=False, granularity="group", group_size=128)
+    intact = weight_tensors("it", in_float16(trained("nf3", 3)))
+    for anchors, problem in (
+        (intact["it.sides"][:, :2], r"it.sides has shape \[24, 2, 2\], expected \[24, 3, 2\]"),
+        (intact["it.sides"].float(), "it.sides is of type float32"),
+    ):
+        with pytest.raises(CheckpointError, match=problem):
+            take_weight(Path("folder"), "it", (24, 384), scheme, intact | {"it.sides": anchors})
+    two = scheme.model_copy(update={"bits": 2})
+    with pytest.raises(CheckpointError, match=r"it.codes has shape"):
+        take_weight(Path("folder"), "it", (24, 384), two, intact)

@@ -24,7 +24,7 @@ from rotquant.qat.quantizers import Kind, make_quantizer
 from rotquant.tensors.spacing import in_float16
 from rotquant.weights.packing import weight_tensors
 
-_SEED, _DEVIATION = 0, 0.02
+_SEED, _DEVIATION, _MOVED = 0, 0.02, 0.1
 _GROUP_SIZE = 128
 
 Tensors = Mapping[str, Tensor]
@@ -81,10 +81,10 @@ def _layer(config: DecoderConfig, arguments: CheckpointArguments) -> Iterator[tu
         if arguments.quantizer is None:
             yield f"{name}.weight", weight
             continue
-        with torch.no_grad():
-            quantizer = make_quantizer(cast(Kind, arguments.quantizer), weight, _GROUP_SIZE, arguments.bits)
-            levels = in_float16(quantizer.freeze(weight))
-        yield from weight_tensors(f"{name}.weight", levels).items()
+        quantizer = make_quantizer(cast(Kind, arguments.quantizer), weight, _GROUP_SIZE, arguments.bits)
+        for parameter in quantizer.parameters():  # trained ones are not where they began
+            parameter.data += torch.empty_like(parameter).normal_(0.0, _MOVED, generator=generator)
+        yield from weight_tensors(f"{name}.weight", in_float16(quantizer.freeze(weight))).items()
     for norm in ("input_layernorm", "post_attention_layernorm"):
         yield f"{norm}.weight", torch.ones(config.hidden, dtype=torch.bfloat16)
 
