@@ -1,11 +1,16 @@
-"""Samples in random order for methods that train: every one comes once before any comes again. It holds no samples."""
+"""Batches for methods that train: samples in random order, and what a model keeps of them. It holds no samples."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from rotquant.models.architectures import architecture_of, embedding
 
 
 def shuffled_batches(samples: int, batch_size: int, steps: int, seed: int) -> list[Tensor]:
-    """Indices of the samples of each step, int64 [min(batch_size, samples)]; equal seeds give equal batches."""
+    """Indices of the samples of each step, int64 [min(batch_size, samples)]; equal seeds give equal batches.
+
+    Every sample comes once before any comes again.
+    """
     generator = torch.Generator().manual_seed(seed)
     size, order, batches = min(batch_size, samples), torch.empty(0, dtype=torch.long), []
     for _ in range(steps):
@@ -14,3 +19,13 @@ def shuffled_batches(samples: int, batch_size: int, steps: int, seed: int) -> li
         batches.append(order[:size])
         order = order[size:]
     return batches
+
+
+def kept_bytes(model: nn.Module, tokens: int) -> int:
+    """Roughly what a forward pass keeps for the backward pass, in bytes, without computing layers again.
+
+    Counted in tensors of the widths of the residual stream, of the heads and of the MLP, for each layer.
+    """
+    shape = architecture_of(model)
+    width = 12 * shape.hidden_size + 12 * shape.num_heads * shape.head_dim + 8 * shape.intermediate_size
+    return tokens * width * shape.num_layers * embedding(model).weight.element_size()

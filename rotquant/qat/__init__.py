@@ -1,1 +1,1 @@
-"""Quantization-aware training that methods share: trainable quantizers of weights, and where they start."""
+"""Quantization-aware training that methods share: trainable quantizers of weights, where they start, loss, training."""

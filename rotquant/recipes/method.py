@@ -69,6 +69,7 @@ class Method(Frozen):
     calibrates: whether it reads the recipe's calibration text.
     seeded: whether the run's seed changes what it does, beside the calibration sample, which it always draws.
     scaled: fields that are the paper's numbers for its widths, and the section of a slot that maps them.
+    groups: the section of a slot that maps the paper's group size of the weights that the method rounds.
     rates: fields that are learning rates, where it has them; with `steps` and `batch_size` they say how it learns.
     """
 
@@ -80,6 +81,7 @@ class Method(Frozen):
     calibrates: ClassVar[bool] = False
     seeded: ClassVar[bool] = False
     scaled: ClassVar[Mapping[str, str]] = {}
+    groups: ClassVar[str] = "group_sizes"
     rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     @classmethod

@@ -25,7 +25,7 @@ from rotquant.foundation.progress import silenced
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant.network import Errors, LearningNetwork, quantized_network, running
 from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding, lm_head
-from rotquant.models.batches import shuffled_batches
+from rotquant.models.batches import kept_bytes, shuffled_batches
 from rotquant.models.integrity import weights_digest
 from rotquant.models.limits import Limits
 from rotquant.models.placement import placed
@@ -98,7 +98,7 @@ def learn_rotations(
         optimizer = CayleySGD(rotations.values(), 1.0, settings.momentum)
         schedule = LambdaLR(optimizer, partial(learning_rate, settings))
         batch_size = min(settings.batch_size, batch_size or _sequences_at_once(model, samples.shape[1]))
-        checkpointing = _kept_bytes(model, batch_size * samples.shape[1]) > of_device(
+        checkpointing = kept_bytes(model, batch_size * samples.shape[1]) > of_device(
             _KEPT_BYTES, embedding(model).weight.device
         )
         values = [rotation for name, rotation in rotations.items() if name != "residual"] or None
@@ -227,13 +227,3 @@ def _identity(model: nn.Module, recipe: Recipe, seed: int, samples: Tensor) -> s
 
 def _sequences_at_once(model: nn.Module, tokens: int) -> int:
     return max(1, of_device(_LOGITS_AT_ONCE, embedding(model).weight.device) // (tokens * config_of(model).vocab_size))
-
-
-def _kept_bytes(model: nn.Module, tokens: int) -> int:
-    """Roughly what a forward pass keeps for the backward pass, in bytes, without computing layers again.
-
-    Counted in tensors of the widths of the residual stream, of the heads and of the MLP, for each layer.
-    """
-    shape = architecture_of(model)
-    width = 12 * shape.hidden_size + 12 * shape.num_heads * shape.head_dim + 8 * shape.intermediate_size
-    return tokens * width * shape.num_layers * embedding(model).weight.element_size()

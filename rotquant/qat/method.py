@@ -1,0 +1,144 @@
+"""What the methods have in common that train a whole model to be its own full-precision teacher: settings and checks.
+
+Each says which quantizers its weights have; the training is `qat.training`. No torch here: tables are expanded by it.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.method import Method, Role
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
+
+if TYPE_CHECKING:
+    from rotquant.models.architectures import Architecture
+    from rotquant.models.limits import Limits
+    from rotquant.qat.quantizers import Kind
+    from rotquant.weights.stage import Stage
+
+#: The widths of weights that there are quantizers for.
+WIDTHS = (2, 3)
+
+
+class SelfDistillation(Method):
+    """A method that trains all parameters of the quantized model towards the full-precision model (RCP Eq. 3)."""
+
+    roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
+    seeded: ClassVar[bool] = True
+    groups: ClassVar[str] = "table_groups"
+    rates: ClassVar[tuple[str, ...]] = ("weight_lr", "quantizer_lr")
+
+    text: Calibration = Calibration(corpus="alpaca_wikitext2", samples=8000, sequence_length=1024)
+    """What it is trained on: Alpaca's instructions and WikiText-2 (RCP Sec. 5.1). How many sequences the paper does not
+    say; Du et al. have 8,000 of these two."""
+    epochs: Annotated[int, Field(gt=0)] = 8
+    """How often each sequence is seen: 8 times, and 16 for LLaMA-3.2 1B (RCP Table 8)."""
+    batch_size: Annotated[int, Field(gt=0)] = 8
+    """Sequences in each step: 8 for 7B, 4 for 1B, 3B and 8B, 32 for 13B (RCP Table 8)."""
+    weight_lr: Annotated[float, Field(gt=0.0)] = 1e-6
+    """Learning rate of weights, embeddings and norms: 1e-6 with a 4-bit KV cache, 8e-7 without (RCP Sec. 5.1)."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Of all rates; `cosine` falls to zero. The paper speaks of none."""
+    start_samples: Annotated[int, Field(gt=0)] = 64
+    """Of the text, so many sequences decide where the clipping begins (RCP Eq. 6)."""
+    confidence: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """The share of KL(S || T) in the loss (RCP Eq. 3); null takes the teacher's mean probability of the text's tokens,
+    as Du et al. do."""
+
+    @property
+    def sees_quantizers(self) -> bool:
+        """It trains with them."""
+        return True
+
+    def kind(self, recipe: Recipe) -> "Kind":
+        """Which quantizer every weight of the recipe has, by its name in `qat.quantizers`."""
+        raise NotImplementedError(f"{self.name} names no quantizer")
+
+    @property
+    def slope(self) -> Literal["step", "ramp"]:
+        """What stands in for the derivative of a partition's steps, see `tensors.partition.ldp`."""
+        return "step"
+
+    @property
+    def aim(self) -> Literal["weight", "clipped"]:
+        """From what the error is measured by which clips begin, see `qat.start.search_clips`."""
+        return "weight"
+
+    @property
+    def turns(self) -> bool:
+        """Whether weights stay unrotated while they are trained, with R1 as a constant beside them."""
+        return False
+
+    @property
+    def steps(self) -> int:
+        """Of AdamW."""
+        return self.epochs * (self.text.samples // self.batch_size)
+
+    def check(self, recipe: Recipe) -> None:
+        """Asymmetric weights of 2 or 3 bits, in groups or rows, without another search; dynamic activations."""
+        self.refuse_clip_search(recipe)
+        self.refuse_static(recipe)
+        scheme = recipe.rounded.scheme
+        if scheme.bits not in WIDTHS:
+            raise ValueError(f"{self.name} has quantizers of 2 and 3 bits: set weights.scheme.bits to one of them")
+        if scheme.symmetric or scheme.granularity == "tensor":
+            raise ValueError(
+                f"{self.name} quantizes each group or row of weights between two ends: set weights.scheme.symmetric to "
+                "false, and granularity to group or channel"
+            )
+        if self.text.samples < self.batch_size:
+            raise ValueError(
+                f"{self.name}.batch_size is {self.batch_size}, and {self.name}.text.samples only {self.text.samples}: "
+                "take more samples or smaller batches"
+            )
+
+    def check_widths(self, recipe: Recipe, widths: Mapping[str, int]) -> None:
+        """Groups divide the features of every linear layer."""
+        size = recipe.rounded.scheme.group_size
+        for site, features in widths.items():
+            if size is not None and features % size:
+                raise RecipeError(
+                    f"{self.name}: groups of {size} do not divide the {features} features of {site}: choose "
+                    "weights.scheme.group_size among their divisors, or granularity channel."
+                )
+
+    def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
+        """The text fits the context."""
+        limits.check_length(self.text.sequence_length, f"texts that {self.title} trains on")
+
+    def words(self, recipe: Recipe) -> str:
+        """As on the pages."""
+        text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
+        rates = ", ".join(f"{rate:g} {name.removesuffix('_lr')}s" for name, rate in self.effort(recipe).rates)
+        share = "the teacher's confidence" if self.confidence is None else f"{self.confidence:g}"
+        return (
+            f"{self.title}, {self.epochs} epochs of {text}, lr {rates}, {self.schedule}; CAKLD with a = {share}; clips "
+            f"begin by a search on {self.start_samples} samples"
+        )
+
+    def apply(self, stage: "Stage") -> None:
+        """Train the whole model, then freeze its weights as codes and tables."""
+        from rotquant.qat.training import train_stage
+
+        train_stage(stage, self)
+
+
+def low_bits(method: str, rotation: RotationScheme | None) -> Recipe:
+    """W2A4KV4 of a method (RCP Table 11): asymmetric weights in groups of 128, inputs symmetric per token clipped to
+    0.9 of their range, KV cache asymmetric per head (128 features) clipped to 0.95."""
+    weights = QuantizationScheme(bits=2, symmetric=False, granularity="group", group_size=128)
+    cache = QuantizationScheme(bits=4, symmetric=False, granularity="head", clip_ratio=0.95)
+    return Recipe.model_validate(
+        {
+            "methods": {method: {}},
+            "rotation": rotation,
+            "weights": WeightQuantization(scheme=weights, clip_search=False),
+            "activations": QuantizationScheme(bits=4, clip_ratio=0.9),
+            "keys": cache,
+            "values": cache,
+        }
+    )

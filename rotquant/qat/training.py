@@ -1,0 +1,328 @@
+"""Quantization-aware training of a whole model by self-distillation (RCP Secs. 4 and 5.1; BitDistiller, Sec. 3.3).
+
+The student is the rotated model with quantizers for weights, activations and KV cache, the teacher the same model
+without. All parameters of the student are trained, with rounding straight-through, to bring its distribution of every
+next token to the teacher's (`qat.loss`). Afterwards weights are frozen as codes and tables.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.foundation.progress import track
+from rotquant.models.architectures import architecture_of, decoder_layers, linear_of, lm_head
+from rotquant.models.batches import kept_bytes, shuffled_batches
+from rotquant.models.rotation.matrices import initial_rotations
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.stream import on_device
+from rotquant.qat.engine import Engine
+from rotquant.qat.loss import label_probabilities
+from rotquant.qat.method import SelfDistillation
+from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
+from rotquant.qat.start import Clips, clip_weight, float_rounding, search_clips, uniform_rounding
+from rotquant.qat.student import (
+    Distillation,
+    Factorized,
+    linears_of,
+    parameter_groups,
+    quantized_linears,
+    teacher_states,
+)
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import RotationScheme
+from rotquant.tensors.devices import of_device
+from rotquant.tensors.partition import partitions
+from rotquant.training import loop
+from rotquant.training.loop import GradientStep
+from rotquant.training.state import Checkpoint, Record
+from rotquant.weights.hessian import observed_hessians
+from rotquant.weights.stage import Stage, runtime_schemes
+
+#: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
+_KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
+#: Bytes of the teacher's states that are kept from one epoch to the next; more are computed anew in every step.
+_STATE_BYTES = {"cpu": 2**29, "cuda": 2**33}
+#: Tokens that pass the teacher at once where no gradient is asked for.
+_TEACHER_TOKENS = {"cpu": 4096, "cuda": 16384}
+
+#: Kinds of quantizers that round to NormalFloat.
+FLOATS = ("nf3", "nf3_ldp")
+
+Quantizers = dict[tuple[int, str], TrainableQuantizer]
+
+
+def train_stage(stage: Stage, settings: SelfDistillation) -> None:
+    """Train the stage's model, put its quantized weights into it, and keep their codes, tables and the history.
+
+    Raises:
+        RotquantError: the loss or its gradient is not finite.
+        ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
+    """
+    engine = Engine(stage.device)
+    training = Training(stage, settings, engine)
+    stage.history = training.run()
+    training.freeze()
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What is known of the teacher before the first step.
+
+    confidence: its mean probability of the tokens of the text. states: its last hidden states of all samples, [samples,
+        tokens, hidden], where they are few.
+    """
+
+    confidence: float
+    states: Tensor | None
+
+
+class Training:
+    """One training of a stage's model, in place.
+
+    The student computes in float32 at least (with gradients and AdamW's moments 16 bytes a parameter), or on a GPU and
+    for a model of 16 bits in bfloat16 from such parameters.
+    """
+
+    def __init__(self, stage: Stage, settings: SelfDistillation, engine: Engine) -> None:
+        self.stage = stage
+        self.settings = settings
+        self.engine = engine
+        self.model: nn.Module = stage.model
+        self.recipe: Recipe = stage.recipe
+        self.ids = stage.texts[settings.name]
+        self.dtype = cast(torch.dtype, stage.model.dtype)
+        self.quantizers: Quantizers = {}
+        self.factorized: Factorized | None = None
+
+    def run(self) -> list[Record]:
+        """Train from the start or from the stage's checkpoint; the records of the steps."""
+        device = self.engine.device
+        teacher = copy.deepcopy(self.model).requires_grad_(False)
+        checkpoint = self.engine.checkpoint(self.stage.checkpoint)
+        self._begin(checkpoint is not None and checkpoint.path.exists())
+        self.model.to(torch.promote_types(self.dtype, torch.float32))
+        quantizers = Wrapping(rotation=self.recipe.rotation, **runtime_schemes(self.recipe))
+        with (
+            on_device(teacher, device),
+            wrap(teacher, self.stage.online),
+            on_device(self.model, device),
+            wrap(self.model, quantizers),
+            self._factorization(),
+            quantized_linears(self.model, self.quantizers, self.factorized),
+        ):
+            distillation = Distillation(self.model, teacher, 0.5, self.factorized)
+            self.engine.shard(distillation)
+            lessons = self._lessons(teacher, checkpoint)
+            distillation.confidence = lessons.confidence
+            history = self._train(distillation, lessons.states, checkpoint)
+            self.engine.gather(self.model)
+        return history
+
+    def _begin(self, resumed: bool) -> None:
+        """Make the quantizers, and clip weights whose quantizers do not learn it, by a search on the text's beginning.
+
+        A checkpoint has both already.
+        """
+        if resumed:
+            for index, name, layer in linears_of(self.model):
+                self.quantizers[index, name] = self._quantizer(layer.weight.detach().to(self.engine.device), None)
+            return
+        stage, architecture = self.stage, self.stage.architecture
+        with wrap(stage.model, stage.online):
+            stream = stage.capture(self.ids[: self.settings.start_samples])
+            for index, layer in stream.layers(f"{self.settings.title}: where clips begin"):
+                with observed_hessians(layer, architecture) as hessians:
+                    stream.advance(index)
+                for site in architecture.sites:
+                    for name in site.linears:
+                        self._start(index, name, linear_of(layer, name), hessians[site.name].matrix)
+
+    @torch.no_grad()
+    def _start(self, index: int, name: str, layer: nn.Linear, moment: Tensor) -> None:
+        """Of one linear layer with inputs of X^T X `moment`."""
+        kind, bits = self.settings.kind(self.recipe), self.recipe.rounded.scheme.bits
+        rounding = float_rounding(bits) if kind in FLOATS else uniform_rounding(bits)
+        size = self._group_size(layer.weight)
+        clips = search_clips(layer.weight, moment, size, rounding, target=self.settings.aim)
+        quantizer = self._quantizer(layer.weight.detach(), clips)
+        if not any(True for _ in quantizer.parameters()):
+            layer.weight.copy_(clip_weight(layer.weight, clips, size))
+        self.quantizers[index, name] = quantizer
+
+    def _quantizer(self, weight: Tensor, clips: Clips | None) -> TrainableQuantizer:
+        kind, scheme = self.settings.kind(self.recipe), self.recipe.rounded.scheme
+        return make_quantizer(kind, weight, self._group_size(weight), scheme.bits, clips, self.settings.slope)
+
+    def _group_size(self, weight: Tensor) -> int:
+        return self.recipe.rounded.scheme.group_size or weight.shape[1]
+
+    @contextmanager
+    def _factorization(self) -> Iterator[None]:
+        """While open, R1 stands beside the weights, where the settings say so."""
+        if not self.settings.turns:
+            yield
+            return
+        scheme = cast(RotationScheme, self.recipe.rotation)
+        residual = initial_rotations(architecture_of(self.model), scheme, self.stage.seed).residual
+        self.factorized = Factorized(self.model, cast(Tensor, residual).to(self.engine.device))
+        self.factorized.turn_back()
+        yield
+        self.factorized.turn()
+
+    def _lessons(self, teacher: nn.Module, checkpoint: Checkpoint | None) -> Lessons:
+        """The teacher's confidence, from the settings, a checkpoint or the text; its states, where they are few."""
+        found = torch.zeros((), dtype=torch.float64)
+        known = checkpoint and checkpoint.of("confidence")
+        if self.settings.confidence is not None:
+            found.fill_(self.settings.confidence)
+        ready = self.settings.confidence is not None or (known is not None and known.load({"confidence": found})[0] > 0)
+        head = lm_head(teacher).weight
+        kept = self.ids.numel() * head.shape[1] * head.element_size() <= of_device(_STATE_BYTES, self.engine.device)
+        if ready and not kept:
+            return Lessons(found.item(), None)
+        total, states = self._taught(teacher, head, kept)
+        if not ready:
+            found.copy_(total / (self.ids.shape[0] * (self.ids.shape[1] - 1)))
+            if known is not None:
+                known.save(1, {"confidence": found}, [])
+        return Lessons(found.item(), states)
+
+    def _taught(self, teacher: nn.Module, head: Tensor, kept: bool) -> tuple[Tensor, Tensor | None]:
+        """The sum of the teacher's probabilities of all tokens that follow, and its states where they are to be kept."""
+        at_once = max(1, of_device(_TEACHER_TOKENS, self.engine.device) // self.ids.shape[1])
+        total, states = torch.zeros((), dtype=torch.float64, device=self.engine.device), []
+        for part in track(self.ids.split(at_once), f"{self.settings.title}: the teacher's confidence", "batch"):
+            ids = part.to(self.engine.device)
+            hidden = teacher_states(teacher, ids)
+            total += label_probabilities(hidden, head, ids).sum(dtype=torch.float64)
+            if kept:
+                states.append(hidden)
+        return total, torch.cat(states) if kept else None
+
+    def _train(self, distillation: Distillation, states: Tensor | None, checkpoint: Any) -> list[Record]:
+        settings, model = self.settings, self.model
+        weights, learned = parameter_groups(model)
+        groups = [{"params": weights, "lr": settings.weight_lr}]
+        rates = dict(self.settings.effort(self.recipe).rates)
+        if learned:
+            groups.append({"params": learned, "lr": rates["quantizer_lr"]})
+        fused = self.engine.device.type == "cuda"
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=fused)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share, settings))
+        step = _Step(self, distillation, states, optimizer, schedule, weights, learned)
+        tokens = len(self.engine.own(step.batches[0])) * self.ids.shape[1]
+        again = kept_bytes(model, tokens) > of_device(_KEPT_BYTES, self.engine.device)
+        with loop.recomputed(model, again):
+            history = loop.train(
+                step,
+                settings.steps,
+                settings.title,
+                parts={**self.engine.parts(model, optimizer), "schedule": schedule},
+                checkpoint=checkpoint,
+                not_finite=f"the loss of {settings.title} or its gradient is {{loss}} at step {{step}}: lower its learning "
+                f"rates ({', '.join(f'methods.{settings.name}.{name}' for name in rates)}); the last checkpoint is kept.",
+            )
+        optimizer.zero_grad(set_to_none=True)
+        return history
+
+    @torch.no_grad()
+    def freeze(self) -> None:
+        """Bring the model back to its type, with the values of its codes and tables, which the stage keeps."""
+        device = self.engine.device
+        frozen = {
+            (index, name): self.quantizers[index, name].freeze(layer.weight.to(device)).to("cpu")
+            for index, name, layer in linears_of(self.model)
+        }
+        self.model.to(self.dtype)
+        for index, layer in enumerate(decoder_layers(self.model)):
+            for site in self.stage.architecture.sites:
+                self.stage.store(index, layer, site, [frozen[index, name] for name in site.linears])
+
+
+class _Step:
+    """A step of the training; call it with its number."""
+
+    def __init__(
+        self,
+        training: Training,
+        distillation: Distillation,
+        states: Tensor | None,
+        optimizer: torch.optim.Optimizer,
+        schedule: torch.optim.lr_scheduler.LRScheduler,
+        weights: list[nn.Parameter],
+        learned: list[nn.Parameter],
+    ) -> None:
+        settings = training.settings
+        self.training = training
+        self.engine = training.engine
+        self.distillation = distillation
+        self.states = states
+        self.schedule = schedule
+        self.weights, self.learned = weights, learned
+        seed = training.stage.seed + settings.text.seed
+        self.batches = shuffled_batches(len(training.ids), settings.batch_size, settings.steps, seed)
+        self.gradient = GradientStep(self._parts, self._loss, [optimizer])
+
+    def __call__(self, number: int) -> Record:
+        """Take the step: nothing is changed where loss or gradient is not finite."""
+        parts = self.gradient.accumulate(self._parts(number))
+        names = [*parts[0]]
+        sums = self.engine.total(torch.stack([torch.stack([part[name] for part in parts]).sum() for name in names]))
+        norms = {
+            f"{what}_gradient": self.engine.norm([p.grad for p in group if p.grad is not None])
+            for what, group in (("weight", self.weights), ("quantizer", self.learned))
+            if group
+        }
+        found = torch.stack([*(sums / self.engine.processes).unbind(), *(norm.to(sums) for norm in norms.values())])
+        record = dict(zip([*names, *norms], found.tolist(), strict=True))
+        bad = next((value for value in record.values() if not math.isfinite(value)), None)
+        if bad is not None:
+            return {"loss": bad}
+        self.gradient.apply()
+        self.schedule.step()
+        return record | self._quantizers()
+
+    def _parts(self, number: int) -> Iterator[Tensor]:
+        """The samples of this process in a step's batch, in parts that pass the model one after the other."""
+        return iter(self.engine.own(self.batches[number]).split(self.engine.at_once or len(self.batches[number])))
+
+    def _loss(self, part: Tensor) -> Mapping[str, Tensor]:
+        device = self.engine.device
+        states = None if self.states is None else self.states[part.to(device)]
+        found = self.distillation(self.training.ids[part].to(device), states)
+        share = len(part) * self.engine.processes / len(self.batches[0])  # gradients become their processes' mean
+        return {name: value * share for name, value in found._asdict().items()}
+
+    def _quantizers(self) -> Record:
+        """Where the clips and partitions of all groups are in the mean."""
+        found: dict[str, list[Tensor]] = {}
+        for quantizer in self.training.quantizers.values():
+            for name, value in _shape_of(quantizer).items():
+                found.setdefault(name, []).append(value)
+        return {name: torch.stack(values).mean().item() for name, values in found.items()}
+
+
+def _share(settings: SelfDistillation, step: int) -> float:
+    """The share of the learning rates at a step."""
+    return 1.0 if settings.schedule == "constant" else (1 + math.cos(math.pi * step / settings.steps)) / 2
+
+
+@torch.no_grad()
+def _shape_of(quantizer: TrainableQuantizer) -> dict[str, Tensor]:
+    """What a quantizer has learned so far, in the mean over its groups: clips, and shares of the range."""
+    learned = {name: parameter.detach() for name, parameter in quantizer.named_parameters()}
+    found = {f"clip_{end}": learned[name].sigmoid() for end, name in (("high", "gamma"), ("low", "beta")) if name in learned}
+    if "s2" in learned:
+        shares = partitions(learned["s1"], learned["s2"])
+        found |= {f"partition_{place + 1}": shares[..., place] for place in range(3)}
+    elif "s1" in learned:
+        found["centre"] = learned["s1"].sigmoid()
+    return {name: values.mean() for name, values in found.items()}
