@@ -11,9 +11,9 @@ from rotquant.decoder.config import DecoderConfig
 from rotquant.foundation.errors import ConfigError
 from rotquant.models.architectures import architecture_of
 from rotquant.weights.storage import save_quantized
+from tests.decoder.test_tables import random_model
 from tests.levels import build_levels, table_recipe
 from tests.models import TINY_SHAPE
-from tests.decoder.test_tables import random_model
 
 #: Names, shapes and types in a file's head.
 HEADER = 3000

@@ -82,6 +82,12 @@ _ALL = (
         "rotquant.bench.learning.static",
         methods=("prefixed_outliers", "grid_weights", "grid_scales", "block_ap"),
     ),
+    Benchmark(
+        "distill",
+        learning_arguments.DistillArguments,
+        "rotquant.bench.learning.distillation",
+        methods=("rcp", "bitdistiller"),
+    ),
     Benchmark("gptq", learning_arguments.CalibrateArguments, "rotquant.bench.learning.benchmarks", methods=("gptq",)),
     Benchmark("fp8_network", fp8_arguments.Fp8NetworkArguments, "rotquant.bench.gpu.fp8"),
     Benchmark("cpu_decode", cpu_arguments.CpuDecodeArguments, "rotquant.bench.cpu.benchmarks", "cpu"),

@@ -11,7 +11,7 @@ _BITS = {"range": (2, 3), "ldp": (2,), "nf3": (3,), "nf3_ldp": (3,)}
 
 
 class CheckpointArguments(Frozen):
-    """The files of a model with random weights at a shape, linear layers quantized in groups of 128, the rest in 16 bits.
+    """Files of a model with random weights at a shape: linear layers quantized in groups of 128, the rest in 16 bits.
 
     quantizer: of linear layers' weights; None leaves them in 16 bits. bits: of a code.
     form: as the weights stage stores them, or as the decoder reads them.
