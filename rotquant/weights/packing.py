@@ -132,9 +132,8 @@ def _take_level_weight(
     codes = take(folder, f"{name}.codes", (rows, packed_length(columns, bits)), tensors)
     found = tensors.pop(f"{name}.{table}")
     _check_type(folder, f"{name}.codes", codes, codes.dtype == torch.uint8)
-    _check_type(
-        folder, f"{name}.{table}", found, found.dtype == torch.float16 or (not spacing and found.is_floating_point())
-    )
+    right = found.is_floating_point() if spacing is None else found.dtype == torch.float16
+    _check_type(folder, f"{name}.{table}", found, right)
     return LevelWeight(unpack_levels(codes, bits, columns), spacing.levels(found) if spacing else found)
 
 
