@@ -70,7 +70,7 @@ def in_float16(weight: LevelWeight) -> LevelWeight:
 
 
 def anchors_of(weight: LevelWeight) -> tuple[str, Tensor] | None:
-    """A spacing's name and the anchors [out, groups, n] from which all levels follow exactly; None where there is none."""
+    """A spacing's name and anchors [out, groups, n] from which all levels follow exactly; None where there is none."""
     if weight.levels.dtype != torch.float16:
         return None
     for name, spacing in spacings(weight.bits).items():

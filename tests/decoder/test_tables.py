@@ -1,4 +1,4 @@
-"""A converted decoder of 2-bit codes into tables is the simulated model (RCP Sec. 4.4): test_parity for such weights."""
+"""A converted decoder of 2-bit codes into tables is the simulated model (RCP Sec. 4.4); see test_parity."""
 
 from functools import cache
 from pathlib import Path
