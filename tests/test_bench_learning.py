@@ -238,12 +238,8 @@ def test_what_is_distilled_is_as_the_table_says() -> None:
     for method, rotated in (("BitDistiller", False), ("BitDistiller rotated", True), ("RCP", True)):
         recipe = distillation._recipe(DistillArguments(shape="tiny", method=method, batch_size=4, epochs=16))
         ((name, settings),) = recipe.methods.items()
-        assert (recipe.weights.scheme.bits, recipe.activations.bits, recipe.keys.bits, recipe.values.bits) == (
-            2,
-            4,
-            4,
-            4,
-        )
+        schemes = (recipe.weights.scheme, recipe.activations, recipe.keys, recipe.values)
+        assert [scheme.bits for scheme in schemes] == [2, 4, 4, 4]
         assert (recipe.rotation is not None) == rotated
         assert (settings.batch_size, settings.epochs, settings.text.sequence_length) == (4, 16, 1024)
         assert settings.steps == DistillArguments(shape="tiny", method=method, batch_size=4, epochs=16).steps == 32000

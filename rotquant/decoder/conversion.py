@@ -90,7 +90,7 @@ def _check_weights(scheme: QuantizationScheme) -> None:
     _refuse(
         scheme.bits not in (2, 4),
         f"{scheme.bits}-bit weights",
-        "the kernels multiply 4-bit weights, and 2-bit codes into tables",
+        "the kernels multiply 4-bit weights, and 2-bit codes into tables; others are simulated",
     )
     if scheme.bits == 2:
         _refuse(scheme.granularity == "tensor", "2-bit weights per tensor", "each output feature has tables of its own")

@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
+from rotquant import api
+from rotquant.commands.root import cli
 from rotquant.decoder import Decoder, Generation, convert, load_decoder, save_decoder
 from rotquant.decoder.config import LINEARS, InputScheme, Precision
 from rotquant.decoder.conversion import pack_tables, precision_of
 from rotquant.decoder.linear import LutLinear, QuantizedInputs
 from rotquant.decoder.network import Network
 from rotquant.foundation.errors import KernelError, RecipeError
+from rotquant.foundation.files import folder_size
 from rotquant.kernels.products.lut import LutWeight, spread_features
 from rotquant.metrics import perplexity as evaluation
 from rotquant.models.architectures import architecture_of
@@ -24,7 +28,7 @@ from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.levels import LevelWeight
 from rotquant.text import Tokens, tokenize
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.storage import StoredModel
+from rotquant.weights.storage import StoredModel, save_quantized
 from tests.levels import build_levels, table_recipe
 from tests.models import TINY_SHAPE, tiny_model, tiny_tokens
 
@@ -120,6 +124,55 @@ def test_codes_and_tables_are_those_that_were_stored() -> None:
             codes, table = getattr(layer, name).weight.unpack()
             assert torch.equal(codes, torch.cat([part.codes for part in parts]))
             assert torch.equal(table, torch.cat([part.levels for part in parts]))
+
+
+def test_the_commands_convert_evaluate_and_generate(tmp_path: Path) -> None:
+    """From a folder of stored codes and tables to text, and the folders are equally large."""
+    source, folder, recipe = tmp_path / "quantized", tmp_path / "decoder", table_recipe(64)
+    network, tokenizer = load_checkpoint("workflow/resources/models/rq-llama3", torch.float32, "cpu")
+    save_quantized(source, build_levels(network, recipe, tokenizer))
+    run = CliRunner().invoke
+    assert run(cli, ["convert", str(source), "-o", str(folder), "--dtype", "float32"]).exit_code == 0
+    loaded, window = api.load(folder), torch.arange(3, 35)[None]
+    assert torch.equal(loaded.network(input_ids=window).logits, convert(source, dtype="float32").logits(window))
+    text = run(cli, ["generate", str(folder), "--prompt", "Return the", "--tokens", "4"]).stdout
+    ids = tokenize("Return the", loaded.tokenizer).whole[None]
+    new = Generation(loaded.network.decoder, 1, 32).generate(ids, 4)
+    assert text == "Return the" + loaded.tokenizer.decode(new[0].tolist()) + "\n"
+    three = tmp_path / "three"
+    network, tokenizer = load_checkpoint("workflow/resources/models/rq-llama3", torch.float32, "cpu")
+    save_quantized(three, build_levels(network, table_recipe(64, bits=3), tokenizer))
+    with pytest.raises(RecipeError, match=r"the model has 3-bit weights, which cannot be converted: .* simulated\.$"):
+        run(cli, ["convert", str(three), "-o", str(tmp_path / "other")], catch_exceptions=False)
+    assert not (tmp_path / "other").exists()
+
+
+def test_folders_before_and_after_conversion_are_equally_large(tmp_path: Path) -> None:
+    """Stored codes and tables take the space of those that the kernel reads, but for groups read in pairs."""
+    model = random_model().to(torch.bfloat16)
+    stored = build_levels(model, table_recipe(128))
+    save_quantized(tmp_path / "quantized", stored)
+    save_decoder(tmp_path / "decoder", convert(stored))
+    before, after = (folder_size(tmp_path / name, "*.safetensors") for name in ("quantized", "decoder"))
+    added = model.config.num_hidden_layers * 128 * model.config.hidden_size * 2.5 / 8  # down_proj has three groups
+    norms = 2 * model.config.hidden_size * (2 * model.config.num_hidden_layers + 1)  # fused in the decoder
+    headers = 10_000
+    assert abs(after - added - (before - norms)) < headers < (before - norms) / 20
+
+
+def test_a_trained_model_is_converted() -> None:
+    """What the method itself stores, after a few steps: tables are float16, and both networks agree."""
+    model, ids = random_model(), tiny_tokens(4, 16) % 64
+    settings = {"text": {"samples": 4, "sequence_length": 16}, "epochs": 2, "batch_size": 2, "start_samples": 2}
+    recipe = override(preset("rcp"), {"methods": {"rcp": settings}}, "")
+    stored = build_weights(model, None, recipe, 0, texts={"rcp": ids}, progress=False)
+    assert {weight.levels.dtype for weight in stored.weights.values()} == {torch.float16}
+    network, decoder = in_float64(stored, recipe)
+    with torch.no_grad():
+        expected = network(input_ids=ids, use_cache=False).logits
+    # As above.
+    equal = torch.isclose(decoder.logits(ids), expected, rtol=1e-5, atol=1e-5).flatten(1).all(dim=1)
+    assert equal.sum() >= 3, equal
 
 
 @pytest.mark.parametrize("group_size", [128, 64])

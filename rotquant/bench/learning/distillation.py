@@ -67,36 +67,35 @@ def _costs(a: DistillArguments, layers: int) -> tuple[list[float], int]:
     """Seconds of the steps behind the first two on a model of so many layers, and the memory that they take."""
     free_all()
     device = gpu()
-    model = random_model_on((torch.device("cpu"),), shape_config(a.shape, layers), torch.bfloat16, _SEED)
+    model = random_model_on((device,), shape_config(a.shape, layers), torch.bfloat16, _SEED).cpu()
     model.requires_grad_(True)
     recipe = _recipe(a)
     ((name, settings),) = recipe.methods.items()
     texts = {name: random_tokens(model.config.vocab_size, a.samples, a.tokens)}
     clocked = _Clocked(device, a.taken)
-    training = Training(
-        Stage(model, recipe, None, _SEED, device, None, texts=texts), cast(SelfDistillation, settings), clocked
-    )
+    stage = Stage(model, recipe, None, _SEED, device, None, texts=texts)
+    training = _Started(stage, cast(SelfDistillation, settings), clocked)
     with contextlib.suppress(_EnoughError):
         training.run()
     return [after - before for before, after in itertools.pairwise(clocked.times)][1:], memory_peak(device)
 
 
 def _recipe(a: DistillArguments) -> Recipe:
-    """The method as its preset has it; clips begin by a search on one sample, which is no part of a step.
-
-    The teacher's confidence is given, since its measurement is not part of one either.
-    """
+    """The method as its preset has it; the teacher's confidence is given, since no step measures it."""
     recipe = preset(_PRESETS[a.method])
     ((name, _),) = recipe.methods.items()
     text = {"samples": a.samples, "sequence_length": a.tokens}
-    settings = {
-        "text": text,
-        "epochs": a.epochs,
-        "batch_size": a.batch_size,
-        "confidence": 0.5,
-        "start_samples": 1,
-    }
+    settings = {"text": text, "epochs": a.epochs, "batch_size": a.batch_size, "confidence": 0.5}
     return override(recipe, {"methods": {name: settings}}, "benchmark")
+
+
+class _Started(Training):
+    """A training whose clips begin nowhere in particular: the search for them is no part of a step."""
+
+    def _begin(self, resumed: bool) -> None:
+        """Make the quantizers alone, as where a checkpoint has their parameters."""
+        del resumed
+        super()._begin(True)
 
 
 class _EnoughError(Exception):
@@ -120,7 +119,7 @@ class _Clocked(Engine):
             torch.cuda.synchronize(self.device)
         self.times.append(time.perf_counter())
         if len(self.times) == 1:
-            reset_memory_peak(self.device)  # what the search for clips took does not count
+            reset_memory_peak(self.device)  # what came before the steps does not count
         if len(self.times) == self.steps:
             raise _EnoughError
         return values
