@@ -218,7 +218,7 @@ BAD = [
     ),
     (
         "corpora: {wikitext2: {source: web}}",
-        "corpora.wikitext2.source: Input should be 'modules', 'docstrings', 'hub' or 'local'",
+        "corpora.wikitext2.source: Input should be 'modules', 'docstrings', 'hub', 'local' or 'mixed'",
     ),
     ("corpora: {wikitext2: {path: null}}", "corpora.wikitext2: corpus 'text': source 'local' needs a path"),
     ("corpora: {wikitext2: {path: txet}}", "corpora.wikitext2.path: there is no folder or file txet"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import SNR, Perplexity, ZeroShot
 from rotquant.study.project import Cell, Project, load_project
@@ -39,11 +39,25 @@ QUAROT_TASKS = ("piqa", "winogrande", "hellaswag", "arc_easy", "arc_challenge", 
 SPINQUANT_TASKS = (  # Sec. 4
     *("arc_easy", "arc_challenge", "boolq", "piqa", "social_iqa", "hellaswag", "openbookqa", "winogrande"),
 )
+PRESETS = all_presets()
 PREFIXQUANT_TASKS = ("winogrande", "hellaswag", "arc_challenge", "arc_easy", "piqa")  # Sec. 6.1
 TASKS = {"quarot": QUAROT_TASKS, "spinquant": SPINQUANT_TASKS, "prefixquant": PREFIXQUANT_TASKS}
-#: Rates of fine-tuning that a paper has for a model, whatever the table: PrefixQuant Sec. 6.1.
+#: Rates of fine-tuning that a paper has for a model, whatever the table: PrefixQuant Sec. 6.1, RCP Table 8.
 SLOWER = {"block_ap": {"scale_lr": 2e-5, "weight_lr": 2e-6}}
-OF_MODELS = {"Llama-3-70B": SLOWER, "Llama-3-70B-Instruct": SLOWER}
+
+
+def distilled(**settings: int) -> dict[str, dict[str, int]]:
+    return dict.fromkeys(("rcp", "bitdistiller"), settings)
+
+
+OF_MODELS = {
+    "Llama-3-70B": SLOWER,
+    "Llama-3-70B-Instruct": SLOWER,
+    "Llama-2-13B": distilled(batch_size=32),
+    "Llama-3-8B": distilled(batch_size=4),
+    "Llama-3.2-1B": distilled(epochs=16, batch_size=4),
+    "Llama-3.2-3B": distilled(batch_size=4),
+}
 OWN_REPORTS = ("switches", "budget")
 INSTRUCTED_TASKS = {("mmlu",): 5, ("tldr",): 1}  # SpinQuant Sec. A.10: examples in the prompt
 
@@ -209,7 +223,11 @@ def test_models_texts_types_and_seeds_are_the_papers(project: Project) -> None:
     config = project.config
     assert {name: slot.checkpoint for name, slot in config.slots.items()} == CHECKPOINTS
     assert all(slot.compute for slot in config.slots.values())
-    texts = {name: (spec.path, spec.subset, spec.separator) for name, spec in config.corpora.items()}
+    sources = {name: spec.sources for name, spec in config.corpora.items()}
+    mixed = sources.pop("alpaca_wikitext2")  # RCP Sec. 5.1
+    assert [spec.path for spec in mixed] == ["tatsu-lab/alpaca", "Salesforce/wikitext"]
+    assert mixed[1:] == sources["wikitext2"]
+    texts = {name: (spec.path, spec.subset, spec.separator) for name, (spec,) in sources.items()}
     assert texts == {
         "wikitext2": ("Salesforce/wikitext", "wikitext-2-raw-v1", "\n\n"),
         "c4": ("allenai/c4", "en", "\n\n"),  # SpinQuant Sec. A.5

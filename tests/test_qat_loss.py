@@ -1,4 +1,4 @@
-"""CAKLD against its printed equation, its gradient against autograd's and finite differences, its memory against none."""
+"""CAKLD against its printed equation, its gradient against autograd's and finite differences, and its chunks."""
 
 import pytest
 import torch

@@ -9,7 +9,17 @@ from torch import Tensor
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.qat.quantizers import LARGEST_SHARE, Kind, make_quantizer
-from rotquant.qat.start import SHARES, Clips, Target, clip_weight, float_rounding, search_clips, uniform_rounding
+from rotquant.qat.start import (
+    SHARES,
+    Clips,
+    Rounding,
+    Target,
+    clip_weight,
+    float_rounding,
+    level_rounding,
+    search_clips,
+    uniform_rounding,
+)
 from rotquant.tensors.levels import pack_levels, packed_length, unpack_levels
 from rotquant.tensors.partition import StraightThrough
 
@@ -146,7 +156,7 @@ def test_packing_of_levels_is_lossless_and_has_no_air(bits: int, length: int) ->
     assert bytes(packed[0].tolist()) == stream.to_bytes(packed.shape[-1], "little")
 
 
-def slow_search(weight: Tensor, inputs: Tensor, rounded: object, target: Target) -> tuple[Tensor, Tensor]:
+def slow_search(weight: Tensor, inputs: Tensor, rounded: Rounding, target: Target) -> tuple[Tensor, Tensor]:
     """Group by group and pair by pair, on the outputs themselves: low and high shares [out, groups, 1]."""
     low, high = torch.ones(2, OUT, IN // SIZE, 1, dtype=weight.dtype)
     for row, group in product(range(OUT), range(IN // SIZE)):
@@ -165,14 +175,15 @@ def slow_search(weight: Tensor, inputs: Tensor, rounded: object, target: Target)
 
 
 @pytest.mark.parametrize("target", ["weight", "clipped"])
-@pytest.mark.parametrize(("bits", "float_"), [(2, False), (3, False), (3, True)])
+@pytest.mark.parametrize(
+    "rounded", [uniform_rounding(2), uniform_rounding(3), level_rounding(2), float_rounding(3)], ids=range(4)
+)
 def test_the_search_finds_the_clips_of_least_output_error(
-    bits: int, float_: bool, target: Target, monkeypatch: pytest.MonkeyPatch
+    rounded: Rounding, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight, inputs = random(OUT, IN, dtype=torch.float64), random(200, IN, seed=1, dtype=torch.float64)
     inputs = inputs @ random(IN, IN, seed=2, dtype=torch.float64)  # correlated features
     weight[:, 3] *= 4  # what to clip
-    rounded = float_rounding(bits) if float_ else uniform_rounding(bits)
     expected = slow_search(weight, inputs, rounded, target)
     clips = search_clips(weight, inputs.T @ inputs, SIZE, rounded, target=target)
     assert torch.equal(clips.low, expected[0])
@@ -182,6 +193,20 @@ def test_the_search_finds_the_clips_of_least_output_error(
     in_parts = search_clips(weight, inputs.T @ inputs, SIZE, rounded, target=target)
     assert torch.equal(in_parts.low, clips.low)
     assert torch.equal(in_parts.high, clips.high)
+
+
+def test_level_rounding_is_what_partitioning_starts_as_and_eq_1_with_an_exact_zero_point() -> None:
+    weight, clips = random(OUT, IN), random_clips()
+    clips = Clips(clips.low.clamp(max=LARGEST_SHARE), clips.high.clamp(max=LARGEST_SHARE))
+    view = weight.unflatten(1, (-1, SIZE))
+    own = level_rounding(2)(view, clips.extent(view)).flatten(1)
+    # float32 in both, by other ways; no element lies within its last bits of a threshold.
+    torch.testing.assert_close(own, make_quantizer("ldp", weight, SIZE, 2, clips)(weight), rtol=1e-5, atol=1e-6)
+    low, high = clips.extent(view)
+    for bits in (2, 3):
+        scale = (high - low) / (2**bits - 1)
+        exact = ((view - low) / scale).round().clamp(0, 2**bits - 1) * scale + low
+        torch.testing.assert_close(level_rounding(bits)(view, clips.extent(view)), exact, rtol=1e-5, atol=1e-6)
 
 
 def test_clipped_weights_have_the_range_that_the_learned_one_starts_with() -> None:
@@ -194,3 +219,32 @@ def test_clipped_weights_have_the_range_that_the_learned_one_starts_with() -> No
     learned = make_quantizer("learned_range", weight, SIZE, 2, clips)(weight)
     # Parameters are float32: shares agree to 1e-7.
     torch.testing.assert_close(dynamic, learned, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("straight_through", ["step", "ramp"])
+@pytest.mark.parametrize(("kind", "bits"), CASES)
+def test_a_gpu_computes_what_the_cpu_computes(kind: Kind, bits: int, straight_through: StraightThrough) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        weight = random(OUT, IN, dtype=torch.float64).to(device).requires_grad_()
+        clips = random_clips()
+        clips = Clips(clips.low.to(device), clips.high.to(device))
+        quantizer = make_quantizer(kind, weight, SIZE, bits, clips, straight_through)
+        value = quantizer(weight)
+        assert torch.equal(quantizer.freeze(weight).dequantize(weight.dtype), value)
+        value.backward(random(OUT, IN, seed=1, dtype=torch.float64).to(device))
+        found.append([part.detach().cpu() for part in (value, weight.grad, *(p.grad for p in quantizer.parameters()))])
+    # Parameters are float32, and so are their gradients and the logits they start from: to 2e-7 of each.
+    for cpu, cuda in zip(*found, strict=True):
+        torch.testing.assert_close(cuda, cpu, rtol=1e-6, atol=1e-6, check_dtype=True)
+
+
+@pytest.mark.gpu
+def test_the_search_on_a_gpu_finds_the_clips_of_the_cpu() -> None:
+    weight, inputs = random(OUT, IN, dtype=torch.float64), random(200, IN, seed=1, dtype=torch.float64)
+    moment = inputs.T @ inputs
+    cpu = search_clips(weight, moment, SIZE, uniform_rounding(2))
+    cuda = search_clips(weight.cuda(), moment.cuda(), SIZE, uniform_rounding(2))
+    assert torch.equal(cuda.low.cpu(), cpu.low)
+    assert torch.equal(cuda.high.cpu(), cpu.high)

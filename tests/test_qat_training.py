@@ -216,14 +216,15 @@ def test_a_loss_that_is_no_number_stops_and_leaves_the_last_good_checkpoint(brok
 
     with monkeypatch.context() as patch:
         patch.setattr(Distillation, "forward", failing)
-        with pytest.raises(RotquantError, match=r"RCP or its gradient is (nan|inf) at step 3: .*weight_lr.*quantizer_lr"):
+        with pytest.raises(RotquantError, match=r"gradient is (nan|inf) at step 3: .*weight_lr.*quantizer_lr"):
             build(of, checkpoint=checkpoint)
     assert len(build(of, checkpoint=checkpoint).history) == 6  # from step 3 on, whose beginning is whole
     assert build(of).history == build(of, checkpoint=checkpoint).history
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(kind, torch.float32) for kind in KINDS] + [("ldp", torch.float64), ("range", torch.bfloat16)]
+)
 def test_stored_codes_and_tables_are_the_weights_that_were_trained(kind, dtype):
     of, model = recipe(kind), tiny_model(dtype=dtype)
     work = begun(of, model)
@@ -251,7 +252,7 @@ def kept_loss(of):
             return cakld_reference(stored.model(text, use_cache=False).logits, target, 0.3).loss.item()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["range", "nf3_ldp", "ldp"])
 def test_training_takes_back_what_rounding_costs_on_text_that_it_has_not_seen(kind):
     amounts = {"text": {"samples": 64, "sequence_length": 24}, "batch_size": 8, "schedule": "cosine"}
     untrained = kept_loss(recipe(kind, **amounts, epochs=1, weight_lr=1e-12))

@@ -160,12 +160,12 @@ class _Forward:
     def __init__(self, layer: nn.Linear, name: str, turned: Callable[[str, Tensor], Tensor] | None) -> None:
         self.layer, self.name, self.turned = layer, name, turned
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, input: Tensor) -> Tensor:
         weight: Tensor = self.layer.weight
         if self.turned is not None:
             weight = self.turned(self.name, weight)
         quantizer: Any = getattr(self.layer, QUANTIZER)
-        return linear(x, quantizer(weight), self.layer.bias)
+        return linear(input, quantizer(weight), self.layer.bias)
 
 
 def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

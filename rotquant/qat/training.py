@@ -7,12 +7,11 @@ next token to the teacher's (`qat.loss`). Afterwards weights are frozen as codes
 
 import copy
 import math
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import on_device
 from rotquant.qat.engine import Engine
 from rotquant.qat.loss import label_probabilities
-from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
 from rotquant.qat.start import Clips, clip_weight, float_rounding, search_clips, uniform_rounding
 from rotquant.qat.student import (
@@ -47,6 +45,9 @@ from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.hessian import observed_hessians
 from rotquant.weights.stage import Stage, runtime_schemes
 
+if TYPE_CHECKING:
+    from rotquant.qat.method import SelfDistillation
+
 #: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
 _KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
 #: Bytes of the teacher's states that are kept from one epoch to the next; more are computed anew in every step.
@@ -60,7 +61,7 @@ FLOATS = ("nf3", "nf3_ldp")
 Quantizers = dict[tuple[int, str], TrainableQuantizer]
 
 
-def train_stage(stage: Stage, settings: SelfDistillation) -> None:
+def train_stage(stage: Stage, settings: "SelfDistillation") -> None:
     """Train the stage's model, put its quantized weights into it, and keep their codes, tables and the history.
 
     Raises:
@@ -92,7 +93,7 @@ class Training:
     for a model of 16 bits in bfloat16 from such parameters.
     """
 
-    def __init__(self, stage: Stage, settings: SelfDistillation, engine: Engine) -> None:
+    def __init__(self, stage: Stage, settings: "SelfDistillation", engine: Engine) -> None:
         self.stage = stage
         self.settings = settings
         self.engine = engine
@@ -197,7 +198,7 @@ class Training:
         return Lessons(found.item(), states)
 
     def _taught(self, teacher: nn.Module, head: Tensor, kept: bool) -> tuple[Tensor, Tensor | None]:
-        """The sum of the teacher's probabilities of all tokens that follow, and its states where they are to be kept."""
+        """The sum of the teacher's probabilities of all tokens that follow; its states where they are to be kept."""
         at_once = max(1, of_device(_TEACHER_TOKENS, self.engine.device) // self.ids.shape[1])
         total, states = torch.zeros((), dtype=torch.float64, device=self.engine.device), []
         for part in track(self.ids.split(at_once), f"{self.settings.title}: the teacher's confidence", "batch"):
@@ -228,8 +229,8 @@ class Training:
                 settings.title,
                 parts={**self.engine.parts(model, optimizer), "schedule": schedule},
                 checkpoint=checkpoint,
-                not_finite=f"the loss of {settings.title} or its gradient is {{loss}} at step {{step}}: lower its learning "
-                f"rates ({', '.join(f'methods.{settings.name}.{name}' for name in rates)}); the last checkpoint is kept.",
+                not_finite=f"the loss of {settings.title} or its gradient is {{loss}} at step {{step}}: lower "
+                f"{' or '.join(f'methods.{settings.name}.{name}' for name in rates)}; the last checkpoint is kept.",
             )
         optimizer.zero_grad(set_to_none=True)
         return history
@@ -311,7 +312,7 @@ class _Step:
         return {name: torch.stack(values).mean().item() for name, values in found.items()}
 
 
-def _share(settings: SelfDistillation, step: int) -> float:
+def _share(settings: "SelfDistillation", step: int) -> float:
     """The share of the learning rates at a step."""
     return 1.0 if settings.schedule == "constant" else (1 + math.cos(math.pi * step / settings.steps)) / 2
 
@@ -320,7 +321,9 @@ def _share(settings: SelfDistillation, step: int) -> float:
 def _shape_of(quantizer: TrainableQuantizer) -> dict[str, Tensor]:
     """What a quantizer has learned so far, in the mean over its groups: clips, and shares of the range."""
     learned = {name: parameter.detach() for name, parameter in quantizer.named_parameters()}
-    found = {f"clip_{end}": learned[name].sigmoid() for end, name in (("high", "gamma"), ("low", "beta")) if name in learned}
+    found = {
+        f"clip_{end}": learned[name].sigmoid() for end, name in (("high", "gamma"), ("low", "beta")) if name in learned
+    }
     if "s2" in learned:
         shares = partitions(learned["s1"], learned["s2"])
         found |= {f"partition_{place + 1}": shares[..., place] for place in range(3)}

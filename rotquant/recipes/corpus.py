@@ -7,9 +7,9 @@ corpora that are read from installed packages follow their versions.
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from rotquant.foundation.data import Frozen
 
@@ -34,11 +34,12 @@ class CorpusSpec(Frozen):
 
     name: str = "modules"
     """Label used in reports and keys, such as modules or wikitext2."""
-    source: Literal["modules", "docstrings", "hub", "local"] = "modules"
+    source: Literal["modules", "docstrings", "hub", "local", "mixed"] = "modules"
     """`modules` and `docstrings` (source files and documentation strings of the installed pinned packages), `hub`
     (a Hugging Face dataset id), or `local` (a folder of parquet, json, jsonl or txt files, which are the splits that
     words of their names say, or one such file; where its name says none, the first 80 % of its rows are the train
-    split, the next 10 % validation, the last 10 % test, so that no split holds another's text)."""
+    split, the next 10 % validation, the last 10 % test, so that no split holds another's text), or `mixed` (other
+    corpora, one after the other)."""
     path: str | None = None
     """The hub id or the local path; none for what every installation has."""
     subset: str | None = None
@@ -47,14 +48,24 @@ class CorpusSpec(Frozen):
     """The column that holds the text."""
     separator: str = "\n\n"
     """What stands between two rows; the papers join WikiText-2 with a blank line."""
+    parts: Annotated[tuple["CorpusSpec", ...], Field(exclude_if=lambda parts: not parts)] = ()
+    """Of source `mixed`: the corpora that it is of, with as much text of each where only a part is read."""
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> "CorpusSpec":
-        installed = self.source in INSTALLED
-        if (self.path is None) != installed:
-            need = "takes no path" if installed else "needs a path (hub id, folder or file)"
+        placeless = self.source in (*INSTALLED, "mixed")
+        if (self.path is None) != placeless:
+            need = "takes no path" if placeless else "needs a path (hub id, folder or file)"
+            raise ValueError(f"corpus {self.name!r}: source {self.source!r} {need}")
+        if (self.source == "mixed") != bool(self.parts):
+            need = "needs parts, corpora" if self.source == "mixed" else "takes no parts"
             raise ValueError(f"corpus {self.name!r}: source {self.source!r} {need}")
         return self
+
+    @property
+    def sources(self) -> tuple["CorpusSpec", ...]:
+        """The corpora that are read for it: itself, or its parts' own."""
+        return tuple(source for part in self.parts for source in part.sources) or (self,)
 
 
 MODULES = CorpusSpec()

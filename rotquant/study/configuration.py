@@ -39,6 +39,10 @@ Scaled = dict[Annotated[int, Field(gt=0, strict=False)], Annotated[int, Field(gt
 """The paper's number to the one on a checkpoint; keys are text here, as in JSON."""
 
 
+Tables = dict[Annotated[int, Field(gt=0, strict=False)], Annotated[int, Field(ge=0)]]
+"""The same, where 0 stands for a whole row."""
+
+
 class MethodSettings:
     """Annotates some settings of methods by their names: of any method there is, each checked as its own."""
 
@@ -88,6 +92,9 @@ class SlotFields(Amounts):
     """Windows per forward pass; changes speed and memory, not results."""
     group_sizes: Scaled = Field(default_factory=dict)
     """The paper's group size to this model's, since it scales with the width; without it, the paper's own."""
+    table_groups: Tables = Field(default_factory=dict)
+    """The same of weights that have a table of values for each group, of which one costs more than a scale; 0 is a whole
+    row, one table for each output feature."""
     outlier_features: Scaled = Field(default_factory=dict)
     """The paper's number of outlier features to this model's; without it, the paper's own."""
 
@@ -119,7 +126,7 @@ class Corpus(CorpusSpec):
     """The text behind a corpus name that the tables use."""
 
     name: Annotated[str, Field(min_length=1)]  # pyright: ignore[reportGeneralTypeIssues]  # required here
-    source: Literal["modules", "docstrings", "hub", "local"]  # pyright: ignore[reportGeneralTypeIssues]  # required
+    source: Literal["modules", "docstrings", "hub", "local", "mixed"]  # pyright: ignore[reportGeneralTypeIssues]  # required
 
 
 class Settings(Written):

@@ -32,7 +32,8 @@ STAGES = ("tasks", "tables", "figures", "reports", "speed", "index")
 def places_seen(project: Project) -> Places:
     """The places that a plan of the project looks at without reading them whole."""
     checkpoints = {slot.checkpoint for slot in project.config.slots.values()}
-    corpora = {corpus.path for corpus in project.config.corpora.values() if corpus.source == "local"}
+    every = (part for corpus in project.config.corpora.values() for part in corpus.sources)
+    corpora = {corpus.path for corpus in every if corpus.source == "local"}
     return Places(content=tuple(sorted({*checkpoints, str(BENCH)})), existence=tuple(sorted(filter(None, corpora))))
 
 

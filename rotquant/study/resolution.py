@@ -15,6 +15,7 @@ from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError, nearest
 from rotquant.foundation.written import read_yaml
 from rotquant.metrics.zeroshot.suites import task_names
+from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Metric, ZeroShot
 from rotquant.study.configuration import DEFAULT, Config, Slot
@@ -39,8 +40,9 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
             if scheme is not None and scheme.group_size is not None:
                 changes[part] = {"group_size": slot.scaled("group_sizes", scheme.group_size)}
         if recipe.weights is not None and recipe.weights.scheme.group_size is not None:
-            size = slot.scaled("group_sizes", recipe.weights.scheme.group_size)
-            changes["weights"] = {"scheme": {"group_size": size}}
+            size = slot.scaled(_groups(recipe), recipe.weights.scheme.group_size)
+            row = {"granularity": "channel", "group_size": None}
+            changes["weights"] = {"scheme": {"group_size": size} if size else row}
         changes["methods"] = {
             name: {field: slot.scaled(kind, getattr(method, field)) for field, kind in method.scaled.items()}
             for name, method in recipe.methods.items()
@@ -54,6 +56,11 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
     for name, scaled in changes["methods"].items():
         changes["methods"][name] = merge(merge(slot.methods.get(name, {}), _own(own.get(name) or {}, slot)), scaled)
     return override(recipe, changes, where)
+
+
+def _groups(recipe: Recipe) -> str:
+    """The section of a slot that maps the group size of a recipe's weights."""
+    return next((method.groups for method in recipe.methods.values() if "rounding" in method.roles), Method.groups)
 
 
 def _own(settings: dict[str, Any], slot: Slot) -> dict[str, Any]:
@@ -122,8 +129,9 @@ def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None
             if name not in known:
                 raise ConfigError(f"{config.where(section, name)}: unknown {kind}{nearest(name, [*known])}.")
     for name, corpus in config.corpora.items():
-        if corpus.source == "local" and not (root / str(corpus.path)).exists():
-            raise ConfigError(f"{config.where('corpora', name)}.path: there is no folder or file {corpus.path}.")
+        missing = [part.path for part in corpus.sources if part.source == "local" and not (root / str(part.path)).exists()]
+        if missing:
+            raise ConfigError(f"{config.where('corpora', name)}.path: there is no folder or file {missing[0]}.")
 
 
 def _suite_corpora(data: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:

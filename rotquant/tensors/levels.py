@@ -66,7 +66,7 @@ class Table(NamedTuple):
         x = view.to(self.edges.dtype)
         codes = torch.zeros_like(x, dtype=torch.uint8)
         for edge in self.edges.unbind(-1):
-            codes += x > edge.unsqueeze(-1)
+            codes += (x > edge.unsqueeze(-1)).view(torch.uint8)
         return codes
 
     def decode(self, codes: Tensor, dtype: torch.dtype) -> Tensor:

@@ -155,32 +155,33 @@ def ldp_backward(
     share_low, share_high = torch.sigmoid(beta.to(W)), torch.sigmoid(gamma.to(W))
     extent = Extent(share_low * least, share_high * most)
     low, h = extent.low, extent.span
-    ratio = (W - low) / h
-    x = ratio.clamp(0, 1)
     p = partitions(s1.to(W), s2.to(W))
     t = thresholds(p)
-    w = relative_levels(t, spacing)
-    edges, d = low + h * t, w[..., 1:] - w[..., :-1]
+    edges, d = low + h * t, relative_levels(t, spacing).diff()
 
-    y, slope = torch.zeros_like(x), torch.zeros_like(x)
-    to_d, to_t, to_p = (torch.zeros_like(p) for _ in range(3))
-    for i in range(3):
-        here = slice(i, i + 1)
-        u, a = (edges[..., here] < W).to(W.dtype), torch.ones_like(x)
-        if straight_through == "ramp":
-            width = p[..., here].clamp(min=torch.finfo(W.dtype).eps)
-            r = ramp(x, t[..., here], width)
-            a = ((r > 0) & (r < 1)) / width
-            to_p[..., here] = -h * d[..., here] * (g * a * (r - 0.5)).sum(-1, keepdim=True)
-        y += u * d[..., here]
-        slope += a * d[..., here]
-        to_d[..., here] = h * (g * u).sum(-1, keepdim=True)
-        to_t[..., here] = -h * d[..., here] * (g * a).sum(-1, keepdim=True)
-    slope = slope.masked_fill((ratio < 0) | (ratio > 1), 0.0)
+    # Masks are numbers of the weight's type, and sums over them dot products: a tenth of the time of torch.where.
+    x = (W - low) / h
+    inside = g * ((x >= 0) & (x <= 1)).to(W.dtype)
+    x = x.clamp(0, 1)  # which may be infinite where a range is empty
+    above = torch.cat([_dot(g, (edge.unsqueeze(-1) < W).to(W.dtype)) for edge in edges.unbind(-1)], dim=-1)
+    to_d, to_p = h * above, torch.zeros_like(p)
+    if straight_through == "step":
+        through, by_x = inside, _dot(inside, x)
+        to_t = -h * d * _total(g)
+    else:
+        width = p.clamp(min=torch.finfo(W.dtype).eps)
+        rate = d / width
+        second, third = (x > p[..., :1]).to(W.dtype), (x > p[..., :1] + p[..., 1:2]).to(W.dtype)
+        own = [inside * (1 - second), inside * (second - third), inside * third]  # by the partitions where they lie
+        a, b = (torch.cat([_dot(part, other) for part in own], dim=-1) for other in (torch.ones_like(x), x))
+        through = rate[..., :1] * own[0] + rate[..., 1:2] * own[1] + rate[..., 2:] * own[2]
+        by_x = _total(rate * b)
+        to_t, to_p = -h * rate * a, -h * rate / width * (b - t * a)
 
-    to_low = (g * (1 - y + slope * (x - 1))).sum(-1, keepdim=True)
-    to_high = (g * (y - slope * x)).sum(-1, keepdim=True)
-    to_view = g * slope + _to_extreme(W, least, share_low * to_low) + _to_extreme(W, most, share_high * to_high)
+    values = _total(d * above)
+    to_low = _total(g) - values + by_x - _total(through)
+    to_high = values - by_x
+    to_view = through + _to_extreme(W, least, share_low * to_low) + _to_extreme(W, most, share_high * to_high)
     to_beta = to_low * least * share_low * (1 - share_low)
     to_gamma = to_high * most * share_high * (1 - share_high)
     if spacing == "partition":
@@ -195,10 +196,20 @@ def ldp_backward(
     )
 
 
+def _total(x: Tensor) -> Tensor:
+    """The sum over a group, or over its levels."""
+    return x.sum(-1, keepdim=True)
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of products over a group."""
+    return torch.linalg.vecdot(x, y).unsqueeze(-1)
+
+
 def _to_extreme(x: Tensor, extreme: Tensor, gradient: Tensor) -> Tensor:
     """The gradient of a group's smallest or largest element, shared by those that equal it."""
-    equal = x == extreme
-    return equal * (gradient / equal.sum(-1, keepdim=True))
+    equal = (x == extreme).to(x.dtype)
+    return equal * (gradient / _total(equal))
 
 
 def _levels_backward(to_d: Tensor) -> Tensor:

@@ -38,6 +38,9 @@ def load_rows(
     """
     if split not in SPLITS:
         raise CorpusError(f"Corpus {spec.name}: no split {split!r}; the splits are {', '.join(SPLITS)}.")
+    if spec.source == "mixed":
+        share = None if max_characters is None else -(-max_characters // len(spec.parts))
+        return [row for part in spec.parts for row in load_rows(part, split, max_characters=share, cache=cache)]
     if spec.source == "modules":
         return module_rows(split, cache or cache_folder("corpora"), max_characters)
     if spec.source == "docstrings":

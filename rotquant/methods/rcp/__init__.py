@@ -31,8 +31,8 @@ class RCP(SelfDistillation):
     quantizer_lr: Annotated[float, Field(gt=0.0)] = 1e-5
     """Learning rate of clips and partitions (Sec. 5.1)."""
     straight_through: Literal["step", "ramp"] = "step"
-    """What stands in for the derivative of a step at a threshold: `step`, one everywhere, as the paper says; `ramp`, that
-    of a ramp over the step's partition. At 2 bits with learned partitions."""
+    """What stands in for the derivative of a step at a threshold: `step`, one everywhere, as the paper says; `ramp`,
+    that of a ramp over the step's partition. At 2 bits with learned partitions."""
     start_target: Literal["weight", "clipped"] = "weight"
     """What the search by which clips begin compares the rounded weight's outputs with: `weight`, those of the weight;
     `clipped`, those of the clipped weight, as Eq. 6 prints, which counts no error of clipping and so clips the most."""
