@@ -6,10 +6,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rotquant.bench.arguments.learning import CalibrateArguments, LearnRotationsArguments, PrefixQuantArguments
+from rotquant.bench.arguments.learning import (
+    CalibrateArguments,
+    DistillArguments,
+    LearnRotationsArguments,
+    PrefixQuantArguments,
+)
 from rotquant.bench.learning import benchmarks as learning
+from rotquant.bench.learning import distillation, static
 from rotquant.bench.learning import models as learning_models
-from rotquant.bench.learning import static
 from rotquant.bench.learning.benchmarks import gptq, learn, learning_seconds
 from rotquant.bench.learning.models import MODELS, random_model_on, shape_config
 from rotquant.foundation.errors import ConfigError, KernelError
@@ -38,6 +43,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "gpu", lambda: CPU)
     monkeypatch.setattr(learning, "_gpus", lambda number: (CPU,) * number)
     monkeypatch.setattr(static, "gpu", lambda: CPU)
+    monkeypatch.setattr(distillation, "gpu", lambda: CPU)
 
 
 def times_of(steps: int, *, before: float, ordinary: float, longer: float) -> list[float]:
@@ -226,3 +232,54 @@ def test_too_few_gpus_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_gpu_nothing_is_timed() -> None:
     with pytest.raises(KernelError, match="need an NVIDIA GPU"):
         learn(LearnRotationsArguments(shape="llama-2-7b"))
+
+
+def test_what_is_distilled_is_as_the_table_says() -> None:
+    for method, rotated in (("BitDistiller", False), ("BitDistiller rotated", True), ("RCP", True)):
+        recipe = distillation._recipe(DistillArguments(shape="tiny", method=method, batch_size=4, epochs=16))
+        ((name, settings),) = recipe.methods.items()
+        schemes = (recipe.weights.scheme, recipe.activations, recipe.keys, recipe.values)
+        assert [scheme.bits for scheme in schemes] == [2, 4, 4, 4]
+        assert (recipe.rotation is not None) == rotated
+        assert (settings.batch_size, settings.epochs, settings.text.sequence_length) == (4, 16, 1024)
+        assert settings.steps == DistillArguments(shape="tiny", method=method, batch_size=4, epochs=16).steps == 32000
+        assert (settings.title == "RCP") == (method == "RCP") == (name == "rcp")
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+@pytest.mark.parametrize("layers", [None, (1, 3)])
+@pytest.mark.parametrize("method", ["BitDistiller", "RCP"])
+def test_steps_of_a_training_stand_for_all(
+    monkeypatch: pytest.MonkeyPatch, method: str, layers: tuple[int, int] | None
+) -> None:
+    """By a clock that goes on by one in each step and by ten in each decoder layer that it trains."""
+    monkeypatch.setitem(MODELS, "tiny", TINY | {"hidden_size": 128, "intermediate_size": 128})
+    seen: list[int] = []
+    begin = distillation.Training.__init__
+
+    def counted(self, stage, *arguments) -> None:
+        begin(self, stage, *arguments)
+        seen.append(len(decoder_layers(stage.model)))
+        assert all(parameter.requires_grad for parameter in stage.model.parameters())
+
+    monkeypatch.setattr(distillation.Training, "__init__", counted)
+    ticks = itertools.count()
+    monkeypatch.setattr(distillation.time, "perf_counter", lambda: next(ticks) * (1.0 + 10 * seen[-1]))
+    asked = DistillArguments(
+        shape="tiny", method=method, batch_size=2, tokens=16, samples=20, epochs=3, taken=5, layers=layers
+    )
+    measured = distillation.distill(asked)
+    assert seen == ([4] if layers is None else [1, 3])
+    assert measured["step_seconds"].value == pytest.approx(41.0)
+    assert measured["seconds"].value == pytest.approx(30 * 41.0)
+    if layers is None:
+        assert measured["step_seconds"].replays == 3
+    else:
+        assert measured["layer_seconds"].value == pytest.approx(10.0)
+
+
+def test_a_distillation_of_no_length_is_refused() -> None:
+    with pytest.raises(ValidationError, match="at least 4 steps"):
+        DistillArguments(shape="tiny", method="RCP", taken=3)
+    with pytest.raises(ValidationError, match="a number and a larger one"):
+        DistillArguments(shape="tiny", method="RCP", layers=(2, 2))

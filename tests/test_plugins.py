@@ -234,8 +234,18 @@ def test_importing_methods_and_the_registry_needs_no_torch() -> None:
 MAY_NAME = {
     "rotquant/recipes/presets.py": set(built_in_names()),
     "rotquant/bench/learning/benchmarks.py": {"spinquant", "gptq"},
+    "rotquant/bench/learning/distillation.py": {"rcp", "bitdistiller"},
     "rotquant/bench/learning/static.py": {"block_ap"},
-    "rotquant/bench/registry.py": {"spinquant", "gptq", "prefixed_outliers", "grid_weights", "grid_scales", "block_ap"},
+    "rotquant/bench/registry.py": {
+        "spinquant",
+        "gptq",
+        "prefixed_outliers",
+        "grid_weights",
+        "grid_scales",
+        "block_ap",
+        "rcp",
+        "bitdistiller",
+    },
 }
 
 

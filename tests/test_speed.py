@@ -30,7 +30,7 @@ EXPECTED = {
     *(f"quarot_table{n}" for n in (14, 15, 16, 17)),
     *("quarot_figure4", "quarot_figure7"),
     *(f"prefixquant_table{n}" for n in (5, 8, 9, 10)),
-    *(f"rcp_table{n}" for n in (5, 7, 17, 18, 19, 20)),
+    *(f"rcp_table{n}" for n in (5, 6, 7, 8, 17, 18, 19, 20)),
     *(f"spinquant_table{n}" for n in (6, 14, 15)),
     "kernels_h200",
     "kernels_cache",

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from rotquant.bench.arguments import cpu as cpu_arguments
+from rotquant.bench.arguments import files as file_arguments
 from rotquant.bench.arguments import fp8 as fp8_arguments
 from rotquant.bench.arguments import gpu as arguments
 from rotquant.bench.arguments import learning as learning_arguments
@@ -82,11 +83,18 @@ _ALL = (
         "rotquant.bench.learning.static",
         methods=("prefixed_outliers", "grid_weights", "grid_scales", "block_ap"),
     ),
+    Benchmark(
+        "distill",
+        learning_arguments.DistillArguments,
+        "rotquant.bench.learning.distillation",
+        methods=("rcp", "bitdistiller"),
+    ),
     Benchmark("gptq", learning_arguments.CalibrateArguments, "rotquant.bench.learning.benchmarks", methods=("gptq",)),
     Benchmark("fake_quantize", partition_arguments.FakeQuantizeArguments, "rotquant.bench.gpu.partition"),
     Benchmark("fp8_network", fp8_arguments.Fp8NetworkArguments, "rotquant.bench.gpu.fp8"),
     Benchmark("cpu_decode", cpu_arguments.CpuDecodeArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
     Benchmark("cpu_linear", cpu_arguments.CpuLinearArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
+    Benchmark("checkpoint", file_arguments.CheckpointArguments, "rotquant.bench.files.checkpoints", "cpu"),
     Benchmark("cpu_transform", cpu_arguments.CpuTransformArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
 )
 

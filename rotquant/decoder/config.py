@@ -123,6 +123,8 @@ class Precision(Frozen):
 
     weights: `float`; `int4` and `int4-grouped` (a scale per output feature, or per 128 of its weights); `lut2`, 2-bit
         codes into four-entry tables.
+    table_group: input features that share a table of `lut2`; None for all of a layer. The kernel's groups have 128;
+        smaller ones take as much memory as those.
     inputs: how the inputs of linear layers are quantized; None leaves them floats. 4-bit weights need it.
     cache: None keeps keys and values as floats.
     rotate_heads, rotate_mlp: online Hadamard transforms before o and down (QuaRot stages 1c, 1b).
@@ -133,6 +135,7 @@ class Precision(Frozen):
 
     dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"
     weights: Literal["float", "int4", "int4-grouped", "lut2"] = "float"
+    table_group: Size | None = 128
     inputs: InputScheme | None = None
     cache: CacheScheme | None = None
     rotate_heads: bool = False
@@ -145,6 +148,8 @@ class Precision(Frozen):
             raise ValueError("4-bit weights are multiplied with quantized inputs")
         if self.weights == "float" and self.inputs is not None:
             raise ValueError("quantized inputs need quantized weights")
+        if self.weights == "lut2" and self.inputs is not None and (self.inputs.bits != 4 or self.inputs.packed):
+            raise ValueError("look-up tables take 4-bit inputs, a byte each")
         return self
 
 
@@ -174,4 +179,6 @@ KINDS: dict[str, Precision] = {
     ),
     "w2": Precision(dtype="bfloat16", weights="lut2"),
     "w2a4": Precision(weights="lut2", inputs=InputScheme(), rotate_mlp=True),
+    # RCP Sec. 5.1: the rotations and clips are QuaRot's.
+    "w2a4kv4": _QUAROT.model_copy(update={"weights": "lut2"}),
 }

@@ -1,9 +1,10 @@
 """From a fake-quantized model to a decoder that computes with its integers: what `rotquant convert` does.
 
-The codes and scales are those that the weights stage stored, so no number is quantized again. What the kernels cannot
-compute is refused, one sentence naming the setting; nothing is approximated.
+The codes and scales, or 2-bit codes and tables, are those that the weights stage stored, so no number is quantized
+again. What the kernels cannot compute is refused, one sentence naming the setting; nothing is approximated.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -11,16 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.decoder.config import LINEARS, CacheScheme, DecoderConfig, InputScheme, LinearName, Precision
-from rotquant.decoder.linear import QuantizedLinear
+from rotquant.decoder.linear import LutLinear, QuantizedLinear
 from rotquant.decoder.model import Decoder
 from rotquant.foundation.errors import RecipeError
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
+from rotquant.kernels.products.lut import LutWeight, spread_weight
 from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
 from rotquant.models.integrity import check_changed
 from rotquant.models.simulation.prefix import Prefix
 from rotquant.models.simulation.wrapping import Wrapping
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
+from rotquant.tensors.levels import LevelWeight
 from rotquant.tensors.quantization import QParams
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import QuantizedState, StoredModel, StoredTensors, read_quantized
@@ -59,43 +62,65 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     Raises:
         RecipeError: the kernels do not compute it.
     """
-    _refuse(recipe.weights is None, "unquantized weights", "the decoder's weights are 4-bit integers")
-    _refuse(recipe.activations is None, "unquantized inputs", "4-bit weights are multiplied with quantized inputs")
+    _refuse(recipe.weights is None, "unquantized weights", "the decoder's weights are integers")
     for method in recipe.methods.values():
         unknown = method.acts_at_run_time() and method.roles != {"prefix"}
         _refuse(unknown, method.title, "the kernels know nothing of what this method does at run time")
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
-    weights, inputs, rotation = (
-        cast(WeightQuantization, recipe.weights).scheme,
-        cast(QuantizationScheme, recipe.activations),
-        recipe.rotation,
-    )
-    _refuse(weights.bits != 4, f"{weights.bits}-bit weights", "the kernels multiply 4-bit weights")
-    _refuse(not weights.symmetric, "asymmetric weights", "the kernels' weights have no zero points")
-    _refuse(
-        weights.granularity == "group" and weights.group_size != GROUP_SIZE,
-        f"groups of {weights.group_size} weights",
-        f"the kernels scale each output feature, or groups of {GROUP_SIZE}",
-    )
-    _refuse(inputs.bits not in (4, 8), f"{inputs.bits}-bit inputs", "the kernels take 4 or 8 bits")
-    _refuse(not inputs.symmetric, "asymmetric inputs", "the kernels' inputs have no zero points")
-    expected = "token" if inputs.dynamic else "tensor"
-    _refuse(
-        inputs.granularity != expected,
-        f"{'dynamic' if inputs.dynamic else 'static'} input scales per {inputs.granularity}",
-        "the kernels take dynamic scales per token or static ones per tensor",
-    )
+    weights, inputs, rotation = cast(WeightQuantization, recipe.weights).scheme, recipe.activations, recipe.rotation
+    _check_weights(weights)
+    if inputs is not None:
+        _check_inputs(inputs, (4,) if weights.bits == 2 else (4, 8))
+    elif weights.bits == 4:
+        raise _refusal("unquantized inputs", "4-bit weights are multiplied with quantized inputs")
     return Precision(
         dtype=dtype,  # pyright: ignore[reportArgumentType]  # checked at run time
-        weights="int4-grouped" if weights.granularity == "group" else "int4",
-        inputs=InputScheme(
-            bits=cast("Literal[4, 8]", inputs.bits), clip_ratio=inputs.clip_ratio, static=not inputs.dynamic
-        ),
+        weights="lut2" if weights.bits == 2 else "int4-grouped" if weights.granularity == "group" else "int4",
+        table_group=weights.group_size if weights.bits == 2 else GROUP_SIZE,
+        inputs=_input_scheme(inputs),
         cache=_cache_scheme(recipe.keys, recipe.values, rotation is not None and rotation.keys),
         rotate_heads=rotation is not None and rotation.heads,
         rotate_mlp=rotation is not None and rotation.mlp,
         half_transforms=rotation is not None and rotation.online_dtype == "float16",
     )
+
+
+def _check_weights(scheme: QuantizationScheme) -> None:
+    """Raise `RecipeError` for weights that no kernel multiplies."""
+    _refuse(
+        scheme.bits not in (2, 4),
+        f"{scheme.bits}-bit weights",
+        "the kernels multiply 4-bit weights, and 2-bit codes into tables; others are simulated",
+    )
+    if scheme.bits == 2:
+        _refuse(scheme.granularity == "tensor", "2-bit weights per tensor", "each output feature has tables of its own")
+        return
+    _refuse(not scheme.symmetric, "asymmetric weights", "the kernels' 4-bit weights have no zero points")
+    _refuse(
+        scheme.granularity == "group" and scheme.group_size != GROUP_SIZE,
+        f"groups of {scheme.group_size} weights",
+        f"the kernels scale each output feature, or groups of {GROUP_SIZE}",
+    )
+
+
+def _check_inputs(scheme: QuantizationScheme, bits: tuple[int, ...]) -> None:
+    """Raise `RecipeError` for inputs of linear layers that no kernel takes beside the weights."""
+    why = f"beside these weights the kernels take {' or '.join(map(str, bits))} bits"
+    _refuse(scheme.bits not in bits, f"{scheme.bits}-bit inputs", why)
+    _refuse(not scheme.symmetric, "asymmetric inputs", "the kernels' inputs have no zero points")
+    expected = "token" if scheme.dynamic else "tensor"
+    _refuse(
+        scheme.granularity != expected,
+        f"{'dynamic' if scheme.dynamic else 'static'} input scales per {scheme.granularity}",
+        "the kernels take dynamic scales per token or static ones per tensor",
+    )
+
+
+def _input_scheme(scheme: QuantizationScheme | None) -> InputScheme | None:
+    if scheme is None:
+        return None
+    bits = cast("Literal[4, 8]", scheme.bits)
+    return InputScheme(bits=bits, clip_ratio=scheme.clip_ratio, static=not scheme.dynamic)
 
 
 def check_config(config: Any) -> None:
@@ -205,14 +230,13 @@ class _Conversion:
         """The tensors of one decoder layer by the decoder's names."""
         tensors = {}
         for name, site in self._sites():
-            linear: QuantizedLinear = getattr(layer, name)
-            packed = pack(
-                [cast(QuantizedWeight, self.stored.weights[self._name(index, part, "weight")]) for part in site.linears]
-            )
-            tensors |= {f"{name}.codes": packed.codes, f"{name}.scale": packed.scale}
+            linear: QuantizedLinear | LutLinear = getattr(layer, name)
+            names = [self._name(index, part, "weight") for part in site.linears]
+            packed = _packed({weight: self.stored.weights[weight] for weight in names}, self.precision)
+            tensors |= {f"{name}.{buffer}": tensor for buffer, tensor in packed.items()}
             if linear.bias is not None:
                 tensors[f"{name}.bias"] = self._bias(index, site)
-            if linear.inputs.static_scale is not None:
+            if getattr(linear.inputs, "static_scale", None) is not None:
                 qparams: QParams = self.stored.state.static[index, site.name]
                 tensors[f"{name}.inputs.static_scale"] = qparams.scale.float().reshape(1)
             if site.norm is not None and not self.stored.state.recipe.fuses_norms:
@@ -251,6 +275,36 @@ def _prefix(state: QuantizedState) -> Prefix | None:
         if "prefix" in method.roles:
             wrapping = method.runtime(wrapping, state.tensors[name])
     return wrapping.prefix
+
+
+def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]:
+    """Stored weights that read one input, by name, as the buffers of the linear layer that they are together.
+
+    Raises:
+        RecipeError: weights of another kind than the layer's.
+    """
+    if precision.weights == "lut2":
+        tables = all(isinstance(part, LevelWeight) for part in parts.values())
+        _refuse(not tables, "2-bit weights without tables", "the kernels multiply 2-bit codes into tables")
+        lut = pack_tables(parts)
+        return {"codes": lut.codes, "table": lut.table}
+    scaled = all(isinstance(part, QuantizedWeight) for part in parts.values())
+    _refuse(not scaled, "4-bit weights without scales", "the kernels multiply integers and scale the sums")
+    packed = pack(list(parts.values()))
+    return {"codes": packed.codes, "scale": packed.scale}
+
+
+def pack_tables(parts: Mapping[str, LevelWeight]) -> LutWeight:
+    """2-bit weights that read the same input, by name, as one: their rows one after another.
+
+    Raises:
+        RecipeError: levels that float16, the type of the kernel's tables, does not hold.
+    """
+    for name, part in parts.items():
+        exact = torch.equal(part.levels.to(torch.float16).to(part.levels.dtype), part.levels)
+        _refuse(not exact, f"levels in {name} that are no float16 numbers", "the kernels' tables are float16")
+    codes, levels = (torch.cat([getattr(part, what) for part in parts.values()]) for what in ("codes", "levels"))
+    return LutWeight.pack(*spread_weight(codes, levels))
 
 
 def pack(parts: list[QuantizedWeight]) -> PackedWeight:

@@ -17,8 +17,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.hadamard.operator import hadamard
 from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, padded
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, quantized_linear
-from rotquant.kernels.products.lut import GROUP_SIZE as LUT_GROUP
-from rotquant.kernels.products.lut import LutWeight, lut_linear, packed_shapes
+from rotquant.kernels.products.lut import LutWeight, lut_linear, packed_shapes, spread, spread_features
 from rotquant.kernels.rows.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
 from rotquant.kernels.rows.elementwise import add_rms_norm, swiglu
 
@@ -202,6 +201,11 @@ class QuantizedLinear(nn.Module):
 class LutLinear(nn.Module):
     """A linear layer of 2-bit codes into tables of four levels (RCP Sec. 4.4), inputs quantized or not.
 
+    Few rows read the packed weight, many the weight written out in 16 bits (`lut_linear`).
+
+    group_size: input features that share a table; where it is no multiple of the kernel's 128, weight and inputs are
+        spread (`lut.spread`).
+
     Buffers: codes and table as in `LutWeight`, bias [out] of `dtype` or None.
 
     Raises:
@@ -220,25 +224,29 @@ class LutLinear(nn.Module):
         *,
         bias: bool,
         dtype: torch.dtype,
+        group_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        if in_features % LUT_GROUP:
-            raise KernelError(f"look-up tables of {LUT_GROUP} weights do not divide {in_features} input features.")
-        self.inputs, self.shape, self.dtype = inputs, (out_features, in_features), dtype
-        codes, table = packed_shapes(out_features, in_features)
+        if in_features % group_size:
+            raise KernelError(f"look-up tables of {group_size} weights do not divide {in_features} input features.")
+        self.inputs, self.dtype, self.in_features, self.group_size = inputs, dtype, in_features, group_size
+        self.shape = (out_features, spread_features(in_features, group_size))
+        codes, table = packed_shapes(*self.shape)
         self.register_buffer("codes", torch.empty(codes, dtype=torch.uint8, device=device))
         self.register_buffer("table", torch.empty(table, dtype=torch.float16, device=device))
         self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
 
     @property
     def weight(self) -> LutWeight:
-        """The weight as the kernel reads it."""
+        """The weight as the kernel reads it, spread."""
         return LutWeight(self.codes, self.table, self.shape)
 
     def product(self, x: Tensor | Quantized) -> Tensor:
         """[rows, in], quantized or not -> [rows, out] of `dtype`."""
         values, scale = (x.codes, x.scale) if isinstance(x, Quantized) else (x, None)
+        # Codes are padded to whole blocks of the 4-bit kernels.
+        values = spread(values[:, : self.in_features], self.group_size)
         return lut_linear(values, self.weight, scale, self.bias, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -268,5 +276,6 @@ def make_linear(config: DecoderConfig, precision: Precision, name: str, device: 
     if precision.weights == "float":
         return FloatLinear(*config.features(name), **common)
     if precision.weights == "lut2":
-        return LutLinear(*config.features(name), **common)
+        inputs_of_table = precision.table_group or config.features(name)[0]
+        return LutLinear(*config.features(name), group_size=inputs_of_table, **common)
     return QuantizedLinear(*config.features(name), grouped=precision.weights == "int4-grouped", **common)

@@ -38,6 +38,7 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.partition import partitions
+from rotquant.tensors.spacing import in_float16
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Checkpoint, Record
@@ -236,10 +237,10 @@ class Training:
 
     @torch.no_grad()
     def freeze(self) -> None:
-        """Bring the model back to its type, with the values of its codes and tables, which the stage keeps."""
+        """Bring the model back to its type, with the values of its codes and float16 tables, which the stage keeps."""
         device = self.engine.device
         frozen = {
-            (index, name): self.quantizers[index, name].freeze(layer.weight.to(device)).to("cpu")
+            (index, name): in_float16(self.quantizers[index, name].freeze(layer.weight.to(device))).to("cpu")
             for index, name, layer in linears_of(self.model)
         }
         self.model.to(self.dtype)

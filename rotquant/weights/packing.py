@@ -2,7 +2,8 @@
 
 For a weight `<name>`: integers lie in `<name>.codes` (two codes of up to 4 bits a byte), `.scale`, `.zero_point`,
 `.columns`, `.outlier_values`, `.outlier_scale`; one on a lattice in `.lattice`, `.scale`, `.rows`, `.columns`; one of
-levels in `.codes` (codes of 2 bits four to a byte, of 3 bits eight to three) and `.levels`.
+levels in `.codes` (codes of 2 bits four to a byte, of 3 bits eight to three) and `.levels`, or where these are float16
+and follow from a few of them, these under the name of their spacing (`tensors.spacing`).
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.lattice import WIDTH, LatticeWeight
 from rotquant.tensors.levels import LEVEL_BITS, LevelWeight, pack_levels, packed_length, unpack_levels
 from rotquant.tensors.quantization import QParams
+from rotquant.tensors.spacing import anchors_of, spacings
 from rotquant.weights.rtn import QuantizedWeight
 
 #: What a weight may be stored as.
@@ -52,7 +54,8 @@ def weight_tensors(name: str, weight: Weight) -> dict[str, Tensor]:
         parts = {"lattice": weight.codes, "scale": weight.scale, "rows": weight.rows, "columns": weight.columns}
         return named(name, parts)
     if isinstance(weight, LevelWeight):
-        return named(name, {"codes": pack_levels(weight.codes, weight.bits), "levels": weight.levels})
+        table = dict([anchors_of(weight) or ("levels", weight.levels)])
+        return named(name, {"codes": pack_levels(weight.codes, weight.bits), **table})
     parts = {
         "codes": pack_codes(weight.codes, weight.scheme.bits),
         "scale": weight.qparams.scale,
@@ -74,8 +77,9 @@ def take_weight(
     """
     if f"{name}.lattice" in tensors:
         return _take_lattice_weight(folder, name, shape, scheme.bits, tensors)
-    if f"{name}.levels" in tensors:
-        return _take_level_weight(folder, name, shape, scheme, tensors)
+    for table in ("levels", *(spacings(scheme.bits) if scheme.bits in LEVEL_BITS else ())):
+        if f"{name}.{table}" in tensors:
+            return _take_level_weight(folder, name, shape, scheme, table, tensors)
     rows, features = shape
     parts = {part: tensors.pop(f"{name}.{part}", None) for part in _PARTS}
     outliers = 0 if parts["outlier_values"] is None else parts["outlier_values"].shape[-1]
@@ -113,16 +117,24 @@ def _take_lattice_weight(
 
 
 def _take_level_weight(
-    folder: Path, name: str, shape: tuple[int, int], scheme: QuantizationScheme, tensors: dict[str, Tensor]
+    folder: Path,
+    name: str,
+    shape: tuple[int, int],
+    scheme: QuantizationScheme,
+    table: str,
+    tensors: dict[str, Tensor],
 ) -> LevelWeight:
+    """table: `levels`, or the name of the spacing whose anchors are stored."""
     (rows, columns), bits = shape, scheme.bits
-    levels = (rows, columns // (scheme.group_size or columns), 2**bits)
-    check_shape(folder, f"{name}.levels", tensors.get(f"{name}.levels"), levels if bits in LEVEL_BITS else None)
+    spacing = None if table == "levels" else spacings(bits)[table]
+    numbers = (rows, columns // (scheme.group_size or columns), len(spacing.anchors) if spacing else 2**bits)
+    check_shape(folder, f"{name}.{table}", tensors.get(f"{name}.{table}"), numbers if bits in LEVEL_BITS else None)
     codes = take(folder, f"{name}.codes", (rows, packed_length(columns, bits)), tensors)
-    table = tensors.pop(f"{name}.levels")
+    found = tensors.pop(f"{name}.{table}")
     _check_type(folder, f"{name}.codes", codes, codes.dtype == torch.uint8)
-    _check_type(folder, f"{name}.levels", table, table.is_floating_point())
-    return LevelWeight(unpack_levels(codes, bits, columns), table)
+    right = found.is_floating_point() if spacing is None else found.dtype == torch.float16
+    _check_type(folder, f"{name}.{table}", found, right)
+    return LevelWeight(unpack_levels(codes, bits, columns), spacing.levels(found) if spacing else found)
 
 
 def named(prefix: str, parts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:

@@ -6,7 +6,17 @@ from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.launch.overlap import overlapping_launches
-from rotquant.kernels.products.lut import LutWeight, choose_plan, launch_dequantize, lut_linear, packed_shapes, sources
+from rotquant.kernels.products.lut import (
+    LutWeight,
+    choose_plan,
+    launch_dequantize,
+    lut_linear,
+    packed_shapes,
+    sources,
+    spread,
+    spread_features,
+    spread_weight,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
@@ -90,6 +100,20 @@ def test_packing_refuses_what_it_cannot_hold() -> None:
         LutWeight.pack(torch.zeros(4, 130, dtype=torch.uint8), torch.zeros(4, 1, 4))
     with pytest.raises(KernelError, match=r"codes of shape \(4, 256\) take \(4, 2, 4\)"):
         LutWeight.pack(codes, torch.zeros(4, 1, 4))
+
+
+@pytest.mark.parametrize(("ins", "group_size"), [(384, 128), (512, 256), (192, 64), (344, 8), (400, 200), (300, 300)])
+def test_groups_of_any_size_are_spread(ins: int, group_size: int) -> None:
+    codes = torch.randint(0, 4, (40, ins), dtype=torch.uint8)
+    levels = torch.randn(40, ins // group_size, 4).half()
+    dense = levels.double().gather(2, codes.unflatten(1, (-1, group_size)).long()).flatten(1)
+    weight = LutWeight.pack(*spread_weight(codes, levels))
+    x, scale = random_codes(3, ins)
+    wide = spread(x, group_size)
+    assert wide.shape[1] == weight.shape[1] == spread_features(ins, group_size)
+    assert (wide is x) == (group_size % 128 == 0)
+    y = lut_linear(wide, weight, scale, None, torch.float32)
+    torch.testing.assert_close(y, (x.double() @ dense.T * scale.double()[:, None]).float())
 
 
 #: Strips of 16 output features and groups of 128 inputs: small ones, Llama 7B to 70B.

@@ -74,3 +74,36 @@ class PrefixQuantArguments(Frozen):
             if fewer >= more:
                 raise ValueError(f"{name} must be a number and a larger one")
         return self
+
+
+class DistillArguments(Frozen):
+    """Quantization-aware training of a W2A4KV4 model with random weights on one GPU (RCP Table 8).
+
+    method: BitDistiller, the same in a rotated model, or RCP.
+    batch_size: sequences in each step, `tokens` long. samples: of the text, each seen `epochs` times.
+    taken: steps that are taken; the first two warm up, so four at least.
+    layers: the fewer and the more layers of two shortened models whose steps and memory give those of all layers; None
+        trains the whole model.
+    """
+
+    shape: str
+    method: Literal["BitDistiller", "BitDistiller rotated", "RCP"]
+    batch_size: Size = 8
+    tokens: Size = 1024
+    samples: Size = 8000
+    epochs: Size = 8
+    taken: Size = 6
+    layers: tuple[Size, Size] | None = None
+
+    @model_validator(mode="after")
+    def _a_step_and_a_layer_can_be_timed(self) -> "DistillArguments":
+        if not 4 <= self.taken <= self.steps:
+            raise ValueError("taken must be at least 4 steps, and no more than there are")
+        if self.layers is not None and self.layers[0] >= self.layers[1]:
+            raise ValueError("layers must be a number and a larger one")
+        return self
+
+    @property
+    def steps(self) -> int:
+        """Of the whole training."""
+        return self.epochs * (self.samples // self.batch_size)

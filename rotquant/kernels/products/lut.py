@@ -109,6 +109,35 @@ def _look_up(codes: Tensor, table: Tensor) -> Tensor:
     return table.gather(2, codes.unflatten(1, (-1, GROUP_SIZE)).long()).flatten(1)
 
 
+def spread_features(features: int, group_size: int) -> int:
+    """How many inputs there are after `spread`."""
+    return features // group_size * padded(group_size, GROUP_SIZE)
+
+
+def spread(x: Tensor, group_size: int) -> Tensor:
+    """Inputs in groups of any size as whole groups of the kernel, zeros behind each: [rows, in] -> [rows, spread in].
+
+    Groups of a multiple of 128 stay as they are; smaller ones cost a weight of 128 for each, which is what small
+    models pay for kernels of large ones.
+    """
+    fill = padded(group_size, GROUP_SIZE) - group_size
+    return pad(x.unflatten(-1, (-1, group_size)), (0, fill)).flatten(-2) if fill else x
+
+
+def spread_weight(codes: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight in groups of any size as one in the kernel's groups, which multiplies inputs that are `spread`.
+
+    Args:
+        codes: uint8 0..3 [out, in]. table: [out, groups, 4], groups dividing in.
+
+    Returns:
+        codes [out, spread in] and table [out, spread in / 128, 4] with each group's levels repeated.
+    """
+    group_size = codes.shape[1] // table.shape[1]
+    repeats = padded(group_size, GROUP_SIZE) // GROUP_SIZE
+    return spread(codes, group_size), table.repeat_interleave(repeats, dim=1)
+
+
 def lut_linear(
     x: Tensor,
     weight: LutWeight,

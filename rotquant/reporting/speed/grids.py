@@ -11,7 +11,7 @@ from rotquant.study.speed import definitions
 from rotquant.study.speed.definitions import FACTORS, Part, Row, SpeedTable, matches, rows
 
 RATIOS = {"speedup": "Speedup", "saving": "Saving", "cost": "Time"}
-_UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "GiB": "GiB"}
+_UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "h": "Hours", "GiB": "GiB", "GB": "10^9 bytes"}
 
 Print = Callable[[Place, str], str]
 """What a place prints: of the paper's on the GPU that is named, of ours without one."""

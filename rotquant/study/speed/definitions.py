@@ -21,10 +21,10 @@ from rotquant.foundation.written import Many, Written
 from rotquant.study.checks import Statement
 from rotquant.study.tables import Titled
 
-Units = Literal["ms", "us", "min", "GiB"]
+Units = Literal["ms", "us", "min", "h", "GiB", "GB"]
 
 #: What a unit is in the records' SI units.
-FACTORS: dict[str, float] = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "GiB": 2.0**30}
+FACTORS: dict[str, float] = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0, "GiB": 2.0**30, "GB": 1e9}
 
 
 Benchmarked = Annotated[str, Field(json_schema_extra={"enum": [*sorted(BENCHMARKS)]})]

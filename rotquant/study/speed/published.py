@@ -11,8 +11,9 @@ from rotquant.foundation.errors import ConfigError
 from rotquant.study.speed.definitions import Column, Grid, Printed, Row, SpeedTable, rows
 
 #: What a printed unit is in SI. QuaRot's Table 17 says GB and counts 2^30 bytes: 0.392 GB with all weights is less than
-#: the 0.405 * 10^9 bytes of the weights alone.
-UNITS = {"ms": 1e-3, "ms/token": 1e-3, "min": 60.0, "h": 3600.0, "GB": 2.0**30, "x": 1.0}
+#: the 0.405 * 10^9 bytes of the weights alone. RCP's Table 6 says GB too and counts 10^9: 13.48 are the 6.74e9 weights
+#: of Llama-2-7B in 16 bits.
+UNITS = {"ms": 1e-3, "ms/token": 1e-3, "min": 60.0, "h": 3600.0, "GB": 2.0**30, "10^9 B": 1e9, "x": 1.0}
 
 
 @dataclass(frozen=True)
