@@ -21,7 +21,9 @@ from rotquant.recipes.schemes import (
     Outliers,
     OutlierTokens,
     Perplexity,
+    HadamardKurtosis,
     RangeUse,
+    WeightKurtosis,
     ZeroShot,
 )
 from rotquant.study import project as projects
@@ -340,6 +342,7 @@ def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
     assert code_digest("weights", learned) == code_digest("weights", drawn) == code_digest("weights", full)
     assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= modules["rotations"]
     described = (Magnitudes(), Outliers(), RangeUse(), MaximaByToken(), OutlierTokens())
+    described = (*described, WeightKurtosis(), HadamardKurtosis())
     metrics = (Perplexity(), ZeroShot(corpus="wikitext2"), SNR(), *described)
     assert len({code_digest("runs", plain, metric) for metric in metrics}) == len(metrics)
     assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rotquant.metrics.zeroshot.suites import TASKS, task_names
-from rotquant.recipes.schemes import MaximaByToken, Metric, ZeroShot
+from rotquant.recipes.schemes import MaximaByToken, Metric, WeightKurtosis, ZeroShot
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Quantity:
     relative: whether rows are compared by what they lose in percent of another.
     sampled: whether it is estimated from windows of a text or items of tasks, and another sample gives another number.
     infinite: what +inf means where it is a result, the best there is; None where it means that a network overflowed.
+    absent: what nan means where it is no number that overflowed, but one that there is not.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Quantity:
     relative: bool = True
     sampled: bool = False
     infinite: str | None = None
+    absent: str | None = None
 
     def loss(self, value: float, reference: float) -> float:
         """How much worse `value` is than `reference`, in the quantity's own unit; negative for a gain."""
@@ -89,7 +91,36 @@ OUTLIER_TOKENS = (
     Quantity("meaningful", "neither there nor of low meaning", "lower", "%", relative=False),
     Quantity("repeated", "of others, where one was before", "lower", "%", relative=False),
 )
-DESCRIPTIVE = (*MAGNITUDES, *OUTLIERS[:2], *TOKEN_MAXIMA["inputs"], *TOKEN_MAXIMA["attention"], *OUTLIER_TOKENS)
+WEIGHT_KURTOSIS = (
+    Quantity("correlation", "rank correlation", "higher", relative=False, absent=f"the kurtosis of no weight changes"),
+    Quantity("kurtosis_rise", "kurtosis rises by", "lower", relative=False),
+    Quantity("raised", "outputs whose kurtosis rises", "lower", "%", relative=False),
+    Quantity("error_rise", "error rises by", "lower", "%", relative=False),
+    Quantity("platykurtic", "p_platy before", "higher", "%", relative=False),
+    Quantity("normal", "p_platy of normal numbers", "higher", "%", relative=False),
+)
+"""Of one weight or more; the following of several."""
+WEIGHT_KURTOSIS_OF_SOME = (
+    Quantity("few_kurtosis_rise", "kurtosis rises by, p_platy far below 50 %", "lower", relative=False, absent="no weight has such a p_platy"),
+    Quantity("half_kurtosis_rise", "kurtosis rises by, p_platy about 50 %", "lower", relative=False, absent="no weight has such a p_platy"),
+    Quantity("half_error_rise", "error rises by, p_platy about 50 %", "lower", "%", relative=False, absent="no weight has such a p_platy"),
+)
+HADAMARD_KURTOSIS = (
+    Quantity("largest_z", "largest distance", "lower", relative=False),
+    Quantity("adjusted_p", "adjusted p", "higher", "%", relative=False),
+    Quantity("least_rise", "least rise", "higher", relative=False),
+    Quantity("resolved", "resolved to n", "higher", relative=False),
+)
+DESCRIPTIVE = (
+    *MAGNITUDES,
+    *OUTLIERS[:2],
+    *TOKEN_MAXIMA["inputs"],
+    *TOKEN_MAXIMA["attention"],
+    *OUTLIER_TOKENS,
+    *WEIGHT_KURTOSIS,
+    *WEIGHT_KURTOSIS_OF_SOME,
+    *HADAMARD_KURTOSIS,
+)
 """Quantities that describe a distribution: of none would a lower number as such be better."""
 
 _BY_KIND: dict[str, tuple[Quantity, ...]] = {
@@ -99,6 +130,7 @@ _BY_KIND: dict[str, tuple[Quantity, ...]] = {
     "outliers": OUTLIERS,
     "range_use": RANGE_USE,
     "outlier_tokens": OUTLIER_TOKENS,
+    "hadamard_kurtosis": HADAMARD_KURTOSIS,
 }
 
 
@@ -106,6 +138,9 @@ def quantities(metric: Metric) -> tuple[Quantity, ...]:
     """The quantities of a metric, the main one first."""
     if isinstance(metric, MaximaByToken):
         return TOKEN_MAXIMA[metric.tensors]
+    if isinstance(metric, WeightKurtosis):
+        several = len(metric.weights) * len(metric.depths) > 1
+        return (*WEIGHT_KURTOSIS, *(WEIGHT_KURTOSIS_OF_SOME if several else ()))
     if not isinstance(metric, ZeroShot):
         return _BY_KIND[metric.kind]
     tasks = [(name, TASKS[metric.suite][name]) for name in task_names(metric)]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures import accuracies, distributions, heatmaps, layers, learning, lines, ranges, tokens
+from rotquant.reporting.figures import accuracies, distributions, heatmaps, kurtosis, layers, learning, lines, ranges, tokens
 from rotquant.reporting.figures.axes import PercentAxis, change_label
 from rotquant.reporting.figures.changes import Change, change_between
 from rotquant.reporting.figures.panels import entry, legend, name_rows, note, panels
@@ -77,6 +77,8 @@ KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {
     "learning": learning.learning,
     "token_maxima": tokens.token_maxima,
     "outlier_tokens": tokens.outlier_tokens,
+    "weight_kurtosis": kurtosis.weight_kurtosis,
+    "hadamard_kurtosis": kurtosis.hadamard_kurtosis,
 }
 
 

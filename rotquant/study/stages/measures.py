@@ -12,12 +12,15 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import (
     SNR,
+    Calibration,
+    HadamardKurtosis,
     Magnitudes,
     MaximaByToken,
     Outliers,
     OutlierTokens,
     Perplexity,
     RangeUse,
+    WeightKurtosis,
     ZeroShot,
 )
 from rotquant.study.samples import Samples, pack
@@ -120,6 +123,34 @@ def range_use(metric: RangeUse, subject: Subject) -> Measurement:
 
     metrics, arrays = range_use(metric)
     return Measurement(metrics, {"corpora": {}}, arrays)
+
+
+def hadamard_kurtosis(metric: HadamardKurtosis, subject: Subject) -> Measurement:
+    """Excess kurtosis of drawn vectors after a Hadamard transform; no model is looked at."""
+    from rotquant.metrics.hadamard_kurtosis import hadamard_kurtosis
+
+    metrics, arrays = hadamard_kurtosis(metric, subject.run.seed)
+    return Measurement(metrics, {"corpora": {}}, arrays)
+
+
+def weight_kurtosis(metric: WeightKurtosis, subject: Subject) -> Measurement:
+    """What rotation does to the kurtosis of weights and to output errors.
+
+    Raises:
+        RecipeError: the recipe quantizes, where rotation alone is looked at.
+    """
+    from rotquant.metrics.weight_kurtosis import weight_kurtosis
+    from rotquant.text import calibration_samples
+
+    recipe = subject.run.recipe
+    quantized = [name for name in ("weights", "activations", "keys", "values") if getattr(recipe, name) is not None]
+    if quantized:
+        raise RecipeError(f"weight_kurtosis rounds weights by itself: leave {quantized[0]} out of the recipe.")
+    tokens, identity = subject.text(subject.run.corpora[metric.corpus], "train")
+    calibration = Calibration(samples=metric.samples, sequence_length=metric.sequence_length)
+    samples = calibration_samples(tokens, calibration, subject.run.seed)
+    metrics, arrays = weight_kurtosis(subject.model, subject.reference(), samples, metric)
+    return Measurement(metrics, {"corpora": {"calibration": identity}}, arrays)
 
 
 def token_maxima(metric: MaximaByToken, subject: Subject) -> Measurement:
