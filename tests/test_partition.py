@@ -220,7 +220,9 @@ def test_a_group_of_one_value_and_extreme_parameters_give_finite_values_and_grad
             "nf3 centred": normal_float_asymmetric(view, extent, float_centre(extent, four[2])),
         }
         for name, value in values.items():
-            found = torch.autograd.grad(value, (view, *four), torch.ones_like(value), allow_unused=True, retain_graph=True)
+            found = torch.autograd.grad(
+                value, (view, *four), torch.ones_like(value), allow_unused=True, retain_graph=True
+            )
             for part in (value, *(gradient for gradient in found if gradient is not None)):
                 assert part.isfinite().all(), (name, size)
         assert torch.allclose(values["range"], view)

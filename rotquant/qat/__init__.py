@@ -1,0 +1,1 @@
+"""Quantization-aware training that methods share: trainable quantizers of weights, and where they start."""

@@ -1,0 +1,112 @@
+"""Where quantization-aware training starts: clips of every group's range by the error of the layer's output.
+
+BitDistiller's asymmetric clipping (Du et al. 2024, Sec. 3.1), in the rotated network RCP's start (Choi et al. 2025,
+Eq. 6): a grid of shares of the largest and of the smallest weight, each pair judged by what the rounded group adds to
+the output. The one clips its weights by it (`clip_weight`), the other starts sigma(gamma) and sigma(beta) from it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rotquant.tensors.extents import Extent, dynamic_extent, uniform
+from rotquant.tensors.normal_float import normal_float_asymmetric
+from rotquant.weights.output_error import output_error
+
+#: Shares of the largest and of the smallest weight (BitDistiller's code): 1.0, 0.95, ..., 0.55.
+SHARES = tuple(1 - step / 20 for step in range(10))
+#: Elements of the weight that are rounded at once: what a CPU core's cache holds, and what keeps a GPU busy.
+_ELEMENTS_ON_CPU, _ELEMENTS_ON_ACCELERATOR = 2**18, 2**24
+#: How groups [rows, groups, size] are rounded over a range.
+Rounding = Callable[[Tensor, Extent], Tensor]
+#: From what an error is measured, see `search_clips`.
+Target = Literal["weight", "clipped"]
+
+
+@dataclass(frozen=True)
+class Clips:
+    """What shares of the smallest and of the largest weight of every group are kept, [rows, groups, 1]."""
+
+    low: Tensor
+    high: Tensor
+
+    def extent(self, view: Tensor) -> Extent:
+        """The range that is kept of groups [rows, groups, size], in their arithmetic."""
+        low, high = dynamic_extent(view)
+        return Extent(self.low.to(low) * low, self.high.to(high) * high)
+
+
+def uniform_rounding(bits: int) -> Rounding:
+    """Uniform, Eq. 1: what LDP starts from too."""
+    return lambda view, extent: uniform(view, extent, bits)
+
+
+def float_rounding(bits: int) -> Rounding:
+    """NormalFloat, with the scales of either side of zero."""
+
+    def rounded(view: Tensor, extent: Extent) -> Tensor:
+        over_zero = Extent(extent.low.clamp(max=0), extent.high.clamp(min=0))
+        return normal_float_asymmetric(view, over_zero, torch.zeros_like(extent.low), bits)
+
+    return rounded
+
+
+@torch.no_grad()
+def search_clips(
+    weight: Tensor,
+    moment: Tensor,
+    group_size: int,
+    rounded: Rounding,
+    shares: Sequence[float] = SHARES,
+    target: Target = "weight",
+) -> Clips:
+    """The shares with the least error of what each group adds to the output, of all pairs.
+
+    Args:
+        weight: [out, in], any floating-point type.
+        moment: X^T X of the layer's inputs, [in, in], in whose type errors are computed; of the rotated network's
+            inputs the search is rotation-aware.
+        rounded: how a group is rounded over a range.
+        shares: to choose among, for either end; of equally good pairs the first wins, in the order
+            of the largest weight's, then of the smallest's.
+        target: `weight`, the output of the weight itself, as BitDistiller's code does; `clipped`, that of the clipped
+            weight, as RCP's Eq. 6 prints, which takes no notice of what clipping itself does.
+
+    Returns:
+        Shares of the type of `moment`, on its device.
+    """
+    blocks = moment.unflatten(0, (-1, group_size)).unflatten(2, (-1, group_size))
+    blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # [groups, size, size]
+    budget = _ELEMENTS_ON_CPU if weight.device.type == "cpu" else _ELEMENTS_ON_ACCELERATOR
+    rows = weight.split(max(1, budget // weight.shape[1]))
+    found = [_search(part.unflatten(1, (-1, group_size)).to(moment), blocks, rounded, shares, target) for part in rows]
+    return Clips(torch.cat([clips.low for clips in found]), torch.cat([clips.high for clips in found]))
+
+
+def _search(view: Tensor, blocks: Tensor, rounded: Rounding, shares: Sequence[float], target: Target) -> Clips:
+    """The best shares of groups [rows, groups, size], given X^T X of each group."""
+    whole = dynamic_extent(view)
+    least = torch.full_like(whole.low, torch.inf)
+    best = Clips(torch.ones_like(least), torch.ones_like(least))
+    for high, low in product(shares, shares):
+        extent = Extent(low * whole.low, high * whole.high)
+        aim = view if target == "weight" else torch.clamp(view, extent.low, extent.high)
+        difference = rounded(view, extent) - aim
+        error = output_error(difference.transpose(0, 1), blocks).T.unsqueeze(-1)
+        better = error < least
+        best.low.masked_fill_(better, low)
+        best.high.masked_fill_(better, high)
+        least = torch.minimum(error, least)
+    return best
+
+
+@torch.no_grad()
+def clip_weight(weight: Tensor, clips: Clips, group_size: int) -> Tensor:
+    """The weight [out, in] with each group clipped to the range that is kept, of its own type."""
+    view = weight.unflatten(1, (-1, group_size))
+    low, high = clips.extent(view)
+    return torch.clamp(view, low.to(weight.dtype), high.to(weight.dtype)).flatten(1)
