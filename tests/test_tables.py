@@ -16,12 +16,12 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import (
     SNR,
+    HadamardKurtosis,
     Magnitudes,
     MaximaByToken,
     Outliers,
     OutlierTokens,
     Perplexity,
-    HadamardKurtosis,
     RangeUse,
     WeightKurtosis,
     ZeroShot,

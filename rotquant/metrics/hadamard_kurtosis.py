@@ -110,7 +110,10 @@ def hadamard_kurtosis(metric: HadamardKurtosis, seed: int = 0) -> tuple[dict[str
         `RESOLVED` standard errors, 1 for none. Arrays: `series` by distribution, each a list over the lengths of
         `size`, `kurtosis_x`, and for Y_1, `first`, and the other components, `others`, [kurtosis, standard error].
     """
-    series = {name: [_measured(metric, name, size, seed) for size in metric.sizes] for name in track(metric.distributions, "sampling", "distribution")}
+    series = {
+        name: [_measured(metric, name, size, seed) for size in metric.sizes]
+        for name in track(metric.distributions, "sampling", "distribution")
+    }
     found = [(point, point[kind]) for points in series.values() for point in points for kind in ("first", "others")]
     z = [abs(kurtosis - point["kurtosis_x"] / point["size"]) / error for point, (kurtosis, error) in found]
     rises = [(kurtosis - point["kurtosis_x"]) / error for point, (kurtosis, error) in found]
@@ -152,7 +155,9 @@ def power_sums(x: Tensor) -> Tensor:
     """How many numbers there are, and the sums of their first four powers: [5], float64."""
     flat = x.double().flatten()
     square = flat.square()
-    return torch.stack([flat.new_tensor(float(len(flat))), flat.sum(), square.sum(), (square * flat).sum(), square.square().sum()])
+    return torch.stack(
+        [flat.new_tensor(float(len(flat))), flat.sum(), square.sum(), (square * flat).sum(), square.square().sum()]
+    )
 
 
 def kurtosis_of(sums: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What rotation does to the kurtosis of groups of weights, and to output errors in 2 bits (RCP Sec. 3, A.3, Figs. 3, 8).
+"""What rotation does to the kurtosis of groups of weights and to output errors in 2 bits (RCP Figures 3 and 8, A.3).
 
 A weight W [out, in] has in = groups x size. The excess kurtosis of each group is averaged over the groups of a row, for
 all of them contribute to one output element, and QErr(W, X) = |X (Q(W) - W)| over the tokens of X, so that both are one
@@ -6,7 +6,7 @@ number for each output element. Their rises by rotation are set against each oth
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -22,9 +22,10 @@ from rotquant.foundation.progress import track
 from rotquant.metrics.magnitudes import read_inputs
 from rotquant.models.architectures import Architecture, Projection, architecture_of, decoder_layers, linear_of
 from rotquant.models.limits import Limits
+from rotquant.qat.start import clip_weight, search_clips, uniform_rounding
 from rotquant.recipes.schemes import WeightKurtosis, WeightName
 from rotquant.tensors.distortion import excess_kurtosis
-from rotquant.tensors.extents import Extent, dynamic_extent, uniform
+from rotquant.tensors.extents import dynamic_extent
 
 #: Shares of platykurtic groups that the paper speaks of, "far below 0.5" and "about 0.5", in numbers of ours.
 FEW, ABOUT_HALF = 0.25, (0.35, 0.65)
@@ -87,7 +88,8 @@ def weight_kurtosis(
     layers = architecture_of(reference).num_layers
     places = list(dict.fromkeys((int(depth * layers), name) for depth in metric.depths for name in metric.weights))
     sizes = {place: group_size(metric, place[1], _weight(reference, place).shape[1]) for place in places}
-    before, after = (_measure(network, samples, metric, sizes) for network in (reference, model))
+    before = _measure(reference, samples, metric, sizes, clipped=metric.clips == "both")
+    after = _measure(model, samples, metric, sizes, clipped=True)
     panels = [_panel(place, before[place], after[place], metric.bins) for place in places]
     return _summary(panels), {"panels": panels}
 
@@ -111,50 +113,41 @@ def group_size(metric: WeightKurtosis, name: str, features: int) -> int:
 
 @torch.no_grad()
 def _measure(
-    model: nn.Module, samples: Tensor, metric: WeightKurtosis, sizes: dict[Place, int]
+    model: nn.Module, samples: Tensor, metric: WeightKurtosis, sizes: dict[Place, int], *, clipped: bool
 ) -> dict[Place, Found]:
-    """What the weights of a network show."""
+    """What the weights of a network show, with clips or without."""
     inputs = _inputs(model, samples, sizes)
     found = {}
     for place, size in track(sizes.items(), "kurtosis and output error", "weight", len(sizes)):
         weight = _weight(model, place)
         x = inputs[place].to(weight)
-        kurtosis = excess_kurtosis(weight.unflatten(1, (-1, size)))
+        kept, quantized = rounded(weight, x, size, metric, clipped=clipped)
+        aim = kept if metric.target == "clipped" else weight
+        whole = excess_kurtosis(weight.unflatten(1, (-1, size)))
         found[place] = Found(
-            kurtosis.mean(1).cpu(),
-            output_error(weight, rounded(weight, x, size, metric.bits), x).cpu(),
-            (kurtosis < 0).double().mean().item(),
-            share_of_normal(size),
+            kurtosis=excess_kurtosis(aim.unflatten(1, (-1, size))).mean(1).cpu(),
+            error=output_error(aim, quantized, x).cpu(),
+            platykurtic=(whole < 0).double().mean().item(),
+            normal=share_of_normal(size),
         )
     return found
 
 
-def rounded(weight: Tensor, x: Tensor, size: int, bits: int) -> Tensor:
-    """Q(W_rc): the weight [out, in] in a few bits, its groups clipped where the output's error is least (Eqs. 1, 6)."""
-    view = weight.unflatten(1, (-1, size))
-    low, high = search_shrinks(view, x, bits)
-    extent = dynamic_extent(view)
-    return uniform(view, Extent(low * extent.low, high * extent.high), bits).flatten(1)
+def rounded(
+    weight: Tensor, x: Tensor, size: int, metric: WeightKurtosis, *, clipped: bool = True
+) -> tuple[Tensor, Tensor]:
+    """A weight [out, in] whose groups are clipped where the output's error is least (Eq. 6), and it rounded (Eq. 1).
 
-
-def search_shrinks(view: Tensor, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """PROVISIONAL until qat.start is there."""
-    rows, groups, size = view.shape
-    inputs = x.double().unflatten(1, (groups, size)).transpose(0, 1)
-    moment = inputs.mT @ inputs
-    extent = dynamic_extent(view)
-    best, least = None, None
-    for i in range(10):
-        for j in range(10):
-            low, high = 1 - 0.05 * i, 1 - 0.05 * j
-            d = (uniform(view, Extent(low * extent.low, high * extent.high), bits) - view).double().transpose(0, 1)
-            error = ((d @ moment) * d).sum(-1).T[..., None]
-            pair = torch.stack([torch.full_like(error, low), torch.full_like(error, high)])
-            if best is None:
-                best, least = pair, error
-            better = error < least
-            best, least = torch.where(better, pair, best), torch.minimum(error, least)
-    return best[0].to(view), best[1].to(view)
+    Args:
+        x: the layer's inputs [tokens, in], of the weight's type and on its device. size: of a group.
+        clipped: whether there are clips; else the whole range of each group is kept.
+    """
+    view, rounding = weight.unflatten(1, (-1, size)), uniform_rounding(metric.bits)
+    if not clipped:
+        return weight, rounding(view, dynamic_extent(view)).flatten(1)
+    moment = x.T.double() @ x.double()
+    clips = search_clips(weight, moment, size, rounding, target=metric.target)
+    return clip_weight(weight, clips, size), rounding(view, clips.extent(view)).flatten(1)
 
 
 def output_error(weight: Tensor, quantized: Tensor, x: Tensor) -> Tensor:
@@ -167,7 +160,7 @@ def output_error(weight: Tensor, quantized: Tensor, x: Tensor) -> Tensor:
 
 
 def share_of_normal(size: int) -> float:
-    """Which share of groups of so many normal numbers has a negative excess kurtosis: more than half, by their number."""
+    """Which share of groups of so many normal numbers has a negative excess kurtosis: more than half."""
     numbers = torch.randn(_NORMAL_GROUPS, size, generator=Generator().manual_seed(size), dtype=torch.float64)
     return (excess_kurtosis(numbers) < 0).double().mean().item()
 

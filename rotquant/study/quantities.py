@@ -92,7 +92,7 @@ OUTLIER_TOKENS = (
     Quantity("repeated", "of others, where one was before", "lower", "%", relative=False),
 )
 WEIGHT_KURTOSIS = (
-    Quantity("correlation", "rank correlation", "higher", relative=False, absent=f"the kurtosis of no weight changes"),
+    Quantity("correlation", "rank correlation", "higher", relative=False, absent="the kurtosis of no weight changes"),
     Quantity("kurtosis_rise", "kurtosis rises by", "lower", relative=False),
     Quantity("raised", "outputs whose kurtosis rises", "lower", "%", relative=False),
     Quantity("error_rise", "error rises by", "lower", "%", relative=False),
@@ -101,9 +101,28 @@ WEIGHT_KURTOSIS = (
 )
 """Of one weight or more; the following of several."""
 WEIGHT_KURTOSIS_OF_SOME = (
-    Quantity("few_kurtosis_rise", "kurtosis rises by, p_platy far below 50 %", "lower", relative=False, absent="no weight has such a p_platy"),
-    Quantity("half_kurtosis_rise", "kurtosis rises by, p_platy about 50 %", "lower", relative=False, absent="no weight has such a p_platy"),
-    Quantity("half_error_rise", "error rises by, p_platy about 50 %", "lower", "%", relative=False, absent="no weight has such a p_platy"),
+    Quantity(
+        "few_kurtosis_rise",
+        "kurtosis rises by, p_platy far below 50 %",
+        "lower",
+        relative=False,
+        absent="no weight has such a p_platy",
+    ),
+    Quantity(
+        "half_kurtosis_rise",
+        "kurtosis rises by, p_platy about 50 %",
+        "lower",
+        relative=False,
+        absent="no weight has such a p_platy",
+    ),
+    Quantity(
+        "half_error_rise",
+        "error rises by, p_platy about 50 %",
+        "lower",
+        "%",
+        relative=False,
+        absent="no weight has such a p_platy",
+    ),
 )
 HADAMARD_KURTOSIS = (
     Quantity("largest_z", "largest distance", "lower", relative=False),

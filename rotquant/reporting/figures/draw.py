@@ -5,7 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures import accuracies, distributions, heatmaps, kurtosis, layers, learning, lines, ranges, tokens
+from rotquant.reporting.figures import (
+    accuracies,
+    distributions,
+    heatmaps,
+    kurtosis,
+    layers,
+    learning,
+    lines,
+    ranges,
+    tokens,
+)
 from rotquant.reporting.figures.axes import PercentAxis, change_label
 from rotquant.reporting.figures.changes import Change, change_between
 from rotquant.reporting.figures.panels import entry, legend, name_rows, note, panels

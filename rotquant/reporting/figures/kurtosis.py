@@ -21,7 +21,7 @@ _DISTRIBUTIONS = {
     "uniform": "uniform",
     "two_point": "two points",
     "beta": "Beta(2, 2)",
-    "truncated_normal": "normal, cut off at 2σ",
+    "truncated_normal": "normal, cut off at two deviations",
     "skewed": "square of a uniform number",
     "laplace": "Laplace",
     "turned_two_point": "Hadamard transform of two points",
@@ -66,7 +66,7 @@ _BRIGHT = "#E69F00"
 def _title(panel: dict[str, Any]) -> list[str]:
     low, high = panel["interval"]
     share = f"$p_{{platy}}$ = {panel['platykurtic'] / 100:.2f} (normal {panel['normal'] / 100:.2f})"
-    relation = f"ρ = {panel['correlation']:.2f} [{low:.2f}, {high:.2f}], error {panel['error_rise']:+.1f} %"
+    relation = f"$\\rho$ = {panel['correlation']:.2f} [{low:.2f}, {high:.2f}], error {panel['error_rise']:+.1f} %"
     return [f"layer {panel['layer'] + 1}, {panel['weight']}: {share}", relation]
 
 
@@ -81,7 +81,9 @@ def _histogram(axis: Any, panel: dict[str, Any]) -> None:
         axis.set(xticks=[], yticks=[])
         return
     counts = np.array(found["counts"], dtype=float).T
-    axis.imshow(counts, cmap="Blues", aspect="auto", origin="lower", interpolation="none", extent=(*found["x"], *found["y"]))
+    axis.imshow(
+        counts, cmap="Blues", aspect="auto", origin="lower", interpolation="none", extent=(*found["x"], *found["y"])
+    )
     before, after = panel["error"]
     look: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.9, "linestyle": ":"}
     for line, (low, high) in ((axis.axvline, found["x"]), (axis.axhline, found["y"])):
@@ -127,12 +129,21 @@ def _series(axis: Any, name: str, points: list[dict[str, Any]], color: str) -> N
     """
     sizes = [point["size"] for point in points]
     axis.plot(sizes, [abs(point["kurtosis_x"]) / point["size"] for point in points], color=color, linewidth=0.9)
-    axis.plot(sizes, [abs(point["kurtosis_x"]) for point in points], color=color, linewidth=0.7, linestyle=DASHED, alpha=0.6)
+    axis.plot(
+        sizes, [abs(point["kurtosis_x"]) for point in points], color=color, linewidth=0.7, linestyle=DASHED, alpha=0.6
+    )
     for kind, shift, look in (("others", 1.0, {}), ("first", 1.12, {"markerfacecolor": "white"})):
         for point in points:
             kurtosis, error = point[kind]
             mark = "o" if kurtosis * point["kurtosis_x"] > 0 else "x"
             axis.errorbar(
-                point["size"] * shift, abs(kurtosis), yerr=error, color=color, marker=mark, markersize=3, elinewidth=0.7, **look
+                point["size"] * shift,
+                abs(kurtosis),
+                yerr=error,
+                color=color,
+                marker=mark,
+                markersize=3,
+                elinewidth=0.7,
+                **look,
             )
     axis.plot([], [], color=color, marker="o", markersize=3, label=_DISTRIBUTIONS[name])

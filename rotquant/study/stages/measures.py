@@ -51,7 +51,7 @@ class Measurement:
 class Subject:
     """What is measured: a run's model, as it computes under its recipe.
 
-    text: yields the tokens of a corpus's split and its provenance. reference: the run's checkpoint.
+    text: yields the tokens of a corpus's split, or of so many characters at its head, and its provenance. reference: the run's checkpoint.
     batch_size: windows of text per forward pass.
     """
 
@@ -146,8 +146,8 @@ def weight_kurtosis(metric: WeightKurtosis, subject: Subject) -> Measurement:
     quantized = [name for name in ("weights", "activations", "keys", "values") if getattr(recipe, name) is not None]
     if quantized:
         raise RecipeError(f"weight_kurtosis rounds weights by itself: leave {quantized[0]} out of the recipe.")
-    tokens, identity = subject.text(subject.run.corpora[metric.corpus], "train")
     calibration = Calibration(samples=metric.samples, sequence_length=metric.sequence_length)
+    tokens, identity = subject.text(subject.run.corpora[metric.corpus], "train", calibration.characters)
     samples = calibration_samples(tokens, calibration, subject.run.seed)
     metrics, arrays = weight_kurtosis(subject.model, subject.reference(), samples, metric)
     return Measurement(metrics, {"corpora": {"calibration": identity}}, arrays)
