@@ -115,8 +115,8 @@ def hadamard_kurtosis(metric: HadamardKurtosis, seed: int = 0) -> tuple[dict[str
         for name in track(metric.distributions, "sampling", "distribution")
     }
     found = [(point, point[kind]) for points in series.values() for point in points for kind in ("first", "others")]
-    z = [abs(kurtosis - point["kurtosis_x"] / point["size"]) / error for point, (kurtosis, error) in found]
-    rises = [(kurtosis - point["kurtosis_x"]) / error for point, (kurtosis, error) in found]
+    z = [abs(_in_errors(kurtosis - point["kurtosis_x"] / point["size"], error)) for point, (kurtosis, error) in found]
+    rises = [_in_errors(kurtosis - point["kurtosis_x"], error) for point, (kurtosis, error) in found]
     metrics = {
         "largest_z": max(z),
         "adjusted_p": 100 * min(1.0, len(z) * 2 * float(stdtr(metric.batches - 1, -max(z)))),
@@ -138,6 +138,11 @@ def _measured(metric: HadamardKurtosis, name: str, size: int, seed: int) -> dict
         sums["others"].append(power_sums(turned[:, 1:]))
     found = {kind: jackknife(torch.stack(batches)) for kind, batches in sums.items()}
     return {"size": size, "kurtosis_x": shape.kurtosis(size), **found}
+
+
+def _in_errors(distance: float, error: float) -> float:
+    """A distance in standard errors; of samples without any scatter, as two of them are, none or infinitely many."""
+    return distance / error if error else math.copysign(math.inf, distance) if distance else 0.0
 
 
 def _resolved(points: list[dict[str, Any]]) -> int:

@@ -80,10 +80,10 @@ def _histogram(axis: Any, panel: dict[str, Any]) -> None:
         axis.text(0.5, 0.5, "not finite", transform=axis.transAxes, ha="center", color=NEUTRAL)
         axis.set(xticks=[], yticks=[])
         return
-    counts = np.array(found["counts"], dtype=float).T
-    axis.imshow(
-        counts, cmap="Blues", aspect="auto", origin="lower", interpolation="none", extent=(*found["x"], *found["y"])
-    )
+    counts = np.ma.masked_equal(np.array(found["counts"]).T, 0)  # [y][x], what is empty stays white
+    edges = [np.linspace(*found[name], len(counts) + 1) for name in ("x", "y")]
+    axis.pcolormesh(*edges, counts, cmap="Blues", vmin=-0.2 * counts.max(), linewidth=0)
+    axis.text(0.98, 0.02, f"up to {counts.max()} in a field", transform=axis.transAxes, ha="right", fontsize=6.5)
     before, after = panel["error"]
     look: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.9, "linestyle": ":"}
     for line, (low, high) in ((axis.axvline, found["x"]), (axis.axhline, found["y"])):

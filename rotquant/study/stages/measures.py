@@ -51,7 +51,7 @@ class Measurement:
 class Subject:
     """What is measured: a run's model, as it computes under its recipe.
 
-    text: yields the tokens of a corpus's split, or of so many characters at its head, and its provenance. reference: the run's checkpoint.
+    text: yields the tokens of a corpus's split (or of its head) and its provenance. reference: the run's checkpoint.
     batch_size: windows of text per forward pass.
     """
 
