@@ -50,7 +50,8 @@ def test_kurtosis_from_power_sums_is_scipys() -> None:
 def test_a_standard_error_is_the_deviation_over_other_samples() -> None:
     generator = torch.Generator().manual_seed(3)
     found = [
-        jackknife(torch.stack([power_sums(torch.rand(256, generator=generator)) for _ in range(32)])) for _ in range(200)
+        jackknife(torch.stack([power_sums(torch.rand(256, generator=generator)) for _ in range(32)]))
+        for _ in range(200)
     ]
     kurtoses, errors = np.array(found).T
     # The deviation of 200 numbers is known to 5 %, the mean of 200 errors from 32 batches better.

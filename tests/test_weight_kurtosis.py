@@ -143,7 +143,7 @@ def test_each_number_of_a_panel_is_one_of_both_networks() -> None:
 
 def test_a_network_that_is_not_rotated_rises_by_nothing() -> None:
     model = tiny_model()
-    metrics, arrays = weight_kurtosis(model, model, tiny_tokens(batch=2), METRIC)
+    metrics, _ = weight_kurtosis(model, model, tiny_tokens(batch=2), METRIC)
     assert metrics["kurtosis_rise"] == metrics["error_rise"] == metrics["raised"] == 0
     assert math.isnan(metrics["correlation"])
     assert "the kurtosis of no weight changes" in str(quantities(METRIC)[0].absent)

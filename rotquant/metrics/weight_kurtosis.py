@@ -86,11 +86,11 @@ def weight_kurtosis(
     """
     Limits.of(model.config).check(samples, "calibration samples")
     layers = architecture_of(reference).num_layers
-    places = list(dict.fromkeys((int(depth * layers), name) for depth in metric.depths for name in metric.weights))
+    places: list[Place] = [(int(depth * layers), name) for depth in metric.depths for name in metric.weights]
     sizes = {place: group_size(metric, place[1], _weight(reference, place).shape[1]) for place in places}
     before = _measure(reference, samples, metric, sizes, clipped=metric.clips == "both")
     after = _measure(model, samples, metric, sizes, clipped=True)
-    panels = [_panel(place, before[place], after[place], metric.bins) for place in places]
+    panels = [_panel(place, before[place], after[place], metric.bins) for place in sizes]
     return _summary(panels), {"panels": panels}
 
 

@@ -341,7 +341,7 @@ class WeightKurtosis(Frozen):
     """Which weights have their groups clipped before they are rounded: `both`, so that nothing but rotation differs; or
     the `rotated` one alone, for the paper writes of the rotated and clipped W_rc and of W."""
     target: Literal["weight", "clipped"] = "weight"
-    """Of what the kurtosis is taken and from what the error is measured, here and in the search for clips: the `weight`,
+    """Of what the kurtosis is taken and from what errors are measured, those of the search for clips too: the `weight`,
     or the `clipped` one, as QErr(W_rc, X) and Eq. 6 are printed, which takes no notice of what clipping does."""
     groups: Annotated[int, Field(gt=0)] | None = None
     """So many groups of equal size in every row, in place of groups of `group_size`."""

@@ -81,7 +81,7 @@ def _histogram(axis: Any, panel: dict[str, Any]) -> None:
         axis.set(xticks=[], yticks=[])
         return
     counts = np.ma.masked_equal(np.array(found["counts"]).T, 0)  # [y][x], what is empty stays white
-    edges = [np.linspace(*found[name], len(counts) + 1) for name in ("x", "y")]
+    edges = [np.linspace(found[name][0], found[name][1], len(counts) + 1) for name in ("x", "y")]
     axis.pcolormesh(*edges, counts, cmap="Blues", vmin=-0.2 * counts.max(), linewidth=0)
     axis.text(0.98, 0.02, f"up to {counts.max()} in a field", transform=axis.transAxes, ha="right", fontsize=6.5)
     before, after = panel["error"]
@@ -108,10 +108,10 @@ def hadamard_kurtosis(project: Project, table: Table, values: Values, path: Path
             series = array_of(project, values[row, column, "largest_z"].runs[0], "series")
             for (name, points), color in zip(series.items(), SERIES, strict=False):
                 _series(axis, name, points, color)
-            axis.set(xscale="log", yscale="log", ylim=(2e-4, 6), xlabel="length n of the vector", title=row)
+            axis.set(xscale="log", yscale="log", ylim=(3e-4, 100), xlabel="length n of the vector", title=row)
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axis.legend(loc="lower left", fontsize=6.5)
+            axis.legend(loc="upper right", fontsize=6.5)
         grid[0][0].set_ylabel("size of the excess kurtosis")
         marks = [
             entry("i > 1", NEUTRAL, marker="o", markersize=4),
@@ -132,7 +132,7 @@ def _series(axis: Any, name: str, points: list[dict[str, Any]], color: str) -> N
     axis.plot(
         sizes, [abs(point["kurtosis_x"]) for point in points], color=color, linewidth=0.7, linestyle=DASHED, alpha=0.6
     )
-    for kind, shift, look in (("others", 1.0, {}), ("first", 1.12, {"markerfacecolor": "white"})):
+    for kind, shift, look in (("others", 1.0, {}), ("first", 1.12, {"markerfacecolor": "white", "alpha": 0.5})):
         for point in points:
             kurtosis, error = point[kind]
             mark = "o" if kurtosis * point["kurtosis_x"] > 0 else "x"
