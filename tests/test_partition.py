@@ -20,9 +20,9 @@ from rotquant.tensors.partition import (
     StraightThrough,
     ldp,
     ldp_reference,
-    ldp_smoothed,
     ldp_table,
     partitions,
+    ramp,
     relative_levels,
     thresholds,
 )
@@ -71,15 +71,33 @@ def test_partitioning_is_its_equations_and_its_backward_their_derivative(
 
 @pytest.mark.parametrize("spacing", ["partition", "uniform"])
 def test_the_ramps_backward_is_what_differences_of_the_smoothed_quantizer_say(spacing: Spacing) -> None:
+    """Smoothed about the point where it stands: every step is as high as it is there, and moves as its ramp does."""
     arguments = (view_of(5), *parameters(6))
     weights = torch.randn(ROWS, GROUPS, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     found = gradients(ldp(*arguments, "ramp", spacing), arguments, weights)
+
+    def ramps_and_steps(view: Tensor, gamma: Tensor, beta: Tensor, s1: Tensor, s2: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = clipped_extent(view, gamma, beta)
+        x, p = ((view - low) / (high - low)).clamp(0, 1).unsqueeze(-1), partitions(s1, s2).unsqueeze(-2)
+        return ramp(x, thresholds(p), p), (x > thresholds(p)).double()
+
+    start, steps = ramps_and_steps(*arguments)
+    held = (steps - start).detach()
+
+    def smoothed(view: Tensor, gamma: Tensor, beta: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
+        low, high = clipped_extent(view, gamma, beta)
+        rise = ramps_and_steps(view, gamma, beta, s1, s2)[0] + held
+        return low + (high - low) * (
+            rise * relative_levels(thresholds(partitions(s1, s2)), spacing).diff().unsqueeze(-2)
+        ).sum(-1)
+
+    close((smoothed(*arguments),), (ldp(*arguments, "ramp", spacing),), 1e-14)
     step = 1e-6  # central: rounding of 1e-16 / 1e-6, curvature of 1e-12; no element lies so near to an end of a ramp
 
     def objective(index: int, place: int, change: float) -> float:
         moved = [argument.detach().clone() for argument in arguments]
         moved[index].view(-1)[place] += change
-        return (ldp_smoothed(*moved, spacing) * weights).sum().item()
+        return (smoothed(*moved) * weights).sum().item()
 
     for index, gradient in enumerate(found):
         for place in range(gradient.numel()):
@@ -156,7 +174,7 @@ def test_uniform_rounding_is_eq_1_and_its_backward_the_derivative(bits: int, lea
 
 
 def test_the_table_of_three_bits_is_the_published_one() -> None:
-    """BitDistiller's and AFPQ's eight values, as their code prints them (half-way points too); four bits are QLoRA's."""
+    """BitDistiller's and AFPQ's eight values, as code prints them; four bits are QLoRA's."""
     published = [-1.0, -0.5350227355957031, -0.2469314038753510, 0.0, 0.1833375245332718, 0.3819939494132996]
     published += [0.6229856610298157, 1.0]
     # They were computed in float32 from scipy's quantiles.

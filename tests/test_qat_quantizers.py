@@ -11,6 +11,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.qat.quantizers import LARGEST_SHARE, Kind, make_quantizer
 from rotquant.qat.start import SHARES, Clips, Target, clip_weight, float_rounding, search_clips, uniform_rounding
 from rotquant.tensors.levels import pack_levels, packed_length, unpack_levels
+from rotquant.tensors.partition import StraightThrough
 
 OUT, IN, SIZE = 6, 48, 16
 BITS: dict[Kind, tuple[int, ...]] = {
@@ -73,19 +74,32 @@ def test_every_parameter_and_the_weight_are_trained(kind: Kind, bits: int) -> No
         assert parameter.grad.ne(0).any(dim=-1).all()
 
 
-@pytest.mark.parametrize("kind", ["ldp", "nf3_ldp", "learned_range", "n2uq"])
-def test_training_lowers_the_error_of_a_layers_output(kind: Kind) -> None:
-    weight, inputs = random(OUT, IN), random(256, IN, seed=1)
-    quantizer = make_quantizer(kind, weight, SIZE, BITS[kind][0])
+@pytest.mark.parametrize(
+    ("kind", "straight_through"),
+    [
+        ("ldp", "step"),
+        ("ldp", "ramp"),
+        ("n2uq", "step"),
+        ("n2uq", "ramp"),
+        ("learned_range", "step"),
+        ("nf3_ldp", "step"),
+    ],
+)
+def test_training_its_parameters_lowers_the_error_of_a_layers_output(
+    kind: Kind, straight_through: StraightThrough
+) -> None:
+    weight, inputs = random(16, 128), random(256, 128, seed=1)
+    quantizer = make_quantizer(kind, weight, 64, BITS[kind][0], straight_through=straight_through)
     optimizer = torch.optim.Adam(quantizer.parameters(), lr=0.02)
     errors = []
-    for _ in range(60):
+    for _ in range(150):
         error = (inputs @ (quantizer(weight) - weight).T).square().mean()
         optimizer.zero_grad()
         error.backward()
         optimizer.step()
         errors.append(error.item())
-    assert errors[-1] < 0.8 * errors[0]  # 0.33 to 0.62 of it was found
+    # Half of the least gain over three seeds: of two bits 0.52 to 0.71 was left, of three bits 0.84 to 0.90.
+    assert errors[-1] < (0.95 if kind == "nf3_ldp" else 0.85) * errors[0]
 
 
 def test_where_quantizers_start() -> None:
@@ -180,3 +194,32 @@ def test_clipped_weights_have_the_range_that_the_learned_one_starts_with() -> No
     learned = make_quantizer("learned_range", weight, SIZE, 2, clips)(weight)
     # Parameters are float32: shares agree to 1e-7.
     torch.testing.assert_close(dynamic, learned, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("straight_through", ["step", "ramp"])
+@pytest.mark.parametrize(("kind", "bits"), CASES)
+def test_a_gpu_computes_what_the_cpu_computes(kind: Kind, bits: int, straight_through: StraightThrough) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        weight = random(OUT, IN, dtype=torch.float64).to(device).requires_grad_()
+        clips = random_clips()
+        clips = Clips(clips.low.to(device), clips.high.to(device))
+        quantizer = make_quantizer(kind, weight, SIZE, bits, clips, straight_through)
+        value = quantizer(weight)
+        assert torch.equal(quantizer.freeze(weight).dequantize(weight.dtype), value)
+        value.backward(random(OUT, IN, seed=1, dtype=torch.float64).to(device))
+        found.append([part.detach().cpu() for part in (value, weight.grad, *(p.grad for p in quantizer.parameters()))])
+    # Parameters are float32, and so are their gradients and the logits they start from: to 2e-7 of each.
+    for cpu, cuda in zip(*found, strict=True):
+        torch.testing.assert_close(cuda, cpu, rtol=1e-6, atol=1e-6, check_dtype=True)
+
+
+@pytest.mark.gpu
+def test_the_search_on_a_gpu_finds_the_clips_of_the_cpu() -> None:
+    weight, inputs = random(OUT, IN, dtype=torch.float64), random(200, IN, seed=1, dtype=torch.float64)
+    moment = inputs.T @ inputs
+    cpu = search_clips(weight, moment, SIZE, uniform_rounding(2))
+    cuda = search_clips(weight.cuda(), moment.cuda(), SIZE, uniform_rounding(2))
+    assert torch.equal(cuda.low.cpu(), cpu.low)
+    assert torch.equal(cuda.high.cpu(), cpu.high)

@@ -16,14 +16,8 @@ from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.models.checkpoints import load_checkpoint
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights.build import quantized_forward
-from rotquant.weights.storage import (
-    is_quantized_folder,
-    load_quantized,
-    pack_codes,
-    read_manifest,
-    save_quantized,
-    unpack_codes,
-)
+from rotquant.weights.packing import pack_codes, unpack_codes
+from rotquant.weights.storage import is_quantized_folder, load_quantized, read_manifest, save_quantized
 from tests.test_weights import RECIPES, ROTATED_GPTQ, build
 
 

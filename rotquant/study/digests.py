@@ -55,9 +55,9 @@ STAGES: dict[str, tuple[str, ...]] = {
 MEASURES = "rotquant.study.stages.measures"
 _KINDS = tuple(metric.model_fields["kind"].default for metric in get_args(get_args(Metric)[0]))
 
-#: Counts only where a method uses it. By hand, for imports cannot tell: storage and the stage name this kind of weight
-#: for every recipe, since a folder may hold it, and run none of its statements where no method made any.
-OPTIONAL = ("rotquant.tensors.lattice",)
+#: Count only where a method uses them. By hand, for imports cannot tell: storage and the stage name these kinds of weight
+#: for every recipe, since a folder may hold them, and run none of their statements where no method made any.
+OPTIONAL = ("rotquant.tensors.lattice", "rotquant.tensors.levels")
 
 
 def method_entries(stage: str, recipe: Recipe) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 #: How many codes of some bits fill how many whole bytes.
 _PERIODS = {2: (4, 1), 3: (8, 3)}
+#: Bits of a code that can be packed.
+LEVEL_BITS = tuple(_PERIODS)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Table(NamedTuple):
         x = view.to(self.edges.dtype)
         codes = torch.zeros_like(x, dtype=torch.uint8)
         for edge in self.edges.unbind(-1):
-            codes += x > edge.unsqueeze(-1)
+            codes += (x > edge.unsqueeze(-1)).view(torch.uint8)
         return codes
 
     def decode(self, codes: Tensor, dtype: torch.dtype) -> Tensor:

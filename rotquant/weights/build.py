@@ -27,8 +27,9 @@ from rotquant.models.stream import memory_peak, reset_memory_peak
 from rotquant.recipes.method import ROLES, Method
 from rotquant.recipes.recipe import Recipe, check_widths
 from rotquant.training.state import Checkpoint
+from rotquant.weights.packing import has_shape
 from rotquant.weights.stage import Stage, runtime_schemes
-from rotquant.weights.storage import Manifest, QuantizedState, StoredModel, has_shape
+from rotquant.weights.storage import Manifest, QuantizedState, StoredModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

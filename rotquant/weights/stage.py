@@ -19,18 +19,17 @@ from rotquant.models.simulation.wrapping import SiteKey, Wrapping, wrap
 from rotquant.models.statistics import Statistic, collect_statistics
 from rotquant.models.stream import LayerStream, capture_layer_inputs, on_device
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
-from rotquant.tensors.lattice import LatticeWeight
 from rotquant.tensors.quantization import ColumnSplit, QParams
 from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.hessian import Hessian
+from rotquant.weights.packing import Weight
 from rotquant.weights.ranges import Ranges
-from rotquant.weights.rtn import QuantizedWeight, quantize_rtn
+from rotquant.weights.rtn import quantize_rtn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Splits = dict[SiteKey, ColumnSplit]
-Weight = QuantizedWeight | LatticeWeight
 Weights = dict[str, Weight]
 #: Rounds the weights of all linear layers that read one input, given X^T X of that and its outlier features.
 Rounding = Callable[[Sequence[Tensor], Tensor, ColumnSplit | None], Sequence[Weight]]

@@ -1,12 +1,11 @@
 """Quantized models on disk: a folder of packed integers, scales and everything that stayed floating point.
 
-quantized.safetensors (or shards) holds for each quantized linear layer `<name>.weight.codes` (two codes of up to
-4 bits a byte), `.scale`, `.zero_point`, `.columns`, `.outlier_values`, `.outlier_scale`, or for one on a lattice
-`.lattice`, `.scale`, `.rows`, `.columns`, and all other tensors under their Hugging Face names; rotquant.json says what
-they are. A loaded model equals the saved one bit for bit.
+quantized.safetensors (or shards) holds each quantized linear layer as `weights.packing` names its parts, and all other
+tensors under their Hugging Face names; rotquant.json says what they are. A loaded model equals the saved one bit for
+bit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -37,11 +36,10 @@ from rotquant.models.simulation.kv_cache import static_shape
 from rotquant.models.simulation.wrapping import SiteKey
 from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe
-from rotquant.tensors.lattice import WIDTH, LatticeWeight
 from rotquant.tensors.quantization import QParams
 from rotquant.training.state import Record
+from rotquant.weights.packing import Weight, named, take, take_weight, weight_tensors
 from rotquant.weights.ranges import static_schemes
-from rotquant.weights.rtn import QuantizedWeight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -51,7 +49,6 @@ FORMAT_VERSION = 2
 _STEM = "quantized"
 _SITES = "rotquant.sites"
 _METHODS = "rotquant.methods"
-_WEIGHT_PARTS = ("codes", "scale", "zero_point", "columns", "outlier_values", "outlier_scale")
 
 
 class Manifest(Frozen):
@@ -103,7 +100,7 @@ class StoredModel:
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
-    weights: dict[str, QuantizedWeight | LatticeWeight]
+    weights: dict[str, Weight]
     state: QuantizedState
     history: Sequence[Record] = ()
 
@@ -118,35 +115,13 @@ class StoredModel:
         return self.manifest.seconds
 
 
-def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Two codes a byte along the last axis, the even one in the low half: [..., n] -> uint8 [..., ceil(n / 2)].
-
-    Codes of more than 4 bits (int8 or uint8) are returned as they are.
-    """
-    if bits > 4:
-        return codes
-    nibbles = codes.view(torch.uint8) & 0xF  # two's complement of a negative code
-    if nibbles.shape[-1] % 2:
-        nibbles = nn.functional.pad(nibbles, (0, 1))
-    return nibbles[..., 0::2] | nibbles[..., 1::2] << 4
-
-
-def unpack_codes(packed: Tensor, bits: int, symmetric: bool, length: int) -> Tensor:
-    """The inverse of `pack_codes`: int8 (symmetric) or uint8, `length` codes along the last axis."""
-    if bits > 4:
-        return packed
-    nibbles = torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)[..., :length]
-    # 8..15 stand for -8..-1: shift the sign into place and back
-    return (nibbles.to(torch.int8) << 4) >> 4 if symmetric else nibbles.contiguous()
-
-
 @dataclass(frozen=True)
 class StoredTensors:
     """The content of a model folder by Hugging Face name: floating-point tensors, and weights as integers."""
 
     config: Any
     floats: dict[str, Tensor]
-    weights: dict[str, QuantizedWeight | LatticeWeight]
+    weights: dict[str, Weight]
     state: QuantizedState
 
 
@@ -159,11 +134,11 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
     """
     tensors = _floating_tensors(stored.model, set(stored.weights))
     for name, weight in stored.weights.items():
-        tensors |= _weight_tensors(name, weight)
+        tensors |= weight_tensors(name, weight)
     for method, kept in stored.state.tensors.items():
-        tensors |= _named(f"{_METHODS}.{method}", kept)
+        tensors |= named(f"{_METHODS}.{method}", kept)
     for (layer, site), qparams in stored.state.static.items():
-        tensors |= _named(f"{_SITES}.{layer}.{site}", {"scale": qparams.scale, "zero_point": qparams.zero_point})
+        tensors |= named(f"{_SITES}.{layer}.{site}", {"scale": qparams.scale, "zero_point": qparams.zero_point})
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     with atomic_directory(folder) as temporary:
@@ -246,7 +221,10 @@ def read_quantized(folder: str | Path) -> StoredTensors:
         name: _take_tensors(folder, method, architecture, tensors) for name, method in manifest.recipe.methods.items()
     }
     static = _take_static(folder, manifest.recipe, architecture, tensors)
-    weights = {name: _take_weight(folder, name, shape, manifest, tensors) for name, shape in manifest.quantized.items()}
+    weights = {
+        name: take_weight(folder, name, shape, manifest.recipe.rounded.scheme, tensors)
+        for name, shape in manifest.quantized.items()
+    }
     return StoredTensors(config, tensors, weights, QuantizedState(manifest, kept, static))
 
 
@@ -284,74 +262,13 @@ def _floating_tensors(model: nn.Module, quantized: set[str]) -> dict[str, Tensor
     return tensors
 
 
-def _weight_tensors(name: str, weight: QuantizedWeight | LatticeWeight) -> dict[str, Tensor]:
-    if isinstance(weight, LatticeWeight):
-        parts = {"lattice": weight.codes, "scale": weight.scale, "rows": weight.rows, "columns": weight.columns}
-        return _named(name, parts)
-    parts = {
-        "codes": pack_codes(weight.codes, weight.scheme.bits),
-        "scale": weight.qparams.scale,
-        "zero_point": weight.qparams.zero_point,
-        "columns": None if weight.columns is None else weight.columns.clone(),  # the weights of a site share it
-        "outlier_values": weight.outlier_values,
-        "outlier_scale": weight.outlier_scale,
-    }
-    return _named(name, parts)
-
-
-def _named(prefix: str, parts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    return {f"{prefix}.{part}": tensor for part, tensor in parts.items() if tensor is not None}
-
-
-def _take_weight(
-    folder: Path, name: str, shape: tuple[int, int], manifest: Manifest, tensors: dict[str, Tensor]
-) -> QuantizedWeight | LatticeWeight:
-    """Take the parts of one weight out of `tensors`, checked against the manifest."""
-    scheme, (rows, features) = manifest.recipe.rounded.scheme, shape
-    if f"{name}.lattice" in tensors:
-        return _take_lattice_weight(folder, name, shape, scheme.bits, tensors)
-    parts = {part: tensors.pop(f"{name}.{part}", None) for part in _WEIGHT_PARTS}
-    outliers = 0 if parts["outlier_values"] is None else parts["outlier_values"].shape[-1]
-    normal = features - outliers
-    groups = {"tensor": (), "channel": (rows, 1), "group": (rows, normal // (scheme.group_size or 1), 1)}
-    expected = {
-        "codes": (rows, (normal + 1) // 2 if scheme.bits <= 4 else normal),
-        "scale": groups[scheme.granularity],
-        "zero_point": None if scheme.symmetric else groups[scheme.granularity],
-        "columns": (features,) if outliers or parts["columns"] is not None else None,
-        "outlier_values": (rows, outliers) if outliers else None,
-        "outlier_scale": (rows, 1) if parts["outlier_scale"] is not None else None,
-    }
-    for part, tensor in parts.items():
-        _check_shape(folder, f"{name}.{part}", tensor, expected[part])
-    return QuantizedWeight(
-        unpack_codes(cast(Tensor, parts["codes"]), scheme.bits, scheme.symmetric, normal),
-        QParams(cast(Tensor, parts["scale"]), parts["zero_point"]),
-        scheme,
-        parts["columns"],
-        parts["outlier_values"],
-        parts["outlier_scale"],
-    )
-
-
-def _take_lattice_weight(
-    folder: Path, name: str, shape: tuple[int, int], bits: int, tensors: dict[str, Tensor]
-) -> LatticeWeight:
-    rows, columns = shape
-    expected = {"lattice": (bits // 2, rows, columns // WIDTH), "scale": (), "rows": (rows,), "columns": (columns,)}
-    parts = {part: tensors.pop(f"{name}.{part}", None) for part in expected}
-    for part, tensor in parts.items():
-        _check_shape(folder, f"{name}.{part}", tensor, expected[part])
-    return LatticeWeight(*cast("dict[str, Tensor]", parts).values())
-
-
 def _take_tensors(
     folder: Path, method: Method, architecture: Architecture, tensors: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Take what a method reads at run time out of `tensors`."""
     shapes = method.tensors(architecture)
     return {
-        name: _take(folder, f"{_METHODS}.{method.name}.{name}", tuple(shape), tensors) for name, shape in shapes.items()
+        name: take(folder, f"{_METHODS}.{method.name}.{name}", tuple(shape), tensors) for name, shape in shapes.items()
     }
 
 
@@ -364,29 +281,6 @@ def _take_static(
         shape = static_shape(scheme, architecture.num_kv_heads)
         for index in range(architecture.num_layers):
             place = f"{_SITES}.{index}.{name}"
-            zero_point = None if scheme.symmetric else _take(folder, f"{place}.zero_point", shape, tensors)
-            static[index, name] = QParams(_take(folder, f"{place}.scale", shape, tensors), zero_point)
+            zero_point = None if scheme.symmetric else take(folder, f"{place}.zero_point", shape, tensors)
+            static[index, name] = QParams(take(folder, f"{place}.scale", shape, tensors), zero_point)
     return static
-
-
-def _take(folder: Path, name: str, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> Tensor:
-    """Take one tensor out of `tensors`; raises CheckpointError where it is missing or of another shape."""
-    _check_shape(folder, name, tensors.get(name), shape)
-    return tensors.pop(name)
-
-
-def has_shape(found: tuple[int, ...] | None, expected: tuple[int, ...] | None) -> bool:
-    """Whether a shape is the expected one, in which -1 stands for any number."""
-    if found is None or expected is None:
-        return found == expected
-    return len(found) == len(expected) and all(size in (-1, own) for own, size in zip(found, expected, strict=True))
-
-
-def _check_shape(folder: Path, name: str, tensor: Tensor | None, expected: tuple[int, ...] | None) -> None:
-    """Raise CheckpointError unless a tensor is there, and of this shape, exactly when it should be."""
-    found = None if tensor is None else tuple(tensor.shape)
-    if not has_shape(found, expected):
-        problem = "is missing" if found is None else "should not be there"
-        if found is not None and expected is not None:
-            problem = f"has shape {list(found)}, expected {list(expected)}"
-        raise CheckpointError(f"{folder} is damaged: tensor {name} {problem}; quantize the model again.")

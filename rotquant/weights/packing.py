@@ -1,0 +1,161 @@
+"""Quantized weights as named tensors: packed, and taken back out of what a folder holds, checked part by part.
+
+For a weight `<name>`: integers lie in `<name>.codes` (two codes of up to 4 bits a byte), `.scale`, `.zero_point`,
+`.columns`, `.outlier_values`, `.outlier_scale`; one on a lattice in `.lattice`, `.scale`, `.rows`, `.columns`; one of
+levels in `.codes` (codes of 2 bits four to a byte, of 3 bits eight to three) and `.levels`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.foundation.errors import CheckpointError
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.lattice import WIDTH, LatticeWeight
+from rotquant.tensors.levels import LEVEL_BITS, LevelWeight, pack_levels, packed_length, unpack_levels
+from rotquant.tensors.quantization import QParams
+from rotquant.weights.rtn import QuantizedWeight
+
+#: What a weight may be stored as.
+Weight = QuantizedWeight | LatticeWeight | LevelWeight
+_PARTS = ("codes", "scale", "zero_point", "columns", "outlier_values", "outlier_scale")
+
+
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Two codes a byte along the last axis, the even one in the low half: [..., n] -> uint8 [..., ceil(n / 2)].
+
+    Codes of more than 4 bits (int8 or uint8) are returned as they are.
+    """
+    if bits > 4:
+        return codes
+    nibbles = codes.view(torch.uint8) & 0xF  # two's complement of a negative code
+    if nibbles.shape[-1] % 2:
+        nibbles = nn.functional.pad(nibbles, (0, 1))
+    return nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+
+
+def unpack_codes(packed: Tensor, bits: int, symmetric: bool, length: int) -> Tensor:
+    """The inverse of `pack_codes`: int8 (symmetric) or uint8, `length` codes along the last axis."""
+    if bits > 4:
+        return packed
+    nibbles = torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)[..., :length]
+    # 8..15 stand for -8..-1: shift the sign into place and back
+    return (nibbles.to(torch.int8) << 4) >> 4 if symmetric else nibbles.contiguous()
+
+
+def weight_tensors(name: str, weight: Weight) -> dict[str, Tensor]:
+    """The parts of a weight as they are stored, by their full names."""
+    if isinstance(weight, LatticeWeight):
+        parts = {"lattice": weight.codes, "scale": weight.scale, "rows": weight.rows, "columns": weight.columns}
+        return named(name, parts)
+    if isinstance(weight, LevelWeight):
+        return named(name, {"codes": pack_levels(weight.codes, weight.bits), "levels": weight.levels})
+    parts = {
+        "codes": pack_codes(weight.codes, weight.scheme.bits),
+        "scale": weight.qparams.scale,
+        "zero_point": weight.qparams.zero_point,
+        "columns": None if weight.columns is None else weight.columns.clone(),  # the weights of a site share it
+        "outlier_values": weight.outlier_values,
+        "outlier_scale": weight.outlier_scale,
+    }
+    return named(name, parts)
+
+
+def take_weight(
+    folder: Path, name: str, shape: tuple[int, int], scheme: QuantizationScheme, tensors: dict[str, Tensor]
+) -> Weight:
+    """Take the parts of one weight out of `tensors`, checked against its shape and scheme.
+
+    Raises:
+        CheckpointError: a part is missing, too many, or of another shape or type.
+    """
+    if f"{name}.lattice" in tensors:
+        return _take_lattice_weight(folder, name, shape, scheme.bits, tensors)
+    if f"{name}.levels" in tensors:
+        return _take_level_weight(folder, name, shape, scheme, tensors)
+    rows, features = shape
+    parts = {part: tensors.pop(f"{name}.{part}", None) for part in _PARTS}
+    outliers = 0 if parts["outlier_values"] is None else parts["outlier_values"].shape[-1]
+    normal = features - outliers
+    groups = {"tensor": (), "channel": (rows, 1), "group": (rows, normal // (scheme.group_size or 1), 1)}
+    expected = {
+        "codes": (rows, (normal + 1) // 2 if scheme.bits <= 4 else normal),
+        "scale": groups[scheme.granularity],
+        "zero_point": None if scheme.symmetric else groups[scheme.granularity],
+        "columns": (features,) if outliers or parts["columns"] is not None else None,
+        "outlier_values": (rows, outliers) if outliers else None,
+        "outlier_scale": (rows, 1) if parts["outlier_scale"] is not None else None,
+    }
+    for part, tensor in parts.items():
+        check_shape(folder, f"{name}.{part}", tensor, expected[part])
+    return QuantizedWeight(
+        unpack_codes(cast(Tensor, parts["codes"]), scheme.bits, scheme.symmetric, normal),
+        QParams(cast(Tensor, parts["scale"]), parts["zero_point"]),
+        scheme,
+        parts["columns"],
+        parts["outlier_values"],
+        parts["outlier_scale"],
+    )
+
+
+def _take_lattice_weight(
+    folder: Path, name: str, shape: tuple[int, int], bits: int, tensors: dict[str, Tensor]
+) -> LatticeWeight:
+    rows, columns = shape
+    expected = {"lattice": (bits // 2, rows, columns // WIDTH), "scale": (), "rows": (rows,), "columns": (columns,)}
+    parts = {part: tensors.pop(f"{name}.{part}", None) for part in expected}
+    for part, tensor in parts.items():
+        check_shape(folder, f"{name}.{part}", tensor, expected[part])
+    return LatticeWeight(*cast("dict[str, Tensor]", parts).values())
+
+
+def _take_level_weight(
+    folder: Path, name: str, shape: tuple[int, int], scheme: QuantizationScheme, tensors: dict[str, Tensor]
+) -> LevelWeight:
+    (rows, columns), bits = shape, scheme.bits
+    levels = (rows, columns // (scheme.group_size or columns), 2**bits)
+    check_shape(folder, f"{name}.levels", tensors.get(f"{name}.levels"), levels if bits in LEVEL_BITS else None)
+    codes = take(folder, f"{name}.codes", (rows, packed_length(columns, bits)), tensors)
+    table = tensors.pop(f"{name}.levels")
+    _check_type(folder, f"{name}.codes", codes, codes.dtype == torch.uint8)
+    _check_type(folder, f"{name}.levels", table, table.is_floating_point())
+    return LevelWeight(unpack_levels(codes, bits, columns), table)
+
+
+def named(prefix: str, parts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """Those parts that there are, by their full names."""
+    return {f"{prefix}.{part}": tensor for part, tensor in parts.items() if tensor is not None}
+
+
+def take(folder: Path, name: str, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> Tensor:
+    """Take one tensor out of `tensors`; raises CheckpointError where it is missing or of another shape."""
+    check_shape(folder, name, tensors.get(name), shape)
+    return tensors.pop(name)
+
+
+def has_shape(found: tuple[int, ...] | None, expected: tuple[int, ...] | None) -> bool:
+    """Whether a shape is the expected one, in which -1 stands for any number."""
+    if found is None or expected is None:
+        return found == expected
+    return len(found) == len(expected) and all(size in (-1, own) for own, size in zip(found, expected, strict=True))
+
+
+def check_shape(folder: Path, name: str, tensor: Tensor | None, expected: tuple[int, ...] | None) -> None:
+    """Raise CheckpointError unless a tensor is there, and of this shape, exactly when it should be."""
+    found = None if tensor is None else tuple(tensor.shape)
+    if not has_shape(found, expected):
+        problem = "is missing" if found is None else "should not be there"
+        if found is not None and expected is not None:
+            problem = f"has shape {list(found)}, expected {list(expected)}"
+        raise CheckpointError(f"{folder} is damaged: tensor {name} {problem}; quantize the model again.")
+
+
+def _check_type(folder: Path, name: str, tensor: Tensor, right: bool) -> None:
+    if not right:
+        raise CheckpointError(
+            f"{folder} is damaged: tensor {name} is of type {str(tensor.dtype).removeprefix('torch.')}; "
+            "quantize the model again."
+        )
