@@ -64,9 +64,9 @@ _BRIGHT = "#E69F00"
 
 
 def _title(panel: dict[str, Any]) -> list[str]:
-    low, high = panel["interval"]
+    low, high, correlation, rise = map(float, (*panel["interval"], panel["correlation"], panel["error_rise"]))
     share = f"$p_{{platy}}$ = {panel['platykurtic'] / 100:.2f} (normal {panel['normal'] / 100:.2f})"
-    relation = f"$\\rho$ = {panel['correlation']:.2f} [{low:.2f}, {high:.2f}], error {panel['error_rise']:+.1f} %"
+    relation = f"$\\rho$ = {correlation:.2f} [{low:.2f}, {high:.2f}], error {rise:+.1f} %"
     return [f"layer {panel['layer'] + 1}, {panel['weight']}: {share}", relation]
 
 
