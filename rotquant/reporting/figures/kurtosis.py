@@ -91,7 +91,7 @@ def _histogram(axis: Any, panel: dict[str, Any]) -> None:
             line(0, **look)
     axis.axhline(after - before, color=_BRIGHT, linewidth=1.4)
     axis.tick_params(labelsize=7)
-    axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
 
 
 def hadamard_kurtosis(project: Project, table: Table, values: Values, path: Path) -> None:
@@ -108,7 +108,7 @@ def hadamard_kurtosis(project: Project, table: Table, values: Values, path: Path
             series = array_of(project, values[row, column, "largest_z"].runs[0], "series")
             for (name, points), color in zip(series.items(), SERIES, strict=False):
                 _series(axis, name, points, color)
-            axis.set(xscale="log", yscale="log", ylim=(3e-4, 100), xlabel="length n of the vector", title=row)
+            axis.set(xscale="log", yscale="log", ylim=(3e-4, 60), xlabel="length n of the vector", title=row)
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axis.legend(loc="upper right", fontsize=6.5)
