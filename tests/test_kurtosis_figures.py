@@ -1,4 +1,4 @@
-"""RCP's Figures 3 and 8 and Lemma 1 are drawn from run files, a panel for each weight and row, and say what is absent."""
+"""RCP's Figures 3 and 8 and Lemma 1 are drawn from run files, a panel for each weight and row; claims follow them."""
 
 import math
 import xml.etree.ElementTree as ElementTree
@@ -113,7 +113,7 @@ def test_claims_follow_the_numbers(project: Project) -> None:
     compute(project)
     names = ("rcp_figure3", "rcp_figure8", "rcp_lemma1")
     assert {decision for name in names for decision in decisions(project, name)} == {"holds"}
-    signs = {name: -2.0 for name in ("kurtosis_rise", "half_kurtosis_rise", "half_error_rise", "correlation")}
+    signs = dict.fromkeys(("kurtosis_rise", "half_kurtosis_rise", "half_error_rise", "correlation"), -2.0)
     compute(project, **signs, few_kurtosis_rise=1.0, platykurtic=40.0, adjusted_p=0.1, least_rise=1.0)
     assert {decision for name in names for decision in decisions(project, name)} == {"contradicted"}
 

@@ -40,7 +40,8 @@ SPINQUANT_TASKS = (  # Sec. 4
     *("arc_easy", "arc_challenge", "boolq", "piqa", "social_iqa", "hellaswag", "openbookqa", "winogrande"),
 )
 PREFIXQUANT_TASKS = ("winogrande", "hellaswag", "arc_challenge", "arc_easy", "piqa")  # Sec. 6.1
-TASKS = {"quarot": QUAROT_TASKS, "spinquant": SPINQUANT_TASKS, "prefixquant": PREFIXQUANT_TASKS}
+RCP_TASKS = ("piqa", "hellaswag", "winogrande", "arc_challenge")  # Table 13
+TASKS = {"quarot": QUAROT_TASKS, "spinquant": SPINQUANT_TASKS, "prefixquant": PREFIXQUANT_TASKS, "rcp": RCP_TASKS}
 #: Rates of fine-tuning that a paper has for a model, whatever the table: PrefixQuant Sec. 6.1.
 SLOWER = {"block_ap": {"scale_lr": 2e-5, "weight_lr": 2e-6}}
 OF_MODELS = {"Llama-3-70B": SLOWER, "Llama-3-70B-Instruct": SLOWER}
