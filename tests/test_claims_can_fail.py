@@ -35,9 +35,10 @@ def claims() -> Iterator[Any]:
 
 def given(table: Table, claim: Claim, check: dict[str, dict[str, Any]]) -> tuple[Numbers, Quantity]:
     """The paper's numbers of the claim's quantity; of what it does not print, rows and columns a third apart, on both
-    sides of a bound that is asked."""
-    bounds = [arguments["value"] for arguments in check.values() if arguments.get("value")]
-    lowest = bounds[0] / 1.2 if bounds else 10
+    sides of a bound that is asked, of both signs where that is 0."""
+    bounds = [arguments["value"] for arguments in check.values() if "value" in arguments]
+    lowest = bounds[0] / 1.2 if bounds and bounds[0] else 10
+    step = -1.3 if bounds and not bounds[0] else 1.3
     values = Values({}, printed(project(), table))
     measured = project().quantities(table)
     known = known_quantities(project(), table, values)
@@ -45,7 +46,7 @@ def given(table: Table, claim: Claim, check: dict[str, dict[str, Any]]) -> tuple
     found = {}
     for place, row in enumerate(table.rows):
         for at, column in enumerate(table.columns):
-            paper = values.published.get((row.name, column.name, quantity.name), Number(lowest * 1.3 ** (place + at)))
+            paper = values.published.get((row.name, column.name, quantity.name), Number(lowest * step ** (place + at)))
             spread = paper.deviation or 0.01 * lowest * (place + 1)
             seeds = tuple(paper.mean + spread * step for step in (-1, 0, 1))
             found[row.name, column.name, quantity.name] = Number(paper.mean, spread, seeds)

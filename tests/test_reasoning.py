@@ -41,7 +41,7 @@ QUESTION = {"question": "Ann has 2 eggs and finds 3. How many are these?", "answ
         "Here it is:\n\n```python\ndef total(values):\n    return sum(values)\n```\nIt adds them.",
         "```\ndef helper(values):\n    return sum(values)\n\ndef total(values):\n    return helper(values)\n```",
         "\n\ndef total(values):\n    return sum(values)\n\n# Example usage\nprint(total(input()))",
-        "    return sum(values)\n\nif __name__ == \"__main__\":\n    raise SystemExit\n",
+        '    return sum(values)\n\nif __name__ == "__main__":\n    raise SystemExit\n',
         "```python\ndef total(values):\n    return sum(values)\n",  # the answer ended before the fence
     ],
 )
@@ -51,7 +51,14 @@ def test_a_right_response_passes_however_it_is_written(response: str):
 
 @pytest.mark.parametrize(
     "response",
-    ["", "    return 3\n", "    pass\n", "I do not know.", "```python\ndef other(values):\n    return 0\n```", "    exit(0)\n"],
+    [
+        "",
+        "    return 3\n",
+        "    pass\n",
+        "I do not know.",
+        "```python\ndef other(values):\n    return 0\n```",
+        "    exit(0)\n",
+    ],
 )
 def test_a_wrong_response_does_not(response: str):
     assert by_running(PROBLEM, [response]) == {"pass_at_1": 0.0}

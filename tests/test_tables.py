@@ -16,6 +16,7 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import (
     SNR,
+    HadamardKurtosis,
     Magnitudes,
     MaximaByToken,
     Outliers,
@@ -23,6 +24,7 @@ from rotquant.recipes.schemes import (
     Perplexity,
     PrefixTokens,
     RangeUse,
+    WeightKurtosis,
     ZeroShot,
 )
 from rotquant.study import project as projects
@@ -341,6 +343,7 @@ def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
     assert code_digest("weights", learned) == code_digest("weights", drawn) == code_digest("weights", full)
     assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= modules["rotations"]
     described = (Magnitudes(), Outliers(), RangeUse(), MaximaByToken(), OutlierTokens(), PrefixTokens())
+    described = (*described, WeightKurtosis(), HadamardKurtosis())
     metrics = (Perplexity(), ZeroShot(corpus="wikitext2"), SNR(), *described)
     assert len({code_digest("runs", plain, metric) for metric in metrics}) == len(metrics)
     assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)

@@ -358,6 +358,77 @@ class TrainingLoss(Frozen):
     """How many times the least loss before it a spike is at least."""
 
 
+WeightName = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class WeightKurtosis(Frozen):
+    """What rotation does to the kurtosis of groups of weights and to output errors in 2 bits (RCP Sec. 3, A.3).
+
+    Both are taken of the run's network and of its checkpoint, and set against each other output element by output
+    element. The inputs are calibration text, drawn with the run's seed.
+    """
+
+    kind: Literal["weight_kurtosis"] = "weight_kurtosis"
+    corpus: str = "wikitext2"
+    """The text, whose train split is read: a key of the configuration's `corpora`."""
+    samples: Annotated[int, Field(gt=0)] = 8
+    """How many windows of it."""
+    sequence_length: Annotated[int, Field(gt=1)] = 2048
+    """Tokens of a window."""
+    weights: Annotated[tuple[WeightName, ...], Field(min_length=1)] = ("down_proj",)
+    """Which weights."""
+    depths: Annotated[tuple[Depth, ...], Field(min_length=1)] = (0.99,)
+    """Of which layers, by their share of the model's depth: 0.99 is the last of up to 100."""
+    bits: Annotated[int, Field(ge=2, le=3)] = 2
+    """Of the weights, rounded asymmetrically (RCP Eq. 1) behind clips by grid search (Eq. 6)."""
+    group_size: Annotated[int, Field(gt=1)] = 128
+    """Input features of a group, which shares scale and clips, and whose kurtosis is taken."""
+    clips: Literal["both", "rotated"] = "both"
+    """Which weights have their groups clipped before they are rounded: `both`, so that nothing but rotation differs; or
+    the `rotated` one alone, for the paper writes of the rotated and clipped W_rc and of W."""
+    target: Literal["weight", "clipped"] = "weight"
+    """Of what the kurtosis is taken and from what errors are measured, those of the search for clips too: the `weight`,
+    or the `clipped` one, as QErr(W_rc, X) and Eq. 6 are printed, which takes no notice of what clipping does."""
+    groups: Annotated[int, Field(gt=0)] | None = None
+    """So many groups of equal size in every row, in place of groups of `group_size`."""
+    bins: Annotated[int, Field(gt=1, le=100)] = 24
+    """Of the histogram, along each axis."""
+
+
+Distribution = Literal[
+    "uniform", "two_point", "beta", "truncated_normal", "skewed", "laplace", "turned_two_point", "common_scale"
+]
+
+
+class HadamardKurtosis(Frozen):
+    """Excess kurtosis of vectors with drawn components after a Hadamard transform, by samples (RCP Lemma 1, A.2).
+
+    No model takes part in it.
+    """
+
+    kind: Literal["hadamard_kurtosis"] = "hadamard_kurtosis"
+    corpus: None = None
+    """No text takes part in it."""
+    distributions: Annotated[tuple[Distribution, ...], Field(min_length=1)] = ("uniform",)
+    """Of the components (`metrics.hadamard_kurtosis`); those of `turned_two_point` and `common_scale` depend on each
+    other."""
+    sizes: Annotated[tuple[Annotated[int, Field(gt=1)], ...], Field(min_length=1)] = tuple(2**k for k in range(1, 11))
+    """Lengths of the vectors, powers of two."""
+    samples: Annotated[int, Field(gt=0)] = 2**23
+    """Components that are drawn for each distribution and length."""
+    batches: Annotated[int, Field(gt=2)] = 64
+    """Independent batches of them, from which standard errors come."""
+
+    @model_validator(mode="after")
+    def _batches_hold_whole_vectors(self) -> "HadamardKurtosis":
+        for size in self.sizes:
+            if size & (size - 1):
+                raise ValueError(f"a length of {size} is no power of two")
+            if self.samples % (self.batches * size) or self.samples < 8 * self.batches * size:
+                raise ValueError(f"{self.batches} batches of {self.samples} samples hold too few vectors of {size}")
+        return self
+
+
 Metric = Annotated[
     Perplexity
     | ZeroShot
@@ -369,6 +440,8 @@ Metric = Annotated[
     | OutlierTokens
     | PrefixTokens
     | ModelSize
-    | TrainingLoss,
+    | TrainingLoss
+    | WeightKurtosis
+    | HadamardKurtosis,
     Field(discriminator="kind"),
 ]

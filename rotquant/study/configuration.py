@@ -28,7 +28,7 @@ from rotquant.foundation.errors import ConfigError, lookup, nearest
 from rotquant.foundation.written import Many, Written, by_name, read_yaml, some_of
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.registry import find_method, method_names, settings_by_name
-from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
+from rotquant.recipes.schemes import Calibration, Perplexity, WeightKurtosis, ZeroShot
 
 DEFAULT = Path("config/config.yaml")
 PAPERS = Path("workflow/papers")
@@ -79,6 +79,8 @@ class Amounts(Written):
     that stand for them here; a number without an entry stands as it is."""
     zero_shot: Annotated[dict[str, Any], some_of(ZeroShot, "kind")] = Field(default_factory=dict)
     """The tasks behind the zero-shot columns."""
+    weight_kurtosis: Annotated[dict[str, Any], some_of(WeightKurtosis, "kind", "corpus")] = Field(default_factory=dict)
+    """Groups and text of the metric `weight_kurtosis`, where a table does not say its own."""
 
 
 class SlotFields(Amounts):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rotquant.metrics.zeroshot.suites import TASKS, task_names
-from rotquant.recipes.schemes import MaximaByToken, Metric, ZeroShot
+from rotquant.recipes.schemes import MaximaByToken, Metric, WeightKurtosis, ZeroShot
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Quantity:
     infinite: what +inf means where it is a result, the best there is; None where it means that a network overflowed.
     text: whether it is no number but a text, which is shown beside the paper's and never compared.
     stored: its key in a result file, of a quantity that a table calls by a name of its own.
+    absent: what nan means where it is no number that overflowed, but one that there is not.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Quantity:
     relative: bool = True
     sampled: bool = False
     infinite: str | None = None
+    absent: str | None = None
     text: bool = False
     stored: str | None = None
 
@@ -112,6 +114,45 @@ TRAINING_LOSS = (
     Quantity("final_loss", "loss at the end", "lower"),
     Quantity("remaining", "share of the first loss", "lower", "%", relative=False),
 )
+WEIGHT_KURTOSIS = (
+    Quantity("correlation", "rank correlation", "higher", relative=False, absent="the kurtosis of no weight changes"),
+    Quantity("kurtosis_rise", "kurtosis rises by", "lower", relative=False),
+    Quantity("raised", "outputs whose kurtosis rises", "lower", "%", relative=False),
+    Quantity("error_rise", "error rises by", "lower", "%", relative=False),
+    Quantity("platykurtic", "p_platy before", "higher", "%", relative=False),
+    Quantity("normal", "p_platy of normal numbers", "higher", "%", relative=False),
+)
+"""Of one weight or more; the following of several."""
+WEIGHT_KURTOSIS_OF_SOME = (
+    Quantity(
+        "few_kurtosis_rise",
+        "kurtosis rises by, p_platy far below 50 %",
+        "lower",
+        relative=False,
+        absent="no weight has such a p_platy",
+    ),
+    Quantity(
+        "half_kurtosis_rise",
+        "kurtosis rises by, p_platy about 50 %",
+        "lower",
+        relative=False,
+        absent="no weight has such a p_platy",
+    ),
+    Quantity(
+        "half_error_rise",
+        "error rises by, p_platy about 50 %",
+        "lower",
+        "%",
+        relative=False,
+        absent="no weight has such a p_platy",
+    ),
+)
+HADAMARD_KURTOSIS = (
+    Quantity("largest_z", "largest distance", "lower", relative=False),
+    Quantity("adjusted_p", "adjusted p", "higher", "%", relative=False),
+    Quantity("least_rise", "least rise", "higher", relative=False),
+    Quantity("resolved", "resolved to n", "higher", relative=False),
+)
 DESCRIPTIVE = (
     *MODEL_SIZE,
     *MAGNITUDES,
@@ -120,6 +161,9 @@ DESCRIPTIVE = (
     *TOKEN_MAXIMA["attention"],
     *OUTLIER_TOKENS,
     *PREFIX_TOKENS,
+    *WEIGHT_KURTOSIS,
+    *WEIGHT_KURTOSIS_OF_SOME,
+    *HADAMARD_KURTOSIS,
 )
 """Quantities that describe a distribution: of none would a lower number as such be better."""
 
@@ -133,6 +177,7 @@ _BY_KIND: dict[str, tuple[Quantity, ...]] = {
     "prefix_tokens": PREFIX_TOKENS,
     "model_size": MODEL_SIZE,
     "training_loss": TRAINING_LOSS,
+    "hadamard_kurtosis": HADAMARD_KURTOSIS,
 }
 
 
@@ -140,6 +185,9 @@ def quantities(metric: Metric) -> tuple[Quantity, ...]:
     """The quantities of a metric, the main one first."""
     if isinstance(metric, MaximaByToken):
         return TOKEN_MAXIMA[metric.tensors]
+    if isinstance(metric, WeightKurtosis):
+        several = len(metric.weights) * len(metric.depths) > 1
+        return (*WEIGHT_KURTOSIS, *(WEIGHT_KURTOSIS_OF_SOME if several else ()))
     if not isinstance(metric, ZeroShot):
         return _BY_KIND[metric.kind]
     tasks = [(name, TASKS[metric.suite][name]) for name in task_names(metric)]

@@ -81,7 +81,7 @@ def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
         ConfigError: a field that the metric does not have, or an impossible value, or an unknown task.
     """
     texts = dict.fromkeys(("perplexity", "snr", "token_maxima", "outlier_tokens"), slot.evaluation)
-    by_kind = {**texts, "zero_shot": slot.zero_shot}
+    by_kind = {**texts, "zero_shot": slot.zero_shot, "weight_kurtosis": slot.weight_kurtosis}
     shared = by_kind.get(fields["kind"], {})
     fields = {**shared, **fields}
     # by suite, since suites differ; the slot's own come first

@@ -109,6 +109,8 @@ class Figure(Written):
         "outlier_tokens",
         "scaling",
         "loss_curves",
+        "weight_kurtosis",
+        "hadamard_kurtosis",
     ]
     """What is drawn."""
     caption: str
@@ -127,7 +129,7 @@ class Titled(Written):
     """What every table or figure says of itself."""
 
     id: Annotated[str, Field(pattern="^[a-z0-9]+_[a-z0-9]+$")]
-    """`<paper>_table<N>` or `<paper>_figure<N>`; a report of our own has a word in its place."""
+    """`<paper>_table<N>`, `<paper>_figure<N>` or `<paper>_lemma<N>`; a report of our own has a word in its place."""
     title: str
     """As shown, in our words."""
     section: str

@@ -1,7 +1,7 @@
 """What quantization does to a tensor, as numbers: signal-to-noise ratio, relative squared error, and kurtosis.
 
-SpinQuant measures outliers by the kurtosis (Sec. 2.1) and the whole network by its SNR (Sec. B.2). Pure functions of
-tensors; nothing here quantizes or knows a model.
+SpinQuant measures outliers by the kurtosis (Sec. 2.1) and the whole network by its SNR (Sec. B.2); RCP takes the excess
+kurtosis of groups of weights (Eq. 2). Pure functions of tensors; nothing here quantizes or knows a model.
 """
 
 import torch
@@ -28,3 +28,14 @@ def kurtosis(x: Tensor) -> float:
     centred = x.double() - x.double().mean()
     square = centred.square()
     return (square.square().mean() / square.mean().square()).item()
+
+
+def excess_kurtosis(x: Tensor) -> Tensor:
+    """E (x - E x)^4 / (E (x - E x)^2)^2 - 3 over the last axis (RCP Eq. 2): [..., n] gives [...] in float64.
+
+    Moments of the n numbers as they are, without a correction for their being few: n normal numbers have -6 / (n + 1)
+    on average, and no n numbers more than n - 5 + 1 / (n - 1). Equal numbers have none, nan.
+    """
+    centred = x.double() - x.double().mean(-1, keepdim=True)
+    square = centred.square()
+    return square.square().mean(-1) / square.mean(-1).square() - 3

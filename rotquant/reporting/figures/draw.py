@@ -8,6 +8,7 @@ from rotquant.reporting.figures import (
     accuracies,
     distributions,
     heatmaps,
+    kurtosis,
     layers,
     learning,
     lines,
@@ -111,6 +112,8 @@ KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {
     "outlier_tokens": tokens.outlier_tokens,
     "scaling": scaling.scaling,
     "loss_curves": losses.loss_curves,
+    "weight_kurtosis": kurtosis.weight_kurtosis,
+    "hadamard_kurtosis": kurtosis.hadamard_kurtosis,
 }
 
 

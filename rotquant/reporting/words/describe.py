@@ -1,5 +1,7 @@
 """Recipes, metrics and tables in words, for pages and figures."""
 
+import re
+
 from rotquant.recipes.recipe import Recipe, Run
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.study.configuration import Slot
@@ -19,7 +21,8 @@ RUNTIME_WORDS = {
 
 def title(table: Table | SpeedTable | SettingsTable) -> str:
     """A table's name in full, such as "QuaRot, Table 1: 4-bit perplexity against other methods"."""
-    label = f", {table.label.replace('table', 'Table ').replace('figure', 'Figure ')}" if is_of_the_paper(table) else ""
+    kind, number = (*re.findall("[a-z]+|[0-9]+", table.label), "")[:2]
+    label = f", {kind.capitalize()} {number}" if is_of_the_paper(table) else ""
     return f"{table.paper_title.split(':')[0]}{label}: {table.title}"
 
 
@@ -31,12 +34,12 @@ def lead(table: Table | SpeedTable | SettingsTable) -> str:
 
 def is_of_the_paper(table: Table | SpeedTable | SettingsTable) -> bool:
     """Whether a table stands in the paper; the others are reports of our own."""
-    return table.label.startswith(("table", "figure"))
+    return table.label.startswith(("table", "figure", "lemma"))
 
 
 def is_about_models(table: Table) -> bool:
     """Whether models are measured; an illustration computes on numbers of its own."""
-    return any(metric["kind"] != "range_use" for metric in table.metrics)
+    return any(metric["kind"] not in ("range_use", "hadamard_kurtosis") for metric in table.metrics)
 
 
 def is_stand_in(slot: Slot) -> bool:

@@ -28,6 +28,19 @@ _WORDS = {
     "number": "outlier tokens of a window, in the layer that has most",
     "elsewhere": "share of outlier tokens that are not at the first position",
     "meaningful": "share of outlier tokens that are neither at the first position nor of low meaning",
+    "correlation": "Spearman's correlation of the rises of kurtosis and output error by rotation, over output elements",
+    "kurtosis_rise": "rise of the mean excess kurtosis of the groups of an output element's weights",
+    "raised": "share of output elements whose kurtosis rises",
+    "error_rise": "rise of the mean absolute error of the outputs",
+    "platykurtic": "share of groups with negative excess kurtosis before rotation",
+    "normal": "the same share of groups of as many normal numbers",
+    "few_kurtosis_rise": "rise of the kurtosis, of weights whose p_platy before is at most 25 %",
+    "half_kurtosis_rise": "rise of the kurtosis, of weights whose p_platy before is 35 to 65 %",
+    "half_error_rise": "rise of the error of the same weights",
+    "largest_z": "largest distance of Kurt(Y_i) from Kurt(X)/n in standard errors",
+    "adjusted_p": "probability of one as large among so many if Kurt(Y_i) is Kurt(X)/n",
+    "least_rise": "least rise from Kurt(X) to Kurt(Y_i) in standard errors",
+    "resolved": "length up to which every Kurt(Y_i), i > 1, is 4 standard errors from 0",
     "repeated": "share of those elsewhere that stand at the position of one before",
     "tokens": "tokens in front of every text",
     "content": "what they are",
@@ -80,7 +93,9 @@ def not_finite(known: Iterable[Quantity], values: Values) -> list[str]:
     notes = []
     for quantity in known:
         found = [value.mean for (_, _, name), value in values.items() if name == quantity.name]
-        if not quantity.checkable(*found):
+        if quantity.absent is not None and any(map(math.isnan, found)):
+            notes.append(f"{quantity.title} of NaN: {quantity.absent}.")
+        elif not quantity.checkable(*found):
             notes.append(NOT_FINITE)
         elif math.inf in found:
             notes.append(f"{quantity.title} of Inf: {quantity.infinite}.")

@@ -13,6 +13,8 @@ from rotquant.foundation.files import read_json
 from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import (
     SNR,
+    Calibration,
+    HadamardKurtosis,
     Magnitudes,
     MaximaByToken,
     ModelSize,
@@ -22,6 +24,7 @@ from rotquant.recipes.schemes import (
     PrefixTokens,
     RangeUse,
     TrainingLoss,
+    WeightKurtosis,
     ZeroShot,
 )
 from rotquant.study.results import HISTORY_FILE
@@ -56,7 +59,7 @@ class Measurement:
 class Subject:
     """What is measured: a run's model, as it computes under its recipe.
 
-    text: yields the tokens of a corpus's split and its provenance. reference: the run's checkpoint.
+    text: yields the tokens of a corpus's split (or of its head) and its provenance. reference: the run's checkpoint.
     batch_size: windows of text per forward pass. state: what is stored beside the weights, if any.
     allow_code_execution: whether programs that it writes may be run.
     weights: the folder of its stored weights, None for a checkpoint as it is.
@@ -134,6 +137,34 @@ def range_use(metric: RangeUse, subject: Subject) -> Measurement:
 
     metrics, arrays = range_use(metric)
     return Measurement(metrics, {"corpora": {}}, arrays)
+
+
+def hadamard_kurtosis(metric: HadamardKurtosis, subject: Subject) -> Measurement:
+    """Excess kurtosis of drawn vectors after a Hadamard transform; no model is looked at."""
+    from rotquant.metrics.hadamard_kurtosis import hadamard_kurtosis
+
+    metrics, arrays = hadamard_kurtosis(metric, subject.run.seed)
+    return Measurement(metrics, {"corpora": {}}, arrays)
+
+
+def weight_kurtosis(metric: WeightKurtosis, subject: Subject) -> Measurement:
+    """What rotation does to the kurtosis of weights and to output errors.
+
+    Raises:
+        RecipeError: the recipe quantizes, where rotation alone is looked at.
+    """
+    from rotquant.metrics.weight_kurtosis import weight_kurtosis
+    from rotquant.text import calibration_samples
+
+    recipe = subject.run.recipe
+    quantized = [name for name in ("weights", "activations", "keys", "values") if getattr(recipe, name) is not None]
+    if quantized:
+        raise RecipeError(f"weight_kurtosis rounds weights by itself: leave {quantized[0]} out of the recipe.")
+    calibration = Calibration(samples=metric.samples, sequence_length=metric.sequence_length)
+    tokens, identity = subject.text(subject.run.corpora[metric.corpus], "train", calibration.characters)
+    samples = calibration_samples(tokens, calibration, subject.run.seed)
+    metrics, arrays = weight_kurtosis(subject.model, subject.reference(), samples, metric)
+    return Measurement(metrics, {"corpora": {"calibration": identity}}, arrays)
 
 
 def token_maxima(metric: MaximaByToken, subject: Subject) -> Measurement:

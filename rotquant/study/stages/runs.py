@@ -51,7 +51,7 @@ def measure_runs(
         model, tokenizer = load_checkpoint(checkpoint, dtype, accelerator)
     else:
         model, tokenizer, state = load_quantized(folder, accelerator, dtype)
-    text = functools.cache(lambda spec, split: token_ids(spec, split, tokenizer))
+    text = functools.cache(lambda spec, split, characters=None: token_ids(spec, split, tokenizer, characters))
     reference = functools.cache(lambda: load_checkpoint(checkpoint, dtype, accelerator)[0].eval())
     for run, code in zip(runs, codes, strict=True):
         with quantized_forward(model, run.recipe, state):
