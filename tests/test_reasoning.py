@@ -1,4 +1,4 @@
-"""HumanEval, GSM8K and LongBench: what is made of a response, the benchmarks' metrics, prompts, and permission to run."""
+"""HumanEval, GSM8K and LongBench: what a response is taken for, the metrics, prompts, and permission to run code."""
 
 import json
 import random
@@ -41,7 +41,7 @@ QUESTION = {"question": "Ann has 2 eggs and finds 3. How many are these?", "answ
         "Here it is:\n\n```python\ndef total(values):\n    return sum(values)\n```\nIt adds them.",
         "```\ndef helper(values):\n    return sum(values)\n\ndef total(values):\n    return helper(values)\n```",
         "\n\ndef total(values):\n    return sum(values)\n\n# Example usage\nprint(total(input()))",
-        "    return sum(values)\n\nif __name__ == \"__main__\":\n    raise SystemExit\n",
+        '    return sum(values)\n\nif __name__ == "__main__":\n    raise SystemExit\n',
         "```python\ndef total(values):\n    return sum(values)\n",  # the answer ended before the fence
     ],
 )
@@ -51,7 +51,14 @@ def test_a_right_response_passes_however_it_is_written(response: str):
 
 @pytest.mark.parametrize(
     "response",
-    ["", "    return 3\n", "    pass\n", "I do not know.", "```python\ndef other(values):\n    return 0\n```", "    exit(0)\n"],
+    [
+        "",
+        "    return 3\n",
+        "    pass\n",
+        "I do not know.",
+        "```python\ndef other(values):\n    return 0\n```",
+        "    exit(0)\n",
+    ],
 )
 def test_a_wrong_response_does_not(response: str):
     assert by_running(PROBLEM, [response]) == {"pass_at_1": 0.0}
@@ -187,7 +194,7 @@ def test_questions_are_asked_alone_or_in_the_template(model, data: Path, monkeyp
 
 
 def test_long_prompts_lose_their_middle(model, data: Path, monkeypatch, tmp_path: Path):
-    fields = {"path": str(data), "tasks": ("hotpotqa", "gsm8k")}
+    fields: dict[str, Any] = {"path": str(data), "tasks": ("hotpotqa", "gsm8k")}
     whole = prompts(model, monkeypatch, tmp_path, **fields)
     short = prompts(model, monkeypatch, tmp_path, **fields, longest_prompt=100)
     long = prompts(model, monkeypatch, tmp_path, **fields, longest_prompt=5000)
@@ -215,7 +222,8 @@ def test_a_template_has_one_place_for_the_question():
     for template in ("no place", "{question} {question}", "{other} {question}"):
         with pytest.raises(ValidationError, match="template"):
             ZeroShot(suite="paper", template=template)
-    for fields in ({"template": "{question}"}, {"longest_prompt": 100}):
+    changes: tuple[dict[str, Any], ...] = ({"template": "{question}"}, {"longest_prompt": 100})
+    for fields in changes:
         with pytest.raises(ValidationError, match="template and longest_prompt are about tasks of suite 'paper'"):
             ZeroShot(corpus="modules", **fields)
 

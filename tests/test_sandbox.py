@@ -84,8 +84,9 @@ def test_what_is_printed_is_lost_and_stops_nothing():
 
 
 def test_flooding_every_open_file_does_not_pass():
-    program = "import os\nfor number in range(3, 64):\n    try:\n        while True:\n            os.write(number, b'0' * 4096)\n"
-    assert not passes(program + "    except OSError:\n        pass", "", SHORT)
+    program = "import os\nfor number in range(3, 64):\n    try:\n        while True:\n"
+    program += "            os.write(number, b'0' * 4096)\n    except OSError:\n        pass"
+    assert not passes(program, "", SHORT)
 
 
 def test_no_connection_is_made():
@@ -125,7 +126,9 @@ def test_files_are_small_and_gone_afterwards():
 
 def test_no_other_process_is_started():
     assert not tried("import os; os.fork()")
-    assert not passes("import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass", "", SHORT)
+    assert not passes(
+        "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass", "", SHORT
+    )
     assert not tried("import subprocess; subprocess.run(['true'])")
     assert not tried("import os; os.system('true') and None")
     assert not tried("import multiprocessing as m; p = m.get_context('fork').Process(target=int); p.start()")
@@ -154,7 +157,9 @@ def by_itself(layer: str, code: str) -> str:
 LIBC = "libc = ctypes.CDLL(None, use_errno=True); libc.prctl(38, 1, 0, 0, 0)"
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine not in confined._CALLS, reason="Linux' filter of calls")
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.uname().machine not in confined._CALLS, reason="Linux' filter of calls"
+)
 def test_the_kernel_alone_refuses_sockets_and_processes():
     layer = f"{LIBC}; assert confined._filter_calls(libc)"
     assert by_itself(layer, "socket.socket()").startswith("PermissionError")

@@ -78,7 +78,9 @@ class Harness(_Model):
         likeliest, and accuracy that of a guess.
     """
 
-    def __init__(self, scorer: Scorer, alone: str = "", prompt: Callable[[str, str], str] = lambda _, text: text) -> None:
+    def __init__(
+        self, scorer: Scorer, alone: str = "", prompt: Callable[[str, str], str] = lambda _, text: text
+    ) -> None:
         super().__init__()
         self.scorer, self.alone, self.prompt = scorer, alone, prompt
         self.not_finite: set[str] = set()

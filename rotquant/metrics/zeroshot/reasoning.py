@@ -1,4 +1,4 @@
-"""HumanEval and GSM8K as RCP's Table 3 asks them: a program written and run, a number reasoned out, both without examples.
+"""HumanEval and GSM8K as RCP's Table 3 asks them: a program written and run, a number reasoned out; no examples.
 
 What the papers leave open is the prompt (`ZeroShot.template`); without one a program is continued where it stops, and a
 question is asked as lm-eval asks it.
@@ -25,7 +25,9 @@ def by_running(item: dict[str, Any], generated: list[str]) -> dict[str, float]:
     """
     from rotquant.metrics.zeroshot.sandbox import passes
 
-    return {"pass_at_1": float(passes(program(item, generated[0]), f"{item['test']}\n\ncheck({item['entry_point']})\n"))}
+    return {
+        "pass_at_1": float(passes(program(item, generated[0]), f"{item['test']}\n\ncheck({item['entry_point']})\n"))
+    }
 
 
 def by_number(item: dict[str, Any], generated: list[str]) -> dict[str, float]:
@@ -87,6 +89,3 @@ ANSWERED: dict[str, dict[str, Any]] = {
     "gsm8k": {"doc_to_text": "{{question}}"},
 }
 """What a template changes of them: a response may hold several functions, and the question stands alone in it."""
-
-
-
