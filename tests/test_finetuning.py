@@ -194,7 +194,9 @@ def test_another_base_is_refused(models: Path, tmp_path: Path):
     tuned = copied(models, tmp_path)
     config = json.loads((tuned.parent / "base" / "config.json").read_text())
     (tuned.parent / "base" / "config.json").write_text(json.dumps({**config, "rope_theta": 5000.0}))
-    with pytest.raises(CheckpointError, match="is a low-rank delta of the checkpoint [0-9a-f]{16}, and .* is [0-9a-f]+"):
+    with pytest.raises(
+        CheckpointError, match="is a low-rank delta of the checkpoint [0-9a-f]{16}, and .* is [0-9a-f]+"
+    ):
         checkpoint_digest(tuned)
     with pytest.raises(CheckpointError, match="give it the base that it was made from"):
         load_checkpoint(tuned, torch.float32)

@@ -4,6 +4,7 @@ import json
 import random
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rotquant.metrics.zeroshot.longbench import DEFINITIONS, count, f1, rouge_of
 from rotquant.metrics.zeroshot.reasoning import by_number, by_running, number, program
 from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.recipes.schemes import ZeroShot
+from rotquant.study import execution
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "workflow" / "resources" / "models" / "rq-7b"
@@ -242,6 +244,35 @@ def test_programs_are_not_run_unless_that_is_allowed(model, data: Path, tmp_path
         scores(model.network, model.tokenizer, metric, prepare(metric, tmp_path))
     with pytest.raises(TaskError, match=sentence):
         api.zero_shot(model, metric, root=tmp_path)
+
+
+@pytest.mark.parametrize(("allowed", "there"), [(False, set()), (False, {"code"}), (True, set())])
+def test_what_only_refused_runs_need_is_left_out(allowed: bool, there: set[str], monkeypatch: pytest.MonkeyPatch):
+    """Runs, weights and rotations; but for what others are on, and for results that are there already."""
+    one, two = SimpleNamespace(rotation="turned"), SimpleNamespace(rotation="straight")
+    plan: Any = SimpleNamespace(
+        allow_code_execution=allowed,
+        shared={"runs": {"suite": "paper", "tasks": ["gsm8k", "humaneval"]}, "reads": {"corpus": "wikitext2"}},
+        runs={
+            "code": SimpleNamespace(weights="own", fields={"metric": "runs"}),
+            "code on shared": SimpleNamespace(weights="shared", fields={"metric": "runs"}),
+            "text": SimpleNamespace(weights="shared", fields={"metric": "reads"}),
+        },
+        weights={"own": one, "shared": two},
+    )
+    monkeypatch.setattr(execution.jobs, "result_current", lambda _, key: key if key in there else None)
+    asked = execution.Wanted(
+        (), {"turned": False, "straight": False}, {"own": False, "shared": False}, dict.fromkeys(plan.runs, False)
+    )
+    left, refused = execution.permitted(plan, asked)
+    if allowed:
+        assert (left, refused) == (asked, ())
+    elif there:
+        assert refused == ("code on shared",)
+        assert (set(left.runs), set(left.weights)) == ({"code", "text"}, {"own", "shared"})
+    else:
+        assert refused == ("code", "code on shared")
+        assert (set(left.runs), set(left.weights), set(left.rotations)) == ({"text"}, {"shared"}, {"straight"})
 
 
 def test_a_model_that_writes_the_right_program_passes(model, data: Path, tmp_path: Path, monkeypatch):

@@ -66,7 +66,9 @@ def pack(
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="Training recipe, e.g. config/training/rq-7b.yaml.")],
+    config: Annotated[
+        Path, typer.Argument(help="Recipe, e.g. config/training/rq-7b.yaml or config/finetuning/rq-7b-math.yaml.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the trained model.")],
     device: Device = "auto",
     compile: Annotated[

@@ -73,7 +73,7 @@ def card(recipe: FineTuning, curve: Mapping[str, Any]) -> str:
 
 ## Training
 
-    rotquant train config/training/{recipe.name}.yaml -o DIR
+    rotquant train config/finetuning/{recipe.name}.yaml -o DIR
 
 {textwrap.fill(training, 120)}
 

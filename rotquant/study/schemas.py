@@ -18,6 +18,7 @@ from rotquant.study.configuration import ConfigFile, find_root
 from rotquant.study.speed.definitions import SpeedFile
 from rotquant.study.tables import TableFile
 from rotquant.study.targets import Targets
+from rotquant.training.finetuning import FineTuning
 from rotquant.training.recipe import TrainingConfig
 
 SCHEMAS = Path("workflow/schemas")
@@ -28,6 +29,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "speed": SpeedFile,
     "targets": Targets,
     "training": TrainingConfig,
+    "finetuning": FineTuning,
 }
 """What describes each kind of file."""
 
@@ -37,6 +39,7 @@ FILES = {
     "config/thorough.yaml": "config",
     "config/targets.yaml": "targets",
     "config/training/*.yaml": "training",
+    "config/finetuning/*.yaml": "finetuning",
     "workflow/*/speed.yaml": "speed",
     "workflow/papers/*/speed.yaml": "speed",
     "workflow/papers/*/*.yaml": "tables",

@@ -29,7 +29,7 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 class FineTuning(Frozen):
-    """A recipe of fine-tuning, read from a YAML file in config/training/: of which model, on what, for how long."""
+    """A recipe of fine-tuning, read from a YAML file in config/finetuning/: of which model, on what, for how long."""
 
     name: str
     """The model's name."""
@@ -67,7 +67,7 @@ class FineTuning(Frozen):
     @classmethod
     def from_yaml(cls, path: str | Path) -> FineTuning:
         """Read a recipe; `ConfigError` names the file and the key that does not fit."""
-        return parse(cls, read_yaml(path), f"Training recipe {path}")
+        return parse(cls, read_yaml(path), f"Fine-tuning recipe {path}")
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of update number `step` (from 0)."""
