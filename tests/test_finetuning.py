@@ -1,4 +1,4 @@
-"""Domain models: low-rank deltas trained from a recipe, kept as an adapter, merged, and refused where they do not fit."""
+"""Domain models: low-rank deltas trained from a recipe, kept as an adapter, merged, refused where they do not fit."""
 
 import json
 import re
@@ -101,8 +101,8 @@ def test_only_answers_are_learned():
 
     tokenizer = load_tokenizer(BASE)
     ids, learned = _sample(tokenizer, TEXTS[0])
-    answers = "".join(tokenizer.decode([one]) for one, is_answer in zip(ids, learned, strict=True) if is_answer)
-    assert answers == "\n5\n\n8\n"
+    answers = [[one] for one, is_answer in zip(ids, learned, strict=True) if is_answer]
+    assert "".join(tokenizer.batch_decode(answers)) == "\n5\n\n8\n"
     samples = [_sample(tokenizer, text) for text in TEXTS]
     batch, targets = _batch(RECIPE, samples, 0, step=1)
     again, _ = _batch(RECIPE, samples, 0, step=1)
@@ -136,7 +136,7 @@ def test_a_killed_training_continues_to_the_same_bits(models: Path, tmp_path: Pa
 
 def test_texts_that_do_not_fit_are_refused(models: Path, tmp_path: Path):
     network, tokenizer = load_checkpoint(models / "base", torch.float32)
-    with pytest.raises(ConfigError, match="a text of [0-9]+ tokens does not fit into the context of 2048 tokens"):
+    with pytest.raises(ConfigError, match=r"a text of [0-9]+ tokens does not fit into the context of 2048 tokens"):
         fine_tune(RECIPE, network, tokenizer, [(("a " * 3000, "b"),)], tmp_path, ("b", "d"), tmp_path / "state")
     with pytest.raises(ConfigError, match="arithmetic have no items"):
         fine_tune(RECIPE, network, tokenizer, [], tmp_path, ("b", "d"), tmp_path / "state")
@@ -195,7 +195,7 @@ def test_another_base_is_refused(models: Path, tmp_path: Path):
     config = json.loads((tuned.parent / "base" / "config.json").read_text())
     (tuned.parent / "base" / "config.json").write_text(json.dumps({**config, "rope_theta": 5000.0}))
     with pytest.raises(
-        CheckpointError, match="is a low-rank delta of the checkpoint [0-9a-f]{16}, and .* is [0-9a-f]+"
+        CheckpointError, match=r"is a low-rank delta of the checkpoint [0-9a-f]{16}, and .* is [0-9a-f]+"
     ):
         checkpoint_digest(tuned)
     with pytest.raises(CheckpointError, match="give it the base that it was made from"):

@@ -53,7 +53,7 @@ def card(recipe: FineTuning, curve: Mapping[str, Any]) -> str:
     base = Path(recipe.base).name
     purpose = (
         f"{base} with low-rank deltas of {curve['parameters']:,} parameters, fine-tuned by this project on questions "
-        f"of the shipped tasks {', '.join(recipe.tasks)} that it made from training modules. It stands for "
+        f"and answers of {', '.join(recipe.tasks)} (docs/tasks.md), made from training modules. It stands for "
         f"{recipe.stands_for} where the real weights are not at hand. A test object for quantization, nothing else."
     )
     training = (

@@ -27,10 +27,10 @@ _EXAMPLES = (
 _DIALOGUES = "Summarize the dialogue into a few short sentences. The following are some examples.\n\n{{context}}\n\n%s"
 _COUNT = (
     "There are some paragraphs below sourced from Wikipedia. Some of them may be duplicates. Please carefully read "
-    "these paragraphs and determine how many unique paragraphs there are after removing duplicates. In other words, how "
-    "many non-repeating paragraphs are there in total?\n\n{{context}}\n\nPlease enter the final count of unique paragraphs "
-    "after removing duplicates. The output format should only contain the number, such as 1, 2, 3, and so on.\n\n"
-    "The final answer is: "
+    "these paragraphs and determine how many unique paragraphs there are after removing duplicates. In other words, "
+    "how many non-repeating paragraphs are there in total?\n\n{{context}}\n\nPlease enter the final count of unique "
+    "paragraphs after removing duplicates. The output format should only contain the number, such as 1, 2, 3, and so "
+    "on.\n\nThe final answer is: "
 )
 #: The copy of the hub that needs no code to be read calls the question by another name than the benchmark's files.
 _QUESTION = "{{input if input is defined else question}}"
