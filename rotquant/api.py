@@ -255,7 +255,8 @@ def zero_shot(
 
     Raises:
         RecipeError: unknown task, or a corpus that is not the metric's.
-        TaskError: a task runs programs and none may be run, missing data, a paper's task without lm-eval, or an item that exceeds the model's context.
+        TaskError: missing data, a paper's task without lm-eval, an item that exceeds the model's context, or a task
+            that runs programs where none may be run.
     """
     metric = metric or ZeroShot(corpus=(corpus or MODULES).name)
     zeroshot.check_allowed(metric, allow_code_execution)

@@ -96,7 +96,7 @@ class Measurement:
     texts: dict = field(default_factory=dict)
 
 
-def measure_runs(runs, checkpoint, folder, device, batch_size, codes):
+def measure_runs(runs, checkpoint, folder, device, batch_size, codes, allow_code_execution=False):
     for run, code in zip(runs, codes, strict=True):
         bits = run.recipe.weights.scheme.bits if run.recipe.weights else 16
         loss = 1 + 2.0**-bits + 0.001 * run.seed
@@ -116,6 +116,10 @@ MANIFEST = "rotquant.json"
 
 def checkpoint_digest(path):
     return short_hash(str(path))
+
+
+def base_folder(path):
+    return None
 '''
 
 TABLES: dict[str, Any] = {

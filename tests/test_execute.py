@@ -15,6 +15,7 @@ from rotquant.foundation.data import merge
 from tests.project import CONFIG, TABLES, Copy
 
 REPORT = "reports/quarot_table1.md"
+PROBLEM = {"prompt": "def one():\n", "test": "def check(one):\n    assert one() == 1\n", "entry_point": "one"}
 EXECUTE = ("rotquant", "runs", "execute")
 
 
@@ -123,6 +124,28 @@ def test_without_lm_eval_zero_shot_runs_are_left_out_and_named(tmp_path: Path) -
     assert status == 2
     assert "3 runs of the papers' zero-shot tasks were left out (quarot_table1-" in output
     assert len(project.read("results/runs/*.json")) == 3
+
+
+def test_runs_that_execute_what_models_write_are_refused_unless_it_is_allowed(tmp_path: Path) -> None:
+    project = Copy(tmp_path)
+    (table,) = TABLES["tables"]
+    fields = {key: value for key, value in table.items() if key not in ("published", "figure")}
+    reasoning = {"kind": "zero_shot", "tasks": ["humaneval"]}
+    other = {**fields, "id": "quarot_table2", "metrics": [reasoning], "claims": []}
+    project.set_tables({**TABLES, "tables": [{**fields, "claims": []}, other]})
+    paper = {"slots": {"Llama-2-13B": {"compute": False}}, "zero_shot": {"suite": "paper", "corpus": None}}
+    project.set_config(merge(CONFIG, paper))
+    project.write("humaneval.jsonl", json.dumps(PROBLEM))
+    project.edit("config/config.yaml", "suite: paper", "suite: paper\n  path: .")
+    sentence = "3 runs execute programs that models write (HumanEval), which needs --allow-code-execution"
+    status, output = project.run(*EXECUTE)
+    assert (status, sentence in output) == (2, True), output
+    assert {json.loads(text)["run"]["metric"]["kind"] for text in project.read("results/runs/*.json").values()} == {
+        "perplexity"
+    }
+    status, output = project.run(*EXECUTE, "quarot_table2", "--allow-code-execution")
+    assert status == 0, output
+    assert len(project.read("results/runs/*.json")) == 6
 
 
 def test_what_a_target_names_is_computed_again_and_nothing_else(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""HumanEval, GSM8K and LongBench: what is made of a response, the benchmarks' metrics, prompts, and permission to run."""
+"""HumanEval, GSM8K and LongBench: what a response is taken for, the metrics, prompts, and permission to run code."""
 
 import json
 import random
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rotquant.metrics.zeroshot.longbench import DEFINITIONS, count, f1, rouge_of
 from rotquant.metrics.zeroshot.reasoning import by_number, by_running, number, program
 from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.recipes.schemes import ZeroShot
+from rotquant.study import execution
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "workflow" / "resources" / "models" / "rq-7b"
@@ -194,7 +196,7 @@ def test_questions_are_asked_alone_or_in_the_template(model, data: Path, monkeyp
 
 
 def test_long_prompts_lose_their_middle(model, data: Path, monkeypatch, tmp_path: Path):
-    fields = {"path": str(data), "tasks": ("hotpotqa", "gsm8k")}
+    fields: dict[str, Any] = {"path": str(data), "tasks": ("hotpotqa", "gsm8k")}
     whole = prompts(model, monkeypatch, tmp_path, **fields)
     short = prompts(model, monkeypatch, tmp_path, **fields, longest_prompt=100)
     long = prompts(model, monkeypatch, tmp_path, **fields, longest_prompt=5000)
@@ -222,7 +224,8 @@ def test_a_template_has_one_place_for_the_question():
     for template in ("no place", "{question} {question}", "{other} {question}"):
         with pytest.raises(ValidationError, match="template"):
             ZeroShot(suite="paper", template=template)
-    for fields in ({"template": "{question}"}, {"longest_prompt": 100}):
+    changes: tuple[dict[str, Any], ...] = ({"template": "{question}"}, {"longest_prompt": 100})
+    for fields in changes:
         with pytest.raises(ValidationError, match="template and longest_prompt are about tasks of suite 'paper'"):
             ZeroShot(corpus="modules", **fields)
 
@@ -241,6 +244,35 @@ def test_programs_are_not_run_unless_that_is_allowed(model, data: Path, tmp_path
         scores(model.network, model.tokenizer, metric, prepare(metric, tmp_path))
     with pytest.raises(TaskError, match=sentence):
         api.zero_shot(model, metric, root=tmp_path)
+
+
+@pytest.mark.parametrize(("allowed", "there"), [(False, set()), (False, {"code"}), (True, set())])
+def test_what_only_refused_runs_need_is_left_out(allowed: bool, there: set[str], monkeypatch: pytest.MonkeyPatch):
+    """Runs, weights and rotations; but for what others are on, and for results that are there already."""
+    one, two = SimpleNamespace(rotation="turned"), SimpleNamespace(rotation="straight")
+    plan: Any = SimpleNamespace(
+        allow_code_execution=allowed,
+        shared={"runs": {"suite": "paper", "tasks": ["gsm8k", "humaneval"]}, "reads": {"corpus": "wikitext2"}},
+        runs={
+            "code": SimpleNamespace(weights="own", fields={"metric": "runs"}),
+            "code on shared": SimpleNamespace(weights="shared", fields={"metric": "runs"}),
+            "text": SimpleNamespace(weights="shared", fields={"metric": "reads"}),
+        },
+        weights={"own": one, "shared": two},
+    )
+    monkeypatch.setattr(execution.jobs, "result_current", lambda _, key: key if key in there else None)
+    asked = execution.Wanted(
+        (), {"turned": False, "straight": False}, {"own": False, "shared": False}, dict.fromkeys(plan.runs, False)
+    )
+    left, refused = execution.permitted(plan, asked)
+    if allowed:
+        assert (left, refused) == (asked, ())
+    elif there:
+        assert refused == ("code on shared",)
+        assert (set(left.runs), set(left.weights)) == ({"code", "text"}, {"own", "shared"})
+    else:
+        assert refused == ("code", "code on shared")
+        assert (set(left.runs), set(left.weights), set(left.rotations)) == ({"text"}, {"shared"}, {"straight"})
 
 
 def test_a_model_that_writes_the_right_program_passes(model, data: Path, tmp_path: Path, monkeypatch):

@@ -84,8 +84,9 @@ def test_what_is_printed_is_lost_and_stops_nothing():
 
 
 def test_flooding_every_open_file_does_not_pass():
-    program = "import os\nfor number in range(3, 64):\n    try:\n        while True:\n            os.write(number, b'0' * 4096)\n"
-    assert not passes(program + "    except OSError:\n        pass", "", SHORT)
+    program = "import os\nfor number in range(3, 64):\n    try:\n        while True:\n"
+    program += "            os.write(number, b'0' * 4096)\n    except OSError:\n        pass"
+    assert not passes(program, "", SHORT)
 
 
 def test_no_connection_is_made():

@@ -66,21 +66,33 @@ def pack(
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="Training recipe, e.g. config/training/rq-7b.yaml.")],
+    config: Annotated[
+        Path, typer.Argument(help="Recipe, e.g. config/training/rq-7b.yaml or config/finetuning/rq-7b-math.yaml.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the trained model.")],
     device: Device = "auto",
     compile: Annotated[
         bool, typer.Option(help="torch.compile, and CUDA graphs on a GPU: faster, rounds differently.")
     ] = False,
 ) -> None:
-    """Train one of the shipped small models from its recipe; killed and started again it resumes where it was.
+    """Train one of the shipped small models from its recipe, or fine-tune one that is there, whose deltas are written.
+
+    Killed and started again it resumes where it was.
 
     Example: `rotquant train config/training/rq-7b.yaml -o models/rq-7b`
     """
     from rotquant.foundation.files import check_output_folder
     from rotquant.training import TrainingConfig
     from rotquant.training import train as train_model
+    from rotquant.training.finetuning import FineTuning, is_fine_tuning
 
+    if is_fine_tuning(config):
+        tuning = FineTuning.from_yaml(config)
+        check_output_folder(output, "recipe.json", "a model that was trained here")
+        from rotquant.commands.finetuning import fine_tuned
+
+        fine_tuned(tuning, output, torch_device(device).type)
+        return
     recipe = TrainingConfig.from_yaml(config)
     check_output_folder(output, "recipe.json", "a model that was trained here")
     train_model(recipe, output, torch_device(device).type, compile=compile)

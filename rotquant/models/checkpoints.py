@@ -9,15 +9,18 @@ import json
 import re
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError, nearest
+from rotquant.foundation.files import cache_folder
 from rotquant.foundation.progress import downloading, task
+from rotquant.models import deltas
 
 if TYPE_CHECKING:
     import torch
@@ -41,15 +44,18 @@ def checkpoint_digest(checkpoint: str | Path, revision: str | None = None) -> st
     """What identifies a checkpoint wherever it lies: 16 hexadecimal digits for a folder, `id@revision` for a hub id.
 
     A folder's digest covers config.json, tokenizer.json and the weights: their content while together below 300 MB,
-    else their names, sizes and safetensors headers. A hub id may carry its revision, `owner/name@revision`; the default
-    is main. Neither torch nor the network is used.
+    else their names, sizes and safetensors headers. That of low-rank deltas covers them and their base. A hub id may
+    carry its revision, `owner/name@revision`; the default is main. Neither torch nor the network is used.
 
     Raises:
-        CheckpointError: the folder does not exist or is no checkpoint with safetensors weights.
+        CheckpointError: the folder does not exist, is no checkpoint with safetensors weights, or has deltas that do not
+            fit their base.
     """
     folder, name, hub_revision = _locate(checkpoint)
     if folder is None:
         return f"{name}@{revision or hub_revision or 'main'}"
+    if deltas.is_delta(folder):
+        return _delta_digest(folder)
     weights = weight_files(folder)
     small = sum(path.stat().st_size for path in weights) < CONTENT_BYTES
     digest = hashlib.sha256()
@@ -98,12 +104,14 @@ Kind = Literal["plain", "quantized", "decoder"]
 
 
 def kind_of(folder: str | Path) -> Kind | None:
-    """What a folder holds: a plain checkpoint, a quantized model, a converted decoder, or none of these."""
+    """What a folder holds: a plain checkpoint (or deltas of one), a quantized model, a converted decoder, or none."""
     folder = Path(folder)
     if (folder / DECODER_MANIFEST).is_file():
         return "decoder"
     if (folder / MANIFEST).is_file():
         return "quantized"
+    if deltas.is_delta(folder):
+        return "plain"
     plain = (folder / "config.json").is_file() and any(folder.glob("model*.safetensors*"))
     return "plain" if plain else None
 
@@ -178,7 +186,59 @@ def local_folder(checkpoint: str | Path, revision: str | None = None) -> Path:
     """The folder of a checkpoint, fetched from the hub where it is not here. What asks for several things of one model
     asks this first, since the hub is called every time. Raises as `load_checkpoint`, but looks at no file."""
     folder, name, hub_revision = _locate(checkpoint)
+    if folder is not None and deltas.is_delta(folder):
+        return _merged(folder)
     return folder or _download(name, revision or hub_revision)
+
+
+def base_folder(checkpoint: str | Path) -> Path | None:
+    """The folder of the checkpoint that a folder's low-rank deltas are of, where both are here; else None."""
+    folder = Path(checkpoint)
+    if not deltas.is_delta(folder):
+        return None
+    base = deltas.base_of(folder, deltas.read_delta(folder))
+    return base if isinstance(base, Path) else None
+
+
+def _delta_digest(folder: Path) -> str:
+    """The digest of low-rank deltas and of their base, which they must fit where it is here."""
+    delta = deltas.read_delta(folder)
+    base = deltas.base_of(folder, delta)
+    base_digest = _base_digest(folder, base)
+    header = read_safetensors_header(folder / deltas.WEIGHTS)
+    if isinstance(base, Path):
+        shapes = {name: entry["shape"] for path in weight_files(base) for name, entry in _tensors(path)}
+        deltas.check_fits(folder, header, str(base), base_digest, shapes)
+    digest = hashlib.sha256(base_digest.encode())
+    for name in (deltas.CONFIG, deltas.WEIGHTS):
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _base_digest(folder: Path, base: Path | str) -> str:
+    try:
+        return checkpoint_digest(base)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder} is a low-rank delta, and its base cannot be had: {error}") from None
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    return ((name, entry) for name, entry in read_safetensors_header(path).items() if name != "__metadata__")
+
+
+def _merged(folder: Path) -> Path:
+    """The plain checkpoint that low-rank deltas and their base make, put together once in the user's cache."""
+    digest, delta = _delta_digest(folder), deltas.read_delta(folder)
+    place = cache_folder("merged") / digest
+    if not place.is_dir():
+        base = local_folder(deltas.base_of(folder, delta))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with task("merging the low-rank deltas"), TemporaryDirectory(prefix=".tmp-", dir=place.parent) as temporary:
+            new = Path(temporary) / digest
+            deltas.merge(folder, delta, base, weight_files(base), new)
+            with suppress(OSError):  # processes that do so at once make the same, and the first stays
+                new.rename(place)
+    return place
 
 
 @task("loading the model")

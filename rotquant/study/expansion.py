@@ -8,6 +8,7 @@ from typing import Any
 
 from rotquant.bench.records import BENCH
 from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.models.checkpoints import base_folder
 from rotquant.recipes.recipe import Run
 from rotquant.study.digests import benchmark_digest, code_digest
 from rotquant.study.plan import (
@@ -33,6 +34,7 @@ STAGES = ("tasks", "tables", "figures", "reports", "speed", "settings", "index")
 def places_seen(project: Project) -> Places:
     """The places that a plan of the project looks at without reading them whole."""
     checkpoints = {slot.checkpoint for slot in project.config.slots.values()}
+    checkpoints |= {str(base) for name in checkpoints if (base := base_folder(project.checkpoint_path(name)))}
     every = (part for corpus in project.config.corpora.values() for part in corpus.sources)
     corpora = {corpus.path for corpus in every if corpus.source == "local"}
     return Places(content=tuple(sorted({*checkpoints, str(BENCH)})), existence=tuple(sorted(filter(None, corpora))))

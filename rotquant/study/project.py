@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, lookup
 from rotquant.foundation.files import canonical_json, folder_size, short_hash
-from rotquant.models.checkpoints import checkpoint_digest
+from rotquant.models.checkpoints import base_folder, checkpoint_digest
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Run, check_widths, override_all
 from rotquant.recipes.schemes import Metric
@@ -220,7 +220,8 @@ class Project:
     @functools.cache  # noqa: B019
     def widths(self, slot: str) -> dict[str, int]:
         """Input features of the linear layers of a slot's checkpoint, by site; nothing for one that is not here."""
-        return site_widths(Path(self.checkpoint_path(self.config.slot(slot).checkpoint)))
+        place = Path(self.checkpoint_path(self.config.slot(slot).checkpoint))
+        return site_widths(base_folder(place) or place)
 
     def checkpoint_path(self, checkpoint: str) -> str:
         """A local checkpoint folder as a path that is valid from anywhere; a hub id as it is.

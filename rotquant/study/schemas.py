@@ -19,6 +19,7 @@ from rotquant.study.settings import SettingsFile
 from rotquant.study.speed.definitions import SpeedFile
 from rotquant.study.tables import TableFile
 from rotquant.study.targets import Targets
+from rotquant.training.finetuning import FineTuning
 from rotquant.training.recipe import TrainingConfig
 
 SCHEMAS = Path("workflow/schemas")
@@ -30,6 +31,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "settings": SettingsFile,
     "targets": Targets,
     "training": TrainingConfig,
+    "finetuning": FineTuning,
 }
 """What describes each kind of file."""
 
@@ -39,6 +41,7 @@ FILES = {
     "config/thorough.yaml": "config",
     "config/targets.yaml": "targets",
     "config/training/*.yaml": "training",
+    "config/finetuning/*.yaml": "finetuning",
     "workflow/*/speed.yaml": "speed",
     "workflow/papers/*/speed.yaml": "speed",
     "workflow/papers/*/settings.yaml": "settings",

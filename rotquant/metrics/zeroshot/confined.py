@@ -1,9 +1,9 @@
 """What runs a program that a model wrote, inside a process of its own; `sandbox` starts it as a script by its path.
 
-It reads a job from standard input, gives up what the program must not have, and runs it; only when program and test have
-come to their end does it write the job's token back. Kernel and interpreter each refuse what they can: a system call
-filter (Linux, seccomp) sockets, processes and other programs; Landlock, where the kernel has it, writing outside the
-working folder; an audit hook of Python the same everywhere else. Nothing here is imported from rotquant.
+It reads a job from standard input, gives up what the program must not have, and runs it; only when program and test
+have come to their end does it write the job's token back. Kernel and interpreter each refuse what they can: a system
+call filter (Linux, seccomp) sockets, processes and other programs; Landlock, where the kernel has it, writing outside
+the working folder; an audit hook of Python all of it, everywhere. Nothing here is imported from rotquant.
 """
 
 import ctypes
@@ -79,7 +79,7 @@ def _ends(parts: list[str]) -> bool:
     space: dict[str, object] = {"__name__": "program"}
     try:
         for part in parts:
-            exec(compile(part, "<program>", "exec"), space)  # noqa: S102 - what this process is for
+            exec(compile(part, "<program>", "exec"), space)
     except BaseException:
         return False
     return True

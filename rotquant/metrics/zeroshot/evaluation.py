@@ -66,8 +66,8 @@ def evaluate(
 
     Raises:
         RecipeError: unknown task.
-        TaskError: a task runs programs and none may be run; lm-eval, which the paper suite needs, is missing; a task has too few examples; or an item exceeds the
-            model's context.
+        TaskError: lm-eval, which the paper suite needs, is missing; a task has too few examples, or runs programs where
+            none may be run; or an item exceeds the model's context.
     """
     return scores(model, tokenizer, metric, folder, batch_size, allow_code_execution).metrics
 

@@ -1,7 +1,7 @@
 """LongBench's tasks and metrics, for those seven tasks that RCP prints (Bai et al. 2024; RCP Tables 15 and 16).
 
-Prompts and lengths of answers are the benchmark's; its metrics are written anew. ROUGE-L is that of the package `rouge`,
-which the benchmark takes: of sets of words, where `rotquant.metrics.zeroshot.rouge` is of sequences.
+Prompts and lengths of answers are the benchmark's; its metrics are written anew. ROUGE-L is that of the package
+`rouge`, which the benchmark takes: of sets of words, where `rotquant.metrics.zeroshot.rouge` is of sequences.
 """
 
 import re
@@ -13,12 +13,12 @@ from typing import Any
 
 _SEVERAL = (
     "Answer the question based on the given passages. Only give me the answer and do not output any other words."
-    "\n\nThe following are given passages.\n{{context}}\n\nAnswer the question based on the given passages. Only give me "
-    "the answer and do not output any other words.\n\nQuestion: %s\nAnswer:"
+    "\n\nThe following are given passages.\n{{context}}\n\nAnswer the question based on the given passages. Only give "
+    "me the answer and do not output any other words.\n\nQuestion: %s\nAnswer:"
 )
 _ONE = (
-    "Read the following text and answer briefly.\n\n{{context}}\n\nNow, answer the following question based on the above "
-    "text, only give me the answer and do not output any other words.\n\nQuestion: %s\nAnswer:"
+    "Read the following text and answer briefly.\n\n{{context}}\n\nNow, answer the following question based on the "
+    "above text, only give me the answer and do not output any other words.\n\nQuestion: %s\nAnswer:"
 )
 _EXAMPLES = (
     "Answer the question based on the given passage. Only give me the answer and do not output any other words. The "
@@ -26,11 +26,11 @@ _EXAMPLES = (
 )
 _DIALOGUES = "Summarize the dialogue into a few short sentences. The following are some examples.\n\n{{context}}\n\n%s"
 _COUNT = (
-    "There are some paragraphs below sourced from Wikipedia. Some of them may be duplicates. Please carefully read these "
-    "paragraphs and determine how many unique paragraphs there are after removing duplicates. In other words, how many "
-    "non-repeating paragraphs are there in total?\n\n{{context}}\n\nPlease enter the final count of unique paragraphs "
-    "after removing duplicates. The output format should only contain the number, such as 1, 2, 3, and so on.\n\n"
-    "The final answer is: "
+    "There are some paragraphs below sourced from Wikipedia. Some of them may be duplicates. Please carefully read "
+    "these paragraphs and determine how many unique paragraphs there are after removing duplicates. In other words, "
+    "how many non-repeating paragraphs are there in total?\n\n{{context}}\n\nPlease enter the final count of unique "
+    "paragraphs after removing duplicates. The output format should only contain the number, such as 1, 2, 3, and so "
+    "on.\n\nThe final answer is: "
 )
 #: The copy of the hub that needs no code to be read calls the question by another name than the benchmark's files.
 _QUESTION = "{{input if input is defined else question}}"
@@ -38,7 +38,7 @@ _HUB = "Xnhyacinth/LongBench"
 
 
 def f1(prediction: str, answer: str) -> float:
-    """F-measure of the words that two texts share, each as often as both have it; without case, punctuation, articles."""
+    """F-measure of the words that two texts share, each as often as both have it; no case, punctuation or articles."""
     predicted, true = (Counter(_words(text)) for text in (prediction, answer))
     common = (predicted & true).total()
     return 2 * common / (predicted.total() + true.total()) if common else 0.0

@@ -1,4 +1,4 @@
-"""HumanEval and GSM8K as RCP's Table 3 asks them: a program written and run, a number reasoned out, both without examples.
+"""HumanEval and GSM8K as RCP's Table 3 asks them: a program written and run, a number reasoned out; no examples.
 
 What the papers leave open is the prompt (`ZeroShot.template`); without one a program is continued where it stops, and a
 question is asked as lm-eval asks it.

@@ -130,7 +130,7 @@ class TLDR(Row):
 
 
 class HumanEval(Row):
-    """openai/openai_humaneval: the head of a function with its documentation, and a function `check` of what it does."""
+    """openai/openai_humaneval: a function's head with its documentation, and a function `check` of what it does."""
 
     prompt: str
     test: str

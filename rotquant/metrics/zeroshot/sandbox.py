@@ -1,10 +1,10 @@
 """Running what a model wrote: in a process that has no network, no other programs, few means and little time.
 
-The process is a fresh interpreter with the standard library alone, in an empty folder that is removed afterwards, with an
-environment of its own; `confined` says what it gives up. All that comes back is whether a token did. So output is nobody's
-business, and a program that ends before its test has not passed. This guards against what models write by accident, and
-against what they were asked to write; a machine that must not be lost to a determined attacker should run it in a virtual
-machine.
+The process is a fresh interpreter with the standard library alone, in an empty folder that is removed afterwards, with
+an environment of its own; `confined` says what it gives up. All that comes back is whether a token did, so output is
+lost, and a program that ends before its test has not passed. This guards against what models write by accident. It can
+read files that its user can, and a program made to deceive may find the token in its own process: against a determined
+attacker take a virtual machine.
 """
 
 import json

@@ -168,7 +168,7 @@ class Scorer:
         if len(ids) + self.bos <= longest:
             return text
         half = longest // 2
-        return "".join(self.tokenizer.decode(part) for part in (ids[: half - self.bos], ids[-half:]))
+        return "".join(self.tokenizer.batch_decode([ids[: half - self.bos], ids[-half:]]))
 
     def _asked(self, pairs: Sequence[tuple[str, str]]) -> "_Asked":
         backend = getattr(self.tokenizer, "backend_tokenizer", None)

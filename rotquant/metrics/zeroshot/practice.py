@@ -1,0 +1,54 @@
+"""Questions of the shipped tasks with their answers, from training modules: what domain models are fine-tuned on.
+
+No module of the test or validation split has a part in it, and no sum that the task `arithmetic` asks.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from rotquant.metrics.zeroshot.items import task_items
+from rotquant.metrics.zeroshot.passages import Item, Module, Source, number, ordered, read
+from rotquant.recipes.corpus import Split
+from rotquant.text import MODULES, load_rows
+
+_TRAIN: Split = "train"
+_SUM = re.compile(r">>> (\d+) \+ (\d+)\Z")
+#: Sums of a session, as many as the task shows and asks.
+_SUMS = 5
+
+
+def practice(tasks: Sequence[str], modules: int, items: int) -> list[tuple[tuple[str, str], ...]]:
+    """Texts of questions and answers that follow each other, task by task; most are of one.
+
+    Args:
+        modules: how many of the training modules are read, in the order of a hash. items: of each task, at most.
+
+    Raises:
+        CorpusError: none of the packages is installed.
+    """
+    texts = ordered("practice", load_rows(MODULES, _TRAIN), str)[:modules]
+    source = Source(tuple(map(Module, texts)))
+    found: list[tuple[tuple[str, str], ...]] = []
+    for task in tasks:
+        if task == "arithmetic":
+            found += _sums(items)
+        else:
+            found += [(_solved(item),) for item in task_items(task, source, items)]
+    return found
+
+
+def _solved(item: Item) -> tuple[str, str]:
+    """What an item asks and the true answer."""
+    if "choices" in item:
+        return item["context"], item["choices"][item["answer"]]
+    return item["context"], next(item[name] for name in ("text", "word", "summary") if name in item)
+
+
+def _sums(count: int) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Sessions of sums as the task has them, none of which is asked there, in either order."""
+    found = (_SUM.search(item["context"]) for item in task_items("arithmetic", read("test")))
+    asked = {frozenset(map(int, match.groups())) for match in found if match}
+    pairs = [(one, other) for one in range(2, 100) for other in range(2, 100) if {one, other} not in asked]
+    for place in range(count):
+        drawn = [pairs[number(f"sum {place}", str(turn)) % len(pairs)] for turn in range(_SUMS)]
+        yield tuple((f">>> {one} + {other}", f"\n{one + other}") for one, other in drawn)

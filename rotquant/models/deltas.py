@@ -1,0 +1,158 @@
+"""Checkpoints that are another one with low-rank deltas (Hu et al. 2021), in the format of the library peft.
+
+A folder with `adapter_config.json` and `adapter_model.safetensors` names its base; W + (alpha / r) B A is put together
+once and kept in the user's cache, as a plain checkpoint. Importing this module loads no torch.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rotquant.foundation.data import first_problem
+from rotquant.foundation.errors import CheckpointError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+_PREFIX, _FIRST, _SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+_BESIDE = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt")
+
+
+class Delta(BaseModel):
+    """What an adapter's configuration says; kinds of adapters that are more than W + (alpha / r) B A are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    peft_type: Literal["LORA"]
+    """The kind of adapter."""
+    base_model_name_or_path: Annotated[str, Field(min_length=1)]
+    """The base: a folder, from the adapter's or whole, or a hub id."""
+    r: Annotated[int, Field(gt=0)]
+    """Rank."""
+    lora_alpha: Annotated[float, Field(gt=0)]
+    """The delta counts lora_alpha / r times."""
+    bias: Literal["none"] = "none"
+    """Biases have no deltas."""
+    use_dora: Literal[False] = False
+    """Magnitudes are not learned apart."""
+    use_rslora: Literal[False] = False
+    """The delta is divided by the rank, not by its root."""
+    fan_in_fan_out: Literal[False] = False
+    """Weights are [out, in]."""
+    rank_pattern: Annotated[dict[str, int], Field(max_length=0)] = Field(default_factory=dict)
+    """All layers have one rank."""
+    alpha_pattern: Annotated[dict[str, float], Field(max_length=0)] = Field(default_factory=dict)
+    """And one alpha."""
+    modules_to_save: Annotated[list[str], Field(max_length=0)] | None = None
+    """No module is replaced as a whole."""
+
+    @property
+    def scale(self) -> float:
+        """How many times the product of the two matrices counts."""
+        return self.lora_alpha / self.r
+
+
+def is_delta(folder: Path) -> bool:
+    """Whether a folder holds deltas of another checkpoint and no checkpoint of its own."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def read_delta(folder: Path) -> Delta:
+    """The configuration of a folder of deltas.
+
+    Raises:
+        CheckpointError: it is damaged or of another kind, or the deltas themselves are missing.
+    """
+    try:
+        delta = Delta.model_validate(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except ValidationError as error:
+        raise CheckpointError(f"{folder / CONFIG} is no plain low-rank delta: {first_problem(error)}.") from None
+    except ValueError as error:
+        raise CheckpointError(f"{folder / CONFIG} is damaged: {error}.") from None
+    if not (folder / WEIGHTS).is_file():
+        raise CheckpointError(f"{folder} is incomplete: {WEIGHTS} is not there.")
+    return delta
+
+
+def base_of(folder: Path, delta: Delta) -> Path | str:
+    """The base's folder, beside the deltas or from the working folder, or its hub id where there is none."""
+    name = delta.base_model_name_or_path
+    beside = (folder / name).resolve()
+    return beside if beside.is_dir() else name
+
+
+def check_fits(
+    folder: Path, header: Mapping[str, Any], base: str, digest: str, shapes: Mapping[str, Sequence[int]]
+) -> None:
+    """Refuse deltas that are of another checkpoint than their base is now.
+
+    Args:
+        header: of the deltas' file. base, digest: the checkpoint that is there, and what identifies it.
+        shapes: of the checkpoint's tensors, by name.
+
+    Raises:
+        CheckpointError: they were made of another one, or a delta has no weight of its shape there.
+    """
+    recorded = header.get("__metadata__", {}).get("base_digest")
+    if recorded is not None and recorded != digest:
+        raise CheckpointError(
+            f"{folder} is a low-rank delta of the checkpoint {recorded}, and {base} is {digest}: give it the base that "
+            "it was made from."
+        )
+    for name in _layers(folder, header):
+        shape = [header[_PREFIX + name + _SECOND]["shape"][0], header[_PREFIX + name + _FIRST]["shape"][1]]
+        there = shapes.get(f"{name}.weight")
+        if there is None or [*there] != shape:
+            what = "has no such weight" if there is None else f"has {[*there]}"
+            raise CheckpointError(
+                f"{folder} does not fit its base: a delta of {name} has shape {shape}, {base} {what}."
+            )
+
+
+def merge(folder: Path, delta: Delta, base: Path, files: Sequence[Path], output: Path) -> None:
+    """Write the base with the deltas, in float32, as a plain checkpoint into the new folder `output`.
+
+    Args:
+        files: the base's safetensors files.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from rotquant.training.lowrank import merged
+
+    deltas = load_file(folder / WEIGHTS)
+    tensors = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    for name in [name.removesuffix(_FIRST) for name in deltas if name.endswith(_FIRST)]:
+        weight = f"{name.removeprefix(_PREFIX)}.weight"
+        tensors[weight] = merged(tensors[weight], deltas[name + _FIRST], deltas[name + _SECOND], delta.scale)
+    whole = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    output.mkdir()
+    save_file(whole, output / "model.safetensors", metadata={"format": "pt"})
+    for pattern in _BESIDE:
+        for path in base.glob(pattern):
+            shutil.copyfile(path, output / path.name)
+    config = json.loads((output / "config.json").read_text(encoding="utf-8"))
+    config["dtype"] = str(torch.float32).removeprefix("torch.")
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _layers(folder: Path, header: Mapping[str, Any]) -> list[str]:
+    """The names of the layers that have a delta, each with both of its matrices."""
+    found = []
+    for tensor in header:
+        if tensor == "__metadata__":
+            continue
+        name = tensor.removeprefix(_PREFIX)
+        ends = [end for end in (_FIRST, _SECOND) if name.endswith(end)]
+        if not tensor.startswith(_PREFIX) or not ends:
+            raise CheckpointError(f"{folder} is no plain low-rank delta: it has the tensor {tensor}.")
+        name = name.removesuffix(ends[0])
+        pair = [header.get(_PREFIX + name + end, {}).get("shape") for end in (_FIRST, _SECOND)]
+        if pair[0] is None or pair[1] is None or pair[0][0] != pair[1][1]:
+            raise CheckpointError(f"{folder} is damaged: the two matrices of {name} do not belong together.")
+        if ends[0] == _FIRST:
+            found.append(name)
+    return found
