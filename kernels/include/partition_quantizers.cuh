@@ -246,8 +246,7 @@ struct Ramps : Partition<K> {
         return x > ends[1] ? each[2] : x > ends[0] ? each[1] : each[0];
     }
 
-    // At the ends of the range a ramp is flat.
-    __device__ __forceinline__ bool rises(float x) const { return x > this->extent.low && x < this->top; }
+    __device__ __forceinline__ bool rises(float x) const { return x >= this->extent.low && x <= this->top; }
 
     __device__ __forceinline__ float direct(float x, float g) const {
         return rises(x) ? g * of_partition(steepness, x) : 0.f;
