@@ -42,6 +42,7 @@ from rotquant.weights.storage import QuantizedState, is_quantized_folder, load_q
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from rotquant.training.state import Checkpoint
     from rotquant.weights.storage import StoredModel
 
 
@@ -76,6 +77,8 @@ def quantize(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     rotations: str | Path | None = None,
+    batch_size: int | None = None,
+    training: "Checkpoint | None" = None,
 ) -> Model:
     """Apply a recipe to a checkpoint; learn its rotations before, where it says so.
 
@@ -86,6 +89,8 @@ def quantize(
         seed: of the random rotation, the calibration sample and the order of learning.
         rotations: file of learned rotations, read where it exists and else written, so that several recipes share
             them; an interrupted learning continues.
+        batch_size: sequences that pass the model together, where weights are made; default by their length.
+        training: where a method that trains weights continues if it was interrupted.
 
     Raises:
         RotquantError: bad input, in one sentence, before the expensive part.
@@ -109,7 +114,18 @@ def quantize(
     if recipe.learner is not None:
         trained = network if dtype == learning_dtype(dtype) else load_checkpoint(checkpoint, learning_dtype(dtype))[0]
         learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations)
-    stored = build_weights(network, tokenizer, recipe, seed, samples, texts=texts, rotations=learned, device=device)
+    stored = build_weights(
+        network,
+        tokenizer,
+        recipe,
+        seed,
+        samples,
+        texts=texts,
+        rotations=learned,
+        device=device,
+        batch_size=batch_size,
+        checkpoint=training,
+    )
     state = replace(stored.state, manifest=stored.manifest.model_copy(update={"source": source}))
     network.to(device)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
     handle = quantized_forward(network, recipe, state)

@@ -159,7 +159,7 @@ def test_a_batch_may_pass_in_parts_and_layers_may_be_computed_again(monkeypatch)
     of, trained = recipe(), []
     ways = [(None, 2**31, 2**29), (1, 2**31, 2**29), (3, 0, 2**29), (None, 0, 0)]
     for at_once, kept, states in ways:
-        monkeypatch.setitem(training._KEPT_BYTES, "cpu", kept)
+        monkeypatch.setitem(training.KEPT_BYTES, "cpu", kept)
         monkeypatch.setitem(training._STATE_BYTES, "cpu", states)
         model = tiny_model(dtype=torch.float64)
         history = begun(of, model, Engine(torch.device("cpu"), at_once)).run()

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from rotquant import __version__
-from rotquant.commands import bench, convert, data, diagnose, methods, models, prefix, tasks, tracking, tune
+from rotquant.commands import bench, convert, data, diagnose, distil, methods, models, prefix, tasks, tracking, tune
 from rotquant.commands.report import report_app
 from rotquant.commands.runs import runs_app
 
@@ -18,6 +18,7 @@ cli = typer.Typer(
 cli.command()(models.quantize)
 cli.command()(models.evaluate)
 cli.command()(models.export)
+cli.command()(distil.train_quantized)
 cli.command()(convert.convert)
 cli.command()(convert.generate)
 cli.command()(diagnose.diagnose)

@@ -73,7 +73,12 @@ def cakld(
 
 def tokens_at_once(head: Tensor) -> int:
     """How many tokens' logits over the head's vocabulary stay in bounds on its device."""
-    return max(1, of_device(_LOGITS_AT_ONCE, head.device) // len(head))
+    return max(1, logits_at_once(head.device) // len(head))
+
+
+def logits_at_once(device: torch.device) -> int:
+    """How many logits a chunk has at most, as long as it has one token."""
+    return of_device(_LOGITS_AT_ONCE, device)
 
 
 def _logits(hidden: Tensor, head: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import (
     architecture_of,
     base_model,
@@ -91,10 +92,20 @@ class Distillation(nn.Module):
         self, student: nn.Module, teacher: nn.Module, confidence: float, factorized: Factorized | None = None
     ) -> None:
         super().__init__()
+        sizes = len(lm_head(student).weight), len(lm_head(teacher).weight)
+        if sizes[0] != sizes[1]:
+            raise RecipeError(
+                f"the teacher's vocabulary has {sizes[1]} tokens and the student's {sizes[0]}: they need the same."
+            )
         self.student = student
-        self.teacher = teacher
+        self._teacher = [teacher]  # no part: its states are neither trained, nor spread with the student's
         self.confidence = confidence
         self.factorized = factorized
+
+    @property
+    def teacher(self) -> nn.Module:
+        """The frozen model."""
+        return self._teacher[0]
 
     def forward(self, ids: Tensor, states: Tensor | None = None) -> Divergence:
         """What the student loses on texts [n, tokens], mean over tokens.

@@ -21,8 +21,7 @@ from rotquant.models.architectures import architecture_of, decoder_layers, linea
 from rotquant.models.batches import kept_bytes, shuffled_batches
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.simulation.wrapping import Wrapping, wrap
-from rotquant.models.stream import on_device
-from rotquant.qat.engine import Engine
+from rotquant.qat.engine import Engine, ShardedCheckpoint, joined, local
 from rotquant.qat.loss import label_probabilities
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
 from rotquant.qat.start import Clips, clip_weight, float_rounding, search_clips, uniform_rounding
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from rotquant.qat.method import SelfDistillation
 
 #: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
-_KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
+KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
 #: Bytes of the teacher's states that are kept from one epoch to the next; more are computed anew in every step.
 _STATE_BYTES = {"cpu": 2**29, "cuda": 2**33}
 #: Tokens that pass the teacher at once where no gradient is asked for.
@@ -68,10 +67,10 @@ def train_stage(stage: Stage, settings: "SelfDistillation") -> None:
         RotquantError: the loss or its gradient is not finite.
         ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
     """
-    engine = Engine(stage.device)
-    training = Training(stage, settings, engine)
+    training = Training(stage, settings, joined(stage.device, stage.batch_size))
     stage.history = training.run()
-    training.freeze()
+    if training.engine.rank == 0:
+        training.freeze()
 
 
 @dataclass(frozen=True)
@@ -102,30 +101,28 @@ class Training:
         self.ids = stage.texts[settings.name]
         self.dtype = cast(torch.dtype, stage.model.dtype)
         self.quantizers: Quantizers = {}
-        self.factorized: Factorized | None = None
 
     def run(self) -> list[Record]:
         """Train from the start or from the stage's checkpoint; the records of the steps."""
-        device = self.engine.device
+        self.engine.check_batch(self.settings.batch_size)
         teacher = copy.deepcopy(self.model).requires_grad_(False)
         checkpoint = self.engine.checkpoint(self.stage.checkpoint)
         self._begin(checkpoint is not None and checkpoint.path.exists())
         self.model.to(torch.promote_types(self.dtype, torch.float32))
+        student = self.engine.student(self.model)
         quantizers = Wrapping(rotation=self.recipe.rotation, **runtime_schemes(self.recipe))
         with (
-            on_device(teacher, device),
             wrap(teacher, self.stage.online),
-            on_device(self.model, device),
-            wrap(self.model, quantizers),
-            self._factorization(),
-            quantized_linears(self.model, self.quantizers, self.factorized),
+            wrap(student, quantizers),
+            self._factorization(student) as factorized,
+            quantized_linears(student, self.quantizers, factorized),
         ):
-            distillation = Distillation(self.model, teacher, 0.5, self.factorized)
-            self.engine.shard(distillation)
-            lessons = self._lessons(teacher, checkpoint)
-            distillation.confidence = lessons.confidence
-            history = self._train(distillation, lessons.states, checkpoint)
-            self.engine.gather(self.model)
+            distillation = Distillation(student, teacher, 0.5, factorized)
+            with self.engine.placed(distillation):
+                lessons = self._lessons(teacher, checkpoint)
+                distillation.confidence = lessons.confidence
+                history = self._train(distillation, lessons.states, checkpoint)
+                self.engine.gather(student, self.model)
         return history
 
     def _begin(self, resumed: bool) -> None:
@@ -167,19 +164,19 @@ class Training:
         return self.recipe.rounded.scheme.group_size or weight.shape[1]
 
     @contextmanager
-    def _factorization(self) -> Iterator[None]:
-        """While open, R1 stands beside the weights, where the settings say so."""
+    def _factorization(self, student: nn.Module) -> Iterator[Factorized | None]:
+        """While open, R1 stands beside the student's weights, where the settings say so."""
         if not self.settings.factorized:
-            yield
+            yield None
             return
         scheme = cast(RotationScheme, self.recipe.rotation)
-        residual = initial_rotations(architecture_of(self.model), scheme, self.stage.seed).residual
-        self.factorized = Factorized(self.model, cast(Tensor, residual).to(self.engine.device))
-        self.factorized.turn_back()
-        yield
-        self.factorized.turn()
+        residual = initial_rotations(architecture_of(student), scheme, self.stage.seed).residual
+        factorized = Factorized(student, cast(Tensor, residual).to(self.engine.device))
+        factorized.turn_back()
+        yield factorized
+        Factorized(self.model, factorized.residual).turn()
 
-    def _lessons(self, teacher: nn.Module, checkpoint: Checkpoint | None) -> Lessons:
+    def _lessons(self, teacher: nn.Module, checkpoint: Checkpoint | ShardedCheckpoint | None) -> Lessons:
         """The teacher's confidence, from the settings, a checkpoint or the text; its states, where they are few."""
         found = torch.zeros((), dtype=torch.float64)
         known = checkpoint and checkpoint.of("confidence")
@@ -187,7 +184,8 @@ class Training:
             found.fill_(self.settings.confidence)
         ready = self.settings.confidence is not None or (known is not None and known.load({"confidence": found})[0] > 0)
         head = lm_head(teacher).weight
-        kept = self.ids.numel() * head.shape[1] * head.element_size() <= of_device(_STATE_BYTES, self.engine.device)
+        size = self.ids.numel() * head.shape[1] * head.element_size()
+        kept = self.engine.processes == 1 and size <= of_device(_STATE_BYTES, self.engine.device)
         if ready and not kept:
             return Lessons(found.item(), None)
         total, states = self._taught(teacher, head, kept)
@@ -199,18 +197,25 @@ class Training:
 
     def _taught(self, teacher: nn.Module, head: Tensor, kept: bool) -> tuple[Tensor, Tensor | None]:
         """The sum of the teacher's probabilities of all tokens that follow; its states where they are to be kept."""
-        at_once = max(1, of_device(_TEACHER_TOKENS, self.engine.device) // self.ids.shape[1])
-        total, states = torch.zeros((), dtype=torch.float64, device=self.engine.device), []
-        for part in track(self.ids.split(at_once), f"{self.settings.title}: the teacher's confidence", "batch"):
-            ids = part.to(self.engine.device)
+        device, states = self.engine.device, []
+        at_once = max(1, of_device(_TEACHER_TOKENS, device) // self.ids.shape[1])
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        own = self.engine.own(self.ids)
+        most = -(-len(self.ids) // self.engine.processes)  # passes are taken together: who has fewer repeats some
+        counted = torch.arange(most) < len(own)
+        rows = torch.arange(most).clamp(max=len(own) - 1).split(at_once)
+        for part in track(rows, f"{self.settings.title}: the teacher's confidence", "batch"):
+            ids = own[part].to(device)
             hidden = teacher_states(teacher, ids)
-            total += label_probabilities(hidden, head, ids).sum(dtype=torch.float64)
+            found = label_probabilities(hidden, head, ids).sum(1, dtype=torch.float64)
+            total += (found * counted[: len(part)].to(found)).sum()
+            counted = counted[len(part) :]
             if kept:
                 states.append(hidden)
-        return total, torch.cat(states) if kept else None
+        return self.engine.total(total), torch.cat(states) if kept else None
 
     def _train(self, distillation: Distillation, states: Tensor | None, checkpoint: Any) -> list[Record]:
-        settings, model = self.settings, self.model
+        settings, model = self.settings, distillation.student
         weights, learned = parameter_groups(model)
         groups = [{"params": weights, "lr": settings.weight_lr}]
         rates = dict(self.settings.effort(self.recipe).rates)
@@ -220,8 +225,8 @@ class Training:
         optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=fused)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share, settings))
         step = _Step(self, distillation, states, optimizer, schedule, weights, learned)
-        tokens = len(self.engine.own(step.batches[0])) * self.ids.shape[1]
-        again = kept_bytes(model, tokens) > of_device(_KEPT_BYTES, self.engine.device)
+        tokens = min(len(self.engine.own(step.batches[0])), self.engine.at_once or len(self.ids)) * self.ids.shape[1]
+        again = kept_bytes(model, tokens) > of_device(KEPT_BYTES, self.engine.device)
         with loop.recomputed(model, again):
             history = loop.train(
                 step,
@@ -303,13 +308,18 @@ class _Step:
         share = len(part) * self.engine.processes / len(self.batches[0])  # gradients become their processes' mean
         return {name: value * share for name, value in found._asdict().items()}
 
+    @torch.no_grad()
     def _quantizers(self) -> Record:
         """Where the clips and partitions of all groups are in the mean."""
-        found: dict[str, list[Tensor]] = {}
+        sums: dict[str, Tensor] = {}
         for quantizer in self.training.quantizers.values():
-            for name, value in _shape_of(quantizer).items():
-                found.setdefault(name, []).append(value)
-        return {name: torch.stack(values).mean().item() for name, values in found.items()}
+            for name, values in _shape_of(quantizer).items():
+                found = torch.stack([values.double().sum(), values.new_tensor(values.numel()).double()])
+                sums[name] = sums[name] + found if name in sums else found
+        if not sums:
+            return {}
+        means = self.engine.total(torch.stack([*sums.values()]))
+        return dict(zip(sums, (means[:, 0] / means[:, 1]).tolist(), strict=True))
 
 
 def _share(settings: "SelfDistillation", step: int) -> float:
@@ -317,16 +327,14 @@ def _share(settings: "SelfDistillation", step: int) -> float:
     return 1.0 if settings.schedule == "constant" else (1 + math.cos(math.pi * step / settings.steps)) / 2
 
 
-@torch.no_grad()
 def _shape_of(quantizer: TrainableQuantizer) -> dict[str, Tensor]:
-    """What a quantizer has learned so far, in the mean over its groups: clips, and shares of the range."""
-    learned = {name: parameter.detach() for name, parameter in quantizer.named_parameters()}
-    found = {
-        f"clip_{end}": learned[name].sigmoid() for end, name in (("high", "gamma"), ("low", "beta")) if name in learned
-    }
+    """What a quantizer has learned so far of each group that this process has: clips, and shares of the range."""
+    learned = {name: local(parameter.detach()) for name, parameter in quantizer.named_parameters()}
+    ends = {"clip_high": "gamma", "clip_low": "beta"}
+    found = {end: learned[name].sigmoid() for end, name in ends.items() if name in learned}
     if "s2" in learned:
         shares = partitions(learned["s1"], learned["s2"])
         found |= {f"partition_{place + 1}": shares[..., place] for place in range(3)}
     elif "s1" in learned:
         found["centre"] = learned["s1"].sigmoid()
-    return {name: values.mean() for name, values in found.items()}
+    return found

@@ -95,8 +95,8 @@ class SlotFields(Amounts):
     group_sizes: Scaled = Field(default_factory=dict)
     """The paper's group size to this model's, since it scales with the width; without it, the paper's own."""
     table_groups: Tables = Field(default_factory=dict)
-    """The same of weights that have a table of values for each group, of which one costs more than a scale; 0 is a
-    whole row, one table for each output feature."""
+    """The same of weights that have a table of values for each group, which costs more than a scale; 0 is a whole row,
+    one table for each output feature."""
     outlier_features: Scaled = Field(default_factory=dict)
     """The paper's number of outlier features to this model's; without it, the paper's own."""
 

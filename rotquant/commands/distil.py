@@ -1,0 +1,165 @@
+"""`rotquant train-quantized`: self-distillation of one model, by one process or by several that torchrun starts."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from rotquant.commands.options import Changes, Checkpoint, Corpus, Device, Dtype, Seed, changed, corpus_spec
+from rotquant.foundation.errors import RecipeError, ResultError
+from rotquant.foundation.files import canonical_json, check_output_folder, folder_size, short_hash
+from rotquant.foundation.progress import silenced, task
+from rotquant.models.checkpoints import MANIFEST
+from rotquant.qat.method import SelfDistillation
+from rotquant.recipes.presets import all_presets, preset
+from rotquant.recipes.recipe import Recipe
+from rotquant.tensors.devices import torch_device, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from rotquant.qat.engine import ShardedCheckpoint
+    from rotquant.recipes.corpus import CorpusSpec
+    from rotquant.training.state import Checkpoint as Kept
+    from rotquant.weights.storage import StoredModel
+
+
+def train_quantized(
+    model: Checkpoint,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    method: Annotated[str, typer.Option(help="What trains the whole model, for example rcp or bitdistiller-rotated.")],
+    changes: Changes = None,
+    corpus: Corpus = "modules",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a training that was interrupted.")] = False,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Sequences that pass a GPU together: less memory, hardly other results. Default: all."
+        ),
+    ] = None,
+    every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 50,
+    seed: Seed = 0,
+    device: Device = "auto",
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """Train MODEL to be its own quantized student, and write the result as `rotquant quantize` does.
+
+    It says what memory and time it will take before it starts, and keeps a checkpoint beside FOLDER. Several GPUs share
+    the work when torchrun starts the command, on one host or on several that see one file system:
+
+    `torchrun --nproc-per-node 4 -m rotquant.cli train-quantized MODEL --method rcp -o FOLDER --corpus ...`
+
+    Small models take fewer and larger steps than the papers': `rotquant train-quantized
+    workflow/resources/models/rq-7b --method rcp -o trained --dtype float32 --set weights.scheme.granularity=channel
+    --set weights.scheme.group_size=null --set methods.rcp.text.samples=128 --set methods.rcp.text.sequence_length=128
+    --set methods.rcp.epochs=4 --set methods.rcp.weight_lr=1e-3 --set methods.rcp.quantizer_lr=1e-2 --set
+    methods.rcp.schedule=cosine`
+    """
+    _settings(changed(preset(method), changes), method)
+    check_output_folder(output, MANIFEST, "a quantized model")
+    spec = corpus_spec(corpus)
+    with task("starting"):
+        from rotquant import api
+        from rotquant.qat.engine import launched, processes
+
+    recipe = changed(api.limits_of(model).shorten(preset(method)), changes)
+    job = _Job(model, output, recipe, _settings(recipe, method), spec, resume, batch_size, every, seed, dtype)
+    if not launched():
+        job.run(torch_device(device))
+        return
+    with processes(device) as own:
+        job.run(own)
+
+
+def _settings(recipe: Recipe, method: str) -> SelfDistillation:
+    """The method of a recipe that trains the whole model by self-distillation."""
+
+    def trained(recipe: Recipe) -> SelfDistillation | None:
+        return next((part for part in recipe.methods.values() if isinstance(part, SelfDistillation)), None)
+
+    found = trained(recipe)
+    if found is None:
+        known = ", ".join(name for name, make in all_presets().items() if trained(make()))
+        raise RecipeError(f"{method} does not train a whole model: take one of {known}, or `rotquant quantize`.")
+    return found
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What every process was asked for."""
+
+    model: str
+    output: Path
+    recipe: Recipe
+    settings: SelfDistillation
+    spec: "CorpusSpec"
+    resume: bool
+    batch_size: int | None
+    every: int
+    seed: int
+    dtype: str
+
+    def run(self, device: "torch.device") -> None:
+        """What one process does; the first one says and writes the result."""
+        from rotquant import api
+        from rotquant.models.checkpoints import config_of
+        from rotquant.qat.engine import joined
+        from rotquant.qat.estimate import estimate
+
+        engine, dtype, started = joined(device, self.batch_size), torch_dtype(self.dtype), time.perf_counter()
+        with silenced(engine.rank > 0):
+            engine.check_batch(self.settings.batch_size)
+            config = config_of(self.model)
+            needed = estimate(config, self.recipe, self.settings, device, dtype, engine.processes, self.batch_size)
+            if engine.rank == 0:
+                typer.echo(str(needed))
+            needed.check()
+            kept = self._checkpoint()
+            _check_unfinished(engine.checkpoint(kept), self.resume)
+            trained = api.quantize(
+                self.model,
+                self.recipe,
+                corpus=self.spec,
+                seed=self.seed,
+                device=device,
+                dtype=dtype,
+                batch_size=self.batch_size,
+                training=kept,
+            )
+            if engine.rank == 0:
+                trained.save(self.output)
+                shutil.rmtree(kept.path.parent)
+                self._say(cast("StoredModel", trained.stored), time.perf_counter() - started)
+
+    def _checkpoint(self) -> "Kept":
+        from rotquant.models.checkpoints import checkpoint_digest
+        from rotquant.training.state import Checkpoint as Kept
+
+        text = self.spec.model_dump(mode="json")
+        about = [self.recipe.model_dump(mode="json"), text, checkpoint_digest(self.model), self.seed, self.dtype]
+        place = self.output.with_name(f"{self.output.name}.unfinished") / "training"
+        return Kept(place, short_hash(canonical_json(about)), every=self.every)
+
+    def _say(self, stored: "StoredModel", seconds: float) -> None:
+        history, size = stored.history, folder_size(self.output) / 2**20
+        rate = len(history) * self.settings.batch_size * self.settings.text.sequence_length
+        taken = stored.seconds[self.settings.title]
+        typer.echo(
+            f"{self.settings.title}: {len(stored.weights)} weights trained and quantized, loss "
+            f"{history[0]['loss']:.3f} at the first and {history[-1]['loss']:.3f} at the last of {len(history)} steps, "
+            f"{rate / taken:,.0f} tokens/s, {seconds:.0f} s in all; {self.output}, {size:.1f} MiB"
+        )
+
+
+def _check_unfinished(checkpoint: "Kept | ShardedCheckpoint | None", resume: bool) -> None:
+    """Neither begin anew where a training waits to be continued, nor continue what is not there."""
+    if checkpoint is None:
+        return
+    there, place = checkpoint.path.exists(), checkpoint.path.parent
+    if there and not resume:
+        raise ResultError(f"{place} holds a training that was interrupted: pass --resume, or delete it to begin anew.")
+    if resume and not there:
+        raise ResultError(f"{place} holds no training to resume: leave --resume out to begin one.")
