@@ -3,6 +3,7 @@
 It takes seconds, so it is done once per configuration and state of the sources (`rotquant.study.planning`).
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ STAGES = ("tasks", "tables", "figures", "reports", "speed", "settings", "index")
 def places_seen(project: Project) -> Places:
     """The places that a plan of the project looks at without reading them whole."""
     checkpoints = {slot.checkpoint for slot in project.config.slots.values()}
-    checkpoints |= {str(base) for name in checkpoints if (base := base_folder(project.checkpoint_path(name)))}
+    bases = (base_folder(project.checkpoint_path(name)) for name in checkpoints)
+    checkpoints |= {os.path.relpath(base, project.root.resolve()) for base in bases if base is not None}
     every = (part for corpus in project.config.corpora.values() for part in corpus.sources)
     corpora = {corpus.path for corpus in every if corpus.source == "local"}
     return Places(content=tuple(sorted({*checkpoints, str(BENCH)})), existence=tuple(sorted(filter(None, corpora))))
