@@ -7,11 +7,11 @@ import torch
 from pydantic import ValidationError
 
 from rotquant.bench.arguments import gpu as arguments
-from rotquant.bench.arguments.partition import FakeQuantizeArguments
+from rotquant.bench.arguments.partition import FakeQuantizeArguments, RoundRowsArguments
 from rotquant.bench.gpu.attention import float_case, int4_case
 from rotquant.bench.gpu.baselines import decode_attentions
 from rotquant.bench.gpu.layers import linear, linear_case
-from rotquant.bench.gpu.partition import fake_quantize_case
+from rotquant.bench.gpu.partition import fake_quantize_case, round_rows_case
 from rotquant.bench.gpu.transforms import quantize_case, transform_call
 from rotquant.bench.records import Measurement
 from rotquant.bench.timing import case as measurement
@@ -211,6 +211,19 @@ def test_torch_and_ours_are_the_same_fake_quantization(kind: str) -> None:
     }
     assert torch.equal(alone["forward"].run(*ours.inputs), found[0])
     assert torch.equal(alone["backward"].run(*ours.inputs)[0], found[1])
+
+
+def test_rows_are_rounded_alike_with_and_without_gradients() -> None:
+    both, forward = (
+        round_rows_case(
+            RoundRowsArguments(out_features=4, in_features=64, phase=phase, implementation="ours"), torch.device("cpu")
+        )
+        for phase in ("both", "forward")
+    )
+    value, to_weight, to_scale = both.run(*both.inputs)
+    assert torch.equal(value, forward.run(*both.inputs)[0])
+    assert to_weight.shape == value.shape
+    assert to_scale.shape == (4, 1)
 
 
 @pytest.mark.parametrize(

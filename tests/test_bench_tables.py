@@ -8,7 +8,7 @@ import torch
 
 from rotquant.bench.arguments.gpu import DecodeAttentionArguments, LinearArguments, QuantizeArguments
 from rotquant.bench.arguments.learning import CalibrateArguments, LearnRotationsArguments
-from rotquant.bench.arguments.partition import FakeQuantizeArguments
+from rotquant.bench.arguments.partition import FakeQuantizeArguments, RoundRowsArguments
 from rotquant.bench.gpu import attention, layers, partition, transforms
 from rotquant.bench.gpu.models import decoder_config
 from rotquant.bench.learning.models import shape_config
@@ -44,6 +44,10 @@ def test_every_cell_can_be_built_at_its_true_size(table: str, monkeypatch: pytes
             if arguments.implementation not in ("copy", "compiled"):
                 found = partition.fake_quantize_case(arguments, META)()
                 first = found if arguments.phase == "forward" else found[0]
+                assert first.shape == (arguments.out_features, arguments.in_features), arguments
+        elif isinstance(arguments, RoundRowsArguments):
+            if arguments.implementation == "torch":
+                first, *_ = partition.round_rows_case(arguments, META)()
                 assert first.shape == (arguments.out_features, arguments.in_features), arguments
         elif isinstance(arguments, LearnRotationsArguments | CalibrateArguments):
             assert shape_config(arguments.shape).num_hidden_layers

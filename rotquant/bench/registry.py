@@ -91,6 +91,7 @@ _ALL = (
     ),
     Benchmark("gptq", learning_arguments.CalibrateArguments, "rotquant.bench.learning.benchmarks", methods=("gptq",)),
     Benchmark("fake_quantize", partition_arguments.FakeQuantizeArguments, "rotquant.bench.gpu.partition"),
+    Benchmark("round_rows", partition_arguments.RoundRowsArguments, "rotquant.bench.gpu.partition"),
     Benchmark("fp8_network", fp8_arguments.Fp8NetworkArguments, "rotquant.bench.gpu.fp8"),
     Benchmark("cpu_decode", cpu_arguments.CpuDecodeArguments, "rotquant.bench.cpu.benchmarks", "cpu"),
     Benchmark("cpu_linear", cpu_arguments.CpuLinearArguments, "rotquant.bench.cpu.benchmarks", "cpu"),

@@ -55,7 +55,7 @@ class Estimate:
         if self.needed > self.free:
             missing = (self.needed - self.free) / 2**30
             raise RecipeError(
-                f"training takes {self.needed / 2**30:.1f} GiB on each device, of which {self.free / 2**30:.1f} are "
+                f"training takes {self.needed / 2**30:.1f} GiB on each device, and {self.free / 2**30:.1f} GiB are "
                 f"free: {missing:.1f} GiB are missing; take more GPUs, a smaller --batch-size or shorter sequences."
             )
 

@@ -106,3 +106,17 @@ rule prefixquant:
         "scoreboard"
     shell:
         INDEX
+
+
+# RCP: the same.
+rule rcp:
+    input:
+        reports_of(PLAN.tables, "rcp"),
+        reports_of(PLAN.speed, "rcp"),
+        reports_of(PLAN.settings, "rcp"),
+    log:
+        "logs/reports/rcp.log",
+    message:
+        "scoreboard"
+    shell:
+        INDEX

@@ -1,4 +1,4 @@
-"""What the benchmark of fake quantization in groups is asked, as validated data; apart from its function."""
+"""What the benchmarks of fake quantization in training are asked, as validated data; apart from their functions."""
 
 from typing import Annotated, Literal
 
@@ -36,3 +36,16 @@ class FakeQuantizeArguments(Frozen):
         if self.phase == "backward" and self.implementation in ("torch", "compiled"):
             raise ValueError("torch has no backward pass without the forward one: ask for both")
         return self
+
+
+class RoundRowsArguments(Frozen):
+    """A float32 weight [out_features, in_features] rounded to 4 bits and back, to bfloat16, by a scale
+    for each row that is learned (block-wise tuning, PrefixQuant Sec. 5.2).
+
+    phase, implementation: as of `FakeQuantizeArguments`; the copy moves as many bytes.
+    """
+
+    out_features: Annotated[int, Field(gt=0, multiple_of=4)]
+    in_features: Annotated[int, Field(gt=0, multiple_of=_MULTIPLE)]
+    phase: Literal["forward", "both"]
+    implementation: Literal["ours", "torch", "copy"]

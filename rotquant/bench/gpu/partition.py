@@ -11,18 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rotquant.bench.arguments.partition import FakeQuantizeArguments
+from rotquant.bench.arguments.partition import FakeQuantizeArguments, RoundRowsArguments
 from rotquant.bench.gpu.baselines import copy_case
 from rotquant.bench.timing.case import Case, Measurements, gpu, measure
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.rows.partition import fake_quantize_groups, fake_quantize_groups_backward
 from rotquant.kernels.rows.partition_reference import forward_reference
+from rotquant.kernels.rows.straight_through import fake_quantize as fake_quantize_rows
 from rotquant.qat.quantizers import make_quantizer
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors import quantization
+from rotquant.tensors.quantization import QParams, choose_qparams
 
 #: Weights that a phase reads and writes.
 _MOVED = {"forward": 2, "backward": 3, "both": 5}
 #: Of codes; the time does not depend on them.
 _BITS, _FLOAT_BITS = 2, 3
+#: Of block-wise tuning in W4A4KV4.
+_SCHEME = QuantizationScheme(bits=4, symmetric=True, granularity="channel")
+#: Bytes of a float32 weight that `round_rows` reads and writes, quarters of those of a copy.
+_ROW_BYTES = {"forward": 6, "both": 16}
 
 
 def fake_quantize(arguments: FakeQuantizeArguments) -> Measurements:
@@ -81,3 +89,37 @@ def _quantize(implementation: str) -> Callable[..., Tensor]:
     if importlib.util.find_spec("triton") is None:
         raise KernelError("torch compiles nothing for a GPU without triton, which is not installed here.")
     return torch.compile(forward_reference, dynamic=False)
+
+
+def round_rows(arguments: RoundRowsArguments) -> Measurements:
+    """Seconds of fake quantization with learned scales, without or with gradients, or of a copy of the same bytes.
+
+    Raises:
+        KernelError: there is no GPU, or a kernel refuses.
+    """
+    a, device = arguments, gpu()
+    if a.implementation == "copy":
+        rows = a.out_features * _ROW_BYTES[a.phase] // 8
+        return measure(copy_case(torch.randn(rows, a.in_features, device=device)))
+    return measure(round_rows_case(a, device))
+
+
+def round_rows_case(a: RoundRowsArguments, device: torch.device) -> Case:
+    """The tensors and the call that `round_rows` times: a weight, the gradient of its value, and scales."""
+    weight = torch.randn(a.out_features, a.in_features, device=device)
+    scale = choose_qparams(weight, _SCHEME).scale
+
+    def rounded(weight: Tensor, scale: Tensor) -> Tensor:
+        if a.implementation == "ours":
+            return fake_quantize_rows(weight, _SCHEME, QParams(scale), torch.bfloat16)
+        return quantization.fake_quantize(weight, _SCHEME, QParams(scale)).to(torch.bfloat16)
+
+    def call(weight: Tensor, gradient: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        if a.phase == "forward":
+            with torch.no_grad():
+                return (rounded(weight, scale),)
+        leaves = weight.detach().requires_grad_(), scale.detach().requires_grad_()
+        value = rounded(*leaves)
+        return value, *torch.autograd.grad(value, leaves, gradient)
+
+    return Case(call, (weight, torch.randn_like(weight, dtype=torch.bfloat16), scale))
