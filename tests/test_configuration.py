@@ -104,6 +104,23 @@ def test_a_slot_without_group_sizes_takes_the_papers(copy: Copy) -> None:
         config.slot("Llama-2-7B").scaled("group_sizes", 64)
 
 
+def test_groups_with_tables_have_a_section_of_their_own_in_which_0_is_a_row(copy: Copy) -> None:
+    own = {
+        name: {"group_sizes": {128: 4}, "table_groups": {128: size}}
+        for name, size in (("Llama-2-7B", 0), ("Llama-2-13B", 16))
+    }
+    config = expand(copy, json.dumps({"slots": own}))
+    found = {
+        (slot, method): resolve(preset(method), config.slot(slot), "test").rounded.scheme
+        for slot in own
+        for method in ("rcp", "awq-128g")
+    }
+    assert found["Llama-2-7B", "rcp"].granularity == "channel"
+    assert found["Llama-2-7B", "rcp"].group_size is None
+    assert found["Llama-2-13B", "rcp"].group_size == 16
+    assert found["Llama-2-7B", "awq-128g"].group_size == found["Llama-2-13B", "awq-128g"].group_size == 4
+
+
 def test_amounts_of_text_that_a_row_says_become_those_of_the_slot_and_its_other_settings_stand(copy: Copy) -> None:
     own = {"texts": {"sequence_length": {2048: 32}, "samples": {800: 5, 4: 99}}}
     config = expand(copy, json.dumps({**own, "slots": {"Llama-2-7B": {"texts": {"samples": {800: 6}}}}}))

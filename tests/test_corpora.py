@@ -418,3 +418,25 @@ def forget_packages():
     """Where the packages lie is found once in a process."""
     installed.package_files.cache_clear()
     installed._version.cache_clear()
+
+
+def test_a_mixed_corpus_is_its_parts_with_as_much_text_of_each(tmp_path):
+    for name, letter in (("first", "a"), ("second", "b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.txt").write_text("".join(f"{letter * 9}\n" for _ in range(50)))
+    parts = tuple(CorpusSpec(name=name, source="local", path=str(tmp_path / name)) for name in ("first", "second"))
+    mixed = CorpusSpec(name="both", source="mixed", parts=parts)
+    assert load_rows(mixed, "train") == [*load_rows(parts[0], "train"), *load_rows(parts[1], "train")]
+    head = load_rows(mixed, "train", max_characters=60)
+    assert head == ["a" * 9 + "\n"] * 3 + ["b" * 9 + "\n"] * 3
+    assert mixed.sources == parts
+    identity = corpus_identity(mixed, ["train"])
+    assert [part["name"] for part in identity["parts"]] == ["first", "second"]
+
+
+def test_only_a_mixed_corpus_has_parts():
+    with pytest.raises(ValidationError, match="'mixed' needs parts"):
+        CorpusSpec(name="both", source="mixed")
+    with pytest.raises(ValidationError, match="takes no parts"):
+        CorpusSpec(name="both", source="modules", parts=(MODULES,))
+    assert "parts" not in MODULES.model_dump()  # as before there were any: keys of runs stay
