@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rotquant.reporting.figures.changes import Change
 from rotquant.reporting.words.numbers import show
@@ -130,3 +130,14 @@ def _percent(value: float) -> str:
         return f"{value:g} %"
     digits = str(round(math.log10(abs(value)))).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{'-' if value < 0 else ''}10{digits} %"
+
+
+def logarithmic(axis: "Axes", which: Literal["x", "y"]) -> None:
+    """A logarithmic axis whose marks are 1, 2 and 5 times powers of ten, written as numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    getattr(axis, f"set_{which}scale")("log")
+    scale = getattr(axis, f"{which}axis")
+    scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    scale.set_minor_formatter(NullFormatter())

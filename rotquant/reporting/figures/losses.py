@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rotquant.reporting.figures.arrays import array_of
+from rotquant.reporting.figures.axes import logarithmic
 from rotquant.reporting.figures.panels import entry, legend, panels
 from rotquant.reporting.figures.style import SERIES, drawn_rows
 from rotquant.reporting.words.describe import panel_title
@@ -28,7 +29,8 @@ def loss_curves(project: Project, table: Table, values: Values, path: Path) -> N
                 axes[1].plot(range(len(losses[:first])), losses[:first], color=color, linewidth=1.0)
                 axes[1].plot(spikes, [losses[step] for step in spikes], "v", color=color, markersize=4)
             for axis in axes:
-                axis.set(xlabel="step", yscale="log")
+                axis.set_xlabel("step")
+                logarithmic(axis, "y")
             axes[0].set(ylabel="loss", title=panel_title(project, table, column))
             axes[1].set_title(f"the first {first} steps")
         entries = [entry(row, color) for row, color in zip(rows, SERIES, strict=False)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.metrics.model_size import UNQUANTIZED
+from rotquant.reporting.figures.axes import logarithmic
 from rotquant.reporting.figures.panels import entry, legend, note, panels
 from rotquant.reporting.figures.style import DASHED, NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, drawn_rows
 from rotquant.reporting.words.describe import model_name
@@ -31,7 +32,9 @@ def scaling(project: Project, table: Table, values: Values, path: Path) -> None:
                 _line(axis, found, _color(table, row, place), name)
                 if row == table.baseline:
                     _names(axis, found)
-            axis.set(xscale="log", yscale="log", title=name)
+            axis.set_title(name)
+            logarithmic(axis, "x")
+            logarithmic(axis, "y")
             axis.set_xlabel("size in Mbit" if points is ours else "size in Gbit, by the model's name")
         grid[0][0].set_ylabel(PERPLEXITY.name)
         legend(figure, [entry(row, _color(table, row, place)) for place, row in enumerate(rows)])
@@ -68,8 +71,8 @@ def _line(axis: Any, points: Points, color: str, name: str) -> None:
 
 def _names(axis: Any, points: Points) -> None:
     """The models of one line by name, beside the marks; the lines of other precisions have them in the same order."""
-    for model, place in points.items():
-        note(axis, model.removeprefix("Llama-"), place, (4, 3), fontsize=6.5, color=NEUTRAL)
+    for number, (model, place) in enumerate(points.items()):  # neighbours on either side of the line
+        note(axis, model.removeprefix("Llama-"), place, (4, -9 if number % 2 else 3), fontsize=6.5, color=NEUTRAL)
 
 
 def _color(table: Table, row: str, place: int) -> str:
