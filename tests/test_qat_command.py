@@ -22,6 +22,10 @@ from tests.models import VOCABULARY, tiny_model
 from tests.test_checkpoints import tiny_tokenizer
 from tests.test_cli import rotquant
 
+#: Each starts trainings in processes of their own, minutes in all: CI goes without.
+_SLOW = pytest.mark.skipif(os.environ.get("ROTQUANT_SLOW_TESTS") != "1", reason="minutes: set ROTQUANT_SLOW_TESTS=1")
+pytestmark = _SLOW
+
 SETTINGS = {
     "text.samples": 8,
     "text.sequence_length": 24,

@@ -1,5 +1,6 @@
 """Processes that share a self-distillation give what one gives, and go on with equal bits after the end of one."""
 
+import os
 import json
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,10 @@ from rotquant.training.state import Checkpoint
 from tests.models import tiny_model
 from tests.test_qat_training import build, recipe
 
-pytestmark = [
+#: Each starts trainings in processes of their own, minutes in all: CI goes without.
+_SLOW = pytest.mark.skipif(os.environ.get("ROTQUANT_SLOW_TESTS") != "1", reason="minutes: set ROTQUANT_SLOW_TESTS=1")
+
+pytestmark = [_SLOW, ]
     pytest.mark.unflipped,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo"),
 ]
