@@ -1,7 +1,7 @@
 """Processes that share a self-distillation give what one gives, and go on with equal bits after the end of one."""
 
-import os
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from tests.test_qat_training import build, recipe
 #: Each starts trainings in processes of their own, minutes in all: CI goes without.
 _SLOW = pytest.mark.skipif(os.environ.get("ROTQUANT_SLOW_TESTS") != "1", reason="minutes: set ROTQUANT_SLOW_TESTS=1")
 
-pytestmark = [_SLOW, ]
+pytestmark = [
+    _SLOW,
     pytest.mark.unflipped,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo"),
 ]
