@@ -28,8 +28,6 @@ from rotquant.tensors.onednn import OneDNNLinear, linear
 
 #: Where a linear layer has its quantizer.
 QUANTIZER = "quantizer"
-#: Makes the quantizer of a linear layer's weight: index of the decoder layer, name in it, weight [out, in].
-Make = Callable[[int, str, Tensor], TrainableQuantizer]
 
 
 def linears_of(model: nn.Module) -> Iterator[tuple[int, str, nn.Linear]]:
@@ -54,7 +52,7 @@ class Factorized:
 
     def turned(self, name: str, weight: Tensor) -> Tensor:
         """W of a linear layer's V, [out, in]."""
-        return self._writes(weight, self.residual.T) if name in self.writers else weight @ self._like(weight)
+        return self._turn(name, weight, self.residual)
 
     @torch.no_grad()
     def turn_back(self) -> None:
@@ -70,22 +68,18 @@ class Factorized:
         for weight in {id(w): w for w in (embedding(self.model).weight, lm_head(self.model).weight)}.values():
             weight.copy_(weight.double() @ matrix.to(weight.device))
         for _, name, layer in linears_of(self.model):
-            weight = layer.weight.double()
-            writes = name in self.writers
-            layer.weight.copy_(matrix.T.to(weight) @ weight if writes else weight @ matrix.to(weight))
+            layer.weight.copy_(self._turn(name, layer.weight.double(), matrix))
 
-    def _writes(self, weight: Tensor, matrix: Tensor) -> Tensor:
-        return matrix.to(weight) @ weight
-
-    def _like(self, tensor: Tensor) -> Tensor:
-        return self.residual.to(tensor)
+    def _turn(self, name: str, weight: Tensor, matrix: Tensor) -> Tensor:
+        """A linear layer's weight in another basis of the residual stream, which it reads or writes."""
+        matrix = matrix.to(weight)
+        return matrix.T @ weight if name in self.writers else weight @ matrix
 
 
 class Distillation(nn.Module):
     """Student and teacher in one module, whose forward pass is the loss of a batch (RCP Eq. 3).
 
     student: whose linear layers have quantizers. teacher: frozen. confidence: a of the loss.
-    dtype: of matrix products, in a student whose parameters are wider than that.
     """
 
     def __init__(

@@ -18,6 +18,12 @@ def output_error(difference: Tensor, moment: Tensor) -> Tensor:
     return ((difference @ moment) * difference).sum(-1)
 
 
+def group_moments(moment: Tensor, size: int) -> Tensor:
+    """X^T X of the inputs of each group of `size` features, [groups, size, size], from that of all, [in, in]."""
+    blocks = moment.unflatten(0, (-1, size)).unflatten(2, (-1, size))
+    return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+
+
 @torch.no_grad()
 def search_ratios(
     weight: Tensor,
@@ -40,7 +46,7 @@ def search_ratios(
         In the shape of the scheme's scales, [], [out, 1] or [out, groups, 1].
     """
     size = scheme.group_size or weight.shape[1]
-    blocks = moment.unflatten(0, (-1, size)).unflatten(2, (-1, size)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    blocks = group_moments(moment, size)
     shape = choose_qparams(weight, scheme).scale.shape
     best = least = None
     for ratio in ratios:
