@@ -318,8 +318,8 @@ def test_outside_of_a_project_the_sentence_says_so(tmp_path: Path, monkeypatch: 
         projects.load_project()
 
 
-def test_expanding_tables_imports_no_torch() -> None:
-    modules = "rotquant.study.project, rotquant.study.digests, rotquant.commands.runs"
+def test_expanding_tables_and_rendering_them_imports_no_torch() -> None:
+    modules = "rotquant.study.project, rotquant.study.digests, rotquant.commands.runs, rotquant.reporting.html"
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
 

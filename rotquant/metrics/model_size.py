@@ -3,13 +3,10 @@
 from typing import TYPE_CHECKING
 
 from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
-from rotquant.recipes.schemes import WeightQuantization
+from rotquant.recipes.schemes import UNQUANTIZED_BITS, WeightQuantization
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-#: Bits of a parameter that is not quantized: BF16 or FP16.
-UNQUANTIZED = 16
 
 
 def model_size(model: "PreTrainedModel", weights: WeightQuantization | None) -> dict[str, float]:
@@ -25,5 +22,5 @@ def model_size(model: "PreTrainedModel", weights: WeightQuantization | None) -> 
     names = [name for site in architecture.sites for name in site.linears]
     linear = sum(linear_of(layer, name).weight.numel() for layer in decoder_layers(model) for name in names)
     every = sum(parameter.numel() for parameter in model.parameters())
-    bits = UNQUANTIZED if weights is None else weights.scheme.bits
-    return {"megabits": (linear * bits + (every - linear) * UNQUANTIZED) / 1e6, "parameters": every / 1e6}
+    bits = UNQUANTIZED_BITS if weights is None else weights.scheme.bits
+    return {"megabits": (linear * bits + (every - linear) * UNQUANTIZED_BITS) / 1e6, "parameters": every / 1e6}

@@ -331,6 +331,10 @@ class PrefixTokens(Frozen):
     """No text takes part in it."""
 
 
+#: Bits of a parameter that is not quantized: BF16 or FP16.
+UNQUANTIZED_BITS = 16
+
+
 class ModelSize(Frozen):
     """How many parameters a model has, and how many bits: quantized weights at theirs, all else at 16 (RCP Figure 1).
 

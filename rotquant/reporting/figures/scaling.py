@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rotquant.metrics.model_size import UNQUANTIZED
+from rotquant.recipes.schemes import UNQUANTIZED_BITS
 from rotquant.reporting.figures.axes import logarithmic
 from rotquant.reporting.figures.panels import entry, legend, note, panels
 from rotquant.reporting.figures.style import DASHED, NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, drawn_rows
@@ -58,7 +58,7 @@ def papers(project: Project, table: Table, values: Values, row: str) -> Points:
     for column in project.columns(table):
         number, size = values.published.get((row, column, PERPLEXITY.name)), re.search(r"([\d.]+)B", column)
         if number is not None and math.isfinite(number.mean) and size:
-            width = UNQUANTIZED if bits is None else bits.scheme.bits
+            width = UNQUANTIZED_BITS if bits is None else bits.scheme.bits
             found[column] = (float(size[1]) * width, number.mean)
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
