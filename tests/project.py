@@ -5,10 +5,15 @@ the computing stages are replaced by arithmetic on the recipe, so that tests of 
 torch.
 """
 
+import atexit
+import compileall
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +175,18 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@cache
+def compiled() -> Path:
+    """A copy of the package with its bytecode, valid for as long as a source has the same content, whenever edited."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    package = Path(folder, "rotquant")
+    shutil.copytree(REPOSITORY / "rotquant", package, ignore=shutil.ignore_patterns("__pycache__"))
+    checked = py_compile.PycInvalidationMode.CHECKED_HASH
+    assert compileall.compile_dir(package, quiet=1, invalidation_mode=checked)
+    return package
+
+
 class Copy:
     """The copied project; `fake` replaces the computing stages, `small` the tables and the configuration."""
 
@@ -180,7 +197,7 @@ class Copy:
         shutil.copytree(REPOSITORY / "profiles", root / "profiles")
         shutil.copytree(REPOSITORY / "config", root / "config")
         shutil.copy(REPOSITORY / "Snakefile", root / "Snakefile")
-        shutil.copytree(REPOSITORY / "rotquant", root / "rotquant", ignore=ignore)
+        shutil.copytree(compiled(), root / "rotquant")
         if fake:
             self.write("rotquant/study/stages/rotations.py", FAKE_ROTATIONS)
             self.write("rotquant/study/stages/weights.py", FAKE_WEIGHTS)

@@ -56,9 +56,17 @@ def test_the_first_token_of_a_whole_decoder(implementation: str) -> None:
 
 
 @pytest.mark.unflipped  # torch makes no CausalBias under a dispatch mode
-@pytest.mark.parametrize("prefix", [0, 3])
-@pytest.mark.parametrize("cache", ["float16", "int4", "int4-static"])
-@pytest.mark.parametrize("activations", ["dynamic", "static"])
+@pytest.mark.parametrize(
+    ("activations", "cache", "prefix"),  # all pairs of their values
+    [
+        ("dynamic", "float16", 0),
+        ("static", "float16", 3),
+        ("dynamic", "int4", 3),
+        ("static", "int4", 0),
+        ("dynamic", "int4-static", 0),
+        ("static", "int4-static", 3),
+    ],
+)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_a_whole_decoder_runs_in_both_phases(phase: str, activations: str, cache: str, prefix: int) -> None:
     fields = {"shape": "tiny", "batch": 2, "tokens": 5, "activations": activations, "cache": cache, "prefix": prefix}

@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from jsonschema import Draft202012Validator
 from rotquant.foundation.written import read_yaml
 from rotquant.recipes.presets import PRESETS
 from rotquant.recipes.registry import method_names
-from rotquant.study.schemas import MODELS, SCHEMAS, kind_of, schema, schema_text
+from rotquant.study import schemas
+from rotquant.study.schemas import MODELS, SCHEMAS, kind_of, schema_text
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("config", "workflow/papers", "workflow/kernels")
+schema = cache(schemas.schema)  # each takes a second to make
 FILES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.yaml"))
 
 
