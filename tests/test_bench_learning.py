@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rotquant.bench.arguments.learning import (
     CalibrateArguments,
@@ -263,12 +264,17 @@ def test_steps_of_a_training_stand_for_all(
         assert all(parameter.requires_grad for parameter in stage.model.parameters())
 
     monkeypatch.setattr(distillation.Training, "__init__", counted)
-    ticks = itertools.count()
-    monkeypatch.setattr(distillation.time, "perf_counter", lambda: next(ticks) * (1.0 + 10 * seen[-1]))
+    clock = [0.0]
+
+    def stepped(*_) -> None:
+        clock[0] += 1.0 + 10 * seen[-1]
+
+    monkeypatch.setattr(distillation.time, "perf_counter", lambda: clock[0])
     asked = DistillArguments(
         shape="tiny", method=method, batch_size=2, tokens=16, samples=20, epochs=3, taken=5, layers=layers
     )
-    measured = distillation.distill(asked)
+    with register_optimizer_step_post_hook(stepped):
+        measured = distillation.distill(asked)
     assert seen == ([4] if layers is None else [1, 3])
     assert measured["step_seconds"].value == pytest.approx(41.0)
     assert measured["seconds"].value == pytest.approx(30 * 41.0)

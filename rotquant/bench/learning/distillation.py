@@ -11,7 +11,7 @@ import time
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rotquant.bench.arguments.learning import DistillArguments
 from rotquant.bench.learning.benchmarks import free_all, random_tokens
@@ -67,17 +67,17 @@ def _costs(a: DistillArguments, layers: int) -> tuple[list[float], int]:
     """Seconds of the steps behind the first two on a model of so many layers, and the memory that they take."""
     free_all()
     device = gpu()
-    model = random_model_on((device,), shape_config(a.shape, layers), torch.bfloat16, _SEED).cpu()
+    model = random_model_on((device,), shape_config(a.shape, layers), torch.bfloat16, _SEED)
     model.requires_grad_(True)
     recipe = _recipe(a)
     ((name, settings),) = recipe.methods.items()
     texts = {name: random_tokens(model.config.vocab_size, a.samples, a.tokens)}
-    clocked = _Clocked(device, a.taken)
     stage = Stage(model, recipe, None, _SEED, device, None, texts=texts)
-    training = _Started(stage, cast(SelfDistillation, settings), clocked)
-    with contextlib.suppress(_EnoughError):
+    training = _Started(stage, cast(SelfDistillation, settings), Engine(device))
+    clock = _Clock(device, a.taken)
+    with register_optimizer_step_post_hook(clock), contextlib.suppress(_EnoughError):
         training.run()
-    return [after - before for before, after in itertools.pairwise(clocked.times)][1:], memory_peak(device)
+    return [after - before for before, after in itertools.pairwise(clock.times)][1:], memory_peak(device)
 
 
 def _recipe(a: DistillArguments) -> Recipe:
@@ -102,24 +102,22 @@ class _EnoughError(Exception):
     """So many steps were taken as are timed."""
 
 
-class _Clocked(Engine):
-    """One process that notes when each step has its gradients, and stops after some.
+class _Clock:
+    """Notes when each step has changed the parameters, and stops after some.
 
-    From one such moment to the next is one step: the optimizer's update, and forward and backward pass of the next.
+    The optimizer calls it. The memory that is taken before the second step does not count.
     """
 
     def __init__(self, device: torch.device, steps: int) -> None:
-        super().__init__(device)
+        self.device = device
         self.steps = steps
         self.times: list[float] = []
 
-    def total(self, values: Tensor) -> Tensor:
-        """As it is; called once a step."""
+    def __call__(self, *_: object) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.times.append(time.perf_counter())
         if len(self.times) == 1:
-            reset_memory_peak(self.device)  # what came before the steps does not count
+            reset_memory_peak(self.device)
         if len(self.times) == self.steps:
             raise _EnoughError
-        return values
