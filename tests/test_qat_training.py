@@ -306,3 +306,46 @@ def test_what_does_not_fit_is_refused_in_one_sentence():
         build(override(of, {"weights": {"scheme": {"group_size": 10}}}, "test"))
     with pytest.raises(RecipeError, match="exceed the model's context"):
         build(recipe(text={"samples": 8, "sequence_length": 1000}))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_trains_as_the_host_does(kind, dtype):
+    host, gpu = (build(recipe(kind), tiny_model(dtype=dtype), device=device) for device in ("cpu", "cuda"))
+    # Products in bfloat16 on the GPU, from parameters in float32; 4-bit inputs beside a border turn.
+    tolerance = 2e-2 if dtype == torch.float32 else 0.1
+    assert gpu.history[0]["loss"] == pytest.approx(host.history[0]["loss"], rel=tolerance)
+    assert gpu.history[-1]["loss"] < gpu.history[0]["loss"]
+    for index, name, layer in linears_of(gpu.model):
+        weight = gpu.weights[f"model.layers.{index}.{name}.weight"]
+        assert weight.codes.device.type == layer.weight.device.type == "cpu"
+        assert torch.equal(weight.dequantize(dtype), layer.weight)
+
+
+def test_clips_begin_by_the_rounding_that_the_settings_name():
+    def lost(rounding):
+        """What rounding the first layer's weights adds to the outputs at the start."""
+        work = begun(recipe(start_rounding=rounding), tiny_model(dtype=torch.float64))
+        work._begin(resumed=False)
+        with torch.no_grad():
+            weight = work.model.model.layers[0].self_attn.q_proj.weight
+            hidden = work.model.model.layers[0].input_layernorm(work.model.model.embed_tokens(TEXT[:4]))
+            difference = work.quantizers[0, "self_attn.q_proj"](weight) - weight
+            return (hidden @ difference.T).square().sum(), work.quantizers[0, "self_attn.q_proj"].gamma.detach()
+
+    (of_levels, clips), (of_uniform, others) = lost("levels"), lost("uniform")
+    assert not torch.equal(clips, others)
+    assert of_levels < of_uniform
+
+
+def test_the_rate_of_weights_follows_the_cache_where_it_is_not_given():
+    def rate(name, **changes):
+        of = override(preset(name), changes, "test")
+        (method,) = of.methods.values()
+        return dict(method.effort(of).rates)["weight_lr"]
+
+    for name in ("rcp", "bitdistiller", "bitdistiller-rotated"):
+        assert rate(name) == rate(name, values=None) == 1e-6
+        assert rate(name, keys=None, values=None) == 8e-7
+    assert rate("rcp", keys=None, values=None, methods={"rcp": {"weight_lr": 3e-4}}) == 3e-4

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.recipes.method import Method, Role
+from rotquant.recipes.method import Effort, Method, Role
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 
@@ -39,8 +39,9 @@ class SelfDistillation(Method):
     """How often each sequence is seen: 8 times, and 16 for LLaMA-3.2 1B (RCP Table 8)."""
     batch_size: Annotated[int, Field(gt=0)] = 8
     """Sequences in each step: 8 for 7B, 4 for 1B, 3B and 8B, 32 for 13B (RCP Table 8)."""
-    weight_lr: Annotated[float, Field(gt=0.0)] = 1e-6
-    """Learning rate of weights, embeddings and norms: 1e-6 with a 4-bit KV cache, 8e-7 without (RCP Sec. 5.1)."""
+    weight_lr: Annotated[float, Field(gt=0.0)] | None = None
+    """Learning rate of weights, embeddings and norms; null takes 1e-6 with a quantized KV cache, 8e-7 without (RCP
+    Sec. 5.1)."""
     schedule: Literal["constant", "cosine"] = "constant"
     """Of all rates; `cosine` falls to zero. The paper speaks of none."""
     start_samples: Annotated[int, Field(gt=0)] = 64
@@ -71,9 +72,22 @@ class SelfDistillation(Method):
         return "weight"
 
     @property
+    def rounding(self) -> Literal["uniform", "levels"]:
+        """How the search for clips rounds, see `qat.start`."""
+        return "uniform"
+
+    @property
     def steps(self) -> int:
         """Of AdamW."""
         return self.epochs * (self.text.samples // self.batch_size)
+
+    def effort(self, recipe: Recipe) -> Effort:
+        """With the rate of weights that the recipe's KV cache asks for."""
+        found = super().effort(recipe)
+        if self.weight_lr is not None:
+            return found
+        rate = 8e-7 if recipe.keys is None and recipe.values is None else 1e-6
+        return found._replace(rates=tuple((name, rate if own is None else own) for name, own in found.rates))
 
     def check(self, recipe: Recipe) -> None:
         """Asymmetric weights of 2 or 3 bits, in groups or rows, without another search; dynamic activations; an R1 that

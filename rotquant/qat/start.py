@@ -16,7 +16,7 @@ from torch import Tensor
 from rotquant.tensors.extents import Extent, dynamic_extent, uniform
 from rotquant.tensors.levels import Table
 from rotquant.tensors.normal_float import normal_float_asymmetric
-from rotquant.weights.output_error import output_error
+from rotquant.weights.output_error import group_moments, output_error
 
 #: Shares of the largest and of the smallest weight (BitDistiller's code): 1.0, 0.95, ..., 0.55.
 SHARES = tuple(1 - step / 20 for step in range(10))
@@ -73,6 +73,14 @@ def float_rounding(bits: int) -> Rounding:
     return rounded
 
 
+#: By how they are called in settings, those of a number of bits.
+ROUNDINGS: dict[str, Callable[[int], Rounding]] = {
+    "uniform": uniform_rounding,
+    "levels": level_rounding,
+    "float": float_rounding,
+}
+
+
 @torch.no_grad()
 def search_clips(
     weight: Tensor,
@@ -97,8 +105,7 @@ def search_clips(
     Returns:
         Shares of the type of `moment`, on its device.
     """
-    blocks = moment.unflatten(0, (-1, group_size)).unflatten(2, (-1, group_size))
-    blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # [groups, size, size]
+    blocks = group_moments(moment, group_size)
     budget = _ELEMENTS_ON_CPU if weight.device.type == "cpu" else _ELEMENTS_ON_ACCELERATOR
     rows = weight.split(max(1, budget // weight.shape[1]))
     found = [_search(part.unflatten(1, (-1, group_size)).to(moment), blocks, rounded, shares, target) for part in rows]

@@ -24,7 +24,7 @@ from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.qat.engine import Engine, ShardedCheckpoint, joined, local
 from rotquant.qat.loss import label_probabilities
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
-from rotquant.qat.start import Clips, clip_weight, float_rounding, search_clips, uniform_rounding
+from rotquant.qat.start import ROUNDINGS, Clips, clip_weight, search_clips
 from rotquant.qat.student import (
     Distillation,
     Factorized,
@@ -148,7 +148,7 @@ class Training:
     def _start(self, index: int, name: str, layer: nn.Linear, moment: Tensor) -> None:
         """Of one linear layer with inputs of X^T X `moment`."""
         kind, bits = self.settings.kind(self.recipe), self.recipe.rounded.scheme.bits
-        rounding = float_rounding(bits) if kind in FLOATS else uniform_rounding(bits)
+        rounding = ROUNDINGS["float" if kind in FLOATS else self.settings.rounding](bits)
         size = self._group_size(layer.weight)
         clips = search_clips(layer.weight, moment, size, rounding, target=self.settings.aim)
         quantizer = self._quantizer(layer.weight.detach(), clips)
@@ -217,8 +217,8 @@ class Training:
     def _train(self, distillation: Distillation, states: Tensor | None, checkpoint: Any) -> list[Record]:
         settings, model = self.settings, distillation.student
         weights, learned = parameter_groups(model)
-        groups = [{"params": weights, "lr": settings.weight_lr}]
         rates = dict(self.settings.effort(self.recipe).rates)
+        groups = [{"params": weights, "lr": rates["weight_lr"]}]
         if learned:
             groups.append({"params": learned, "lr": rates["quantizer_lr"]})
         fused = self.engine.device.type == "cuda"
@@ -311,15 +311,18 @@ class _Step:
     @torch.no_grad()
     def _quantizers(self) -> Record:
         """Where the clips and partitions of all groups are in the mean."""
-        sums: dict[str, Tensor] = {}
+        learned: dict[str, list[Tensor]] = {}
         for quantizer in self.training.quantizers.values():
-            for name, values in _shape_of(quantizer).items():
-                found = torch.stack([values.double().sum(), values.new_tensor(values.numel()).double()])
-                sums[name] = sums[name] + found if name in sums else found
-        if not sums:
+            for name, parameter in quantizer.named_parameters():
+                learned.setdefault(name, []).append(local(parameter.detach()).flatten())
+        if not learned:
             return {}
-        means = self.engine.total(torch.stack([*sums.values()]))
-        return dict(zip(sums, (means[:, 0] / means[:, 1]).tolist(), strict=True))
+        found = _shape_of({name: torch.cat(parts) for name, parts in learned.items()})
+        sums = [
+            torch.stack([values.double().sum(), values.new_tensor(len(values)).double()]) for values in found.values()
+        ]
+        means = self.engine.total(torch.stack(sums))
+        return dict(zip(found, (means[:, 0] / means[:, 1]).tolist(), strict=True))
 
 
 def _share(settings: "SelfDistillation", step: int) -> float:
@@ -327,14 +330,14 @@ def _share(settings: "SelfDistillation", step: int) -> float:
     return 1.0 if settings.schedule == "constant" else (1 + math.cos(math.pi * step / settings.steps)) / 2
 
 
-def _shape_of(quantizer: TrainableQuantizer) -> dict[str, Tensor]:
-    """What a quantizer has learned so far of each group that this process has: clips, and shares of the range."""
-    learned = {name: local(parameter.detach()) for name, parameter in quantizer.named_parameters()}
+def _shape_of(learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What quantizers' parameters, [groups] by their names, mean: the shares of the range at which clips and partitions
+    are."""
     ends = {"clip_high": "gamma", "clip_low": "beta"}
     found = {end: learned[name].sigmoid() for end, name in ends.items() if name in learned}
     if "s2" in learned:
-        shares = partitions(learned["s1"], learned["s2"])
-        found |= {f"partition_{place + 1}": shares[..., place] for place in range(3)}
+        shares = partitions(learned["s1"].unsqueeze(-1), learned["s2"].unsqueeze(-1))
+        found |= {f"partition_{place + 1}": shares[:, place] for place in range(3)}
     elif "s1" in learned:
         found["centre"] = learned["s1"].sigmoid()
     return found

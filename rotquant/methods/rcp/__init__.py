@@ -37,6 +37,10 @@ class RCP(SelfDistillation):
     """What the search by which clips begin compares the rounded weight's outputs with: `weight`, those of the weight;
     `clipped`, those of the clipped weight, as Eq. 6 prints, which counts no error of clipping and so clips the most."""
 
+    start_rounding: Literal["uniform", "levels"] = "uniform"
+    """How that search rounds a weight at 2 bits: `uniform`, with a zero point that is a whole number, the Q of Eq. 6;
+    `levels`, with the ends of the range as outer levels, which is what learned partitions start from."""
+
     @property
     def slope(self) -> Literal["step", "ramp"]:
         """As the setting says."""
@@ -46,6 +50,11 @@ class RCP(SelfDistillation):
     def aim(self) -> Literal["weight", "clipped"]:
         """As the setting says."""
         return self.start_target
+
+    @property
+    def rounding(self) -> Literal["uniform", "levels"]:
+        """As the setting says."""
+        return self.start_rounding
 
     def kind(self, recipe: Recipe) -> "Kind":
         """By the setting and the bits."""
