@@ -33,9 +33,9 @@ class RCP(SelfDistillation):
     straight_through: Literal["step", "ramp"] = "step"
     """What stands in for the derivative of a step at a threshold: `step`, one everywhere, as the paper says; `ramp`,
     that of a ramp over the step's partition. At 2 bits with learned partitions."""
-    start_target: Literal["weight", "clipped"] = "weight"
-    """What the search by which clips begin compares the rounded weight's outputs with: `weight`, those of the weight;
-    `clipped`, those of the clipped weight, as Eq. 6 prints, which counts no error of clipping and so clips the most."""
+    start_target: Literal["weight", "clipped"] = "clipped"
+    """What the search by which clips begin compares the rounded weight's outputs with: `clipped`, those of the clipped
+    weight, as Eq. 6 has it, which counts no error of clipping; `weight`, those of the weight, as BitDistiller's code."""
 
     start_rounding: Literal["uniform", "levels"] = "uniform"
     """How that search rounds a weight at 2 bits: `uniform`, with a zero point that is a whole number, the Q of Eq. 6;
