@@ -72,9 +72,9 @@ class SelfDistillation(Method):
         return "weight"
 
     @property
-    def rounding(self) -> Literal["uniform", "levels"]:
-        """How the search for clips rounds, see `qat.start`."""
-        return "uniform"
+    def rounding(self) -> Literal["own", "uniform"]:
+        """How the search for clips rounds: as the quantizers do at their start, or all of them as Eq. 1."""
+        return "own"
 
     @property
     def steps(self) -> int:

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rotquant.kernels.rows.partition import Kind
 from rotquant.tensors.extents import Extent, dynamic_extent, uniform
 from rotquant.tensors.levels import Table
 from rotquant.tensors.normal_float import normal_float_asymmetric
@@ -47,11 +48,7 @@ def uniform_rounding(bits: int) -> Rounding:
 
 
 def level_rounding(bits: int) -> Rounding:
-    """Uniform with the range's ends as the outer levels: what LDP is at its start, and Eq. 1 but for its zero point.
-
-    Eq. 6 judges a range by levels that a rounded zero point moves, and LDP makes others of the same range: on a shipped
-    model its start has up to twice the error that was judged, and searched with this rounding the least of all.
-    """
+    """Uniform with the range's ends as the outer levels: what LDP is at its start, and Eq. 1 but for its zero point."""
     steps = 2**bits - 1
 
     def rounded(view: Tensor, extent: Extent) -> Tensor:
@@ -73,12 +70,15 @@ def float_rounding(bits: int) -> Rounding:
     return rounded
 
 
-#: By how they are called in settings, those of a number of bits.
-ROUNDINGS: dict[str, Callable[[int], Rounding]] = {
-    "uniform": uniform_rounding,
-    "levels": level_rounding,
-    "float": float_rounding,
-}
+def own_rounding(kind: Kind, bits: int) -> Rounding:
+    """As a quantizer of this kind rounds before anything is learned."""
+    match kind:
+        case "range" | "learned_range":
+            return uniform_rounding(bits)
+        case "ldp" | "n2uq":
+            return level_rounding(bits)
+        case "nf3" | "nf3_ldp":
+            return float_rounding(bits)
 
 
 @torch.no_grad()

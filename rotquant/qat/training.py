@@ -24,7 +24,7 @@ from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.qat.engine import Engine, ShardedCheckpoint, joined, local
 from rotquant.qat.loss import label_probabilities
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
-from rotquant.qat.start import ROUNDINGS, Clips, clip_weight, search_clips
+from rotquant.qat.start import Clips, clip_weight, own_rounding, search_clips, uniform_rounding
 from rotquant.qat.student import (
     Distillation,
     Factorized,
@@ -53,9 +53,6 @@ KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
 _STATE_BYTES = {"cpu": 2**29, "cuda": 2**33}
 #: Tokens that pass the teacher at once where no gradient is asked for.
 _TEACHER_TOKENS = {"cpu": 4096, "cuda": 16384}
-
-#: Kinds of quantizers that round to NormalFloat.
-FLOATS = ("nf3", "nf3_ldp")
 
 Quantizers = dict[tuple[int, str], TrainableQuantizer]
 
@@ -148,7 +145,7 @@ class Training:
     def _start(self, index: int, name: str, layer: nn.Linear, moment: Tensor) -> None:
         """Of one linear layer with inputs of X^T X `moment`."""
         kind, bits = self.settings.kind(self.recipe), self.recipe.rounded.scheme.bits
-        rounding = ROUNDINGS["float" if kind in FLOATS else self.settings.rounding](bits)
+        rounding = own_rounding(kind, bits) if self.settings.rounding == "own" else uniform_rounding(bits)
         size = self._group_size(layer.weight)
         clips = search_clips(layer.weight, moment, size, rounding, target=self.settings.aim)
         quantizer = self._quantizer(layer.weight.detach(), clips)
@@ -221,8 +218,7 @@ class Training:
         groups = [{"params": weights, "lr": rates["weight_lr"]}]
         if learned:
             groups.append({"params": learned, "lr": rates["quantizer_lr"]})
-        fused = self.engine.device.type == "cuda"
-        optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=fused)
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share, settings))
         step = _Step(self, distillation, states, optimizer, schedule, weights, learned)
         tokens = min(len(self.engine.own(step.batches[0])), self.engine.at_once or len(self.ids)) * self.ids.shape[1]

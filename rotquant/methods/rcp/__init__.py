@@ -33,13 +33,13 @@ class RCP(SelfDistillation):
     straight_through: Literal["step", "ramp"] = "step"
     """What stands in for the derivative of a step at a threshold: `step`, one everywhere, as the paper says; `ramp`,
     that of a ramp over the step's partition. At 2 bits with learned partitions."""
-    start_target: Literal["weight", "clipped"] = "clipped"
-    """What the search by which clips begin compares the rounded weight's outputs with: `clipped`, those of the clipped
-    weight, as Eq. 6 has it, which counts no error of clipping; `weight`, those of the weight, as BitDistiller's code."""
-
-    start_rounding: Literal["uniform", "levels"] = "uniform"
-    """How that search rounds a weight at 2 bits: `uniform`, with a zero point that is a whole number, the Q of Eq. 6;
-    `levels`, with the ends of the range as outer levels, which is what learned partitions start from."""
+    start_target: Literal["weight", "clipped"] = "weight"
+    """With what the search by which clips begin compares the rounded weight's outputs: `weight`, those of the weight,
+    as the search that the paper cites and BitDistiller's code; `clipped`, those of the clipped weight, as Eq. 6 prints,
+    which counts no error of clipping."""
+    start_rounding: Literal["own", "uniform"] = "own"
+    """How it rounds: `own`, as the quantizer does at its start; `uniform`, by Eq. 1, whose whole zero point moves the
+    levels that learned partitions then put elsewhere."""
 
     @property
     def slope(self) -> Literal["step", "ramp"]:
@@ -52,7 +52,7 @@ class RCP(SelfDistillation):
         return self.start_target
 
     @property
-    def rounding(self) -> Literal["uniform", "levels"]:
+    def rounding(self) -> Literal["own", "uniform"]:
         """As the setting says."""
         return self.start_rounding
 
