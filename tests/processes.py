@@ -1,6 +1,6 @@
-"""Processes of one test that share a work, by gloo: each is forked from a server that has imported what they need.
+"""Processes of one test that share work, by gloo: each is forked from a server that has imported what they need.
 
-To fork the process of the tests itself would break on a machine with a GPU, and to start each from nothing takes seconds.
+To start each from nothing takes seconds, and the process of the tests cannot be forked once it has used a GPU.
 """
 
 import multiprocessing
@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 import rotquant.commands.distil
-import rotquant.qat.training
-import tests.models  # noqa: F401 - with those above, for what is forked
+import rotquant.qat.training  # noqa: F401 - both, and the models, for what is forked
+import tests.models  # noqa: F401
 
 
 def run_together(folder: Path, body: Callable[[int, Path], None], processes: int = 2) -> None:

@@ -32,7 +32,7 @@ PREFIXES = ("cushioncache", "qfep")
 
 
 def turns(*left_out: str) -> list[tuple[str, str]]:
-    """Families and methods: the first method on the first family and the second, the next on the second and third, ..."""
+    """Families and methods: the first method on the first two families, the next on the second and third, ..."""
     families, methods = list(AWKWARD), [name for name in PRESETS if name not in left_out]
     return [(families[(i + j) % len(families)], name) for i, name in enumerate(methods) for j in (0, 1)]
 
