@@ -1,5 +1,6 @@
 """Shared test settings: GPU tests skip where there is no GPU, and nothing under test reaches for a hub."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Generator
@@ -35,6 +36,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def pytest_collection_finish() -> None:
+    _freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """Once the tests of a file and their fixtures are gone, freeze what remains."""
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        _freeze()
+
+
+def _freeze() -> None:
+    """Leave what is there now, tests by the thousand, out of later collections of garbage, which take a second else."""
+    gc.collect()
+    gc.freeze()
 
 
 def _keep_every(step: int, config: pytest.Config, items: list[pytest.Item]) -> None:

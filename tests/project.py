@@ -19,6 +19,8 @@ from typing import Any
 
 import yaml
 
+from tests import forked
+
 REPOSITORY = Path(__file__).parents[1]
 
 FAKE_ROTATIONS = '''"""Rotations stage of the tests: ten steps, each kept; waits at the fifth while `slow` exists."""
@@ -263,9 +265,9 @@ class Copy:
         output, _ = process.communicate(timeout=timeout)
         return process.returncode, output
 
-    def snakemake(self, *arguments: str, timeout: float = 120) -> tuple[int, str]:
+    def snakemake(self, *arguments: str) -> tuple[int, str]:
         """Run Snakemake on two cores in the copy."""
-        return self.run("snakemake", "--cores", "2", *arguments, timeout=timeout)
+        return forked.snakemake(self.root, self.environment(), "--cores", "2", *arguments)
 
     def planned(self, *arguments: str) -> dict[str, int]:
         """How many jobs of each rule a dry run would execute."""

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 from string import Template
 
@@ -10,6 +11,8 @@ import pytest
 import yaml
 
 from rotquant.cli import app
+from rotquant.commands import runs
+from rotquant.study.planning import current_plan
 from tests.places import make_places, snapshot
 
 
@@ -25,9 +28,16 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return make_places(tmp_path_factory.mktemp("inputs") / "places")
 
 
+@cache
+def plan_of(root, overrides=(), **options):
+    """The plan of a project that nobody edits, made once: it takes seconds and is not written here."""
+    return current_plan(root, overrides, **options)
+
+
 @pytest.fixture
 def run_line(places, tmp_path, monkeypatch):
     """Runs a line of a table, in an empty folder if not in a place; returns the exit status."""
+    monkeypatch.setattr(runs, "current_plan", lambda root, given=(), **more: plan_of(root, tuple(given), **more))
 
     def run(line: str, place: str | None) -> int:
         arguments = [Template(word).substitute(places) for word in shlex.split(line)]

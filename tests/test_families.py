@@ -1,4 +1,4 @@
-"""Every method on every model family: the function stays, a stored model is the same model, a cache changes nothing."""
+"""Methods on model families: the function stays, a stored model is the same model, a cache changes nothing."""
 
 from pathlib import Path
 
@@ -29,6 +29,12 @@ LOW_BITS = ("rcp", "bitdistiller", "bitdistiller-rotated")
 FOUR_BITS = ("quip-sharp", "qoq", "qoq-channel")
 #: Methods that are a prefix and nothing else: without it they round to nearest.
 PREFIXES = ("cushioncache", "qfep")
+
+
+def turns(*left_out: str) -> list[tuple[str, str]]:
+    """Families and methods: the first method on the first two families, the next on the second and third, ..."""
+    families, methods = list(AWKWARD), [name for name in PRESETS if name not in left_out]
+    return [(families[(i + j) % len(families)], name) for i, name in enumerate(methods) for j in (0, 1)]
 
 
 def method(name: str, bits: int | None = None) -> Recipe:
@@ -79,8 +85,7 @@ def test_rotation_does_not_change_the_logits(shape: str, dtype: torch.dtype, bou
     assert invariance_error(model, RotationScheme(), seed=3, input_ids=tiny_tokens()) <= bound
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name not in (*FOUR_BITS, *PREFIXES, *LOW_BITS)])
-@pytest.mark.parametrize("shape", AWKWARD)
+@pytest.mark.parametrize(("shape", "name"), turns(*FOUR_BITS, *PREFIXES, *LOW_BITS))
 def test_every_method_keeps_the_function_up_to_its_rounding(shape: str, name: str) -> None:
     """8 bits move the logits by 1 to 4 percent; a transform without its inverse would, by about their own size."""
     asked = method(name, bits=8)  # a prefix is no part of the function that is kept
@@ -92,8 +97,18 @@ def test_every_method_keeps_the_function_up_to_its_rounding(shape: str, name: st
     assert (error == 0.0) if name == "baseline" else (0.0 < error < 0.06)
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "quip-sharp"])  # no Hadamard matrix of order 148
-@pytest.mark.parametrize("shape", AWKWARD)
+STORED = turns("quip-sharp")  # no Hadamard matrix of order 148
+
+
+def test_every_prefix_meets_a_family_that_takes_it_and_some_one_that_does_not() -> None:
+    windowed = {shape: Limits.of(tiny_model(**AWKWARD[shape]).config).windowed for shape in AWKWARD}
+    for name in PRESETS:
+        if method(name).has_role("prefix"):
+            assert not all(windowed[shape] for shape, other in STORED if other == name)
+    assert any(windowed[shape] and method(name).has_role("prefix") for shape, name in STORED)
+
+
+@pytest.mark.parametrize(("shape", "name"), STORED)
 def test_a_stored_model_is_loaded_bit_for_bit(shape: str, name: str, tmp_path: Path) -> None:
     if refuses(shape, method(name)):
         return

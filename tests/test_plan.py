@@ -10,6 +10,7 @@ from rotquant.recipes.schemes import Perplexity, ZeroShot
 from rotquant.study import project as projects
 from rotquant.study.execution import units, wanted
 from rotquant.study.expansion import make_plan
+from rotquant.study.plan import Plan
 from tests.project import REPOSITORY, Copy
 
 
@@ -19,15 +20,23 @@ def digests_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(str(path)))
 
 
+@pytest.fixture(scope="module")
+def whole() -> tuple[projects.Project, Plan]:
+    """The project and its plan; tests leave both as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(str(path)))
+        project = projects.load_project(root=REPOSITORY)
+        return project, make_plan(project, "0" * 16, "0" * 16)
+
+
 def runs_of(project: projects.Project, table: str) -> dict[str, Run]:
     """The runs that a table shows."""
     return {run.key: run for cell in project.cells(table) for run in cell.runs}
 
 
-def test_no_job_of_a_table_makes_what_the_table_does_not_show() -> None:
+def test_no_job_of_a_table_makes_what_the_table_does_not_show(whole: tuple[projects.Project, Plan]) -> None:
     """By what its jobs are given, the parts of the table, and what these need."""
-    project = projects.load_project(root=REPOSITORY)
-    plan = make_plan(project, "0" * 16, "0" * 16)
+    project, plan = whole
     for table in project.tables:
         shown = runs_of(project, table)
         asked = wanted(plan, [table])
@@ -49,11 +58,10 @@ def test_the_thorough_profile_takes_all_items_more_windows_and_ten_seeds_everywh
 
 
 def test_a_table_is_whole_before_one_that_was_asked_for_later_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[projects.Project, Plan]
 ) -> None:
     """They share baselines and more, which do not wait for the last table that shows them."""
-    project = projects.load_project(root=REPOSITORY)
-    plan = make_plan(project, "0" * 16, "0" * 16)
+    _, plan = whole
     monkeypatch.chdir(tmp_path)  # where there are no results
     asked = wanted(plan, ["quarot_table1", "quarot"])
     order = [run for unit in units(plan, asked)[0] for run in unit.runs]

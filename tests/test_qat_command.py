@@ -1,10 +1,13 @@
 """`rotquant train-quantized`: what it says before it starts, kills and --resume, several processes, bad input."""
 
+import io
 import os
 import random
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,12 +22,9 @@ from rotquant.qat.estimate import estimate
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from tests.models import VOCABULARY, tiny_model
+from tests.processes import run_together
 from tests.test_checkpoints import tiny_tokenizer
 from tests.test_cli import rotquant
-
-#: Each starts trainings in processes of their own, minutes in all: CI goes without.
-_SLOW = pytest.mark.skipif(os.environ.get("ROTQUANT_SLOW_TESTS") != "1", reason="minutes: set ROTQUANT_SLOW_TESTS=1")
-pytestmark = _SLOW
 
 SETTINGS = {
     "text.samples": 8,
@@ -92,14 +92,35 @@ def end(process: subprocess.Popen) -> None:
     psutil.wait_procs(every[:-1])
 
 
+def called(processes: int, place: Path, command: list[str]) -> str:
+    """Run a command in processes that are not those of `start`; what it wrote to stderr, where it was refused."""
+    if processes == 1:
+        return commanded(0, place, command)
+    run_together(place, partial(commanded, command=command, processes=processes), processes)
+    return (place / "said").read_text()
+
+
+def commanded(rank: int, place: Path, command: list[str], processes: int = 1) -> str:
+    """What each process does; torchrun's variables tell the command that there are others."""
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
+        for name, value in variables.items() if processes > 1 else ():
+            patch.setenv(name, str(value))
+        status = rotquant(patch, *command)
+    assert status == (2 if "rotquant: " in said.getvalue() else 0), said.getvalue()
+    if rank == 0:
+        (place / "said").write_text(said.getvalue())
+    return said.getvalue()
+
+
 @pytest.mark.unflipped
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_killed_training_resumes_with_equal_bits(processes, place):
+@pytest.mark.parametrize(("processes", "epochs"), [(1, 30), (2, 8)])  # steps of several take longer
+def test_a_killed_training_resumes_with_equal_bits(processes, epochs, place):
     if processes > 1 and not dist.is_gloo_available():
         pytest.skip("torch was built without gloo")
-    longer = {"epochs": 60}
-    straight = start(arguments(place, "straight", **longer), processes)
-    assert straight.wait(180) == 0, straight.stderr.read().decode()
+    longer = {"epochs": epochs}
+    called(processes, place, arguments(place, "straight", **longer))
     killed = start(arguments(place, "killed", **longer), processes)
     state = place / "killed.unfinished" / ("training" if processes == 1 else "training.parts/latest.json")
     try:
@@ -107,19 +128,11 @@ def test_a_killed_training_resumes_with_equal_bits(processes, place):
     finally:
         end(killed)
     assert not (place / "killed").exists()
-    assert "pass --resume" in refused(arguments(place, "killed", **longer), processes)
-    again = start([*arguments(place, "killed", **longer), "--resume"], processes)
-    assert again.wait(180) == 0, again.stderr.read().decode()
+    assert "pass --resume" in called(processes, place, arguments(place, "killed", **longer))
+    called(processes, place, [*arguments(place, "killed", **longer), "--resume"])
     stored = [(place / name / "quantized.safetensors").read_bytes() for name in ("straight", "killed")]
     assert stored[0] == stored[1]
     assert not (place / "killed.unfinished").exists()
-
-
-def refused(command: list[str], processes: int) -> str:
-    process = start(command, processes)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode != 0
-    return errors.decode()
 
 
 def sentence(monkeypatch, capsys, command: list[str]) -> str:

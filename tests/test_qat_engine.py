@@ -1,7 +1,6 @@
 """Processes that share a self-distillation give what one gives, and go on with equal bits after the end of one."""
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +14,10 @@ from rotquant.qat.student import Distillation
 from rotquant.qat.training import Training
 from rotquant.training.state import Checkpoint
 from tests.models import tiny_model
+from tests.processes import run_together
 from tests.test_qat_training import build, recipe
 
-#: Each starts trainings in processes of their own, minutes in all: CI goes without.
-_SLOW = pytest.mark.skipif(os.environ.get("ROTQUANT_SLOW_TESTS") != "1", reason="minutes: set ROTQUANT_SLOW_TESTS=1")
-
 pytestmark = [
-    _SLOW,
     pytest.mark.unflipped,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo"),
 ]
@@ -50,20 +46,6 @@ def made_exactly(case):
         return made(case, dtype=torch.float64)
     finally:
         Training._quantizer = quantizer
-
-
-def together(rank, folder, body, processes):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=processes)
-    try:
-        body(rank, folder)
-    finally:
-        dist.destroy_process_group()
-
-
-def run_together(folder, body, processes=2):
-    folder.mkdir(exist_ok=True)
-    torch.multiprocessing.spawn(together, args=(folder, body, processes), nprocs=processes)
 
 
 def store(stored, path):

@@ -105,19 +105,31 @@ def test_a_folder_is_a_store_where_the_user_allows_it(project: Project, monkeypa
     assert (project.root / "mlruns").is_dir()
 
 
+#: Forked once mlflow is imported, so that all meet the database at the same time.
+MANY = """
+import os, sys
+from pathlib import Path
+from rotquant.reporting.tracking import store
+os.environ.update(store._SETTINGS)
+import mlflow.store.tracking.sqlalchemy_store
+processes = []
+for number in range(5):
+    processes.append(os.fork())
+    if processes[-1] == 0:
+        store.initialise(Path())
+        with store.opened(Path()) as found:
+            found.client.create_experiment(str(number))
+        Path(f"done-{number}").touch()
+        sys.exit()
+sys.exit(any(os.waitpid(process, 0)[1] for process in processes))
+"""
+
+
 def test_many_processes_on_a_fresh_database_all_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(URI, raising=False)
-    code = (
-        "import os; from pathlib import Path; from rotquant.reporting.tracking import store\n"
-        "store.initialise(Path())\n"
-        "with store.opened(Path()) as found: found.client.create_experiment(str(os.getpid()))"
-    )
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        for _ in range(5)
-    ]
-    failures = [error for process in started for error in [process.communicate()[1]] if process.returncode]
-    assert failures == []
+    done = subprocess.run([sys.executable, "-c", MANY], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("done-*"))) == 5
 
 
 def test_passwords_are_not_printed_and_an_unusable_store_is_one_sentence(

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 from rotquant.training.loop import GradientStep, train
 from rotquant.training.state import Checkpoint, Record
+from tests.processes import run_together
 
 WHOLE = StateDictOptions(full_state_dict=True)
 STEPS = 5
@@ -87,26 +88,21 @@ def learn(rank: int, world: int, path: Path, dies_at: int | None = None) -> tupl
 
 def process(rank: int, folder: Path) -> None:
     """One of two."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
-    try:
-        history, weights = learn(rank, 2, folder / "straight")
-        with pytest.raises(InterruptedError):
-            learn(rank, 2, folder / "killed", dies_at=3)
-        dist.barrier()
-        again, resumed = learn(rank, 2, folder / "killed")
-        assert again == history
-        assert all(torch.equal(weight, resumed[name]) for name, weight in weights.items())
-        if rank == 0:
-            _, alone = learn(0, 1, folder / "alone")
-            # Sums over half batches: AdamW's steps of 0.01 differ by float32's rounding of the gradients.
-            assert all(torch.allclose(weight, alone[name], atol=1e-5) for name, weight in weights.items())
-    finally:
-        dist.destroy_process_group()
+    history, weights = learn(rank, 2, folder / "straight")
+    with pytest.raises(InterruptedError):
+        learn(rank, 2, folder / "killed", dies_at=3)
+    dist.barrier()
+    again, resumed = learn(rank, 2, folder / "killed")
+    assert again == history
+    assert all(torch.equal(weight, resumed[name]) for name, weight in weights.items())
+    if rank == 0:
+        _, alone = learn(0, 1, folder / "alone")
+        # Sums over half batches: AdamW's steps of 0.01 differ by float32's rounding of the gradients.
+        assert all(torch.allclose(weight, alone[name], atol=1e-5) for name, weight in weights.items())
 
 
 @pytest.mark.unflipped
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
 def test_two_processes_continue_with_equal_bits_and_train_as_one_does(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(process, args=(tmp_path,), nprocs=2)
+    run_together(tmp_path, process)
     assert not list(tmp_path.glob(".tmp-*"))

@@ -117,11 +117,12 @@ def reference_scores(model: api.Model, context: str, choices: list[str]) -> list
 
 
 def test_accuracies_are_those_of_one_item_at_a_time(shipped: api.Model, folder: Path):
-    metric = ALL.model_copy(update={"limit": 16})
+    count = 8
+    metric = ALL.model_copy(update={"limit": count})
     both = scores(shipped.network, shipped.tokenizer, metric, folder, batch_size=16)
     found = both.metrics
     for task, description in ACCURACIES.items():
-        rows = items(folder, task)[:16]
+        rows = items(folder, task)[:count]
         if task == "last_word":
             right = [reference_scores(shipped, row["context"], [row["word"]])[0][1] for row in rows]
             expected = {"acc": right}
@@ -132,12 +133,12 @@ def test_accuracies_are_those_of_one_item_at_a_time(shipped: api.Model, folder: 
                 by_length = [score / len(choice) for score, choice in zip(likelihoods, row["choices"], strict=True)]
                 expected["acc"].append(likelihoods.index(max(likelihoods)) == row["answer"])
                 expected["acc_norm"].append(by_length.index(max(by_length)) == row["answer"])
-        assert found[f"{task}.items"] == 16
+        assert found[f"{task}.items"] == count
         for measure, right in expected.items():
-            share = sum(right) / 16
+            share = sum(right) / count
             assert found[f"{task}.{measure}"] == pytest.approx(100 * share)
             # Standard error of the mean of zeros and ones.
-            deviation = torch.tensor(right, dtype=torch.float64).std().item() / 16**0.5
+            deviation = torch.tensor(right, dtype=torch.float64).std().item() / count**0.5
             assert found[f"{task}.{measure}_stderr"] == pytest.approx(100 * deviation)
         assert found[task] == found[f"{task}.{description.measure}"]
         assert both.items[task] == tuple(map(float, expected[description.measure]))
@@ -239,17 +240,17 @@ def test_rouge_l_is_that_of_one_greedy_summary_at_a_time(shipped: api.Model, fol
     if preset is not None:
         model = api.quantize(MODEL, preset)
         model.network.double()  # In float32 an input next to a rounding boundary may get the neighbouring code.
-    metric = ZeroShot(corpus="modules", tasks=("summary",), shots=1, limit=6)
-    found = evaluate(model.network, model.tokenizer, metric, folder, batch_size=4)
+    metric = ZeroShot(corpus="modules", tasks=("summary",), shots=1, limit=4)
+    found = evaluate(model.network, model.tokenizer, metric, folder, batch_size=3)
     example = examples(folder, "summary")[0]
     solved = f"{example['context']} {example['summary']}\n\n"
-    rows = items(folder, "summary")[:6]
+    rows = items(folder, "summary")[:4]
     scores = torch.tensor(
         [reference_rouge(row["summary"], reference_summary(model, solved + row["context"])) for row in rows],
         dtype=torch.float64,
     )
     assert found["summary"] == found["rouge_l"] == pytest.approx(100 * scores.mean().item())
-    assert found["rouge_l_stderr"] == pytest.approx(100 * scores.std().item() / 6**0.5)
+    assert found["rouge_l_stderr"] == pytest.approx(100 * scores.std().item() / 4**0.5)
     assert "average" not in found
 
 
@@ -315,7 +316,7 @@ def by_lm_eval(model: api.Model, metric: ZeroShot, folder: Path) -> dict[str, tu
 
 @pytest.mark.parametrize("shots", [0, 2])
 def test_lm_eval_asks_and_judges_the_same(shipped: api.Model, folder: Path, shots: int):
-    metric = ZeroShot(corpus="modules", tasks=(*EIGHT, *COMPLETIONS, "summary"), shots=shots, limit=12)
+    metric = ZeroShot(corpus="modules", tasks=(*EIGHT, *COMPLETIONS, "summary"), shots=shots, limit=5)
     assert scores(shipped.network, shipped.tokenizer, metric, folder).items == by_lm_eval(shipped, metric, folder)
 
 

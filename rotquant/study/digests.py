@@ -113,7 +113,7 @@ def benchmark_digest(name: str) -> str:
     return COMPUTED.digest(*benchmark_entries(name), aside=not_timed(name))
 
 
-def benchmark_modules(name: str) -> set[str]:
+def benchmark_modules(name: str) -> frozenset[str]:
     """The modules that hold what the time of a benchmark depends on."""
     return COMPUTED.modules(*benchmark_entries(name), aside=not_timed(name))
 

@@ -73,6 +73,7 @@ class Sources:
         self._path = functools.cache(self._find_path)
         self._text = functools.cache(self._find_text)
         self._digest = functools.cache(self._find_digest)
+        self._modules = functools.cache(self._find_modules)
         self._counting = functools.cache(self._find_counting)
         self._acting = functools.cache(self._find_acting)
 
@@ -109,9 +110,12 @@ class Sources:
             return set()
         return {name for name, target in file.reader.bound(one.node) if target is None} or {ast.unparse(one.node)}
 
-    def modules(self, *entries: str, aside: frozenset[str] = frozenset()) -> set[str]:
+    def modules(self, *entries: str, aside: frozenset[str] = frozenset()) -> frozenset[str]:
         """The modules that hold what entries use."""
-        return {one.module for one in self.reached(*entries, aside=aside)}
+        return self._modules(entries, aside)
+
+    def _find_modules(self, entries: tuple[str, ...], aside: frozenset[str]) -> frozenset[str]:
+        return frozenset(one.module for one in self.reached(*entries, aside=aside))
 
     def reached(self, *entries: str, aside: frozenset[str] = frozenset()) -> set[Statement]:
         """The statements that entries use, directly or not, and what runs where a module of theirs is imported."""
