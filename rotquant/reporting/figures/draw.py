@@ -55,7 +55,8 @@ def relative_increase(project: Project, table: Table, values: Values, path: Path
     lines = _panel_lines(project, table)
     width = max(map(len, lines))
     titled = len({quantity.name for quantity, _ in lines[0]}) > 1 or len(lines) > len(main_quantities(project, table))
-    size = (1.4 + min(2.2 * width, 7.2), (1.1 + 0.3 * len(rows)) * len(lines))
+    names = max(1.4, 0.075 * max(map(len, rows)))
+    size = (names + min(2.2 * width, 7.2), (1.1 + 0.3 * len(rows)) * len(lines))
     with panels(path, len(lines), width, size) as (figure, grid):
         for line, axes in zip(lines, grid, strict=True):
             for axis, (quantity, column) in zip(axes, line, strict=False):
