@@ -163,6 +163,7 @@ def test_no_outlier_token_is_said(project: Project) -> None:
 
 def test_panels_of_magnitudes_have_scales_of_their_own_where_asked(project: Project) -> None:
     own = draw(project, 1)
+    assert draw(project, 1) == own
     images = own.count("<image ")
     chosen = project.table("prefixquant_figure1")
     shared = chosen.figure.model_copy(update={"own_scales": False})
