@@ -55,7 +55,7 @@ def train_quantized(
     Small models take fewer and larger steps than the papers': `rotquant train-quantized
     workflow/resources/models/rq-7b --method rcp -o trained --dtype float32 --set weights.scheme.granularity=channel
     --set weights.scheme.group_size=null --set methods.rcp.text.samples=128 --set methods.rcp.text.sequence_length=128
-    --set methods.rcp.epochs=4 --set methods.rcp.weight_lr=3e-4 --set methods.rcp.quantizer_lr=1e-2 --set
+    --set methods.rcp.epochs=4 --set methods.rcp.weight_lr=3e-4 --set methods.rcp.quantizer_lr=1e-3 --set
     methods.rcp.schedule=cosine`
     """
     _settings(changed(preset(method), changes), method)
