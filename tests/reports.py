@@ -13,6 +13,7 @@ import pytest
 import rotquant.study.project
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import short_hash
+from rotquant.reporting.figures import draw as figures
 from rotquant.reporting.pages.markdown import markdown
 from rotquant.reporting.pages.report import report_of
 from rotquant.reporting.tracking import Logged
@@ -54,6 +55,17 @@ RATIOS = """row,column,metric,value,unit
 QuaRot,1.0,perplexity,5.938,ppl
 QuaRot,0.85,perplexity,5.850,ppl
 """
+
+
+def drawn(project: Project, name: str) -> str:
+    """The figure of a table as SVG; equal data give equal files."""
+    chosen, path = project.table(name), project.root / "figure.svg"
+    values, _ = collected.collect(project, chosen)
+    figures.draw(project, chosen, values, path)
+    first = path.read_text(encoding="utf-8")
+    figures.draw(project, chosen, values, path)
+    assert path.read_text(encoding="utf-8") == first
+    return first
 
 
 def table(name: str, **fields: Any) -> dict[str, Any]:

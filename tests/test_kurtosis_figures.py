@@ -13,7 +13,6 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import short_hash
 from rotquant.recipes.recipe import Run
 from rotquant.reporting import claims
-from rotquant.reporting.figures import draw as figures
 from rotquant.study import project as projects
 from rotquant.study import values as tables
 from rotquant.study.project import Project, load_project
@@ -21,7 +20,7 @@ from rotquant.study.quantities import quantities
 from rotquant.study.results import RunResult, run_path, write_result
 from rotquant.study.stages import measures
 from tests.project import CONFIG, REPOSITORY, Copy
-from tests.reports import page
+from tests.reports import drawn, page
 
 TABLES = yaml.safe_load((REPOSITORY / "workflow/papers/rcp/analysis.yaml").read_text(encoding="utf-8"))
 NUMBERS = {
@@ -78,20 +77,10 @@ def panel(weight: str) -> dict[str, Any]:
     }
 
 
-def draw(project: Project, name: str) -> str:
-    chosen, path = project.table(name), project.root / "figure.svg"
-    values, _ = tables.collect(project, chosen)
-    figures.draw(project, chosen, values, path)
-    first = path.read_bytes()
-    figures.draw(project, chosen, values, path)
-    assert path.read_bytes() == first  # equal data give equal files
-    return first.decode()
-
-
 @pytest.mark.parametrize(("name", "count"), [("rcp_figure3", 1), ("rcp_figure8", 9), ("rcp_lemma1", 3)])
 def test_a_figure_has_its_panels(project: Project, name: str, count: int) -> None:
     compute(project)
-    svg = draw(project, name)
+    svg = drawn(project, name)
     groups = [str(group.get("id")) for group in ElementTree.fromstring(svg).iter()]
     assert sum(group.startswith("axes_") for group in groups) == count
     if name == "rcp_figure8":

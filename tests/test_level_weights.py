@@ -1,7 +1,5 @@
 """Weights of levels on disk and out of it: packed, equal bit for bit, and damage in a sentence."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,7 @@ from rotquant.weights.storage import (
     read_quantized,
     save_quantized,
 )
-from tests.models import tiny_model
+from tests.models import logits_elsewhere, tiny_model
 from tests.test_checkpoints import tiny_tokenizer
 
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -90,18 +88,10 @@ def test_a_code_takes_as_many_bits_as_the_recipe_says(bits: int, tmp_path: Path)
 def test_another_process_gives_the_same_logits(tmp_path: Path) -> None:
     stored = stored_model(2)
     save_quantized(tmp_path / "model", stored)
-    code = (
-        "import sys, torch\n"
-        "from rotquant.weights.storage import load_quantized\n"
-        "from rotquant.weights.build import quantized_forward\n"
-        "model, _, state = load_quantized(sys.argv[1])\n"
-        "with torch.no_grad(), quantized_forward(model, state.recipe, state):\n"
-        "    torch.save(model(torch.tensor([[1, 9, 30, 7]]), use_cache=False).logits, sys.argv[2])\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "model"), str(tmp_path / "logits")], check=True)
+    tokens = torch.tensor([[1, 9, 30, 7]])
     with torch.no_grad(), quantized_forward(stored.model, stored.manifest.recipe, stored.state):
-        expected = stored.model(torch.tensor([[1, 9, 30, 7]]), use_cache=False).logits
-    assert torch.equal(torch.load(tmp_path / "logits", weights_only=True), expected)
+        expected = stored.model(tokens, use_cache=False).logits
+    assert torch.equal(logits_elsewhere(tmp_path / "model", tokens), expected)
 
 
 def test_an_exported_model_has_the_stored_weights(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import SNR_DB, quantities
 from rotquant.study.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
 from tests.project import CONFIG, Copy
-from tests.reports import changed, page
+from tests.reports import changed, drawn, page
 
 ROTATED = {"methods": {"spinquant": None, "gptq": None}, "keys": None, "values": None}
 LEARNED = {**ROTATED, "methods": {"spinquant": {"network": "all"}, "gptq": None}}
@@ -149,13 +149,7 @@ def history(steps: int) -> list[dict[str, Any]]:
 
 
 def draw(project: Project, name: str) -> ElementTree.Element:
-    chosen, path = project.table(name), project.root / "figure.svg"
-    values, _ = tables.collect(project, chosen)
-    figures.draw(project, chosen, values, path)
-    first = path.read_bytes()
-    figures.draw(project, chosen, values, path)
-    assert path.read_bytes() == first  # equal data give equal files
-    return ElementTree.fromstring(first)
+    return ElementTree.fromstring(drawn(project, name))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """The weights stage: what is quantized, from what, and that a loaded model is the one stored."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +32,7 @@ from rotquant.weights.storage import (
     load_quantized,
     save_quantized,
 )
-from tests.models import FAMILIES, tiny_model, tiny_tokens
+from tests.models import FAMILIES, logits_elsewhere, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer
 
 CHANNEL = QuantizationScheme(bits=4, granularity="channel")
@@ -183,18 +181,10 @@ def test_every_family_is_quantized_stored_and_loaded_in_half_precision(family: s
 def test_another_process_gives_the_same_logits(tmp_path: Path) -> None:
     stored = build(ROTATED_GPTQ)
     save_quantized(tmp_path / "model", stored)
-    code = (
-        "import sys, torch\n"
-        "from rotquant.weights.storage import load_quantized\n"
-        "from rotquant.weights.build import quantized_forward\n"
-        "model, _, state = load_quantized(sys.argv[1])\n"
-        "with torch.no_grad(), quantized_forward(model, state.recipe, state):\n"
-        "    torch.save(model(torch.tensor([[1, 9, 30, 7]]), use_cache=False).logits, sys.argv[2])\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "model"), str(tmp_path / "logits")], check=True)
+    tokens = torch.tensor([[1, 9, 30, 7]])
     with torch.no_grad(), quantized_forward(stored.model, ROTATED_GPTQ, stored.state):
-        expected = stored.model(torch.tensor([[1, 9, 30, 7]]), use_cache=False).logits
-    assert torch.equal(torch.load(tmp_path / "logits", weights_only=True), expected)
+        expected = stored.model(tokens, use_cache=False).logits
+    assert torch.equal(logits_elsewhere(tmp_path / "model", tokens), expected)
 
 
 def test_tied_embeddings_stay_tied_without_rotation(tmp_path: Path) -> None:

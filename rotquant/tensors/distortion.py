@@ -25,9 +25,7 @@ def relative_error(exact: Tensor, rounded: Tensor) -> float:
 
 def kurtosis(x: Tensor) -> float:
     """E (x - E x)^4 / (E (x - E x)^2)^2 over all elements: 3 for a normal distribution, more for heavier tails."""
-    centred = x.double() - x.double().mean()
-    square = centred.square()
-    return (square.square().mean() / square.mean().square()).item()
+    return _fourth_moment(x.flatten()).item()
 
 
 def excess_kurtosis(x: Tensor) -> Tensor:
@@ -36,6 +34,11 @@ def excess_kurtosis(x: Tensor) -> Tensor:
     Moments of the n numbers as they are, without a correction for their being few: n normal numbers have -6 / (n + 1)
     on average, and no n numbers more than n - 5 + 1 / (n - 1). Equal numbers have none, nan.
     """
+    return _fourth_moment(x) - 3
+
+
+def _fourth_moment(x: Tensor) -> Tensor:
+    """Of the numbers of the last axis less their mean, over their variance squared; float64."""
     centred = x.double() - x.double().mean(-1, keepdim=True)
     square = centred.square()
-    return square.square().mean(-1) / square.mean(-1).square() - 3
+    return square.square().mean(-1) / square.mean(-1).square()
