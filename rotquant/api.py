@@ -17,9 +17,10 @@ from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decod
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import file_digest
 from rotquant.foundation.progress import task
+from rotquant.identity.checkpoints import checkpoint_digest
 from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
-from rotquant.models.checkpoints import checkpoint_digest, config_of, load_checkpoint, model_max_length
+from rotquant.models.checkpoints import config_of, load_checkpoint, model_max_length
 from rotquant.models.limits import Limits, advised_length
 from rotquant.models.rotation.matrices import Rotations, ends_of, load_history, load_rotations, save_rotations
 from rotquant.models.simulation.wrapping import Handle

@@ -114,19 +114,26 @@ def measure_runs(runs, checkpoint, folder, device, batch_size, codes, allow_code
         yield run, Measurement(metrics), {**environment(), "code_digest": code, "seconds": 0.25, "corpora": {}}
 '''
 
-FAKE_CHECKPOINTS = '''"""Checkpoint digests of the tests: of the name alone."""
-
-from rotquant.foundation.files import short_hash
+FAKE_CHECKPOINTS = '''"""Checkpoints of the tests are names without files."""
 
 MANIFEST = "rotquant.json"
 
 
-def checkpoint_digest(path):
-    return short_hash(str(path))
-
-
 def base_folder(path):
     return None
+'''
+
+FAKE_IDENTITY = '''"""Checkpoint digests of the tests: of the name alone."""
+
+from rotquant.foundation.files import short_hash
+
+
+def checkpoint_digest(path):
+    return short_hash(path.rpartition("/")[2])
+
+
+def refuse_other(checkpoint, planned):
+    assert checkpoint_digest(checkpoint) == planned
 '''
 
 TABLES: dict[str, Any] = {
@@ -206,11 +213,13 @@ class Copy:
             self.write("rotquant/study/stages/runs.py", FAKE_RUNS)
             self.write("rotquant/study/stages/loaded.py", "")
             self.write("rotquant/models/checkpoints.py", FAKE_CHECKPOINTS)
+            self.write("rotquant/identity/checkpoints.py", FAKE_IDENTITY)
         if small:
             self.set_tables(TABLES)
             self.set_config(CONFIG)
             self.write("workflow/papers/quarot/published/small.csv", PUBLISHED)
-            self.write("text/test.txt", "")  # which the stand-ins do not read
+            for split in ("train", "test"):  # which the stand-ins do not read
+                self.write(f"text/{split}.txt", f"The text of {split}.")
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the copy."""

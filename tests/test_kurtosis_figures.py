@@ -11,7 +11,7 @@ import yaml
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import short_hash
-from rotquant.recipes.recipe import Run
+from rotquant.identity.run import Run
 from rotquant.reporting import claims
 from rotquant.study import project as projects
 from rotquant.study import values as tables

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rotquant.foundation.files import short_hash
-from rotquant.recipes.recipe import Run
+from rotquant.identity.run import Run
 from rotquant.recipes.schemes import Perplexity, ZeroShot
 from rotquant.study import project as projects
 from rotquant.study.execution import units, wanted

@@ -4,21 +4,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
-from rotquant.recipes.corpus import DOCSTRINGS
-from rotquant.recipes.recipe import Recipe, Run
-from rotquant.recipes.schemes import Perplexity
-from rotquant.study import expansion, planning
+from rotquant.identity import code
+from rotquant.study import expansion
 from rotquant.study import project as projects
-from rotquant.study.currency import MARKS, Currency, current_result
 from rotquant.study.plan import Plan, read_plan
 from rotquant.study.planning import current_plan
-from rotquant.study.results import RunResult, part_path, read_result, run_path, write_result
+from rotquant.study.results import part_path, run_path
+from rotquant.study.states import MARKS, States
 from tests.project import PUBLISHED, REPOSITORY, Copy
 
 
@@ -33,7 +30,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
     for name in ("small", "larger"):
         made.write(f"models/{name}/model", "weights")
     monkeypatch.setattr(projects, "checkpoint_digest", digest)
-    monkeypatch.setattr(planning, "PACKAGE", tmp_path / "rotquant")
+    monkeypatch.setattr(code, "PACKAGE", tmp_path / "rotquant")
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -41,7 +38,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
 def test_a_plan_is_the_direct_expansion_of_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(path))
     project = projects.load_project(root=REPOSITORY)
-    plan = Plan.model_validate_json(expansion.make_plan(project, "0" * 16, planning.sources_digest()).model_dump_json())
+    plan = Plan.model_validate_json(expansion.make_plan(project, "0" * 16, code.sources_digest(code.sources())).model_dump_json())
     assert {key: plan.run(key) for key in plan.runs} == project.runs
     assert {key: (run.weights, plan.run(key).rotation_key) for key, run in plan.runs.items()} == {
         key: (run.weights_key, run.rotation_key) for key, run in project.runs.items()
@@ -105,48 +102,6 @@ def test_two_configurations_have_two_plans_at_once(copy: Copy) -> None:
     assert [read_plan(plan.path) for plan in (default, mine, option)] == [default, mine, option]
     with pytest.raises(ConfigError, match="under this configuration"):
         default.run(next(iter(mine.runs.keys() - default.runs.keys())))
-
-
-def test_a_job_of_an_older_plan_writes_the_digest_of_the_code_that_computes(copy: Copy) -> None:
-    made = "from rotquant.study.planning import *; print(current_plan(Path.cwd()).path)"
-
-    def plan_now() -> Plan:
-        status, path = copy.run(sys.executable, "-c", made)
-        assert status == 0, path
-        return read_plan(copy.root / path.strip())
-
-    older = plan_now()
-    key = next(key for key, run in older.runs.items() if run.weights is None)
-    numbers, digests = [], []
-    for factor in ("1.0", "2.0"):
-        copy.edit("rotquant/study/stages/runs.py", "FACTOR = 1.0", f"FACTOR = {factor}")
-        command = ("-m", "rotquant.cli", "runs", "execute", key, "--plan", str(older.path))
-        assert copy.run(sys.executable, *command)[0] == 0
-        result = read_result(copy.root / run_path(key))
-        numbers.append(result.value)
-        digests.append(result.provenance["code_digest"])
-    assert numbers[1] == 2 * numbers[0]  # not taken for current
-    plans = (older, plan_now())
-    assert digests == [plan.runs[key].code for plan in plans]
-    assert digests[0] != digests[1]
-
-
-def test_a_result_of_other_items_than_the_tasks_here_is_not_current(tmp_path: Path) -> None:
-    """As from a machine that made other tasks; where its files lay says nothing."""
-    corpora = {"docstrings": DOCSTRINGS}
-    metric = Perplexity(corpus="docstrings")
-    run = Run(checkpoint="model", checkpoint_digest="0", recipe=Recipe(), metric=metric, corpora=corpora)
-
-    def told(folder: str, digest: str) -> dict[str, Any]:
-        task = {"file": f"{folder}/grammar.jsonl", "sha256": digest, "items": 3}
-        return {"suite": "shipped", "lm_eval": None, "tasks": {"grammar": task}}
-
-    for answered, current in ((told("there", "a"), True), (told("there", "b"), False), (None, False)):
-        provenance = {"code_digest": "code", **({} if answered is None else {"tasks": answered})}
-        write_result(tmp_path / "run.json", RunResult(run, {"perplexity": 2.0}, provenance, None))
-        found = current_result(tmp_path / "run.json", "code", None, told("here", "a"))
-        assert (found is not None) == current
-        assert current_result(tmp_path / "run.json", "code", None, None) is not None
 
 
 @pytest.mark.parametrize(
@@ -214,7 +169,7 @@ def test_the_state_of_a_part_follows_its_files_and_its_jobs(copy: Copy) -> None:
     record = part_path(key)
 
     def state() -> str:
-        return Currency(plan).part(key)
+        return States(plan).part(key)
 
     absent = state()
     for path in (*map(run_path, part.runs), record):

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.identity.run import Run, named
 from rotquant.recipes.presets import PRESETS, preset
-from rotquant.recipes.recipe import Recipe, Run, override
+from rotquant.recipes.recipe import Recipe, override
 from rotquant.text import CorpusSpec
 
 CORPORA = {
@@ -146,8 +147,10 @@ def test_rotations_learned_with_quantized_weights_depend_on_their_scheme_and_not
 def test_learned_rotations_belong_to_a_seed_a_checkpoint_and_a_text():
     assert run(HARD, seed=0).rotation_key != run(HARD, seed=2).rotation_key
     assert run(HARD, checkpoint_digest="d1").rotation_key != run(HARD).rotation_key
-    other = CORPORA | {"wikitext2": CorpusSpec(name="other", source="local", path="text")}
-    assert run(HARD, corpora=other).rotation_key != run(HARD).rotation_key
+    moved = CORPORA | {"wikitext2": CorpusSpec(name="other", source="local", path="text")}
+    assert run(HARD, corpora=moved).rotation_key == run(HARD).rotation_key
+    (read,) = {named(*portion) for portion in run(HARD).portions if portion[1] == "train"}
+    assert run(HARD, texts={read: "another"}).rotation_key != run(HARD).rotation_key
 
 
 def test_only_recipes_that_learn_have_a_rotation_key():

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json, write_json
+from rotquant.identity.run import Run
 from rotquant.recipes.corpus import DOCSTRINGS
-from rotquant.recipes.recipe import Recipe, Run
+from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity, ZeroShot
 from rotquant.study.results import RunResult, read_result, write_result
 from rotquant.study.samples import Samples, check_samples, observations, pack

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rotquant.study.digests import benchmark_digest
 from typer.testing import CliRunner
 
 from rotquant.bench.records import CellRecord, Measurement, read_record, write_record
@@ -17,7 +18,6 @@ from rotquant.reporting.speed.claims import outcomes
 from rotquant.reporting.speed.grids import digits
 from rotquant.reporting.speed.numbers import Numbers, collect, find_source, record_path
 from rotquant.reporting.speed.report import speed_report
-from rotquant.study.digests import benchmark_digest
 from rotquant.study.project import Project, load_project
 from rotquant.study.speed.definitions import SpeedCell, SpeedTable
 from tests.project import Copy

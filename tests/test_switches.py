@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.identity.run import Run
 from rotquant.methods.gptq import GPTQ
 from rotquant.methods.outliers import OutlierFeatures
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.wrapping import Wrapping
-from rotquant.recipes.recipe import Recipe, Run, override
+from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.tensors.quantization import ColumnSplit
 from rotquant.weights.build import build_weights, quantized_forward

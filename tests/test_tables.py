@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rotquant.study.digests import SOURCES, STAGES, code_digest, method_entries
 
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
@@ -29,7 +30,6 @@ from rotquant.recipes.schemes import (
 )
 from rotquant.study import project as projects
 from rotquant.study.configuration import plain
-from rotquant.study.digests import SOURCES, STAGES, code_digest, method_entries
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
 
 

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from rotquant.foundation.errors import CorpusError, RecipeError
+from rotquant.identity.run import Run
 from rotquant.metrics.token_maxima import STATISTICS, TENSORS, summary, token_maxima
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.prefix import compute_prefix
 from rotquant.models.simulation.wrapping import Wrapping, wrap
-from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import MaximaByToken, QuantizationScheme, RotationScheme
 from rotquant.study.quantities import quantities
 from rotquant.study.stages import measures

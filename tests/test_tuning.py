@@ -11,8 +11,8 @@ import yaml
 from rotquant.cli import app
 from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.files import read_json
+from rotquant.identity.run import Run
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import Perplexity
 from rotquant.study import tuning
 from rotquant.study.project import Project, load_project

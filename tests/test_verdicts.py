@@ -13,8 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rotquant.foundation.errors import ResultError
+from rotquant.identity.run import Run
 from rotquant.recipes.corpus import DOCSTRINGS
-from rotquant.recipes.recipe import Recipe, Run
+from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity
 from rotquant.reporting.claims import Verdict, judge
 from rotquant.reporting.effects import ABOVE_ZERO, CHECKS, Region

@@ -21,6 +21,11 @@ from rotquant.bench.arguments import partition as partition_arguments
 from rotquant.bench.records import Measurement
 from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import ConfigError, lookup
+from rotquant.identity.code import code_digest
+from rotquant.recipes.registry import find_method
+
+#: What decides no time: recipes are data, and what is asked of a benchmark is in the cell's key.
+_NOT_TIMED = ("rotquant.recipes",)
 
 Device = Literal["gpu", "cpu"]
 """What a benchmark measures."""
@@ -100,6 +105,17 @@ _ALL = (
 )
 
 BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}
+
+
+def benchmark_digest(name: str) -> str:
+    """Digest of what the time of a benchmark depends on, its kernels and the methods that it times included.
+
+    Raises:
+        ConfigError: for an unknown benchmark.
+    """
+    benchmark = find(name, "digest")
+    methods = (find_method(method).__module__ for method in benchmark.methods)
+    return code_digest(benchmark.module, *methods, aside=_NOT_TIMED)
 
 
 def find(name: str, where: str) -> Benchmark:

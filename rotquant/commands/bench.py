@@ -75,34 +75,3 @@ def measure(
         record = measure_table(chosen, output, root=root, patterns=tuple(row or ("*",)), quick=quick, progress=progress)
     missing = sum(cell.missing is not None for cell in record.cells)
     typer.echo(f"{table}: {len(record.cells)} cells on {record.gpu}, {missing} of them without a number, in {output}")
-
-
-@bench_app.command()
-def carry(
-    commit: Annotated[str | None, typer.Argument(help="The step's first commit; none: prove the steps again.")] = None,
-    to: Annotated[str | None, typer.Option(help="Its last; none: from the rule of before to the present one.")] = None,
-    because: Annotated[str, typer.Option(help="Why times are the same at both commits.")] = "",
-    definition: Annotated[list[str] | None, typer.Option(help="All that changed in between. Repeatable.")] = None,
-    aside: Annotated[list[str] | None, typer.Option(help="A module that does not count there. Repeatable.")] = None,
-    silent: Annotated[
-        list[str] | None, typer.Option(help="A method that counts in no class there. Repeatable.")
-    ] = None,
-) -> None:
-    """Carry the digests of recorded times on to the present rule, or over a change that leaves times alone.
-
-    Example: `rotquant bench carry 8a1e6a4 --to c85ee9b --definition rotate --because "the reference on a CPU"`
-    """
-    from rotquant.foundation.files import write_json
-    from rotquant.study.carrying import Step, proved, read_steps
-    from rotquant.study.configuration import find_root
-    from rotquant.study.digests import CARRIED
-
-    steps = read_steps()
-    if commit is not None:
-        changed = tuple(definition or ())
-        step = Step(commit=commit, to=to, definitions=changed, why=because)
-        steps.append(step.model_copy(update={"aside": tuple(aside or ()), "silent": tuple(silent or ())}))
-    steps = [proved(step, find_root()) for step in steps]
-    write_json(CARRIED, {"steps": [step.model_dump(mode="json", exclude_defaults=True) for step in steps]})
-    for step in steps:
-        typer.echo(f"{step.commit} to {step.to or 'the present rule'}: {', '.join(step.digests) or 'nothing'}")

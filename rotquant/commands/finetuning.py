@@ -10,7 +10,7 @@ import typer
 
 from rotquant.foundation.files import atomic_directory, write_json, write_text
 from rotquant.metrics.zeroshot.suites import SHIPPED
-from rotquant.models.checkpoints import checkpoint_digest
+from rotquant.models.checkpoints import weights_digest
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import MODULES
 from rotquant.training.finetuning import FineTuning, fine_tune
@@ -26,7 +26,7 @@ def fine_tuned(recipe: FineTuning, output: Path, device: str) -> None:
         CheckpointError: the base is not there.
         ConfigError, ResultError, RotquantError: see `rotquant.training.finetuning.fine_tune`.
     """
-    digest = checkpoint_digest(recipe.base)
+    digest = weights_digest(Path(recipe.base))
     from rotquant import api
     from rotquant.metrics.zeroshot.practice import practice
 

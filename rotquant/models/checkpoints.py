@@ -4,7 +4,6 @@ Only safetensors weights are read, never pickles, and no code that comes with a 
 and computing a digest load neither torch nor transformers, so the workflow can do both for every job it plans.
 """
 
-import hashlib
 import json
 import re
 import struct
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
+from rotquant.foundation.contents import content_digests
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError, nearest
-from rotquant.foundation.files import cache_folder
+from rotquant.foundation.files import cache_folder, canonical_json, short_hash
 from rotquant.foundation.progress import downloading, task
 from rotquant.models import deltas
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: Checkpoints whose weights are smaller than this are identified by their content, larger ones by their headers.
-CONTENT_BYTES = 300_000_000
 #: File that makes a folder a quantized model (rotquant.weights.storage).
 MANIFEST = "rotquant.json"
 #: File that makes a folder a converted decoder (rotquant.decoder.storage).
@@ -38,38 +36,26 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 #: No weight is stored in less than 2 bits: a configuration that asks for more than its files can hold is damaged.
 _WEIGHTS_PER_BYTE = 4
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+#: What loading reads beside the weights.
+_SETTINGS = (
+    *("config.json", "generation_config.json", "model.safetensors.index.json", "chat_template*"),
+    *("tokenizer*", "*_tokens*.json", "vocab.json", "merges.txt"),
+)
 
 
-def checkpoint_digest(checkpoint: str | Path, revision: str | None = None) -> str:
-    """What identifies a checkpoint wherever it lies: 16 hexadecimal digits for a folder, `id@revision` for a hub id.
+def settings_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint beside its weights that loading reads: configuration and tokenizer."""
+    return sorted({path for pattern in _SETTINGS for path in folder.glob(pattern) if path.is_file()})
 
-    A folder's digest covers config.json, tokenizer.json and the weights: their content while together below 300 MB,
-    else their names, sizes and safetensors headers. That of low-rank deltas covers them and their base. A hub id may
-    carry its revision, `owner/name@revision`; the default is main. Neither torch nor the network is used.
+
+def weights_digest(folder: Path) -> str:
+    """What identifies the weights of a plain checkpoint by their content: 16 hexadecimal digits.
 
     Raises:
-        CheckpointError: the folder does not exist, is no checkpoint with safetensors weights, or has deltas that do not
-            fit their base.
+        CheckpointError: as `weight_files`.
     """
-    folder, name, hub_revision = _locate(checkpoint)
-    if folder is None:
-        return f"{name}@{revision or hub_revision or 'main'}"
-    if deltas.is_delta(folder):
-        return _delta_digest(folder)
-    weights = weight_files(folder)
-    small = sum(path.stat().st_size for path in weights) < CONTENT_BYTES
-    digest = hashlib.sha256()
-    for path in [folder / "config.json", folder / "tokenizer.json", *weights]:
-        digest.update(f"{path.name}:".encode())
-        if not path.exists():
-            digest.update(b"absent")
-        elif small or path.suffix == ".json":
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        else:
-            header = json.dumps(read_safetensors_header(path), sort_keys=True)
-            digest.update(f"{path.stat().st_size}:{header}".encode())
-    return digest.hexdigest()[:16]
+    digests = content_digests(weight_files(folder), folder.name)
+    return short_hash(canonical_json([*digests.values()]))
 
 
 def weight_files(folder: Path, stem: str = "model") -> list[Path]:
@@ -185,7 +171,7 @@ def load_checkpoint(
 def local_folder(checkpoint: str | Path, revision: str | None = None) -> Path:
     """The folder of a checkpoint, fetched from the hub where it is not here. What asks for several things of one model
     asks this first, since the hub is called every time. Raises as `load_checkpoint`, but looks at no file."""
-    folder, name, hub_revision = _locate(checkpoint)
+    folder, name, hub_revision = located(checkpoint)
     if folder is not None and deltas.is_delta(folder):
         return _merged(folder)
     return folder or _download(name, revision or hub_revision)
@@ -200,26 +186,22 @@ def base_folder(checkpoint: str | Path) -> Path | None:
     return base if isinstance(base, Path) else None
 
 
-def _delta_digest(folder: Path) -> str:
-    """The digest of low-rank deltas and of their base, which they must fit where it is here."""
-    delta = deltas.read_delta(folder)
-    base = deltas.base_of(folder, delta)
-    base_digest = _base_digest(folder, base)
+def checked_base(folder: Path) -> Path | str:
+    """The base of low-rank deltas, a folder that they fit or a hub id.
+
+    Raises:
+        CheckpointError: the deltas are damaged, of another kind, or of other weights than the base's are now.
+    """
+    base = deltas.base_of(folder, deltas.read_delta(folder))
     header = read_safetensors_header(folder / deltas.WEIGHTS)
     if isinstance(base, Path):
-        shapes = {name: entry["shape"] for path in weight_files(base) for name, entry in _tensors(path)}
-        deltas.check_fits(folder, header, str(base), base_digest, shapes)
-    digest = hashlib.sha256(base_digest.encode())
-    for name in (deltas.CONFIG, deltas.WEIGHTS):
-        digest.update((folder / name).read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _base_digest(folder: Path, base: Path | str) -> str:
-    try:
-        return checkpoint_digest(base)
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder} is a low-rank delta, and its base cannot be had: {error}") from None
+        try:
+            shapes = {name: entry["shape"] for path in weight_files(base) for name, entry in _tensors(path)}
+            digest = weights_digest(base)
+        except CheckpointError as error:
+            raise CheckpointError(f"{folder} is a low-rank delta, and its base cannot be had: {error}") from None
+        deltas.check_fits(folder, header, str(base), digest, shapes)
+    return base
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -228,14 +210,15 @@ def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _merged(folder: Path) -> Path:
     """The plain checkpoint that low-rank deltas and their base make, put together once in the user's cache."""
-    digest, delta = _delta_digest(folder), deltas.read_delta(folder)
-    place = cache_folder("merged") / digest
+    base = checked_base(folder)
+    plain, delta = local_folder(base), deltas.read_delta(folder)
+    files = [*settings_files(plain), *weight_files(plain), folder / deltas.CONFIG, folder / deltas.WEIGHTS]
+    place = cache_folder("merged") / short_hash(canonical_json([*content_digests(files, folder.name).values()]))
     if not place.is_dir():
-        base = local_folder(deltas.base_of(folder, delta))
         place.parent.mkdir(parents=True, exist_ok=True)
         with task("merging the low-rank deltas"), TemporaryDirectory(prefix=".tmp-", dir=place.parent) as temporary:
-            new = Path(temporary) / digest
-            deltas.merge(folder, delta, base, weight_files(base), new)
+            new = Path(temporary) / place.name
+            deltas.merge(folder, delta, plain, weight_files(plain), new)
             with suppress(OSError):  # processes that do so at once make the same, and the first stays
                 new.rename(place)
     return place
@@ -367,7 +350,7 @@ def load_config(folder: Path) -> Any:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
 
 
-def _locate(checkpoint: str | Path) -> tuple[Path | None, str, str | None]:
+def located(checkpoint: str | Path) -> tuple[Path | None, str, str | None]:
     """(folder, name, revision): a folder that exists, or None and the parts of a hub id.
 
     Raises:

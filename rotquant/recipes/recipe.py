@@ -1,26 +1,18 @@
-"""Recipes and runs: what is done to a model, and one measured cell of a table, as validated data with a key.
-
-A `Recipe` says everything that happens to a model; a `Run` is a recipe applied to one checkpoint with one seed and
-measured by one metric. `Run.key` names its result file, `Run.weights_key` the rotated and weight-quantized checkpoint
-it needs: many runs that differ only in activations, KV cache or metric share one. `Run.rotation_key` names the learned
-rotation, which weights of several methods and widths share. Nothing here computes.
-"""
+"""Recipes: everything that happens to a model, as validated data. Nothing here computes."""
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property, reduce
-from typing import Any, Literal
+from functools import reduce
+from typing import Any
 
-from pydantic import Field, SerializeAsAny, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from rotquant.foundation.data import Frozen, first_problem, merge
 from rotquant.foundation.errors import RecipeError
-from rotquant.foundation.files import canonical_json, short_hash
-from rotquant.recipes.corpus import CorpusSpec
+from rotquant.foundation.files import canonical_json
 from rotquant.recipes.method import DOING, ROLES, Method, Role
 from rotquant.recipes.registry import settings_by_name
 from rotquant.recipes.schemes import (
     Calibration,
-    Metric,
     QuantizationScheme,
     RotationScheme,
     WeightQuantization,
@@ -28,8 +20,6 @@ from rotquant.recipes.schemes import (
 
 #: Fields that act while the model runs; all others decide the stored weights.
 RUNTIME_FIELDS = ("activations", "attention_output", "keys", "values")
-
-_METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
 
 class Recipe(Frozen):
@@ -187,82 +177,6 @@ class Recipe(Frozen):
             return part
         settings = {self.learner.name: self.learner.model_dump(mode="json")}
         return part | {"methods": settings} | self.learner.learns_from(self)
-
-
-class Run(Frozen):
-    """One measurement: a recipe on a checkpoint with a seed, measured by a metric. Its key is the name of its result.
-
-    checkpoint: a local folder or a hub id; where it lies is not part of the key, `checkpoint_digest` is.
-    corpora: the text behind each corpus name that the recipe and the metric use.
-    seed: draws the rotation, calibration samples and the order of learning (`Recipe.is_random`); normalised to 0 where
-        nothing is random, so equal cells have equal keys.
-    dtype: floating-point type of the simulated network.
-    """
-
-    checkpoint: str
-    checkpoint_digest: str
-    recipe: Recipe
-    metric: Metric
-    corpora: dict[str, CorpusSpec]
-    seed: int = 0
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _normalise(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            recipe = Recipe.model_validate(data.get("recipe", {}))
-            if not recipe.needs_calibration:
-                recipe = recipe.model_copy(update={"calibration": None})
-            metric = _METRIC.validate_python(data.get("metric", {"kind": "perplexity"}))
-            texts = [recipe.calibration, *(method.own_text for method in recipe.methods.values())]
-            used = {text.corpus for text in (*texts, metric) if text and text.corpus is not None}
-            corpora = data.get("corpora", {})
-            missing = used - set(corpora)
-            if missing:
-                raise ValueError(f"corpus {sorted(missing)[0]!r} is not defined under corpora")
-            corpora = {name: corpora[name] for name in sorted(used)}
-            data = {**data, "recipe": recipe, "metric": metric, "corpora": corpora}
-            if not recipe.is_random:
-                data["seed"] = 0
-        return data
-
-    def identity(self) -> dict[str, Any]:
-        """What the key is computed from."""
-        return self.model_dump(mode="json", exclude={"checkpoint"})
-
-    @cached_property
-    def key(self) -> str:
-        """Name of this run's result: 16 hexadecimal digits."""
-        return short_hash(canonical_json(self.identity()))
-
-    @cached_property
-    def rotation_key(self) -> str | None:
-        """Name of the learned rotations this run needs, or None where nothing is learned."""
-        learner = self.recipe.learner
-        if learner is None:
-            return None
-        return self._key({"recipe": self.recipe.learned(), "text": self._text(learner.own_text)})
-
-    @cached_property
-    def weights_key(self) -> str | None:
-        """Name of the stored weights this run needs, or None when it uses the checkpoint as it is."""
-        stored = self.recipe.stored()
-        if not any(stored.values()):
-            return None
-        learned = {} if self.rotation_key is None else {"rotation": self.rotation_key}
-        calibration = self._text(self.recipe.calibration)
-        own = {name: self._text(text) for name, text in self.recipe.own_texts.items()}
-        texts = {"own_corpora": own} if own else {}
-        return self._key({"recipe": stored, "calibration_corpus": calibration, **texts, **learned})
-
-    def _text(self, calibration: Calibration | None) -> dict[str, Any] | None:
-        return None if calibration is None else self.corpora[calibration.corpus].model_dump(mode="json")
-
-    def _key(self, part: dict[str, Any]) -> str:
-        """A key of a part of the run, together with checkpoint, seed and type."""
-        common = {"checkpoint_digest": self.checkpoint_digest, "seed": self.seed, "dtype": self.dtype}
-        return short_hash(canonical_json({**common, **part}))
 
 
 def parse_recipe(data: dict[str, Any], where: str) -> Recipe:

@@ -318,7 +318,7 @@ class _Execution:
 
 def _in_order(plan: Plan, asked: Wanted, found: Mapping[tuple[str, str], Unit]) -> list[Unit]:
     """Units by the tables that are asked for, the largest models first, and what they need before them."""
-    size = functools.cache(lambda checkpoint: folder_size(plan.checkpoint_path(checkpoint), "*.safetensors"))
+    size = functools.cache(lambda checkpoint: folder_size(checkpoint, "*.safetensors"))
     table: dict[str, int] = {}  # the first that shows a run
     for number, part in enumerate(asked.parts):
         for run in plan.parts[part].runs:

@@ -5,13 +5,15 @@ It takes seconds, so it is done once per configuration and state of the sources 
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rotquant.bench.records import BENCH
+from rotquant.bench.registry import benchmark_digest
 from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.identity.code import stage_digest
+from rotquant.identity.run import Run
+from rotquant.identity.texts import files_behind
 from rotquant.models.checkpoints import base_folder
-from rotquant.recipes.recipe import Run
-from rotquant.study.digests import benchmark_digest, code_digest
 from rotquant.study.plan import (
     LARGE,
     Places,
@@ -37,9 +39,15 @@ def places_seen(project: Project) -> Places:
     checkpoints = {slot.checkpoint for slot in project.config.slots.values()}
     bases = (base_folder(project.checkpoint_path(name)) for name in checkpoints)
     checkpoints |= {os.path.relpath(base, project.root.resolve()) for base in bases if base is not None}
-    every = (part for corpus in project.config.corpora.values() for part in corpus.sources)
-    corpora = {corpus.path for corpus in every if corpus.source == "local"}
-    return Places(content=tuple(sorted({*checkpoints, str(BENCH)})), existence=tuple(sorted(filter(None, corpora))))
+    portions = {portion for run in project.runs.values() for portion in run.portions}
+    corpora = project.config.corpora
+    texts = {str(path) for name, split, size in portions for path in files_behind(corpora[name], split, size)}
+    every = (part for name in {name for name, *_ in portions} for part in corpora[name].sources)
+    hub: set[tuple[Literal["model", "dataset"], str]] = {
+        ("dataset", str(corpus.path)) for corpus in every if corpus.source == "hub"
+    }
+    hub |= {("model", name) for name in checkpoints - _local(project, checkpoints)}
+    return Places(content=tuple(sorted({*checkpoints, *texts, str(BENCH)})), hub=tuple(sorted(hub)))
 
 
 def make_plan(project: Project, inputs: str, sources: str) -> Plan:
@@ -59,8 +67,8 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         device=project.config.device,
         tracking=project.config.tracking,
         allow_code_execution=project.config.allow_code_execution,
-        codes={stage: code_digest(stage) for stage in STAGES},
-        local=tuple(sorted(_local(project))),
+        codes={stage: stage_digest(stage) for stage in STAGES},
+        local=tuple(sorted(_local(project, {run.checkpoint for run in project.runs.values()}))),
         tables={name: _table(project, name) for name in project.tables},
         speed={name: _speed(project, name) for name in project.speed},
         settings={name: _settings(project, name) for name in project.settings},
@@ -76,11 +84,12 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
 
 
 def definition(project: Project, name: str) -> str:
-    """Digest of what a table's files say besides the numbers computed: its YAML, the published values, the slots."""
+    """Digest of what a table follows from besides the numbers computed: YAML, published values, slots, its runs."""
     table = project.table(name)
     published = sorted((*cell, *map(str, printed)) for cell, printed in project.published(table).items())
     slots = {column: project.slot(table, column).model_dump(mode="json") for column in project.columns(table)}
-    return short_hash(canonical_json([table.model_dump(mode="json"), published, slots]))
+    keys = [run.key for cell in project.cells(name) for run in cell.runs]
+    return short_hash(canonical_json([table.model_dump(mode="json"), published, slots, keys]))
 
 
 def speed_definition(project: Project, name: str) -> str:
@@ -90,8 +99,7 @@ def speed_definition(project: Project, name: str) -> str:
     return short_hash(canonical_json([[table.model_dump(mode="json") for table in tables], texts]))
 
 
-def _local(project: Project) -> set[str]:
-    checkpoints = {run.checkpoint for run in project.runs.values()}
+def _local(project: Project, checkpoints: set[str]) -> set[str]:
     return {name for name in checkpoints if project.checkpoint_path(name) != name or Path(name).is_absolute()}
 
 
@@ -138,13 +146,13 @@ def _part(project: Project, name: str, runs: tuple[Run, ...]) -> PlannedPart:
 
 
 def _weights(project: Project, run: Run) -> PlannedWeights:
-    code = code_digest("weights", run.recipe)
+    code = stage_digest("weights", run.recipe)
     return PlannedWeights(label=_place(project, run), code=code, run=run.key, rotation=run.rotation_key)
 
 
 def _rotation(project: Project, key: str) -> PlannedRotation:
     run = project.rotations[key][0]
-    return PlannedRotation(label=_place(project, run), code=code_digest("rotations", run.recipe), run=run.key)
+    return PlannedRotation(label=_place(project, run), code=stage_digest("rotations", run.recipe), run=run.key)
 
 
 def _run(project: Project, run: Run, shared: dict[str, Any]) -> PlannedRun:
@@ -159,7 +167,7 @@ def _run(project: Project, run: Run, shared: dict[str, Any]) -> PlannedRun:
     return PlannedRun(
         label=f"{_place(project, run)}, {run.metric.kind.replace('_', ' ')}",
         fields=fields,
-        code=code_digest("runs", run.recipe, run.metric),
+        code=stage_digest("runs", run.recipe),
         batch_size=batch_size,
         weights=run.weights_key,
         tasks=task_set(run),

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -15,7 +15,7 @@ from rotquant.foundation.errors import ConfigError, ResultError, lookup
 from rotquant.foundation.files import canonical_json, short_hash, write_json, write_text
 
 if TYPE_CHECKING:
-    from rotquant.recipes.recipe import Run
+    from rotquant.identity.run import Run
 
 T = TypeVar("T")
 
@@ -33,11 +33,11 @@ class Entry(BaseModel):
 class Places(Entry):
     """The places that decide what a plan says and are not read whole for it, relative to the project or absolute.
 
-    content: checkpoints and records of speed. existence: corpora, of which a plan asks only that they are there.
+    content: checkpoints, records of speed and the files of texts. hub: models and data sets of the hub, as (kind, id).
     """
 
     content: tuple[str, ...]
-    existence: tuple[str, ...]
+    hub: tuple[tuple[Literal["model", "dataset"], str], ...]
 
 
 class PlannedCell(Entry):
@@ -120,7 +120,7 @@ class PlannedRotation(Entry):
 class Plan(Entry):
     """What is to be computed under one configuration.
 
-    inputs: digest of all that the plan follows from. sources: of the files with all code. config: as the data of one
+    inputs: digest of all that the plan follows from. sources: of all code then. config: as the data of one
     file that stands alone. codes: digest of the code of the stages that do not depend on a recipe. local: checkpoints
     that are folders. shared: recipes, metrics and corpora of the runs, each once.
     """
@@ -194,14 +194,14 @@ class Plan(Entry):
         Raises:
             ConfigError: when no table asks for it under this configuration.
         """
-        from rotquant.recipes.recipe import Run  # recipes take time to load, and most readers of a plan need none
+        from rotquant.identity.run import Run  # recipes take time to load, and most readers of a plan need none
 
         fields = self.planned(key).fields
         return Run.model_validate({**fields, **{name: self.shared[fields[name]] for name in LARGE}})
 
-    def checkpoint_path(self, checkpoint: str) -> str:
-        """Where a checkpoint lies: a path that is valid from anywhere, or its id on the hub."""
-        return str(Path.cwd() / checkpoint) if checkpoint in self.local else checkpoint
+    def place(self, run: "Run") -> str:
+        """Where a run's checkpoint lies: a path that is valid from anywhere, or its id on the hub with the commit."""
+        return str(Path.cwd() / run.checkpoint) if run.checkpoint in self.local else run.checkpoint_digest
 
 
 #: Fields of a run that many runs share.

@@ -16,9 +16,12 @@ from pydantic import ValidationError
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, lookup
 from rotquant.foundation.files import canonical_json, folder_size, short_hash
-from rotquant.models.checkpoints import base_folder, checkpoint_digest
+from rotquant.identity.checkpoints import checkpoint_digest
+from rotquant.identity.run import Portion, Run, named
+from rotquant.identity.texts import text_digest
+from rotquant.models.checkpoints import base_folder
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Run, check_widths, override_all
+from rotquant.recipes.recipe import check_widths, override_all
 from rotquant.recipes.schemes import Metric
 from rotquant.study.configuration import PAPERS, Config, Slot, find_root, load_config
 from rotquant.study.quantities import Quantity, called
@@ -218,6 +221,21 @@ class Project:
             raise ConfigError(f"{self.config.where('slots', slot, 'checkpoint')}: {error}") from None
 
     @functools.cache  # noqa: B019
+    def text(self, portion: Portion) -> str:
+        """Digest of a text, or of its head; `unread` where it cannot be read now."""
+        corpus, split, characters = portion
+        return text_digest(self.config.corpora[corpus], split, characters)
+
+    def run_of(self, data: dict[str, Any]) -> Run:
+        """A run with the digests of the texts that it reads.
+
+        Raises:
+            ValidationError: it is not valid.
+        """
+        run = Run.model_validate(data)
+        return run.model_copy(update={"texts": {named(*portion): self.text(portion) for portion in run.portions}})
+
+    @functools.cache  # noqa: B019
     def widths(self, slot: str) -> dict[str, int]:
         """Input features of the linear layers of a slot's checkpoint, by site; nothing for one that is not here."""
         place = Path(self.checkpoint_path(self.config.slot(slot).checkpoint))
@@ -255,7 +273,7 @@ class Project:
             "dtype": self.config.dtypes.get(table.paper, self.config.dtype),
         }
         try:
-            runs = [Run.model_validate({**data, "seed": seed}) for seed in self.seeds(table)]
+            runs = [self.run_of({**data, "seed": seed}) for seed in self.seeds(table)]
         except ValidationError as error:
             raise ConfigError(f"{where}: {first_problem(error)}.") from None
         return tuple({run.key: run for run in runs}.values())

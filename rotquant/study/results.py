@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json, write_json
-from rotquant.recipes.recipe import Run
+from rotquant.identity.run import Run
 from rotquant.study.quantities import quantities
 from rotquant.study.samples import Samples, check_samples
 
@@ -143,8 +143,8 @@ def read_result(path: Path) -> RunResult:
         raise _damaged(path, first_problem(error)) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from None
-    if data.get("key") != run.key:
-        raise _damaged(path, f"its run has the key {run.key}, the file says {data.get('key')}")
+    if not data.get("key") == run.key == path.stem:
+        raise _damaged(path, f"its name is not the key of its run, {run.key}, and it says {data.get('key')}")
     return result
 
 

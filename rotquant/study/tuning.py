@@ -20,13 +20,14 @@ import yaml
 from rotquant.foundation.data import merge
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError, nearest
-from rotquant.foundation.files import read_json, write_json
+from rotquant.foundation.files import read_json, short_hash, write_json
 from rotquant.foundation.progress import silenced, task
+from rotquant.identity.code import stage_digest
+from rotquant.identity.run import Run
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Recipe, Run, check_widths, override_all
+from rotquant.recipes.recipe import Recipe, check_widths, override_all
 from rotquant.recipes.schemes import Metric, Perplexity
 from rotquant.study.configuration import Slot
-from rotquant.study.digests import code_digest
 from rotquant.study.project import Project
 from rotquant.study.resolution import resolve
 from rotquant.study.results import ROTATION_RECORD
@@ -101,7 +102,7 @@ def tuning_run(project: Project, slot: Slot, recipe: Recipe, changes: dict[str, 
         raise ConfigError("settings are chosen on validation text: test text is for the tables' own numbers.")
     chosen = resolve(override_all(recipe, [changes], "--grid"), slot, f"slot {slot.name}", changes)
     check_widths(chosen, project.widths(slot.name))
-    return Run.model_validate(
+    return project.run_of(
         {
             "checkpoint": slot.checkpoint,
             "checkpoint_digest": project.digest(slot.name),
@@ -164,9 +165,7 @@ def tune(
     }
     known: dict[str, Any] = read_json(record, "record of a tuning")["runs"] if record.exists() else {}
     checkpoint = project.checkpoint_path(slot.checkpoint)
-    jobs = [
-        TuningJob(run, checkpoint, device, slot.batch_size, code_digest("weights", run.recipe)) for run in runs.values()
-    ]
+    jobs = [TuningJob(run, checkpoint, device, slot.batch_size, _code(run)) for run in runs.values()]
     lacking = [job for job in jobs if known.get(job.run.key, {}).get("code_digest") != job.code]
     with task(f"tuning {method} on {slot.name}", "run", len(lacking)) as under_way:
         for job, numbers in _measured(lacking, workers):
@@ -189,6 +188,11 @@ class TuningJob:
     device: str
     batch_size: int
     code: str
+
+
+def _code(run: Run) -> str:
+    """Digest of the code that learns, quantizes and measures a run."""
+    return short_hash("".join(stage_digest(stage, run.recipe) for stage in ("rotations", "weights", "runs")))
 
 
 def _measured(jobs: Sequence[TuningJob], workers: int) -> Iterator[tuple[TuningJob, dict[str, float]]]:

@@ -15,7 +15,7 @@ from rotquant.recipes.corpus import (
     content_hash,
     expected_hashes,
 )
-from rotquant.text.loading import corpus_identity, load_rows, load_text
+from rotquant.text.loading import corpus_identity, load_rows, load_text, text_files
 from rotquant.text.windows import BOS, NO_BOS, Tokens, bos_of, calibration_samples, evaluation_windows, tokenize
 
 __all__ = [
@@ -36,5 +36,6 @@ __all__ = [
     "expected_hashes",
     "load_rows",
     "load_text",
+    "text_files",
     "tokenize",
 ]

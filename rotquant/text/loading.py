@@ -13,11 +13,12 @@ from typing import Any
 
 from rotquant.foundation.errors import CorpusError
 from rotquant.foundation.files import cache_folder
+from rotquant.foundation.hub import commit_of
 from rotquant.foundation.progress import at_terminal, downloading, task
 from rotquant.recipes.corpus import INSTALLED, SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
 from rotquant.text.docstrings import docstring_rows
-from rotquant.text.modules import module_rows
-from rotquant.text.packages import versions
+from rotquant.text.modules import module_names, module_rows
+from rotquant.text.packages import PACKAGES, lists_of_files, package_files, versions
 
 _BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
 _SPLIT_NAMES = {"train": {"train"}, "validation": {"validation", "valid", "val", "dev"}, "test": {"test"}}
@@ -53,6 +54,23 @@ def load_rows(
         cut = f" ({share}; a folder with a file for each split says otherwise)" if share else ""
         raise CorpusError(f"Corpus {spec.name}: split {split!r} of {spec.path} holds no text{cut}.")
     return selected
+
+
+def text_files(
+    spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path | None = None
+) -> list[Path]:
+    """The files of this machine, or the folder, that decide what `load_rows` reads of a split.
+
+    Of installed packages also their lists of files, which change with the version. A mixed or hub corpus has none of
+    its own. Raises as `load_rows` does.
+    """
+    if spec.source == "modules":
+        names = module_names(split, cache or cache_folder("corpora"), max_characters)
+        installed = dict(package_files(PACKAGES[split]))
+        return [*(installed[name] for name in names), *lists_of_files(split)]
+    if spec.source == "docstrings":
+        return lists_of_files(split)
+    return [_root(spec)] if spec.source == "local" else []
 
 
 def load_text(
@@ -108,7 +126,8 @@ def _hub_rows(spec: CorpusSpec, split: Split, max_characters: int | None) -> Ite
     try:
         with downloading(str(spec.path)), _bars_at_terminals():
             streaming: Any = max_characters is not None  # the library declares True and False apart
-            data = load_dataset(str(spec.path), spec.subset, split=split, streaming=streaming)
+            commit = commit_of("dataset", str(spec.path))
+            data = load_dataset(str(spec.path), spec.subset, split=split, streaming=streaming, revision=commit)
     except Exception as error:  # The hub client has many failure types, some from libraries below it.
         reason = str(error).strip().split("\n")[0][:200]
         raise CorpusError(

@@ -105,6 +105,13 @@ def _is_text(name: str) -> bool:
     )
 
 
+def lists_of_files(split: Split) -> list[Path]:
+    """The installed lists of files of the packages that decide a split: replaced with every other version."""
+    names = {name for one in (*earlier(split), split) for name in PACKAGES[one]}
+    found = (_distribution(name) for name in sorted(names))
+    return [Path(str(one.locate_file("")), str(getattr(one, "_path", "")), "RECORD") for one in found if one]
+
+
 def earlier(split: Split) -> tuple[Split, ...]:
     """The splits that a text goes to before this one."""
     return PRECEDENCE[: PRECEDENCE.index(split)]

@@ -8,8 +8,8 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from rotquant.foundation.errors import RotquantError
-from rotquant.study.currency import Currency
 from rotquant.study.planning import current_plan
+from rotquant.study.states import States
 
 
 def sentence(function, *arguments):
@@ -23,7 +23,7 @@ def sentence(function, *arguments):
 # The files of --configfile are read there and not taken as `config`, where Snakemake has merged them: a file that stands
 # alone would show no trace of that. The plan's file is named by all that it follows from, so a running job's stays.
 PLAN = sentence(current_plan, Path.cwd(), workflow.overwrite_configfiles, workflow.config_settings.config)
-CURRENT = Currency(PLAN)
+CURRENT = States(PLAN)
 
 # The commands are those of the environment that runs Snakemake, activated or not.
 shell.prefix(f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; set -euo pipefail; ")
@@ -47,7 +47,7 @@ wildcard_constraints:
 
 
 # What a rule's command is given to: messages to the log, and earlier results kept when it fails (see there). A rule's one
-# parameter says whether its output is current (rotquant/study/currency.py).
+# parameter says whether its output is current (rotquant/study/states.py).
 JOB = "STATE={params.current} OMP_NUM_THREADS=1 workflow/scripts/job.sh {output[0]} {log} rotquant "
 BY_PLAN = " --plan {PLAN.path}"
 

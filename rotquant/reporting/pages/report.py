@@ -7,8 +7,8 @@ recorded on another machine say on which. Nothing is printed that no result file
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from rotquant.identity.run import Run
 from rotquant.metrics.zeroshot.suites import Task, quoted, task_names
-from rotquant.recipes.recipe import Run
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.reporting.claims import outcomes
 from rotquant.reporting.pages import origins

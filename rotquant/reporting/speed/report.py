@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rotquant.bench.registry import benchmark_digest
 from rotquant.reporting.pages.model import Fact, Grid, Report
 from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.speed.claims import outcomes
@@ -15,7 +16,6 @@ from rotquant.reporting.speed.limits import MEMORY, ceilings
 from rotquant.reporting.speed.numbers import Measured, Numbers, Source, read_numbers
 from rotquant.reporting.words.describe import is_of_the_paper, lead, title
 from rotquant.reporting.words.templates import sentences
-from rotquant.study.digests import is_current
 from rotquant.study.project import Project
 from rotquant.study.results import table_path
 from rotquant.study.speed.definitions import SpeedTable
@@ -79,7 +79,7 @@ def _drawn_grids(project: Project, table: SpeedTable, drawn: Mapping[str, Measur
 
 def _facts(source: Source) -> list[Fact]:
     """The device, the circumstances of each sitting that cells come from, and the code."""
-    older = sum(not is_current(cell.benchmark, cell.code) for cell in source.record.cells)
+    older = sum(cell.code != benchmark_digest(cell.benchmark) for cell in source.record.cells)
     return Fact.of(sentences(WORDS, "facts", source=source, older=older))
 
 

@@ -2,7 +2,8 @@
 
 import re
 
-from rotquant.recipes.recipe import Recipe, Run
+from rotquant.identity.run import Run
+from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.study.configuration import Slot
 from rotquant.study.project import Project

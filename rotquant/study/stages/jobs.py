@@ -1,27 +1,37 @@
 """What is done with a plan: rotations, weights or runs that are not current are computed by their stage, and recorded.
 
-So an interrupted job continues where it was. The working folder is the project's. Digests of code are the plan's as
-long as the sources are those that it was made from.
+So an interrupted job continues where it was. The working folder is the project's. What computes is the code, the
+checkpoint and the texts that the plan names, or nothing: a difference ends the job in a sentence.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import check_output_file, json_text, read_json, write_json, write_text
-from rotquant.recipes.recipe import Run
+from rotquant.identity.checkpoints import refuse_other
+from rotquant.identity.code import refuse_other_code
+from rotquant.identity.records import (
+    check_signed,
+    none_newer,
+    rotation_is_current,
+    run_is_current,
+    signed,
+    weights_are_current,
+)
+from rotquant.identity.run import Run
 from rotquant.recipes.schemes import ZeroShot
-from rotquant.study.currency import current_result, none_newer, rotation_is_current, weights_are_current
 from rotquant.study.plan import Plan
-from rotquant.study.planning import sources_digest
 from rotquant.study.quantities import quantities
 from rotquant.study.results import (
+    HISTORY_FILE,
     ROTATION_RECORD,
+    ROTATIONS_FILE,
     WEIGHTS_RECORD,
     RunResult,
     part_path,
+    read_result,
     rotation_path,
     run_path,
     task_set_path,
@@ -45,9 +55,10 @@ def learn_rotations(plan: Plan, key: str, say: Say, again: bool = False) -> None
     check_output_file(folder / ROTATION_RECORD)
     from rotquant.study.stages.rotations import compute_rotations  # torch, once it is known to be needed
 
-    code = _code(plan, planned.code, "rotations", planned.run)
-    record = compute_rotations(run, plan.checkpoint_path(run.checkpoint), folder, plan.device, code)
-    write_json(folder / ROTATION_RECORD, record)
+    _check_inputs(plan, "rotations", planned.code, run)
+    record = compute_rotations(run, plan.place(run), folder, plan.device, planned.code)
+    _check_inputs(plan, "rotations", planned.code, run)
+    write_json(folder / ROTATION_RECORD, signed(record, run.rotation_identity() or {}))
     say(f"rotations {key}: {record['seconds']:.1f} s")
 
 
@@ -64,15 +75,17 @@ def make_weights(plan: Plan, key: str, say: Say, again: bool = False) -> None:
     folder, run = weights_path(key), plan.run(planned.run)
     rotation = None if planned.rotation is None else rotation_path(planned.rotation)
     if rotation is not None:
-        _rotation_record(rotation)
+        check_signed(_rotation_record(rotation), rotation / ROTATION_RECORD)
     record = folder / WEIGHTS_RECORD
     check_output_file(record)
     from rotquant.models.checkpoints import MANIFEST
     from rotquant.study.stages.weights import compute_weights
 
-    code = _code(plan, planned.code, "weights", planned.run)
-    provenance = compute_weights(run, plan.checkpoint_path(run.checkpoint), folder, plan.device, code, rotation)
-    write_json(record, {**provenance, "digests": read_json(folder / MANIFEST, "manifest")["digests"]})
+    _check_inputs(plan, "weights", planned.code, run)
+    provenance = compute_weights(run, plan.place(run), folder, plan.device, planned.code, rotation)
+    _check_inputs(plan, "weights", planned.code, run)
+    made = {**provenance, "digests": read_json(folder / MANIFEST, "manifest")["digests"]}
+    write_json(record, signed(made, run.weights_identity() or {}))
     say(f"weights {key}: {provenance['seconds']:.1f} s")
 
 
@@ -100,21 +113,26 @@ def measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> N
         ConfigError: no table asks for one of them.
         ResultError: the weights that one needs are not there.
     """
-    waiting: dict[tuple[str, str | None], list[Run]] = {}
+    waiting: dict[str, list[Run]] = {}
     for key in keys:
         if again or result_current(plan, key) is None:
             run = plan.run(key)
-            waiting.setdefault((run.checkpoint, run.weights_key), []).append(run)
-    for (checkpoint, weights_key), members in waiting.items():
+            waiting.setdefault(run.weights_key or run.checkpoint_digest, []).append(run)
+    for members in waiting.values():
         check_output_file(run_path(members[0].key))
         from rotquant.study.stages.runs import measure_runs
 
-        weights = _weights_record(plan, members[0].key)
+        weights, weights_key = _weights_record(plan, members[0].key), members[0].weights_key
+        if weights is not None and weights_key is not None:
+            check_signed(weights, weights_path(weights_key) / WEIGHTS_RECORD)
         folder = None if weights_key is None else weights_path(weights_key)
-        place, batch_size = plan.checkpoint_path(checkpoint), plan.planned(members[0].key).batch_size
-        codes = [_run_code(plan, run.key) for run in members]
+        place, batch_size = plan.place(members[0]), plan.planned(members[0].key).batch_size
+        codes = [plan.planned(run.key).code for run in members]
         allowed = plan.allow_code_execution
+        for run in members:
+            _check_inputs(plan, "runs", plan.planned(run.key).code, run)
         for run, found, provenance in measure_runs(members, place, folder, plan.device, batch_size, codes, allowed):
+            _check_inputs(plan, "runs", plan.planned(run.key).code, run)
             result = RunResult(run, found.metrics, provenance, weights, found.arrays, found.samples, found.texts)
             write_result(run_path(run.key), result)
             say(_summary(result))
@@ -134,9 +152,13 @@ def record_part(plan: Plan, name: str, values: Mapping[str, float]) -> None:
 
 
 def rotation_current(plan: Plan, key: str, at_hand: bool = True) -> bool:
-    """Whether rotations were learned by the code as it is, and whether they are here, where they must be."""
-    planned = plan.rotation(key)
-    return rotation_is_current(rotation_path(key), _code(plan, planned.code, "rotations", planned.run), at_hand)
+    """Whether rotations were learned by the planned code, and whether they are here, where they must be."""
+    folder = rotation_path(key)
+    path = folder / ROTATION_RECORD
+    if not path.exists() or not (folder / HISTORY_FILE).exists():
+        return False
+    record = read_json(path, "record of rotations")
+    return rotation_is_current(record, path, plan.rotation(key).code, folder / ROTATIONS_FILE, at_hand)
 
 
 def weights_at_hand(key: str) -> bool:
@@ -145,7 +167,7 @@ def weights_at_hand(key: str) -> bool:
 
 
 def weights_current(plan: Plan, key: str) -> bool:
-    """Whether weights were stored by the code as it is and with the rotations that are here; they may lie elsewhere."""
+    """Whether weights were stored by the planned code and with the rotations that are here; they may lie elsewhere."""
     planned, record = plan.stored(key), weights_path(key) / WEIGHTS_RECORD
     if not record.exists():
         return False
@@ -155,35 +177,33 @@ def weights_current(plan: Plan, key: str) -> bool:
         if not path.exists():
             return False
         learned = read_json(path, "record of rotations")["digest"]
-    code = _code(plan, planned.code, "weights", planned.run)
-    return weights_are_current(read_json(record, "weights record"), code, learned)
+    return weights_are_current(read_json(record, "weights record"), record, planned.code, learned)
 
 
 def result_current(plan: Plan, key: str) -> RunResult | None:
-    """A run's result where it is there, by the code as it is, on the weights that are there and of the same items."""
-    planned = plan.planned(key)
-    if planned.weights is not None and not (weights_path(planned.weights) / WEIGHTS_RECORD).exists():
+    """A run's result where it is there and whole, by the planned code, on the weights and the tasks that are there."""
+    planned, path = plan.planned(key), run_path(key)
+    lacks_weights = planned.weights is not None and not (weights_path(planned.weights) / WEIGHTS_RECORD).exists()
+    if lacks_weights or not path.exists():
         return None
     tasks = None if planned.tasks is None else task_set_path(planned.tasks)
     record = read_json(tasks, "record of tasks") if tasks is not None and tasks.exists() else None
-    return current_result(run_path(key), _run_code(plan, key), _weights_record(plan, key), record)
+    try:
+        result = read_result(path)
+    except ResultError:
+        return None
+    stored = _weights_record(plan, key)
+    return result if run_is_current(result.provenance, result.weights, planned.code, stored, record) else None
 
 
-def _run_code(plan: Plan, key: str) -> str:
-    return _code(plan, plan.planned(key).code, "runs", key)
+def _check_inputs(plan: Plan, stage: str, code: str, run: Run) -> None:
+    """Refuse to compute, or to record, what is not of the planned code and checkpoint.
 
-
-def _code(plan: Plan, planned: str, stage: str, key: str) -> str:
-    """The digest of the code that computes now, for a run: the plan's, or taken anew if sources were edited."""
-    if plan.sources == _sources():
-        return planned
-    from rotquant.study.digests import code_digest  # which reads the sources of all that a stage uses
-
-    run = plan.run(key)
-    return code_digest(stage, run.recipe, run.metric if stage == "runs" else None)
-
-
-_sources = functools.cache(sources_digest)
+    Raises:
+        CheckpointError, ResultError: they are others now.
+    """
+    refuse_other_code(code, plan.sources, stage, run.recipe)
+    refuse_other(plan.place(run), run.checkpoint_digest)
 
 
 def _weights_record(plan: Plan, key: str) -> dict[str, Any] | None:

@@ -2,7 +2,8 @@
 that has done so. Nothing of it asks for a GPU, which a forked process could not use then.
 """
 
-# ruff: noqa: F401
+# ruff: noqa: F401, I001
+import rotquant.identity.code  # first: it takes the digest of all code before the code is loaded
 import transformers.modeling_utils
 import transformers.models.auto.modeling_auto
 import transformers.models.auto.tokenization_auto

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import read_json
-from rotquant.recipes.recipe import Run
+from rotquant.identity.run import Run, named
 from rotquant.recipes.schemes import (
     SNR,
     Calibration,
@@ -29,7 +29,7 @@ from rotquant.recipes.schemes import (
 )
 from rotquant.study.results import HISTORY_FILE
 from rotquant.study.samples import Samples, pack
-from rotquant.text import NO_BOS, Tokens
+from rotquant.text import NO_BOS, Split, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -79,8 +79,13 @@ class Subject:
         self, metric: Perplexity | SNR | Magnitudes | Outliers | MaximaByToken | OutlierTokens
     ) -> tuple[Tokens, dict[str, Any]]:
         """The tokens that a metric looks at, and what provenance says of them."""
-        tokens, identity = self.text(self.run.corpora[metric.corpus], metric.split)
+        tokens, identity = self.read(metric.corpus, metric.split)
         return tokens, {"corpora": {"evaluation": identity}}
+
+    def read(self, corpus: str, split: Split, characters: int | None = None) -> tuple[Tokens, dict[str, Any]]:
+        """The tokens of a planned text, and what provenance says of it."""
+        planned = self.run.texts.get(named(corpus, split, characters))
+        return self.text(self.run.corpora[corpus], split, characters, planned)
 
 
 def perplexity(metric: Perplexity, subject: Subject) -> Measurement:
@@ -161,7 +166,7 @@ def weight_kurtosis(metric: WeightKurtosis, subject: Subject) -> Measurement:
     if quantized:
         raise RecipeError(f"weight_kurtosis rounds weights by itself: leave {quantized[0]} out of the recipe.")
     calibration = Calibration(samples=metric.samples, sequence_length=metric.sequence_length)
-    tokens, identity = subject.text(subject.run.corpora[metric.corpus], "train", calibration.characters)
+    tokens, identity = subject.read(metric.corpus, "train", calibration.characters)
     samples = calibration_samples(tokens, calibration, subject.run.seed)
     metrics, arrays = weight_kurtosis(subject.model, subject.reference(), samples, metric)
     return Measurement(metrics, {"corpora": {"calibration": identity}}, arrays)

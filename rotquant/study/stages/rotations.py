@@ -11,7 +11,7 @@ from typing import Any
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import file_digest, write_json
 from rotquant.foundation.progress import task
-from rotquant.recipes.recipe import Run
+from rotquant.identity.run import Run
 from rotquant.study.results import HISTORY_FILE, ROTATIONS_FILE
 from rotquant.study.stages.text import text_samples
 
@@ -39,7 +39,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
     learner, text = run.recipe.learned_by
     accelerator = torch_device(device)
     model, tokenizer = load_checkpoint(checkpoint, learning_dtype(torch_dtype(run.dtype)), "cpu")
-    samples, corpus = text_samples(run.corpora[text.corpus], text, tokenizer, run.seed)
+    samples, corpus = text_samples(run, text, tokenizer)
     unfinished = folder / f"unfinished-{code}"  # what other code began is not continued
     learned = learner.learn(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
     save_rotations(folder / ROTATIONS_FILE, learned.rotations, learned.history)

@@ -11,7 +11,7 @@ from typing import Any
 
 from rotquant.foundation.environment import environment
 from rotquant.foundation.progress import task
-from rotquant.recipes.recipe import Run
+from rotquant.identity.run import Run
 from rotquant.study.stages import measures
 from rotquant.study.stages.measures import Measurement, Subject
 from rotquant.study.stages.text import token_ids
@@ -51,7 +51,7 @@ def measure_runs(
         model, tokenizer = load_checkpoint(checkpoint, dtype, accelerator)
     else:
         model, tokenizer, state = load_quantized(folder, accelerator, dtype)
-    text = functools.cache(lambda spec, split, characters=None: token_ids(spec, split, tokenizer, characters))
+    text = functools.cache(lambda spec, split, *more: token_ids(spec, split, tokenizer, *more))
     reference = functools.cache(lambda: load_checkpoint(checkpoint, dtype, accelerator)[0].eval())
     for run, code in zip(runs, codes, strict=True):
         with quantized_forward(model, run.recipe, state):

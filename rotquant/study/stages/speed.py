@@ -14,13 +14,12 @@ from typing import Any
 import torch
 
 from rotquant.bench.records import CellRecord, Measurement, Record, Sitting, read_record, write_record
-from rotquant.bench.registry import find
+from rotquant.bench.registry import benchmark_digest, find
 from rotquant.bench.timing.cpu import cpu_label, cpu_state
 from rotquant.bench.timing.gpu import gpu_state
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import KernelError, ResultError, RotquantError
-from rotquant.study.digests import benchmark_digest, is_current
 from rotquant.study.speed.definitions import SpeedCell, SpeedTable, matches
 
 Progress = Callable[[int, int, SpeedCell, str], None]
@@ -162,7 +161,7 @@ def _retried(record: Record | None, table: SpeedTable, gpu: str) -> Record:
 
 
 def _is_current(cell: CellRecord) -> bool:
-    return is_current(cell.benchmark, cell.code)
+    return cell.code == benchmark_digest(cell.benchmark)
 
 
 def _wanted(table: SpeedTable, patterns: tuple[str, ...], quick: bool) -> list[SpeedCell]:

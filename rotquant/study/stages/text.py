@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rotquant.foundation.files import atomic_path
+from rotquant.identity.run import Run, named
+from rotquant.identity.texts import refuse_other_text
 from rotquant.recipes.schemes import Calibration
 from rotquant.text import (
     NO_BOS,
@@ -33,16 +35,32 @@ TOKENS = Path("results") / "corpora" / "tokens"
 
 
 def token_ids(
-    spec: CorpusSpec, split: Split, tokenizer: "PreTrainedTokenizerBase", max_characters: int | None = None
+    spec: CorpusSpec,
+    split: Split,
+    tokenizer: "PreTrainedTokenizerBase",
+    max_characters: int | None = None,
+    planned: str | None = None,
 ) -> tuple[Tokens, dict[str, Any]]:
     """The tokens of one split (or of its head), and what provenance says of the text.
 
+    Args:
+        planned: the digest of the text that is to be read, where somebody planned.
+
     Raises:
-        CorpusError: the text cannot be read.
+        CorpusError: the text cannot be read, or is not the planned one.
     """
+    text = load_text(spec, split, max_characters=max_characters)
+    refuse_other_text(spec, split, max_characters, text, planned)
+    tokens, identity = _tokens(spec, split, tokenizer, max_characters, text)
+    return tokens, {**identity, "ids": hashlib.sha256(tokens.ids.numpy().tobytes()).hexdigest()[:16]}
+
+
+def _tokens(
+    spec: CorpusSpec, split: Split, tokenizer: "PreTrainedTokenizerBase", max_characters: int | None, text: str
+) -> tuple[Tokens, dict[str, Any]]:
+    """The tokens of a text, kept by what decides them, and what provenance says of it."""
     import torch
 
-    text = load_text(spec, split, max_characters=max_characters)
     identity = corpus_identity(spec, (split,), max_characters=max_characters, texts={split: text})
     if tokenizer.bos_token_id is None:
         identity["note"] = NO_BOS
@@ -61,15 +79,17 @@ def token_ids(
 
 
 def text_samples(
-    spec: CorpusSpec, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase", seed: int
+    run: Run, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple["torch.Tensor", dict[str, Any]]:
     """Samples of a corpus's train split, int64 [samples, sequence_length], and what provenance says of the text.
 
     Args:
-        seed: the run's, which draws them.
+        run: whose seed draws them.
 
     Raises:
-        CorpusError: the text cannot be read or is shorter than one sample.
+        CorpusError: the text cannot be read, is shorter than one sample, or is not the planned one.
     """
-    tokens, identity = token_ids(spec, "train", tokenizer, calibration.characters)
-    return calibration_samples(tokens, calibration, seed), identity
+    corpus, characters = calibration.corpus, calibration.characters
+    planned = run.texts.get(named(corpus, "train", characters))
+    tokens, identity = token_ids(run.corpora[corpus], "train", tokenizer, characters, planned)
+    return calibration_samples(tokens, calibration, run.seed), identity

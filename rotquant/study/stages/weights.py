@@ -11,7 +11,7 @@ from typing import Any
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import canonical_json, read_json, short_hash, write_json
 from rotquant.foundation.progress import task
-from rotquant.recipes.recipe import Run
+from rotquant.identity.run import Run
 from rotquant.study.results import HISTORY_FILE, ROTATION_RECORD, ROTATIONS_FILE
 from rotquant.study.stages.text import text_samples
 
@@ -45,11 +45,10 @@ def compute_weights(
     samples, corpora = None, {}
     calibration = run.recipe.calibration
     if run.recipe.needs_calibration and calibration is not None:
-        corpus = run.corpora[calibration.corpus]
-        samples, corpora["calibration"] = text_samples(corpus, calibration, tokenizer, run.seed)
+        samples, corpora["calibration"] = text_samples(run, calibration, tokenizer)
     texts = {}
     for name, text in run.recipe.own_texts.items():
-        texts[name], corpora[name] = text_samples(run.corpora[text.corpus], text, tokenizer, run.seed)
+        texts[name], corpora[name] = text_samples(run, text, tokenizer)
     learned = None if rotation is None else read_json(rotation / ROTATION_RECORD, "record of rotations")
     # what other code began, or began on other rotations, is not continued
     unfinished = folder.with_name(f"{folder.name}.unfinished-{short_hash(canonical_json([code, learned]))}")

@@ -1,6 +1,6 @@
-"""Whether what lies on disk is there, whole and current: decided here alone, for Snakemake's rules and for their jobs.
+"""The states of the workflow's outputs: what each follows from, and what became of it.
 
-A rule's one parameter is `Currency.of`: Snakemake runs a job again when it is not what it was at the job's last end.
+A rule's one parameter is such a state: Snakemake runs a job again when it is not what it was at the job's last end.
 It changes with the code behind an output, with what the output is defined by, and with what became of the output.
 
 Snakemake deletes a job's old outputs before it starts, and a failing re-run would cost an earlier good result; outputs
@@ -9,24 +9,20 @@ a mark from its start on, which at its end becomes the state that it was started
 that failed or was interrupted in any way is of another state, and is tried again.
 """
 
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import canonical_json, file_digest, read_json, short_hash, write_text
+from rotquant.foundation.files import canonical_json, short_hash, write_text
+from rotquant.identity.records import none_newer
 from rotquant.study.plan import Plan
 from rotquant.study.results import (
     FIGURES,
     HISTORY_FILE,
     REPORTS,
     ROTATION_RECORD,
-    ROTATIONS_FILE,
     TABLES,
-    RunResult,
     part_path,
-    read_result,
     rotation_path,
     run_path,
     task_set_path,
@@ -41,7 +37,7 @@ def rotation_files(key: str) -> list[Path]:
     return [rotation_path(key) / name for name in (ROTATION_RECORD, HISTORY_FILE)]
 
 
-class Currency:
+class States:
     """The states of a plan's outputs, in the working folder."""
 
     def __init__(self, plan: Plan) -> None:
@@ -57,15 +53,14 @@ class Currency:
         Its record stands for the files of its runs and of the rotations behind them. Where one was deleted, damaged or
         made anew by hand, the job runs again: it finds the others there.
         """
-        runs = [self.plan.runs[run] for run in self.plan.part(name).runs]
+        keys = self.plan.part(name).runs
+        runs = [self.plan.runs[run] for run in keys]
         weights = [self.plan.weights[run.weights] for run in runs if run.weights]
         rotations = {one.rotation for one in weights if one.rotation}
         codes = {one.code for one in (*runs, *weights, *(self.plan.rotations[key] for key in rotations))}
         whole = all(path.exists() for rotation in rotations for path in rotation_files(rotation))
         record = part_path(name)
-        return self._state(
-            record, sorted(codes), whole and none_newer(record, map(run_path, self.plan.part(name).runs))
-        )
+        return self._state(record, [sorted(codes), keys], whole and none_newer(record, map(run_path, keys)))
 
     def table(self, name: str) -> str:
         """The state of a table's numbers, which are made again where their Parquet file was deleted."""
@@ -129,67 +124,3 @@ class Currency:
     def _marks(self) -> dict[str, str]:
         files = (path for path in MARKS.rglob("*") if path.is_file())
         return {str(path.relative_to(MARKS)): path.read_text(encoding="utf-8").strip() for path in files}
-
-
-def rotation_is_current(folder: Path, code: str, at_hand: bool) -> bool:
-    """Whether learned rotations are whole and learned by that code.
-
-    Args:
-        at_hand: whether the rotations themselves must be there, which weights need that are to be made. Results that
-            were copied here without them are current.
-    """
-    if not (folder / ROTATION_RECORD).exists():
-        return False
-    record = read_json(folder / ROTATION_RECORD, "record of rotations")
-    digest = file_digest(folder / ROTATIONS_FILE)
-    whole = digest == record.get("digest") or (digest is None and not at_hand)
-    return whole and (folder / HISTORY_FILE).exists() and record.get("code_digest") == code
-
-
-def weights_are_current(record: dict[str, Any], code: str, rotation: str | None) -> bool:
-    """Whether stored weights were made by that code, with the learned rotations of that digest."""
-    return record.get("code_digest") == code and record.get("rotation", {}).get("digest") == rotation
-
-
-def current_result(
-    path: Path, code: str, weights: dict[str, Any] | None, tasks: dict[str, Any] | None
-) -> RunResult | None:
-    """A run's result, if it is there and whole, by that code, on the weights and the tasks of these records; else None.
-
-    Args:
-        tasks: None where the run has none, or where they have not been made yet.
-    """
-    if not path.exists():
-        return None
-    try:
-        result = read_result(path)
-    except ResultError:
-        return None
-    current = result.provenance.get("code_digest") == code and _same_weights(result.weights, weights)
-    return result if current and _same_tasks(result.provenance.get("tasks"), tasks) else None
-
-
-def _same_weights(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
-    """Whether two records are of the same weights: those of equal files are, whenever and wherever each was made."""
-    if one == other:
-        return True
-    digests = (one or {}).get("digests")
-    return bool(digests) and digests == (other or {}).get("digests")
-
-
-def _same_tasks(answered: dict[str, Any] | None, record: dict[str, Any] | None) -> bool:
-    """Whether a run answered the items that a record of tasks is of, wherever their files lie."""
-
-    def items(told: dict[str, Any]) -> dict[str, Any]:
-        return {name: {part: one[part] for part in one if part != "file"} for name, one in told["tasks"].items()}
-
-    return record is None or (answered is not None and items(answered) == items(record))
-
-
-def none_newer(record: Path, files: Iterable[Path]) -> bool:
-    """Whether files are all there and none is newer than their record."""
-    try:
-        made = record.stat().st_mtime_ns
-        return all(path.stat().st_mtime_ns <= made for path in files)
-    except FileNotFoundError:
-        return False

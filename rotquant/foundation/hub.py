@@ -1,0 +1,35 @@
+"""The commit that an id and a revision of the Hugging Face hub stand for."""
+
+import functools
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+#: In the place of a commit that could not be found out; nothing is computed under it.
+UNRESOLVED = "unresolved"
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@functools.cache
+def commit_of(kind: Literal["model", "dataset"], name: str, revision: str | None = None) -> str | None:
+    """The commit of a repository: asked of the hub, or without it that of the local copy; None where neither answers.
+
+    Args:
+        revision: a branch, a tag or a commit; None stands for main.
+    """
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
+    from huggingface_hub import HfApi, constants
+
+    if not constants.HF_HUB_OFFLINE:
+        with suppress(Exception):  # no connection shows as one of many libraries' exceptions
+            return HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=10).sha
+    folder = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"
+    reference = folder / "refs" / (revision or "main")
+    try:
+        commit = reference.read_text(encoding="utf-8").strip()
+    except OSError:
+        commit = revision or ""
+    return commit if _COMMIT.fullmatch(commit) and (folder / "snapshots" / commit).is_dir() else None
