@@ -1,6 +1,8 @@
 """Checkpoints: identity that follows content and not place, and one clear sentence for everything that can be wrong."""
 
+import hashlib
 import json
+import os
 import shutil
 import struct
 import subprocess
@@ -12,9 +14,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rotquant.foundation import contents, hub
 from rotquant.foundation.errors import CheckpointError, UnsupportedArchitectureError
-from rotquant.models import checkpoints
-from rotquant.models.checkpoints import check_kind, checkpoint_digest, config_of, load_checkpoint, load_tokenizer
+from rotquant.identity.checkpoints import checkpoint_digest, refuse_other
+from rotquant.models.checkpoints import check_kind, config_of, load_checkpoint, load_tokenizer
 from tests.models import FAMILIES, VOCABULARY, tiny_model
 
 
@@ -109,28 +112,64 @@ def test_the_digest_follows_the_content_and_not_the_place(original: Path, folder
     assert checkpoint_digest(folder) != digest
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
 def test_the_digest_covers_configuration_and_tokenizer(original: Path, folder: Path, name: str) -> None:
-    (folder / name).write_text((folder / name).read_text() + "\n")
+    (folder / name).write_text((folder / name).read_text() + "\n" if (folder / name).exists() else "{}")
     assert checkpoint_digest(folder) != checkpoint_digest(original)
 
 
-def test_large_checkpoints_are_identified_by_their_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "CONTENT_BYTES", 10)
-    digest = checkpoint_digest(folder)
-    edit_header(folder, lambda header: header.setdefault("__metadata__", {}).update(note="changed"))
+def test_large_weights_are_identified_by_their_content_which_is_hashed_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a byte changes and size and time of change are set back; what did not change is not read again."""
+    monkeypatch.setattr(contents, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(contents, "_SETTLED", -1)
+    monkeypatch.setenv("ROTQUANT_CACHE", str(folder.parent / "cache"))
+    digest, weights = checkpoint_digest(folder), folder / "model.safetensors"
+    hashed: list[str] = []
+    original = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, name: hashed.append(file.name) or original(file, name))
+    assert checkpoint_digest(folder) == digest
+    assert not hashed
+    times, data = weights.stat(), bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert checkpoint_digest(folder) != digest
+    assert [Path(name).name for name in hashed] == ["model.safetensors"]
 
 
-def test_a_hub_id_is_its_own_digest_with_its_revision() -> None:
-    assert checkpoint_digest("meta-llama/Llama-2-7b-hf") == "meta-llama/Llama-2-7b-hf@main"
-    assert checkpoint_digest("meta-llama/Llama-2-7b-hf", "abc123") == "meta-llama/Llama-2-7b-hf@abc123"
-    assert checkpoint_digest("meta-llama/Llama-2-7b-hf@v1.0") == "meta-llama/Llama-2-7b-hf@v1.0"
+def test_a_hub_id_is_the_commit_that_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the network that of the local copy; without one it is unresolved, and nothing is computed under it."""
+    name, commit, other = "meta-llama/Llama-2-7b-hf", "a" * 40, "b" * 40
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    copy = tmp_path / "models--meta-llama--Llama-2-7b-hf"
+    for reference, known in {"main": commit, "v1.0": other}.items():
+        (copy / "snapshots" / known).mkdir(parents=True)
+        (copy / "refs").mkdir(exist_ok=True)
+        (copy / "refs" / reference).write_text(known)
+    hub.commit_of.cache_clear()
+    assert checkpoint_digest(name) == f"{name}@{commit}"
+    assert checkpoint_digest(f"{name}@v1.0") == f"{name}@{other}" == checkpoint_digest(name, "v1.0")
+    assert checkpoint_digest(f"{name}@{'c' * 40}") == f"{name}@{'c' * 40}"
+    unknown = checkpoint_digest("nobody/nothing")
+    assert unknown == "nobody/nothing@unresolved"
+    with pytest.raises(CheckpointError, match="nobody/nothing could not be identified"):
+        refuse_other("nobody/nothing", unknown)
+    hub.commit_of.cache_clear()
+
+
+def test_a_checkpoint_that_changed_since_the_plan_is_refused(folder: Path) -> None:
+    planned = checkpoint_digest(folder)
+    refuse_other(str(folder), planned)
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="changed since the plan was made"):
+        refuse_other(str(folder), planned)
 
 
 def test_digests_need_neither_torch_nor_transformers(folder: Path) -> None:
     code = (
-        "import sys; from rotquant.models.checkpoints import checkpoint_digest; checkpoint_digest(sys.argv[1]); "
+        "import sys; from rotquant.identity.checkpoints import checkpoint_digest; checkpoint_digest(sys.argv[1]); "
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)

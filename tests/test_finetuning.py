@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from rotquant.foundation.errors import CheckpointError, ConfigError
+from rotquant.identity.checkpoints import checkpoint_digest
 from rotquant.metrics.zeroshot.items import task_items
 from rotquant.metrics.zeroshot.passages import read
 from rotquant.metrics.zeroshot.practice import practice
-from rotquant.models.checkpoints import checkpoint_digest, kind_of, load_checkpoint, local_folder
+from rotquant.models.checkpoints import kind_of, load_checkpoint, local_folder, weights_digest
 from rotquant.models.deltas import CONFIG, WEIGHTS
 from rotquant.training.finetuning import FineTuning, fine_tune
 from rotquant.training.lowrank import FIRST, PREFIX, SECOND, merged, with_deltas
@@ -43,7 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network, tokenizer = load_checkpoint(folder / "base", torch.float32)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     (folder / "tuned").mkdir()
-    base = "../base", checkpoint_digest(folder / "base")
+    base = "../base", weights_digest(folder / "base")
     curve = fine_tune(RECIPE, network, tokenizer, TEXTS, folder / "tuned", base, folder / "state")
     (folder / "tuned" / "curve.json").write_text(json.dumps(curve))
     after = network.state_dict()
@@ -115,7 +116,7 @@ def test_only_answers_are_learned():
 
 def test_a_killed_training_continues_to_the_same_bits(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     network, tokenizer = load_checkpoint(models / "base", torch.float32)
-    base = "../base", checkpoint_digest(models / "base")
+    base = "../base", weights_digest(models / "base")
     from rotquant.training import loop
 
     step, taken = loop.GradientStep.__call__, []

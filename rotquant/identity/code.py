@@ -16,12 +16,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rotquant.foundation.contents import stamp
 from rotquant.foundation.errors import ConfigError, ResultError, RotquantError, nearest
 from rotquant.foundation.files import cache_folder, canonical_json, short_hash, write_text
-from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rotquant.recipes.recipe import Recipe
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -53,7 +55,7 @@ _COMMENT = re.compile(r"""//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\
 _SILENT = frozenset({"ctx", "kind", "type_comment", "type_params"})
 
 
-def stage_digest(stage: str, recipe: Recipe | None = None) -> str:
+def stage_digest(stage: str, recipe: "Recipe | None" = None) -> str:
     """Digest of the code of one stage: 16 hexadecimal digits; with a recipe, of its methods that act there too.
 
     Raises:
@@ -62,7 +64,7 @@ def stage_digest(stage: str, recipe: Recipe | None = None) -> str:
     return code_digest(*stage_entries(stage, recipe))
 
 
-def stage_entries(stage: str, recipe: Recipe | None = None) -> tuple[str, ...]:
+def stage_entries(stage: str, recipe: "Recipe | None" = None) -> tuple[str, ...]:
     """The modules where a stage begins, and those of the methods of a recipe that act in it.
 
     Raises:
@@ -239,7 +241,7 @@ def sources_digest(found: Mapping[str, str]) -> str:
     return short_hash(canonical_json({os.path.relpath(path, PACKAGE): digest for path, digest in found.items()}))
 
 
-def refuse_other_code(planned: str, plan_sources: str, stage: str, recipe: Recipe) -> None:
+def refuse_other_code(planned: str, plan_sources: str, stage: str, recipe: "Recipe") -> None:
     """Refuse to compute by another code than the planned one, or to record what edited files may have computed.
 
     Args:

@@ -49,12 +49,12 @@ def settings_files(folder: Path) -> list[Path]:
 
 
 def weights_digest(folder: Path) -> str:
-    """What identifies the weights of a plain checkpoint by their content: 16 hexadecimal digits.
+    """What identifies a network by the content of its configuration and weights: 16 hexadecimal digits.
 
     Raises:
         CheckpointError: as `weight_files`.
     """
-    digests = content_digests(weight_files(folder), folder.name)
+    digests = content_digests([folder / "config.json", *weight_files(folder)], folder.name)
     return short_hash(canonical_json([*digests.values()]))
 
 
@@ -194,14 +194,16 @@ def checked_base(folder: Path) -> Path | str:
     """
     base = deltas.base_of(folder, deltas.read_delta(folder))
     header = read_safetensors_header(folder / deltas.WEIGHTS)
-    if isinstance(base, Path):
-        try:
-            shapes = {name: entry["shape"] for path in weight_files(base) for name, entry in _tensors(path)}
-            digest = weights_digest(base)
-        except CheckpointError as error:
-            raise CheckpointError(f"{folder} is a low-rank delta, and its base cannot be had: {error}") from None
-        deltas.check_fits(folder, header, str(base), digest, shapes)
-    return base
+    try:
+        place, _, _ = located(str(base))
+        if place is None:
+            return base
+        shapes = {name: entry["shape"] for path in weight_files(place) for name, entry in _tensors(path)}
+        digest = weights_digest(place)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder} is a low-rank delta, and its base cannot be had: {error}") from None
+    deltas.check_fits(folder, header, str(place), digest, shapes)
+    return place
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

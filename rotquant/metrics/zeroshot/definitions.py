@@ -3,7 +3,9 @@
 A definition may hold functions, which a file names by module; files name their data relative to their folder.
 """
 
+import json
 import pkgutil
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
@@ -11,7 +13,12 @@ from typing import Any
 
 import yaml
 
+from rotquant.foundation.contents import content_digest
 from rotquant.foundation.errors import TaskError
+from rotquant.foundation.files import short_hash
+
+_DATASET = re.compile(r"^dataset_path:\s*(\S+)", re.MULTILINE)
+_INCLUDE = re.compile(r"^include:\s*(\S+)", re.MULTILINE)
 
 FUNCTION = "!function"
 """lm-eval's tag of a function, `!function <module>.<name>`."""
@@ -57,6 +64,31 @@ def read_definition(folder: Path, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise TaskError(f"task folder {folder} has no definition of {name!r}; prepare it again.") from None
     return yaml.load(text, Loader=_Reader)
+
+
+def definition_digest(definition: dict[str, Any]) -> str:
+    """What identifies how a task is asked, wherever its data and lm-eval lie: 16 hexadecimal digits.
+
+    It covers every field, and of a definition of lm-eval's that is included its content, with what that includes and
+    the functions beside it.
+    """
+    told = {name: value for name, value in definition.items() if name not in ("dataset_kwargs", "include")}
+    included = [] if "include" not in definition else _included(Path(definition["include"]))
+    told["included"] = [content_digest(path) for path in included]
+    return short_hash(json.dumps(told, sort_keys=True, default=lambda one: f"{one.__module__}.{one.__name__}"))
+
+
+def hub_dataset(definition: dict[str, Any]) -> str:
+    """The data set that a definition, or one of lm-eval's that it includes, names on the hub; empty where none does."""
+    included = [] if "include" not in definition else _included(Path(definition["include"]))
+    found = (_DATASET.search(path.read_text(encoding="utf-8")) for path in included if path.suffix == ".yaml")
+    return definition.get("dataset_path") or next((match[1] for match in found if match), "")
+
+
+def _included(file: Path) -> list[Path]:
+    """A definition of lm-eval's, those that it includes, and the Python files beside them."""
+    more = [file.parent / name for name in _INCLUDE.findall(file.read_text(encoding="utf-8"))]
+    return [file, *sorted(file.parent.glob("*.py")), *(path for one in more for path in _included(one))]
 
 
 def data_files(folder: Path, definition: dict[str, Any]) -> dict[str, Path]:

@@ -1,6 +1,5 @@
 """The folder of task definitions that an evaluation reads: made once, named by its content, never changed."""
 
-import hashlib
 import importlib.metadata
 import tempfile
 from collections.abc import Callable
@@ -8,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.foundation import progress
+from rotquant.foundation.contents import content_digest
 from rotquant.foundation.files import cache_folder, canonical_json, short_hash
+from rotquant.foundation.hub import commit_of
+from rotquant.identity.code import code_digest
 from rotquant.metrics.zeroshot import paper, shipped
-from rotquant.metrics.zeroshot.definitions import data_files, read_definition
+from rotquant.metrics.zeroshot.definitions import data_files, definition_digest, hub_dataset, read_definition
 from rotquant.metrics.zeroshot.suites import task_names
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import CorpusSpec
@@ -33,12 +35,14 @@ def prepare(metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | Non
     folder = cache_folder("tasks") if root is None else root / TASKS_FOLDER
     if metric.suite == "shipped":
         shipped.check_source(corpus)
-        return _made(folder / f"shipped-{shipped.fingerprint()}", lambda new: shipped.build(new, corpus))
-    content: dict[str, Any] = {"lm_eval": [_lm_eval_version(), str(paper.lm_eval_tasks())], "tasks": names}
-    if metric.normalization != "length":
-        content["normalization"] = metric.normalization
-    if in_template := metric.template is not None:
-        content["in_template"] = True
+        made_by = short_hash(canonical_json([shipped.fingerprint(), code_digest(shipped.__name__)]))
+        return _made(folder / f"shipped-{made_by}", lambda new: shipped.build(new, corpus))
+    in_template = metric.template is not None
+    asked = paper.definitions(names, metric.normalization, in_template)
+    content: dict[str, Any] = {
+        "lm_eval": [_lm_eval_version(), str(paper.lm_eval_tasks())],
+        "tasks": {definition["task"]: definition_digest(definition) for definition in asked},
+    }
     if metric.path is None:
         paper.check_hub(names)
         return _made(
@@ -46,7 +50,7 @@ def prepare(metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | Non
             lambda new: paper.build(new, names, None, {}, metric.normalization, in_template),
         )
     files = paper.data_files(metric.path, names, metric.shots)
-    content["files"] = {str(file): _digest(file) for splits in files.values() for file in splits.values()}
+    content["files"] = {str(file): content_digest(file) for splits in files.values() for file in splits.values()}
 
     def build(new: Path) -> None:
         rows = {
@@ -61,20 +65,24 @@ def prepare(metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | Non
 
 
 def identity(metric: ZeroShot, folder: Path) -> dict[str, Any]:
-    """What provenance says of the tasks: lm-eval's version, and of each task its data file's SHA-256 and item count.
+    """What provenance says of the tasks: lm-eval's version, and of each task the digest of its definition.
 
-    With shots also the SHA-256 of the file of `examples`. A task of the hub has none of these: `{"source": "hub"}`.
+    Of a task with local data also the file's SHA-256 and its number of items, with shots the SHA-256 of the file of
+    `examples`; of one on the hub the data set's commit.
     """
     tasks = {}
     for name in (part for task in task_names(metric) for part in paper.parts(task)):
         definition = read_definition(folder, name)
         files = data_files(folder, definition)
         examples = files.pop("examples", None)
-        tasks[name] = {"source": "hub"}
+        tasks[name] = {"definition": definition_digest(definition)}
+        if not files:
+            tasks[name] |= {"source": "hub", "commit": commit_of("dataset", hub_dataset(definition))}
         for file in files.values():
-            tasks[name] = {"file": str(file), "sha256": _digest(file), "items": definition["metadata"]["items"]}
+            known = {"file": str(file), "sha256": content_digest(file), "items": definition["metadata"]["items"]}
+            tasks[name] |= known
         if metric.shots and examples is not None:
-            tasks[name]["examples"] = _digest(examples)
+            tasks[name]["examples"] = content_digest(examples)
     return {"suite": metric.suite, "lm_eval": _lm_eval_version(), "tasks": tasks}
 
 
@@ -99,8 +107,3 @@ def _lm_eval_version() -> str | None:
         return importlib.metadata.version("lm-eval")
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -174,15 +174,24 @@ def build(
     """Write a definition of each task into `folder`: lm-eval's own or ours, at local `files` or, without them, on the
     hub; `in_template`, as it is asked in one."""
     with atomic_directory(folder) as temporary:
-        for name in (part for task in names for part in parts(task)):
-            changes = (_task(name).answered or {}) if in_template else {}
-            definition = {"task": name, **_definition(name), **changes, "num_fewshot": 0}
-            if normalization == "unconditional" and name in UNCONDITIONAL:
-                definition["metric_list"] = _CHOICE_METRICS
+        for definition in definitions(names, normalization, in_template):
+            name = definition["task"]
             if files is not None:
                 definition |= _local(_task(name).split, files[name])
                 definition["metadata"] = {"version": 1, "items": items[name]}
             write_definition(temporary, definition)
+
+
+def definitions(
+    names: tuple[str, ...], normalization: Normalization = "length", in_template: bool = False
+) -> Iterator[dict[str, Any]]:
+    """The definition of each task with its data on the hub; `in_template`, as it is asked in one."""
+    for name in (part for task in names for part in parts(task)):
+        changes = (_task(name).answered or {}) if in_template else {}
+        definition = {"task": name, **_definition(name), **changes, "num_fewshot": 0}
+        if normalization == "unconditional" and name in UNCONDITIONAL:
+            definition["metric_list"] = _CHOICE_METRICS
+        yield definition
 
 
 def stands_in_template(part: str) -> bool:
