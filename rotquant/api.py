@@ -18,11 +18,19 @@ from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import file_digest
 from rotquant.foundation.progress import task
 from rotquant.identity.checkpoints import checkpoint_digest
+from rotquant.identity.texts import text_digest
 from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
 from rotquant.models.checkpoints import config_of, load_checkpoint, model_max_length
 from rotquant.models.limits import Limits, advised_length
-from rotquant.models.rotation.matrices import Rotations, ends_of, load_history, load_rotations, save_rotations
+from rotquant.models.rotation.matrices import (
+    Rotations,
+    check_made_of,
+    ends_of,
+    load_history,
+    load_rotations,
+    save_rotations,
+)
 from rotquant.models.simulation.wrapping import Handle
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
@@ -100,6 +108,11 @@ def quantize(
         recipe = limits_of(checkpoint).shorten(preset(recipe))
     if rotations is not None and recipe.learner is None:
         raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
+    digest, made_of = checkpoint_digest(checkpoint), None
+    if rotations is not None:
+        made_of = _made_of(recipe, digest, corpus, seed, dtype)
+        if Path(rotations).exists():
+            check_made_of(rotations, made_of)
     network, tokenizer = load_checkpoint(checkpoint, dtype, "cpu")
     samples = (
         calibration_tokens(corpus, cast(Calibration, recipe.calibration), tokenizer, seed)
@@ -108,13 +121,13 @@ def quantize(
     )
     texts = {name: calibration_tokens(corpus, text, tokenizer, seed) for name, text in recipe.own_texts.items()}
     check_recipe(network, recipe, samples, texts)
-    source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": checkpoint_digest(checkpoint)}
+    source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": digest}
     if samples is not None or texts or recipe.learner is not None:
         source["corpus"] = corpus.model_dump(mode="json")
     learned = None
     if recipe.learner is not None:
         trained = network if dtype == learning_dtype(dtype) else load_checkpoint(checkpoint, learning_dtype(dtype))[0]
-        learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations)
+        learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations, made_of)
     stored = build_weights(
         network,
         tokenizer,
@@ -133,6 +146,14 @@ def quantize(
     return Model(network, tokenizer, recipe, handle, replace(stored, state=state))
 
 
+def _made_of(recipe: Recipe, digest: str, corpus: CorpusSpec, seed: int, dtype: torch.dtype) -> dict[str, Any]:
+    """What decides the rotations that a recipe learns."""
+    _, text = recipe.learned_by
+    read = text_digest(corpus, "train", text.characters)
+    kind = str(learning_dtype(dtype)).removeprefix("torch.")
+    return {**recipe.learned(), "model": digest, "text": read, "seed": seed, "dtype": kind}
+
+
 def _learned(
     network: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
@@ -141,6 +162,7 @@ def _learned(
     seed: int,
     device: torch.device | str,
     file: str | Path | None,
+    made_of: dict[str, Any] | None,
 ) -> tuple[Rotations, dict[str, Any]]:
     """The rotations that a recipe learns, from the file or learned now, and what the manifest says of them."""
     if file is not None and Path(file).exists():
@@ -152,7 +174,7 @@ def _learned(
     learned = learner.learn(network, recipe, seed, samples, device=device, checkpoint=unfinished)
     record = {"seconds": time.perf_counter() - started, **ends_of(learned.history)}
     if file is not None and unfinished is not None:
-        save_rotations(file, learned.rotations, learned.history)
+        save_rotations(file, learned.rotations, learned.history, made_of)
         unfinished.unlink(missing_ok=True)
         record |= {"file": str(file), "digest": file_digest(file)}
     return learned.rotations, record

@@ -93,6 +93,13 @@ def test_learned_rotations_are_kept_in_a_file_that_recipes_share_and_the_model_e
     assert sources[0]["rotation"]["last"]["step"] == 3
     assert file.read_bytes() == content
     assert not list(tmp_path.glob("*.unfinished"))
+    for change, said in (
+        (["--seed", "1"], "were learned with seed 0 (here 1)"),
+        (["--set", "methods.spinquant.steps=5"], "were learned with methods.spinquant.steps 4 (here 5)"),
+    ):
+        assert rotquant(monkeypatch, *rtn, *change) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    assert file.read_bytes() == content
 
     assert rotquant(monkeypatch, "export", str(tmp_path / "rtn"), "-o", str(tmp_path / "plain")) == 0
     capsys.readouterr()

@@ -71,7 +71,7 @@ def result(samples: Samples) -> RunResult:
 
 
 def test_a_run_file_keeps_them_and_one_without_is_read_too(tmp_path: Path):
-    path = tmp_path / "run.json"
+    path = tmp_path / f"{result({}).key}.json"
     for samples in (ANSWERS, {}):
         write_result(path, result(samples))
         assert read_result(path).samples == samples
@@ -90,7 +90,7 @@ def test_a_run_file_keeps_them_and_one_without_is_read_too(tmp_path: Path):
 def test_samples_that_are_not_the_runs_own_are_refused(tmp_path: Path, samples: Samples, said: str):
     with pytest.raises((ValidationError, ValueError), match=said):
         check_samples(TWO, SCORES, samples)
-    path = tmp_path / "run.json"
+    path = tmp_path / f"{result({}).key}.json"
     write_result(path, result(ANSWERS))
     write_json(path, {**read_json(path, "run file"), "samples": samples})
     with pytest.raises(ResultError, match=r"is damaged .*; delete it and run again to recompute it\.$"):

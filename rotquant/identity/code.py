@@ -109,8 +109,8 @@ def imported(entries: Iterable[str], aside: Collection[str]) -> set[str]:
         if module not in found and not any(f"{module}.".startswith(f"{one}.") for one in aside):
             found.add(module)
             waiting += graph.find_modules_directly_imported_by(module)
-            waiting += [module.rpartition(".")[0]] if module.count(".") > 1 else []
-    return found
+    around = {module.rsplit(".", count)[0] for module in found for count in range(1, module.count("."))}
+    return found | around
 
 
 @functools.cache

@@ -111,14 +111,16 @@ def check_rotations(architecture: Architecture, scheme: RotationScheme, rotation
             raise RecipeError(f"rotation {name} is not orthogonal.")
 
 
-def save_rotations(path: str | Path, rotations: Rotations, history: list[dict[str, Any]]) -> None:
+def save_rotations(
+    path: str | Path, rotations: Rotations, history: list[dict[str, Any]], made_of: dict[str, Any] | None = None
+) -> None:
     """Write rotations, and the history of their learning, to one safetensors file, atomically.
 
-    history: plain data; empty for rotations that were drawn.
+    history: plain data; empty for rotations that were drawn. made_of: what decided them, as plain data.
     """
     tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in rotations.tensors().items()}
     with atomic_path(path) as temporary:
-        metadata = json.dumps({"history": history, "digest": tensors_digest(tensors)})
+        metadata = json.dumps({"history": history, "digest": tensors_digest(tensors), "made_of": made_of})
         save_file(tensors, temporary, metadata={_METADATA: metadata})
 
 
@@ -133,9 +135,39 @@ def load_rotations(path: str | Path) -> Rotations:
     return Rotations.of_tensors(tensors)
 
 
+def check_made_of(path: str | Path, wanted: dict[str, Any]) -> None:
+    """Refuse a file of rotations that were learned on another model, text or seed, or with other settings.
+
+    Args:
+        wanted: what would decide rotations that were learned now (`save_rotations`).
+
+    Raises:
+        ResultError: they differ, or the file does not say; or as `load_rotations`.
+    """
+    made_of = _read(path)[1]["made_of"]
+    if made_of is None:
+        raise ResultError(f"rotations {path} do not say what they were learned with: learn them anew in another file.")
+    found, asked = _leaves(made_of), _leaves(wanted)
+    others = [
+        f"{name} {found.get(name)} (here {asked.get(name)})"
+        for name in sorted(found.keys() | asked.keys())
+        if found.get(name) != asked.get(name)
+    ]
+    if others:
+        raise ResultError(f"rotations {path} were learned with {', '.join(others)}: name another file.")
+
+
+def _leaves(value: Any, place: str = "") -> dict[str, Any]:
+    """Plain data by dotted names."""
+    if not isinstance(value, dict):
+        return {place: value}
+    inner = (_leaves(one, f"{place}.{name}" if place else name) for name, one in value.items())
+    return {name: one for leaves in inner for name, one in leaves.items()}
+
+
 def load_history(path: str | Path) -> list[dict[str, Any]]:
     """The history that `save_rotations` wrote beside the rotations; raises as `load_rotations`."""
-    return _read(path)[1]
+    return _read(path)[1]["history"]
 
 
 def ends_of(history: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -147,7 +179,8 @@ def ends_of(history: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _read(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The matrices, and what is said of them."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -160,8 +193,7 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
         raise ResultError(f"{path} holds no rotations.")
     check_finite(path, tensors.items())
     kept = json.loads(metadata[_METADATA])
-    if isinstance(kept, list):
-        return tensors, kept
-    if tensors_digest(tensors) != kept["digest"]:
+    told = {"history": kept, "made_of": None} if isinstance(kept, list) else {"made_of": None, **kept}
+    if "digest" in told and tensors_digest(tensors) != told["digest"]:
         raise ResultError(f"rotations {path} are damaged: a matrix was changed; delete the file to compute it again.")
-    return tensors, kept["history"]
+    return tensors, told
