@@ -199,7 +199,7 @@ COUNTS: dict[str, tuple[Callable[[], None], set[str]]] = {
     "metric": (edited("config/config.yaml", "evaluation", "max_windows", value=1), {"runs"}),
     "seed": (edited("config/config.yaml", "seeds", value=[1]), ALL),
     "dtype": (edited("config/config.yaml", "dtype", value="bfloat16"), ALL),
-    "code: a stage": (source("rotquant/study/stages/runs.py", "batch_size: int,", "batch_size: int = 1,"), {"runs"}),
+    "code: a stage": (appended("rotquant/study/stages/runs.py", "x = 1\n"), {"runs"}),
     "code: what stages share": (appended("rotquant/tensors/quantization.py", "x = 1\n"), ALL),
     "code: a method": (appended("rotquant/methods/gptq/columns.py", "x = 1\n"), {"weights", "runs"}),
     "code: the learner": (appended("rotquant/methods/spinquant/learning.py", "x = 1\n"), ALL),
@@ -309,7 +309,7 @@ def test_jobs_refuse_weights_of_another_name(project: Path, monkeypatch: pytest.
     plan = current_plan(project, write=False)
     edited(RECORD, "identity", "seed", value=5)()
     with pytest.raises(ResultError, match="delete it and start again"):
-        jobs.measure(plan, [next(iter(plan.runs))], lambda _: None, again=True)
+        jobs.measure(plan, [plan.weights[next(iter(plan.weights))].run], lambda _: None, again=True)
 
 
 def test_every_stage_follows_its_modules() -> None:
