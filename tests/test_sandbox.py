@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from rotquant.foundation.errors import TaskError
-from rotquant.metrics.zeroshot import confined, sandbox
+from rotquant.metrics.zeroshot import check_allowed, confined, sandbox
 from rotquant.metrics.zeroshot.sandbox import Limits, passes
+from rotquant.recipes.schemes import ZeroShot
 
 SHORT = Limits(cpu_seconds=1, wall_seconds=2.0)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs are confined on Linux alone")
@@ -264,7 +265,7 @@ ATTACKS = {
     "its parent's life": "os.kill(other, 0)",
     "everybody's life": "os.kill(-1, 0)",
     "its parent's threads": "call('tgkill', other, other, 0)",
-    "a handle on its parent": "os.pidfd_open(other)",
+    "a handle on its parent": "call('syscall', 434, other, 0)",
     "its parent by ptrace": "call('ptrace', 16, other, 0, 0)",
     "its parent's memory, read": "call('process_vm_readv', other, 0, 0, 0, 0, 0)",
     "its parent's memory, written": "call('process_vm_writev', other, 0, 0, 0, 0, 0)",
@@ -284,7 +285,7 @@ ATTACKS = {
     "the kernel's keys": "call('syscall', 250, 0, -3, 0)",
     "a ring of calls": "call('syscall', 425, 1, ctypes.create_string_buffer(256))",
     "shared memory": "call('shmget', 0, 4096, 0o1666)",
-    "memory without a limit": "os.memfd_create('a')",
+    "memory without a limit": "call('memfd_create', b'a', 0)",
     "a fork": "os.fork()",
     "a program": "os.execv('/bin/true', ['true'])",
     "a program beside it": "os.posix_spawn('/bin/true', ['true'], {})",
@@ -374,5 +375,8 @@ def test_where_programs_cannot_be_confined_none_is_run(script: str, tmp_path: Pa
     sandbox.check.cache_clear()
     with pytest.raises(TaskError, match="only where the kernel can confine them, which this machine's cannot"):
         passes(f"open({str(tmp_path / 'ran')!r}, 'w')", "")
+    with pytest.raises(TaskError, match="leave their task out"):
+        check_allowed(ZeroShot(suite="paper", tasks=("humaneval",)), allowed=True)
+    check_allowed(ZeroShot(suite="paper", tasks=("gsm8k",)), allowed=True)
     sandbox.check.cache_clear()
     assert not (tmp_path / "ran").exists()

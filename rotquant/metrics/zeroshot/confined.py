@@ -63,7 +63,7 @@ _LATE = {
     **dict.fromkeys(("bytes", "codecs", "decode", "encode"), tuple(f"encodings.{name}" for name in _CODECS.split())),
     **dict.fromkeys(("datetime", "time"), ("_strptime",)),
     "Protocol": ("inspect",),
-    "traceback": ("ast",),
+    **dict.fromkeys(("logging", "traceback"), ("ast", "tokenize")),
 }
 
 
@@ -84,7 +84,7 @@ def main() -> None:
 def _redirect() -> None:
     """Read nothing, and write into memory that ends with the process."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    output = os.memfd_create("output")
+    output = ctypes.CDLL(None).memfd_create(b"output", 0)  # which Python has only where it was built with a new glibc
     for stream in (1, 2):
         os.dup2(output, stream)
 
