@@ -2,10 +2,13 @@
 
 import copy
 import json
+import math
 import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 from rotquant import api
 from rotquant.foundation.errors import RecipeError, TaskError
 from rotquant.metrics.zeroshot import TASKS, check, evaluate, prepare, scores, suite_of, task_names
+from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.recipes.schemes import ZeroShot
 from tests.test_cli import rotquant
 from tests.watching import long_work
@@ -262,6 +266,48 @@ def test_a_network_that_is_not_finite_has_no_accuracy(shipped: api.Model, folder
     metric = ZeroShot(corpus="modules", tasks=tasks, limit=4)
     found = evaluate(network, shipped.tokenizer, metric, folder)
     assert {name for name, value in found.items() if value == value} == {f"{task}.items" for task in tasks}
+
+
+@contextmanager
+def broken_tokens(model: api.Model, tokens: set[int]) -> Iterator[None]:
+    """A network that is not finite where it reads some tokens."""
+
+    def break_tokens(_: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        return output.masked_fill(torch.isin(inputs[0], torch.tensor(list(tokens)))[..., None], torch.nan)
+
+    hook = model.network.get_input_embeddings().register_forward_hook(break_tokens)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def test_an_item_that_is_not_finite_spoils_its_own_task_alone(shipped: api.Model, folder: Path):
+    """Items of the two tasks share rows, in which attention would spread what is not finite."""
+    metric = ZeroShot(corpus="modules", tasks=("last_word", "grammar"), limit=24)
+    tokens = {name: set[int]() for name in metric.tasks}
+    for name, known in tokens.items():
+        for row in items(folder, name)[: metric.limit]:
+            known |= set(shipped.tokenizer.encode(row["context"] + "".join(row.get("choices", ()))))
+    expected = evaluate(shipped.network, shipped.tokenizer, metric, folder)
+    with broken_tokens(shipped, tokens["grammar"] - tokens["last_word"]):
+        found = scores(shipped.network, shipped.tokenizer, metric, folder)
+    assert set(found.items) == {"last_word"}
+    for name, value in found.metrics.items():
+        whole = name.startswith("last_word") or name == "grammar.items"
+        assert value == expected[name] if whole else math.isnan(value), name
+
+
+def test_a_text_that_is_not_finite_leaves_those_of_its_batch_alone(shipped: api.Model):
+    scorer = Scorer(shipped.network, shipped.tokenizer, bos=True, batch_size=8)
+    prompts = ["def add(first, second):\n    return", "import os\nclass Maximum:\n", "for index in"]
+    asked = prompts, [((), 6)] * 3, ["complete_return", "complete_line", "complete_import"]
+    (one, _), _, (other, _) = scorer.generate(*asked)
+    with broken_tokens(shipped, set(shipped.tokenizer.encode(" Maximum", add_special_tokens=False))):
+        found = scorer.generate(*asked)
+    assert found[0] == (one, True)
+    assert found[1][1] is False
+    assert found[2] == (other, True)
 
 
 def test_a_summary_that_may_exceed_the_context_is_refused(shipped: api.Model, folder: Path, monkeypatch):
