@@ -88,7 +88,6 @@ def test_unknown_tasks_are_refused_with_the_nearest_names():
 
 @pytest.mark.parametrize("bos", [True, False])
 def test_every_item_begins_with_exactly_one_bos_or_none(shipped: api.Model, bos: bool):
-    from rotquant.metrics.zeroshot.scoring import Scorer
 
     tokenizer = shipped.tokenizer
     scorer = Scorer(shipped.network, tokenizer, bos, batch_size=4)
@@ -350,7 +349,6 @@ def by_lm_eval(model: api.Model, metric: ZeroShot, folder: Path) -> dict[str, tu
     from lm_eval.evaluator import evaluate as run_tasks
 
     from rotquant.metrics.zeroshot.harness import Harness, load_tasks, set_shots
-    from rotquant.metrics.zeroshot.scoring import Scorer
 
     names = task_names(metric)
     tasks = load_tasks(folder.resolve(), names)
@@ -366,6 +364,29 @@ def test_lm_eval_asks_and_judges_the_same(shipped: api.Model, folder: Path, shot
     assert scores(shipped.network, shipped.tokenizer, metric, folder).items == by_lm_eval(shipped, metric, folder)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("grammar.jsonl", b'{"context": "a", "choices": [" b"], "answer": 0}\n{"context": ', ", line 2 is no JSON"),
+        ("grammar.jsonl", b'{"context": "a", "choices": [" b"]}\n', ", line 1, is none of a task whose items have"),
+        ("grammar.jsonl", b'"a"\n', ", line 1, is none of a task"),
+        ("grammar.examples.jsonl", b'\n{"context": "\xff"}\n', ", line 2 is not UTF-8"),
+        ("grammar.examples.jsonl", None, " cannot be read"),
+        ("grammar.yaml", b"task: grammar\n", " has no doc_to_target, metric_list, output_type, target_delimiter"),
+        ("grammar.yaml", b"task: last_word\n", " is none of task 'grammar'"),
+    ],
+)
+def test_a_damaged_task_is_named(
+    shipped: api.Model, folder: Path, tmp_path: Path, file: str, content: bytes | None, sentence: str
+):
+    for name in ("grammar.yaml", "grammar.jsonl", "grammar.examples.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / file).unlink() if content is None else (tmp_path / file).write_bytes(content)
+    metric = ZeroShot(corpus="modules", tasks=("grammar",), limit=4)
+    with pytest.raises(TaskError, match=re.escape(f"{tmp_path / file}{sentence}")):
+        evaluate(shipped.network, shipped.tokenizer, metric, tmp_path)
+
+
 def test_shipped_tasks_need_no_lm_eval(shipped: api.Model, folder: Path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
@@ -377,7 +398,6 @@ def test_shipped_tasks_need_no_lm_eval(shipped: api.Model, folder: Path, monkeyp
 
 
 def test_questions_that_share_a_row_do_not_see_each_other(shipped: api.Model):
-    from rotquant.metrics.zeroshot.scoring import Scorer
 
     text = "Return the largest value of a list, or the default value if the list is empty and a default value is given."
     words = text.split(" ")
