@@ -427,7 +427,8 @@ def test_a_definition_includes_lm_evals_own_alone(tmp_path: Path, include: Any):
 
 @pytest.mark.parametrize("task", [name for name, task in PAPER_TASKS.items() if isinstance(task.definition, dict)])
 def test_a_definition_is_read_as_it_was_written(tmp_path: Path, task: str):
-    definition: Any = {"task": task, **PAPER_TASKS[task].definition}
+    ours: Any = PAPER_TASKS[task].definition
+    definition = {"task": task, **ours}
     write_definition(tmp_path, definition)
     assert read_definition(tmp_path, task) == definition
 
