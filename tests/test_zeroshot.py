@@ -2,10 +2,13 @@
 
 import copy
 import json
+import math
 import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 from rotquant import api
 from rotquant.foundation.errors import RecipeError, TaskError
 from rotquant.metrics.zeroshot import TASKS, check, evaluate, prepare, scores, suite_of, task_names
+from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.recipes.schemes import ZeroShot
 from tests.test_cli import rotquant
 from tests.watching import long_work
@@ -84,7 +88,6 @@ def test_unknown_tasks_are_refused_with_the_nearest_names():
 
 @pytest.mark.parametrize("bos", [True, False])
 def test_every_item_begins_with_exactly_one_bos_or_none(shipped: api.Model, bos: bool):
-    from rotquant.metrics.zeroshot.scoring import Scorer
 
     tokenizer = shipped.tokenizer
     scorer = Scorer(shipped.network, tokenizer, bos, batch_size=4)
@@ -264,6 +267,48 @@ def test_a_network_that_is_not_finite_has_no_accuracy(shipped: api.Model, folder
     assert {name for name, value in found.items() if value == value} == {f"{task}.items" for task in tasks}
 
 
+@contextmanager
+def broken_tokens(model: api.Model, tokens: set[int]) -> Iterator[None]:
+    """A network that is not finite where it reads some tokens."""
+
+    def break_tokens(_: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        return output.masked_fill(torch.isin(inputs[0], torch.tensor(list(tokens)))[..., None], torch.nan)
+
+    hook = model.network.get_input_embeddings().register_forward_hook(break_tokens)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def test_an_item_that_is_not_finite_spoils_its_own_task_alone(shipped: api.Model, folder: Path):
+    """Items of the two tasks share rows, in which attention would spread what is not finite."""
+    metric = ZeroShot(corpus="modules", tasks=("last_word", "grammar"), limit=24)
+    tokens = {name: set[int]() for name in metric.tasks}
+    for name, known in tokens.items():
+        for row in items(folder, name)[: metric.limit]:
+            known |= set(shipped.tokenizer.encode(row["context"] + "".join(row.get("choices", ()))))
+    expected = evaluate(shipped.network, shipped.tokenizer, metric, folder)
+    with broken_tokens(shipped, tokens["grammar"] - tokens["last_word"]):
+        found = scores(shipped.network, shipped.tokenizer, metric, folder)
+    assert set(found.items) == {"last_word"}
+    for name, value in found.metrics.items():
+        whole = name.startswith("last_word") or name == "grammar.items"
+        assert value == expected[name] if whole else math.isnan(value), name
+
+
+def test_a_text_that_is_not_finite_leaves_those_of_its_batch_alone(shipped: api.Model):
+    scorer = Scorer(shipped.network, shipped.tokenizer, bos=True, batch_size=8)
+    prompts = ["def add(first, second):\n    return", "import os\nclass Maximum:\n", "for index in"]
+    asked = prompts, [((), 6)] * 3, ["complete_return", "complete_line", "complete_import"]
+    (one, _), _, (other, _) = scorer.generate(*asked)
+    with broken_tokens(shipped, set(shipped.tokenizer.encode(" Maximum", add_special_tokens=False))):
+        found = scorer.generate(*asked)
+    assert found[0] == (one, True)
+    assert found[1][1] is False
+    assert found[2] == (other, True)
+
+
 def test_a_summary_that_may_exceed_the_context_is_refused(shipped: api.Model, folder: Path, monkeypatch):
     monkeypatch.setattr(shipped.network.config, "max_position_embeddings", 32)
     metric = ZeroShot(corpus="modules", tasks=("summary",))
@@ -304,7 +349,6 @@ def by_lm_eval(model: api.Model, metric: ZeroShot, folder: Path) -> dict[str, tu
     from lm_eval.evaluator import evaluate as run_tasks
 
     from rotquant.metrics.zeroshot.harness import Harness, load_tasks, set_shots
-    from rotquant.metrics.zeroshot.scoring import Scorer
 
     names = task_names(metric)
     tasks = load_tasks(folder.resolve(), names)
@@ -320,6 +364,29 @@ def test_lm_eval_asks_and_judges_the_same(shipped: api.Model, folder: Path, shot
     assert scores(shipped.network, shipped.tokenizer, metric, folder).items == by_lm_eval(shipped, metric, folder)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("grammar.jsonl", b'{"context": "a", "choices": [" b"], "answer": 0}\n{"context": ', ", line 2 is no JSON"),
+        ("grammar.jsonl", b'{"context": "a", "choices": [" b"]}\n', ", line 1, is none of a task whose items have"),
+        ("grammar.jsonl", b'"a"\n', ", line 1, is none of a task"),
+        ("grammar.examples.jsonl", b'\n{"context": "\xff"}\n', ", line 2 is not UTF-8"),
+        ("grammar.examples.jsonl", None, " cannot be read"),
+        ("grammar.yaml", b"task: grammar\n", " has no doc_to_target, metric_list, output_type, target_delimiter"),
+        ("grammar.yaml", b"task: last_word\n", " is none of task 'grammar'"),
+    ],
+)
+def test_a_damaged_task_is_named(
+    shipped: api.Model, folder: Path, tmp_path: Path, file: str, content: bytes | None, sentence: str
+):
+    for name in ("grammar.yaml", "grammar.jsonl", "grammar.examples.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / file).unlink() if content is None else (tmp_path / file).write_bytes(content)
+    metric = ZeroShot(corpus="modules", tasks=("grammar",), limit=4)
+    with pytest.raises(TaskError, match=re.escape(f"{tmp_path / file}{sentence}")):
+        evaluate(shipped.network, shipped.tokenizer, metric, tmp_path)
+
+
 def test_shipped_tasks_need_no_lm_eval(shipped: api.Model, folder: Path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
@@ -331,7 +398,6 @@ def test_shipped_tasks_need_no_lm_eval(shipped: api.Model, folder: Path, monkeyp
 
 
 def test_questions_that_share_a_row_do_not_see_each_other(shipped: api.Model):
-    from rotquant.metrics.zeroshot.scoring import Scorer
 
     text = "Return the largest value of a list, or the default value if the list is empty and a default value is given."
     words = text.split(" ")

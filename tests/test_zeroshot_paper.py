@@ -1,6 +1,7 @@
 """The papers' tasks from local files: lm-eval's own prompts, examples, every file format, errors that name the row."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rotquant import api
 from rotquant.foundation.errors import TaskError
 from rotquant.metrics.zeroshot import TASKS, evaluate, identity, longbench, prepare
+from rotquant.metrics.zeroshot.definitions import read_definition, write_definition
 from rotquant.metrics.zeroshot.paper import PAPER_TASKS, parts
 from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.models.checkpoints import load_tokenizer
@@ -351,20 +353,20 @@ def test_a_missing_file_is_named_with_its_task(data: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("task", "change", "sentence"),
     [
-        ("piqa", {"sol2": None}, "row 2, field 'sol2': Input should be a valid string"),
-        ("piqa", {"label": "1"}, "row 2, field 'label': Input should be 0 or 1"),
-        ("winogrande", {"answer": 2}, "row 2, field 'answer': Input should be '1' or '2'"),
-        ("winogrande", {"sentence": "No blank."}, "row 2, field 'sentence': should have a blank"),
-        ("hellaswag", {"endings": ["one", "two"]}, "row 2, field 'endings': List should have at least 4 items"),
-        ("arc_easy", {"answerKey": "Z"}, "row 2, field 'answerKey' is 'Z', which is none of the labels"),
-        ("arc_easy", {"choices": {"text": ["a", "b"]}}, "row 2, field 'choices.label': Field required"),
-        ("lambada_openai", {"text": "word"}, "row 2, field 'text': should have at least two words"),
-        ("tldr", {"summary": ""}, "row 2, field 'summary': String should have at least 1 character"),
-        ("humaneval", {"entry_point": "less"}, "row 2, field 'prompt' defines no function 'less', its 'entry_point'"),
-        ("humaneval", {"test": "assert True"}, "row 2, field 'test' defines no function 'check'"),
-        ("gsm8k", {"answer": "1200"}, "row 2, field 'answer': should end with \"#### \" and a number"),
-        ("musique", {"answers": []}, "row 2, field 'answers': List should have at least 1 item"),
-        ("samsum", {"input": None}, "row 2, field 'input': Input should be a valid string"),
+        ("piqa", {"sol2": None}, "line 2, field 'sol2': Input should be a valid string"),
+        ("piqa", {"label": "1"}, "line 2, field 'label': Input should be 0 or 1"),
+        ("winogrande", {"answer": 2}, "line 2, field 'answer': Input should be '1' or '2'"),
+        ("winogrande", {"sentence": "No blank."}, "line 2, field 'sentence': should have a blank"),
+        ("hellaswag", {"endings": ["one", "two"]}, "line 2, field 'endings': List should have at least 4 items"),
+        ("arc_easy", {"answerKey": "Z"}, "line 2, field 'answerKey' is 'Z', which is none of the labels"),
+        ("arc_easy", {"choices": {"text": ["a", "b"]}}, "line 2, field 'choices.label': Field required"),
+        ("lambada_openai", {"text": "word"}, "line 2, field 'text': should have at least two words"),
+        ("tldr", {"summary": ""}, "line 2, field 'summary': String should have at least 1 character"),
+        ("humaneval", {"entry_point": "less"}, "line 2, field 'prompt' defines no function 'less', its 'entry_point'"),
+        ("humaneval", {"test": "assert True"}, "line 2, field 'test' defines no function 'check'"),
+        ("gsm8k", {"answer": "1200"}, "line 2, field 'answer': should end with \"#### \" and a number"),
+        ("musique", {"answers": []}, "line 2, field 'answers': List should have at least 1 item"),
+        ("samsum", {"input": None}, "line 2, field 'input': Input should be a valid string"),
     ],
 )
 def test_a_row_of_another_schema_is_named(tmp_path: Path, task: str, change: dict[str, Any], sentence: str):
@@ -377,17 +379,97 @@ def test_a_row_of_another_schema_is_named(tmp_path: Path, task: str, change: dic
     assert not list((tmp_path / "results").rglob("*.yaml"))
 
 
+PIQA_ROW = b'{"goal": "a\xe2\x80\xa8b", "sol1": "c", "sol2": "d", "label": 1}\n'
+"""A row with a character at which Python would split lines, and JSON does not."""
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("piqa.jsonl", b'{"goal": "a", \n', "cannot be read"),
+        ("piqa.jsonl", b'\n{"goal": "a", \n', r", line 2 is no JSON \(column 15: Expecting property name"),
+        ("piqa.jsonl", PIQA_ROW + b'{"goal": "\xe9"}', r", line 2 is not UTF-8 \(byte 11\)"),
+        ("piqa.jsonl", PIQA_ROW.decode().encode("utf-16"), ", line 1 is not UTF-8"),
+        ("piqa.jsonl", PIQA_ROW + b'{"goal": "a"}', ", line 2, field 'sol1': Field required"),
+        ("piqa.jsonl", PIQA_ROW + b'"piqa"', ", line 2, Input should be a valid dictionary"),
+        ("piqa.jsonl", PIQA_ROW + b"[" * 100_000, ", line 2 cannot be read"),
+        ("piqa.jsonl", PIQA_ROW + b"9" * 5_000, ", line 2 cannot be read"),
         ("piqa.jsonl", b"", "has no rows"),
         ("piqa.json", b"[]", "has no rows"),
+        ("piqa.json", b"[\n{]", r" is no JSON \(line 2, column 2"),
         ("piqa.json", b"[1, 2]", "row 1, Input should be a valid dictionary"),
         ("piqa.parquet", b"not parquet", "cannot be read"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, sentence: str):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(TaskError, match=f"task 'piqa': {tmp_path / name}.*{sentence}"):
+    with pytest.raises(TaskError, match=f"task 'piqa': {tmp_path / name}.*{sentence}") as error:
         prepare(ZeroShot(suite="paper", path=str(tmp_path), tasks=("piqa",)), tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_row_may_hold_every_mark_that_json_allows(tmp_path: Path):
+    (tmp_path / "piqa.jsonl").write_bytes(PIQA_ROW * 2)
+    metric = ZeroShot(suite="paper", path=str(tmp_path), tasks=("piqa",))
+    assert identity(metric, prepare(metric, tmp_path))["tasks"]["piqa"]["items"] == 2
+
+
+@pytest.mark.parametrize("include", ["/tmp/evil.yaml", "evil.yaml", ["/tmp/evil.yaml"], "piqa/../piqa/piqa.yaml"])
+def test_a_definition_includes_lm_evals_own_alone(tmp_path: Path, include: Any):
+    """lm-eval's reader would follow it, and load the functions that it names."""
+    from rotquant.metrics.zeroshot.harness import load_tasks
+
+    folder = prepare(ZeroShot(suite="paper", tasks=("piqa",)), tmp_path)
+    text = (folder / "piqa.yaml").read_text()
+    (folder / "piqa.yaml").write_text(re.sub("^include: .*$", f"include: {json.dumps(include)}", text, flags=re.M))
+    with pytest.raises(TaskError, match=r"piqa.yaml includes another than lm-eval's; remove its folder"):
+        load_tasks(folder.resolve(), ("piqa",))
+
+
+@pytest.mark.parametrize("task", [name for name, task in PAPER_TASKS.items() if isinstance(task.definition, dict)])
+def test_a_definition_is_read_as_it_was_written(tmp_path: Path, task: str):
+    ours: Any = PAPER_TASKS[task].definition
+    definition = {"task": task, **ours}
+    write_definition(tmp_path, definition)
+    assert read_definition(tmp_path, task) == definition
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!function os.system",
+        "!function rotquant.metrics.zeroshot.sandbox.subprocess.run",
+        "!function rotquant.metrics.zeroshot.rouge.functools.partial",
+        "!function rotquant.metrics.zeroshot.rouge:rouge_l",
+        "!function rotquant.metrics.zeroshot.rouge.rouge_l.__globals__",
+        "!function rotquant.metrics.zeroshot.reasoning.program",
+        "!function rotquant.metrics.zeroshot.evil.run",
+        "!function rotquant.metrics.zeroshot./tmp/evil.run",
+        "!function ../evil.run",
+        "!function /tmp/evil.run",
+        "!function 'rotquant.metrics.zeroshot.rouge.rouge_l '",
+        "!function",
+        "!function [os.system]",
+        "!function {os: system}",
+        "!<!function> os.system",
+        "!%66unction os.system",
+        "!!python/name:os.system",
+        "!!python/object/apply:os.system ['true']",
+    ],
+)
+def test_a_definition_names_the_functions_of_tasks_alone(tmp_path: Path, value: str):
+    (tmp_path / "tldr.yaml").write_text(f"task: tldr\nprocess_results: {value}\n")
+    with pytest.raises(TaskError, match=r"task definition .*tldr.yaml (names the function|cannot be read)") as error:
+        read_definition(tmp_path, "tldr")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"- task", b"task: piqa", b"task: [tldr", b"task: \xff", b"a: &a [*a]", b"{" * 5000]
+)
+def test_a_damaged_definition_is_named(tmp_path: Path, content: bytes):
+    (tmp_path / "tldr.yaml").write_bytes(content)
+    with pytest.raises(
+        TaskError, match=r"task definition .*tldr.yaml (cannot be read|is none of task 'tldr')"
+    ) as error:
+        read_definition(tmp_path, "tldr")
+    assert "\n" not in str(error.value)

@@ -4,7 +4,6 @@ A definition may hold functions, which a file names by module; files name their 
 """
 
 import json
-import pkgutil
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 from rotquant.foundation.contents import content_digest
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import short_hash
+from rotquant.metrics.zeroshot import longbench, reasoning, rouge
 
 _DATASET = re.compile(r"^dataset_path:\s*(\S+)", re.MULTILINE)
 _INCLUDE = re.compile(r"^include:\s*(\S+)", re.MULTILINE)
@@ -29,7 +29,22 @@ class _Writer(yaml.SafeDumper):
 
 
 class _Reader(yaml.SafeLoader):
-    """Reads the name of one of this package's functions as the function; refuses any other."""
+    """Reads the name of one of the functions that definitions have here as the function; refuses any other."""
+
+
+#: All functions that a definition made here has, by the name that a file gives them.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    f"{function.__module__}.{function.__name__}": function
+    for function in (
+        rouge.rouge_l,
+        reasoning.by_running,
+        reasoning.by_number,
+        longbench.by_f1,
+        longbench.by_f1_of_a_line,
+        longbench.by_rouge_of_a_line,
+        longbench.by_count,
+    )
+}
 
 
 def _named(writer: _Writer, function: Callable[..., Any]) -> yaml.Node:
@@ -38,9 +53,9 @@ def _named(writer: _Writer, function: Callable[..., Any]) -> yaml.Node:
 
 def _function(reader: _Reader, node: yaml.ScalarNode) -> Callable[..., Any]:
     name = reader.construct_scalar(node)
-    if not name.startswith("rotquant.metrics.zeroshot."):
-        raise TaskError(f"a task definition names the function {name}, which is none of rotquant's.")
-    return pkgutil.resolve_name(name)
+    if name not in _FUNCTIONS:
+        raise TaskError(f"names the function {name!r}, which is none of a task's here.")
+    return _FUNCTIONS[name]
 
 
 _Writer.add_representer(FunctionType, _named)
@@ -57,13 +72,21 @@ def read_definition(folder: Path, name: str) -> dict[str, Any]:
     """The definition of one task, its functions resolved.
 
     Raises:
-        TaskError: the folder does not have it.
+        TaskError: the folder does not have it, or it is none: no YAML, of another task, with a function of others.
     """
+    file = folder / f"{name}.yaml"
     try:
-        text = (folder / f"{name}.yaml").read_text(encoding="utf-8")
+        definition = yaml.load(file.read_text(encoding="utf-8"), Loader=_Reader)
     except FileNotFoundError:
         raise TaskError(f"task folder {folder} has no definition of {name!r}; prepare it again.") from None
-    return yaml.load(text, Loader=_Reader)
+    except TaskError as error:
+        raise TaskError(f"task definition {file} {error}") from None
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise TaskError(f"task definition {file} cannot be read ({reason}); remove its folder.") from None
+    if not isinstance(definition, dict) or definition.get("task") != name:
+        raise TaskError(f"task definition {file} is none of task {name!r}; remove its folder.")
+    return definition
 
 
 def definition_digest(definition: dict[str, Any]) -> str:

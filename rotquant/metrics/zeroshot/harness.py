@@ -13,6 +13,7 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
 from rotquant.foundation.errors import TaskError
+from rotquant.metrics.zeroshot import paper
 from rotquant.metrics.zeroshot.definitions import data_files, read_definition
 from rotquant.metrics.zeroshot.scoring import Scorer
 
@@ -38,6 +39,8 @@ def load_tasks(folder: Path, names: tuple[str, ...]) -> dict[str, Task]:
 def _load_task(manager: TaskManager, folder: Path, name: str) -> Task:
     definition: dict[str, Any] | str = read_definition(folder, name)
     if "include" in definition:
+        if definition["include"] != paper.included(name):
+            raise TaskError(f"task definition {folder / name}.yaml includes another than lm-eval's; remove its folder.")
         definition = str(folder / f"{name}.yaml")  # only lm-eval's own reader follows an include
     else:
         files = data_files(folder, definition)

@@ -9,7 +9,6 @@ runs.
 
 import functools
 import importlib.util
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory
 from rotquant.metrics.zeroshot import longbench, reasoning
 from rotquant.metrics.zeroshot.definitions import write_definition
+from rotquant.metrics.zeroshot.lines import json_lines, json_list
 from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.rows import (
     ARC,
@@ -141,18 +141,25 @@ def check_file(name: str, file: Path) -> int:
         TaskError: unreadable, empty, or a row with a missing or mistyped field.
     """
     count = 0
-    for count, row in enumerate(_rows(name, file), start=1):
-        try:
-            _task(name).row.model_validate(row)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            what = f"field {field!r}: " if field else ""
-            message = first["msg"].removeprefix("Value error, ")
-            raise TaskError(f"zero-shot task {name!r}: {file}, row {count}, {what}{message}.") from None
+    try:
+        for place, row in _rows(file):
+            _check_row(name, row, f"{file}, {place}")
+            count += 1
+    except TaskError as error:
+        raise TaskError(f"zero-shot task {name!r}: {error}") from None
     if count == 0:
         raise TaskError(f"zero-shot task {name!r}: {file} has no rows.")
     return count
+
+
+def _check_row(name: str, row: Any, place: str) -> None:
+    try:
+        _task(name).row.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        what = f"field {field!r}: " if field else ""
+        raise TaskError(f"{place}, {what}{first['msg'].removeprefix('Value error, ')}.") from None
 
 
 def check_hub(names: tuple[str, ...]) -> None:
@@ -192,6 +199,11 @@ def definitions(
         if normalization == "unconditional" and name in UNCONDITIONAL:
             definition["metric_list"] = _CHOICE_METRICS
         yield definition
+
+
+def included(part: str) -> str | None:
+    """The file of lm-eval's own definition of a task; None where it is ours."""
+    return _definition(part).get("include")
 
 
 def stands_in_template(part: str) -> bool:
@@ -243,18 +255,21 @@ def lm_eval_tasks() -> Path:
     return Path(spec.submodule_search_locations[0]) / "tasks"
 
 
-def _rows(name: str, file: Path) -> Iterator[Any]:
-    """The rows of a data file. A .json file holds one list of rows, or one row per line."""
-    try:
-        if file.suffix == ".parquet":
-            import pyarrow.parquet
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a data file, each after its place. A .json file holds one list of rows, or one row per line."""
+    if file.suffix == ".parquet":
+        yield from _parquet_rows(file)
+        return
+    with file.open("rb") as stream:
+        is_list = stream.read(1 << 16).lstrip().startswith(b"[")
+    yield from json_list(file) if is_list else json_lines(file)
 
-            yield from pyarrow.parquet.read_table(file).to_pylist()
-            return
-        text = file.read_text(encoding="utf-8")
-        if text.lstrip().startswith("["):
-            yield from json.loads(text)
-        else:
-            yield from (json.loads(line) for line in text.splitlines() if line.strip())
+
+def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(file).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's errors are among these
-        raise TaskError(f"zero-shot task {name!r}: {file} cannot be read ({error}).") from None
+        raise TaskError(f"{file} cannot be read ({error}).") from None
+    yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))

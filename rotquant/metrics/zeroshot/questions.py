@@ -4,15 +4,18 @@ lm-eval itself runs the same folder and gives the same answers (a test compares 
 seconds earlier, and needs no more than the model.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.errors import TaskError
 from rotquant.metrics.zeroshot.definitions import data_files, read_definition
+from rotquant.metrics.zeroshot.lines import json_lines
 from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.scoring import Scorer, Setting
+
+#: What a definition must have to be asked here.
+_FIELDS = {"output_type", "doc_to_target", "target_delimiter", "metric_list"}
 
 Measures = dict[str, float]
 """What an item scores, from 0 to 1, by measure; nan where the network's outputs are not finite."""
@@ -22,18 +25,22 @@ class Questions:
     """One task's items, with `shots` solved examples before each.
 
     Raises:
-        TaskError: the task has fewer examples, or the folder lacks it.
+        TaskError: the task has fewer examples, or the folder lacks it or has it damaged.
     """
 
     def __init__(self, folder: Path, name: str, shots: int, limit: int | None) -> None:
         self.name = name
         self.definition = read_definition(folder, name)
+        missing = _FIELDS - self.definition.keys()
         files = data_files(folder, self.definition)
-        examples = _rows(files["examples"])
+        if missing or {"test", "examples"} - files.keys():
+            fields = ", ".join(sorted(missing)) or "files of items and examples"
+            raise TaskError(f"task definition {folder / name}.yaml has no {fields}; remove its folder.")
+        examples = self._rows(files["examples"])
         if len(examples) < shots:
             raise TaskError(f"zero-shot task {name!r} has {len(examples)} examples, fewer than {shots} shots.")
         self._solved = "".join(f"{row['context']}{self._target(row)}\n\n" for row in examples[:shots])
-        self.items = _rows(files["test"])[:limit]
+        self.items = self._rows(files["test"])[:limit]
 
     @property
     def setting(self) -> Setting | None:
@@ -72,6 +79,18 @@ class Questions:
     @property
     def _measures(self) -> list[str]:
         return [entry["metric"] for entry in self.definition["metric_list"]]
+
+    def _rows(self, file: Path) -> list[dict[str, Any]]:
+        """The rows of a data file, which have the fields that the task asks for."""
+        has_choices = self.definition["output_type"] == "multiple_choice"
+        fields = {"context"} | ({"choices", "answer"} if has_choices else {self.definition["doc_to_target"]})
+        rows = []
+        for place, row in json_lines(file):
+            if not isinstance(row, dict) or fields - row.keys():
+                names = ", ".join(repr(field) for field in sorted(fields))
+                raise TaskError(f"{file}, {place}, is none of a task whose items have {names}; remove its folder.")
+            rows.append(row)
+        return rows
 
     def _target(self, row: dict[str, Any]) -> str:
         """The true answer as it stands behind a solved example."""
@@ -113,7 +132,3 @@ def _write(scorer: Scorer, tasks: list[Questions]) -> dict[str, list[Measures]]:
     for (task, row, _), (text, finite) in zip(asked, found, strict=True):
         judged[task.name].append(task.judge_text(row, text, finite))
     return judged
-
-
-def _rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -6,9 +6,10 @@ one row, each of them seeing the context and itself. Nothing here imports lm-eva
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any, TypeVar, cast
@@ -106,6 +107,9 @@ class Scorer:
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]], tasks: Sequence[str]) -> list[tuple[float, bool]]:
         """Log-likelihood of each context's continuation, and whether greedy decoding would give it.
 
+        Questions of one row on which the network is not finite are asked again, each alone: what is not finite spreads
+        through attention to all that shares its row, masked or not.
+
         Args:
             tasks: the name of each pair's task, for errors.
 
@@ -115,19 +119,28 @@ class Scorer:
         encoded = self.encode(pairs)
         self._check_lengths(tasks, [len(context) + len(rest) - 1 for context, rest in encoded])
         rows = _arranged(self._asked(pairs), getattr(self.model.config, "sliding_window", None))
-        found: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
-        with progress.task("answering", "question", len(pairs)) as under_way:
+        found = self._answers(rows)
+        shared = [branch for row in rows if len(row.branches) > 1 for branch in row.branches]
+        lost = [branch for branch in shared if not math.isfinite(found[branch.index][0])]
+        if lost:
+            found |= self._answers([_alone(branch) for branch in lost])
+        return [found[index] for index in range(len(pairs))]
+
+    def _answers(self, rows: list[Row]) -> dict[int, tuple[float, bool]]:
+        """Log-likelihood and greediness of the continuations of all rows, by the index of the question."""
+        found: dict[int, tuple[float, bool]] = {}
+        with progress.task("answering", "question", sum(len(row.branches) for row in rows)) as under_way:
             for batch in _by_size(rows, lambda row: row.length, self._tokens):
                 found_here = self._answer(batch)
-                for branch, answer in zip((one for row in batch for one in row.branches), found_here, strict=True):
-                    found[branch.index] = answer
+                branches = (branch for row in batch for branch in row.branches)
+                found |= {branch.index: answer for branch, answer in zip(branches, found_here, strict=True)}
                 under_way.advance(len(found_here))
         return found
 
     def generate(
         self, prompts: Sequence[str], settings: Sequence[Setting], tasks: Sequence[str]
     ) -> list[tuple[str, bool]]:
-        """The greedy continuation of each prompt, and whether all logits that led to it were finite.
+        """The greedy continuation of each prompt, and whether all logits of it were finite, whatever those of others.
 
         Raises:
             TaskError: prompt and continuation together may be longer than the model's context.
@@ -140,8 +153,8 @@ class Scorer:
             for setting, group in itertools.groupby(order, key=settings.__getitem__):
                 for batch in _by_size(list(group), lambda index: len(contexts[index]), self._tokens):
                     texts, finite = self._continue([contexts[index] for index in batch], *setting)
-                    for index, text in zip(batch, texts, strict=True):
-                        found[index] = text, finite
+                    for index, text, own in zip(batch, texts, finite, strict=True):
+                        found[index] = text, own
                     under_way.advance(len(batch))
         return found
 
@@ -217,13 +230,13 @@ class Scorer:
         parts = zip(scores.split(counts), greedy.split(counts), strict=True)
         return [(float(one.sum()), bool(same.all())) for one, same in parts]
 
-    def _continue(self, contexts: list[list[int]], until: tuple[str, ...], tokens: int) -> tuple[list[str], bool]:
+    def _continue(self, contexts: list[list[int]], until: tuple[str, ...], tokens: int) -> tuple[list[str], list[bool]]:
         """Continue a batch of contexts, which are filled up on the left and masked there.
 
         Returns:
-            The texts, and whether all logits were finite.
+            The texts, and of each whether all its logits were finite.
         """
-        watch = _Watch()
+        watch = _Watch(torch.ones(len(contexts), dtype=torch.bool, device=self.model.device))
         width = max(map(len, contexts))
         ids = torch.full((len(contexts), width), self.first_token)
         mask = torch.zeros_like(ids)
@@ -243,16 +256,17 @@ class Scorer:
             )
         texts = self.tokenizer.batch_decode(generated[:, width:], skip_special_tokens=True)
         end = "|".join(map(re.escape, until)) or r"\Z"
-        return [re.split(end, text, maxsplit=1)[0] for text in texts], watch.finite
+        return [re.split(end, text, maxsplit=1)[0] for text in texts], watch.finite.tolist()
 
 
 class _Watch(LogitsProcessor):
-    """Sees whether all logits of a generation are finite, and leaves them as they are."""
+    """Sees of each text of a batch whether all logits of its generation are finite, and leaves them as they are."""
 
-    finite = True
+    def __init__(self, finite: Tensor) -> None:
+        self.finite = finite
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        self.finite = self.finite and bool(scores.isfinite().all())
+        self.finite &= scores.isfinite().all(dim=1)
         return scores
 
 
@@ -304,6 +318,12 @@ def _rows(encoded: Sequence[Encoded], window: int | None) -> list[Row]:
             fork = len(context)
         rows[-1].branches.append(Branch(index, tokens, len(context), fork))
     return sorted(rows, key=lambda row: (row.is_text, -row.length))
+
+
+def _alone(branch: Branch) -> Row:
+    """A row of one question."""
+    context = branch.tokens[: branch.answer]
+    return Row(context, [replace(branch, fork=len(context))])
 
 
 def _common(first: list[int], second: list[int]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rotquant.foundation.errors import RecipeError, TaskError, nearest
+from rotquant.metrics.zeroshot import sandbox
 from rotquant.recipes.schemes import ZeroShot
 
 
@@ -119,13 +120,16 @@ def check(metric: ZeroShot) -> None:
 
 
 def check_allowed(metric: ZeroShot, allowed: bool) -> None:
-    """Raise `TaskError` for a task that runs what a model writes, unless that is allowed."""
+    """Raise `TaskError` for a task that runs what a model writes, unless that is allowed and can be confined."""
     name = next((name for name in metric.tasks if metric.suite == "paper" and name in RUN_CODE), None)
-    if name is not None and not allowed:
+    if name is None:
+        return
+    if not allowed:
         raise TaskError(
             f"zero-shot task {name!r} runs programs that the model writes: allow it by --allow-code-execution (or "
             "`allow_code_execution: true` in the configuration), or leave the task out."
         )
+    sandbox.check()
 
 
 def quoted(metric: ZeroShot, name: str) -> Task:
