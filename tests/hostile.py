@@ -14,9 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 #: Ten lines that name 9 to the 9th values.
-LAUGHS = "a0: &a0 [1]\n" + "".join(
-    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
-)
+LAUGHS = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
 CONFIG, TOKENIZER, INDEX = "config.json", "tokenizer_config.json", "model.safetensors.index.json"
 
 

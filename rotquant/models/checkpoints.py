@@ -372,6 +372,7 @@ def load_config(folder: Path) -> Any:
         raise CheckpointError(f"{path} is damaged: {first_problem(error, said)}.") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+    _check_generation(folder / "generation_config.json")
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if size and weights > _WEIGHTS_PER_BYTE * size:
         raise CheckpointError(
@@ -384,6 +385,13 @@ def load_config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers validates fields by several libraries' exceptions
         raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+
+
+def _check_generation(path: Path) -> None:
+    """Refuse a generation_config.json that is no JSON object; one that is not there, or no JSON, changes nothing."""
+    with suppress(OSError, ValueError):
+        if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
+            raise CheckpointError(f"{path} is damaged: it is no JSON object.")
 
 
 def _locate(checkpoint: str | Path) -> tuple[Path | None, str, str | None]:
