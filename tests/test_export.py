@@ -118,127 +118,13 @@ def test_every_method_is_exported_with_the_simulations_logits_or_refused(name: s
     texts = dict.fromkeys(recipe.own_texts, SAMPLES)
     built = build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, texts=texts, progress=False, rotations=learned)
     save_quantized(tmp_path / "quantized", built)
-    try:
-        export_plain(tmp_path / "quantized", tmp_path / "plain")
-    except RecipeError as refusal:
-        assert f"the method {name} " in str(refusal)
+    if recipe.methods[name].acts_beyond_quantizers:
         assert name in ("duquant", "prefixed_outliers", "cushioncache", "qfep")
+        with pytest.raises(RecipeError, match=f"the method {name} .* while the model runs"):
+            export_plain(tmp_path / "quantized", tmp_path / "plain")
         assert not (tmp_path / "plain").exists()
         return
-    with torch.no_grad():
-        exported = load_checkpoint(tmp_path / "plain", torch.float32)[0](SAMPLES, use_cache=False).logits
-    assert torch.equal(exported, simulated(tmp_path / "quantized"))
-
-
-def alone(name: str) -> Recipe:
-    """The first preset with a method, reduced to it and to what is fused into weights."""
-    with_it = next(recipe for recipe in map(method, all_presets()) if name in recipe.methods)
-    data = with_it.model_dump()
-    if data["rotation"] is not None:
-        data["rotation"] |= {"heads": False, "mlp": False}
-    return Recipe.model_validate(data | {"methods": {name: data["methods"][name]}})
-
-
-@torch.no_grad()
-def simulated(folder: Path) -> torch.Tensor:
-    """The logits of a quantized folder with all that acts at run time but the quantizers of inputs and cache."""
-    model, _, state = load_quantized(folder)
-    floating = state.recipe.model_copy(update=dict.fromkeys(RUNTIME_FIELDS))
-    state = replace(state, manifest=state.manifest.model_copy(update={"recipe": floating}))
-    with quantized_forward(model, floating, state):
-        return model(SAMPLES, use_cache=False).logits
-
-
-@pytest.mark.parametrize("name", method_names())
-def test_every_method_is_exported_with_the_simulations_logits_or_refused(name: str, tmp_path: Path) -> None:
-    recipe, model = alone(name), outlier_model()
-    learned = initial_rotations(architecture_of(model), recipe.rotation, seed=7) if recipe.learner else None
-    texts = dict.fromkeys(recipe.own_texts, SAMPLES)
-    built = build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, texts=texts, progress=False, rotations=learned)
-    save_quantized(tmp_path / "quantized", built)
-    try:
-        export_plain(tmp_path / "quantized", tmp_path / "plain")
-    except RecipeError as refusal:
-        assert f"the method {name} " in str(refusal)
-        assert name in ("duquant", "prefixed_outliers", "cushioncache", "qfep")
-        assert not (tmp_path / "plain").exists()
-        return
-    with torch.no_grad():
-        exported = load_checkpoint(tmp_path / "plain", torch.float32)[0](SAMPLES, use_cache=False).logits
-    assert torch.equal(exported, simulated(tmp_path / "quantized"))
-
-
-def alone(name: str) -> Recipe:
-    """The first preset with a method, reduced to it and to what is fused into weights."""
-    with_it = next(recipe for recipe in map(method, all_presets()) if name in recipe.methods)
-    data = with_it.model_dump()
-    if data["rotation"] is not None:
-        data["rotation"] |= {"heads": False, "mlp": False}
-    return Recipe.model_validate(data | {"methods": {name: data["methods"][name]}})
-
-
-@torch.no_grad()
-def simulated(folder: Path) -> torch.Tensor:
-    """The logits of a quantized folder with all that acts at run time but the quantizers of inputs and cache."""
-    model, _, state = load_quantized(folder)
-    floating = state.recipe.model_copy(update=dict.fromkeys(RUNTIME_FIELDS))
-    state = replace(state, manifest=state.manifest.model_copy(update={"recipe": floating}))
-    with quantized_forward(model, floating, state):
-        return model(SAMPLES, use_cache=False).logits
-
-
-@pytest.mark.parametrize("name", method_names())
-def test_every_method_is_exported_with_the_simulations_logits_or_refused(name: str, tmp_path: Path) -> None:
-    recipe, model = alone(name), outlier_model()
-    learned = initial_rotations(architecture_of(model), recipe.rotation, seed=7) if recipe.learner else None
-    texts = dict.fromkeys(recipe.own_texts, SAMPLES)
-    built = build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, texts=texts, progress=False, rotations=learned)
-    save_quantized(tmp_path / "quantized", built)
-    try:
-        export_plain(tmp_path / "quantized", tmp_path / "plain")
-    except RecipeError as refusal:
-        assert f"the method {name} " in str(refusal)
-        assert name in ("duquant", "prefixed_outliers", "cushioncache", "qfep")
-        assert not (tmp_path / "plain").exists()
-        return
-    with torch.no_grad():
-        exported = load_checkpoint(tmp_path / "plain", torch.float32)[0](SAMPLES, use_cache=False).logits
-    assert torch.equal(exported, simulated(tmp_path / "quantized"))
-
-
-def alone(name: str) -> Recipe:
-    """The first preset with a method, reduced to it and to what is fused into weights."""
-    with_it = next(recipe for recipe in map(method, all_presets()) if name in recipe.methods)
-    data = with_it.model_dump()
-    if data["rotation"] is not None:
-        data["rotation"] |= {"heads": False, "mlp": False}
-    return Recipe.model_validate(data | {"methods": {name: data["methods"][name]}})
-
-
-@torch.no_grad()
-def simulated(folder: Path) -> torch.Tensor:
-    """The logits of a quantized folder with all that acts at run time but the quantizers of inputs and cache."""
-    model, _, state = load_quantized(folder)
-    floating = state.recipe.model_copy(update=dict.fromkeys(RUNTIME_FIELDS))
-    state = replace(state, manifest=state.manifest.model_copy(update={"recipe": floating}))
-    with quantized_forward(model, floating, state):
-        return model(SAMPLES, use_cache=False).logits
-
-
-@pytest.mark.parametrize("name", method_names())
-def test_every_method_is_exported_with_the_simulations_logits_or_refused(name: str, tmp_path: Path) -> None:
-    recipe, model = alone(name), outlier_model()
-    learned = initial_rotations(architecture_of(model), recipe.rotation, seed=7) if recipe.learner else None
-    texts = dict.fromkeys(recipe.own_texts, SAMPLES)
-    built = build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, texts=texts, progress=False, rotations=learned)
-    save_quantized(tmp_path / "quantized", built)
-    try:
-        export_plain(tmp_path / "quantized", tmp_path / "plain")
-    except RecipeError as refusal:
-        assert f"the method {name} " in str(refusal)
-        assert name in ("duquant", "prefixed_outliers", "cushioncache", "qfep")
-        assert not (tmp_path / "plain").exists()
-        return
+    export_plain(tmp_path / "quantized", tmp_path / "plain")
     with torch.no_grad():
         exported = load_checkpoint(tmp_path / "plain", torch.float32)[0](SAMPLES, use_cache=False).logits
     assert torch.equal(exported, simulated(tmp_path / "quantized"))

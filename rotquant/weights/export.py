@@ -1,8 +1,8 @@
 """A quantized model as an ordinary checkpoint: dequantized weights under their Hugging Face names, for any runtime.
 
 What SpinQuant-easy is for (Sec. 4.2): rotated, quantized weights take the place of the original ones and the forward
-pass stays as it is. Recipes with transforms at run time, their rotations' or a method's, have no such form. Quantizers of activations and KV cache are
-the runtime's business and not in the folder.
+pass stays as it is. Recipes with transforms at run time, their rotations' or a method's, have no such form. Quantizers
+of activations and KV cache are the runtime's business and not in the folder.
 """
 
 from pathlib import Path
