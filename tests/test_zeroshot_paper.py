@@ -380,7 +380,7 @@ def test_a_row_of_another_schema_is_named(tmp_path: Path, task: str, change: dic
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("piqa.jsonl", b'{"goal": "a", \n', "cannot be read"),
+        ("piqa.jsonl", b'{"goal": "a", \n', r"cannot be read \(line 1 is no JSON, "),
         ("piqa.jsonl", b"", "has no rows"),
         ("piqa.json", b"[]", "has no rows"),
         ("piqa.json", b"[1, 2]", "row 1, Input should be a valid dictionary"),

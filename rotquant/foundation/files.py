@@ -256,6 +256,19 @@ def read_json(path: str | Path, what: str = "file") -> Any:
         raise ResultError(f"{what} {path} is damaged ({error}); delete it and run again to recompute it.") from None
 
 
+def broken_line(path: str | Path) -> str | None:
+    """What is wrong with the first line of a JSON-lines file that is no JSON; None where each is."""
+    with Path(path).open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                json.loads(line if line.strip() else "null")
+            except json.JSONDecodeError as error:
+                return f"line {number} is no JSON, {error.msg[:1].lower()}{error.msg[1:]} at character {error.colno}"
+            except RecursionError:
+                return f"line {number} is nested too deeply"
+    return None
+
+
 def canonical_json(value: Any) -> str:
     """The one JSON text of a value: sorted keys, no spaces, no NaN. Equal values have equal texts, hence equal keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

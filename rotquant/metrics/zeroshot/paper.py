@@ -18,7 +18,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from rotquant.foundation.errors import TaskError
-from rotquant.foundation.files import atomic_directory
+from rotquant.foundation.files import atomic_directory, broken_line
 from rotquant.metrics.zeroshot import longbench, reasoning
 from rotquant.metrics.zeroshot.definitions import write_definition
 from rotquant.metrics.zeroshot.rouge import rouge_l
@@ -247,5 +247,6 @@ def _rows(name: str, file: Path) -> Iterator[Any]:
             yield from json.loads(text)
         else:
             yield from (json.loads(line) for line in text.splitlines() if line.strip())
-    except (OSError, ValueError) as error:  # pyarrow's errors are among these
-        raise TaskError(f"zero-shot task {name!r}: {file} cannot be read ({error}).") from None
+    except (OSError, ValueError, RecursionError) as error:  # pyarrow's errors are among these
+        why = (broken_line(file) if file.suffix == ".jsonl" else None) or error
+        raise TaskError(f"zero-shot task {name!r}: {file} cannot be read ({why}).") from None
