@@ -296,6 +296,7 @@ def model_max_length(checkpoint: str | Path, revision: str | None = None) -> Any
 def _tokenizer_settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
     check_regular(path, CheckpointError)
+    told: Any = None
     try:
         told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         check_tokenizer_settings(told)
@@ -361,6 +362,7 @@ def load_config(folder: Path) -> Any:
     check_regular(path, CheckpointError)
     from rotquant.models.architectures import check_shape
 
+    said: Any = None
     try:
         said = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         weights = check_shape(said)
