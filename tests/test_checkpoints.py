@@ -11,10 +11,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rotquant.foundation.errors import CheckpointError, UnsupportedArchitectureError
 from rotquant.models import checkpoints
 from rotquant.models.checkpoints import check_kind, checkpoint_digest, config_of, load_checkpoint, load_tokenizer
+from rotquant.models.declared import ROPE_FIELDS
 from tests.models import FAMILIES, VOCABULARY, tiny_model
 
 
@@ -304,3 +306,7 @@ def test_each_kind_of_folder_says_what_to_run_first(folder: Path, tmp_path: Path
             check_kind(tmp_path / place, wanted)
     for place, kind in (("copy", "plain"), ("quantized", "quantized"), ("decoder", "decoder")):
         check_kind(tmp_path / place, kind)
+
+
+def test_every_rotary_embedding_of_transformers_is_known() -> None:
+    assert {*ROPE_FIELDS} == {"default", "su", *ROPE_INIT_FUNCTIONS}
