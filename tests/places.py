@@ -16,6 +16,7 @@ from rotquant import api
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.text import CorpusSpec
+from tests.hostile import make_hostile
 from tests.models import VOCABULARY, tiny_model
 from tests.test_checkpoints import tiny_tokenizer
 
@@ -34,6 +35,7 @@ def make_places(root: Path) -> dict[str, str]:
         **_texts(root),
         **_quantized(root, model),
         **_damaged(root, model),
+        **make_hostile(root, model),
         **_outputs(root),
     }
     return {name: str(path) for name, path in places.items()}

@@ -13,11 +13,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rotquant.foundation import contents, hub
 from rotquant.foundation.errors import CheckpointError, UnsupportedArchitectureError
 from rotquant.identity.checkpoints import checkpoint_digest, refuse_other
 from rotquant.models.checkpoints import check_kind, config_of, load_checkpoint, load_tokenizer
+from rotquant.models.declared import ROPE_FIELDS
 from tests.models import FAMILIES, VOCABULARY, tiny_model
 
 
@@ -248,8 +250,8 @@ def quantized(folder: Path) -> None:
         (lambda f: edit_config(f, sliding_window=0), "sliding_window: Input should be greater than 0"),
         (lambda f: edit_config(f, num_hidden_layers=10**9), "asks for 18,432,000,006,144 weights or more"),
         (lambda f: edit_config(f, hidden_size=2**40), "does not fit its config.json, which asks for"),
-        (lambda f: edit_config(f, hidden_act="shout"), "cannot be loaded: KeyError 'shout'"),
-        (lambda f: edit_config(f, rope_parameters={"rope_type": "helix"}), "cannot be loaded: KeyError 'helix'"),
+        (lambda f: edit_config(f, hidden_act="shout"), "damaged: hidden_act: 'shout' is no activation"),
+        (lambda f: edit_config(f, rope_parameters={"rope_type": "helix"}), "the rope_type 'helix' is unknown"),
         (lambda f: drop_field(f, "num_attention_heads"), "num_attention_heads is missing"),
         (lambda f: (f / "config.json").write_text("[]"), r"config\.json is damaged: it is no JSON object"),
         (lambda f: (f / "config.json").write_text("[" * 10**5), r"config\.json is damaged: maximum recursion depth"),
@@ -257,8 +259,8 @@ def quantized(folder: Path) -> None:
         (damage_tokenizer, "the tokenizer in .* cannot be loaded"),
         (lambda f: (f / "tokenizer.json").write_text("[]"), "the tokenizer in .* cannot be loaded: TypeError"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot be loaded: KeyError 'added_tokens'"),
-        (lambda f: (f / "tokenizer_config.json").write_text("null"), "the tokenizer in .* cannot be loaded"),
-        (lambda f: (f / "generation_config.json").write_text("3"), "cannot be loaded: TypeError"),
+        (lambda f: (f / "tokenizer_config.json").write_text("null"), "damaged: it is no JSON object"),
+        (lambda f: (f / "generation_config.json").write_text("3"), "generation_config.json is damaged: it is no JSON"),
         (no_config, "it has no config.json"),
         (damage_config, r"config\.json is damaged"),
         (quantized, "holds quantized weights already"),
@@ -343,3 +345,7 @@ def test_each_kind_of_folder_says_what_to_run_first(folder: Path, tmp_path: Path
             check_kind(tmp_path / place, wanted)
     for place, kind in (("copy", "plain"), ("quantized", "quantized"), ("decoder", "decoder")):
         check_kind(tmp_path / place, kind)
+
+
+def test_every_rotary_embedding_of_transformers_is_known() -> None:
+    assert {*ROPE_FIELDS} == {"default", "su", *ROPE_INIT_FUNCTIONS}

@@ -17,6 +17,7 @@ from rotquant.recipes.recipe import override
 from rotquant.study import project as projects
 from rotquant.study.configuration import DEFAULT, Config, load_config, plain
 from rotquant.study.resolution import resolve
+from tests.hostile import LAUGHS
 from tests.project import CONFIG, REPOSITORY, Copy
 
 PAPER = REPOSITORY / "config/paper.yaml"
@@ -179,6 +180,11 @@ BAD = [
         "seeds: [99999999999999999999]",
         "seeds.0: Input should be less than 9223372036854775808 (given",
     ),
+    (f"seeds: {[*range(51)]}", "seeds: List should have at most 50 items"),
+    ("trials: 1001", "trials: Input should be less than or equal to 1000 (given 1001)"),
+    (LAUGHS, "line 6: with its aliases filled in this has more than 100,000 values"),
+    ("seeds: &a [1]\ndtypes: {<<: [*a, *a]}", "is not valid YAML: line 1, column 8: expected a mapping"),
+    ("device: 2026-13-45", "is not valid YAML: month must be in 1..12"),
     ("seeds: 3", "seeds: Input should be a list (given 3)"),
     ("seeds: null", "config/config.yaml + 0.yaml: seeds is missing"),
     ("trials: 0", "trials: Input should be greater than 0 (given 0)"),
@@ -251,7 +257,7 @@ BAD = [
     ("seeds: [0]\ndevice: cpu\nseeds: [1]", "line 3: the key 'seeds' occurs twice in one mapping"),
     ("methods:\n  {spinquant: {steps: 3,\n   steps: 4}}", "line 3: the key 'steps' occurs twice in one mapping"),
     ("slots: &a {Llama-2-7B: *a}", "line 1: an alias stands inside of what it names"),
-    ("methods: !!python/name:os.system {}", "is not valid YAML: could not determine a constructor"),
+    ("methods: !!python/name:os.system {}", "is not valid YAML: line 1, column 10: could not determine a constructor"),
     ("seeds: [0", "is not valid YAML"),
     ("- seeds", "must hold a mapping of keys to values"),
     ("", "must hold a mapping of keys to values"),
@@ -274,7 +280,9 @@ def test_a_key_that_a_merged_mapping_holds_too_is_no_second_one(tmp_path: Path) 
     assert read_yaml(path)["third"] == {"a": 4, "b": 3}
 
 
-@pytest.mark.parametrize(("name", "why"), [("none.yaml", "does not exist"), ("", "cannot be read: Is a directory")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("none.yaml", "does not exist"), ("", "is a folder, where a file is to be read")]
+)
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, why: str) -> None:
     with pytest.raises(ConfigError, match=f"{tmp_path / name} {why}"):
         load_config([tmp_path / name], REPOSITORY)

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from rotquant.foundation.errors import ResultError
+from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import (
     atomic_directory,
     atomic_path,
@@ -20,6 +20,9 @@ from rotquant.foundation.files import (
     canonical_json,
     check_output_file,
     check_output_folder,
+    check_regular,
+    check_regular_files,
+    file_inside,
     read_json,
     write_json,
     write_text,
@@ -201,3 +204,35 @@ def test_the_cache_is_where_the_user_says_and_temporary_where_it_cannot_be_writt
     monkeypatch.setenv("ROTQUANT_CACHE", str(tmp_path / "file"))
     assert cache_folder("corpora").is_relative_to(tempfile.gettempdir())
     assert cache_folder("corpora") == cache_folder("corpora")
+
+
+def test_only_regular_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "link.json").symlink_to("pipe.json")
+    (tmp_path / "dangling").symlink_to("nothing")
+    (tmp_path / "folder").mkdir()
+    write_json(tmp_path / "good.json", {})
+    check_regular(tmp_path / "good.json")
+    check_regular(tmp_path / "absent.json")
+    for name, what in (("pipe.json", "a pipe"), ("link.json", "a pipe"), ("folder", "a folder")):
+        with pytest.raises(ConfigError, match=f"{name} is {what}.*, where a file is to be read"):
+            check_regular(tmp_path / name, ConfigError)
+    with pytest.raises(ResultError, match="only regular files are read"):
+        read_json(tmp_path / "pipe.json")
+    with pytest.raises(ConfigError, match=r"link\.json is a pipe"):
+        check_regular_files(tmp_path, ConfigError)
+    for name in ("pipe.json", "link.json"):
+        (tmp_path / name).unlink()
+    check_regular_files(tmp_path, ConfigError)
+    check_regular_files(tmp_path / "absent", ConfigError)
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc/passwd", "a/../../b", "..", ".", "", "a\0b", 3, None, ["a"]])
+def test_a_name_that_leaves_its_folder_is_refused(name):
+    with pytest.raises(ConfigError, match=r"index\.json names the file .*: write a relative path below inside"):
+        file_inside("inside", name, "index.json", ConfigError)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "published/table 1.csv", "..dots", "a..b"])
+def test_a_plain_name_lies_in_its_folder(name):
+    assert file_inside("inside", name, "index.json") == Path("inside") / name

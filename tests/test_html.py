@@ -24,6 +24,7 @@ from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import quantities
 from rotquant.study.results import RunResult, run_path, write_result
 from tests.project import Copy
+from tests.reports import page as markdown_page
 
 HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" of `code`'
 ROWS = [
@@ -236,6 +237,68 @@ def test_text_of_the_tables_is_escaped(project: Project) -> None:
     assert "onerror=alert(1)&gt; &amp; &#34;quotes&#34; of <code>code</code>" in text
     assert "<img" not in text
     assert text.count("<script") == text.count("</script>") == 1
+
+
+#: Names and titles that would be elements, attributes, cells, code, links or pictures.
+NAMES = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a & b | c", "`code", "[x](y) ![z](../z.svg)")
+
+
+@pytest.fixture(scope="module")
+def hostile(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A project whose names all are such."""
+    first, second, third, fourth, fifth = NAMES
+    everything = " ".join(NAMES)
+    table = {
+        **{key: value for key, value in TABLES["tables"][0].items() if key not in ("published", "claims")},
+        "title": everything,
+        "caption": everything,
+        "notes": [everything],
+        "label_columns": [fifth],
+        "rows": [{**ROWS[0], "name": first, "labels": [second]}, {**ROWS[1], "name": second, "labels": [third]}],
+        "columns": [{"name": third, "slot": "Llama-2-7B"}, {"name": fourth, "slot": "Llama-2-13B"}],
+        "baseline": first,
+        "figure": {"kind": "relative_increase", "caption": everything},
+        "claims": [
+            {
+                "text": everything,
+                "section": fifth,
+                "quote": second,
+                "check": {"better": {"row": first, "than": [second]}},
+            }
+        ],
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+        copy = Copy(tmp_path_factory.mktemp("hostile"))
+        copy.set_tables({"paper": "quarot", "title": everything, "tables": [table]})
+        loaded = load_project(root=copy.root)
+        render(loaded, "quarot_table1", loaded.table("quarot_table1"))
+        write_text(loaded.root / "reports/quarot_table1.md", markdown_page(loaded, "quarot_table1"))
+        yield loaded
+
+
+@pytest.mark.parametrize("which", ["index", "page"])
+def test_names_titles_and_captions_are_text_wherever_they_stand(hostile: Project, which: str) -> None:
+    text = html.index(hostile) if which == "index" else render_pages(hostile)["quarot_table1.html"]
+    page = Page(text)
+    assert page.open == []
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("script") == (1 if which == "index" else 0)
+    assert not {"img", "iframe", "object"} & set(tags)
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "&gt;&lt;img src=x onerror=alert(1)&gt;" in text
+    assert tags.count("svg") == 1
+    label = next(attributes["aria-label"] for tag, attributes in page.elements if tag == "svg")
+    assert label == " ".join(NAMES)
+
+
+def test_names_leave_the_cells_of_a_table_apart(hostile: Project) -> None:
+    shown = render_pages(hostile)["quarot_table1.html"]
+    table = shown[shown.index("<table>") :].partition("</table>")[0]
+    rows = [re.findall(r"<t[hd]\b", line) for line in table.split("<tr>")[1:]]
+    assert [len(cells) for cells in rows] == [4, 4, 4]  # name, label, two columns
+    assert "a &amp; b | c" in table
 
 
 def test_ours_stand_beside_the_papers_with_as_many_decimals(project: Project) -> None:

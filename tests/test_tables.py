@@ -137,6 +137,17 @@ def test_a_part_is_a_table_on_small_models_and_else_a_table_on_one_model(tmp_pat
     assert sum(len(runs) for runs in project.parts("quarot_table1").values()) == len(project.runs)
 
 
+@pytest.mark.parametrize("path", ["../../../secret.csv", "/etc/passwd"])
+@pytest.mark.parametrize("place", [("published",), ("columns", 0, "published")])
+def test_published_values_lie_below_the_file_that_names_them(
+    place: tuple[str | int, ...], path: str, tmp_path: Path
+) -> None:
+    columns = [{"name": "Llama-2-7B", "slot": "Llama-2-7B"}]
+    data = changed(changed(TABLES, "tables", 0, "columns", to=columns), "tables", 0, *place, to=path)
+    with pytest.raises(ConfigError, match=f"workflow/papers/quarot: published of .* names the file '{path}'"):
+        load(tmp_path, data)
+
+
 def test_quantities_follow_the_suite_of_the_configuration(tmp_path: Path) -> None:
     data = changed(TABLES, "tables", 0, "metrics", to=[{"kind": "zero_shot"}])
     project = load(tmp_path, data)

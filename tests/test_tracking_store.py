@@ -56,7 +56,7 @@ def artifacts(project: Project, run: str) -> list[str]:
     [
         ("", "sqlite:///{root}/mlflow.db", "mlflow.db"),
         ("sqlite:///runs/all.db", "sqlite:///{root}/runs/all.db", "runs/all.db"),
-        ("sqlite:////elsewhere/runs.db", "sqlite:////elsewhere/runs.db", "/elsewhere/runs.db"),
+        ("sqlite:////tmp/runs.db", "sqlite:////tmp/runs.db", "/tmp/runs.db"),
         ("sqlite:///runs.db?timeout=5", "sqlite:///{root}/runs.db?timeout=5", "runs.db"),
         ("https://me:secret@host:5000", "https://me:secret@host:5000", None),
         ("postgresql://me:secret@host/runs", "postgresql://me:secret@host/runs", None),
@@ -68,6 +68,7 @@ def test_relative_paths_of_a_store_begin_at_the_project(
 ) -> None:
     monkeypatch.setenv(URI, given)
     monkeypatch.chdir("/")
+    (tmp_path / "runs").mkdir()
     found = find_location(tmp_path)
     assert found.uri == uri.format(root=tmp_path)
     assert found.path == (None if path is None else tmp_path / path)
@@ -79,6 +80,8 @@ def test_relative_paths_of_a_store_begin_at_the_project(
         ("sqlite://", "names no file"),
         ("sqlite:///:memory:", "names no file"),
         ("sqlite:runs.db", "names no file"),
+        ("sqlite:////nowhere/x.db", "there is no folder /nowhere; make it"),
+        ("sqlite:///no/x.db", "there is no folder .*/no; make it"),
         ("mlruns", "MLFLOW_ALLOW_FILE_STORE=true"),
         ("file:///somewhere/mlruns", "MLFLOW_ALLOW_FILE_STORE=true"),
         ("http://", "names no host"),
@@ -138,7 +141,7 @@ def test_passwords_are_not_printed_and_an_unusable_store_is_one_sentence(
     assert tracking.printable("http://me:secret@host:5000") == "http://me:***@host:5000"
     monkeypatch.setenv(URI, f"sqlite:///{tmp_path}/no/such/folder/mlflow.db")
     (tmp_path / "no").write_text("a file where a folder should be")
-    with pytest.raises(TrackingError, match=r"cannot be used .*tracking: false"):
+    with pytest.raises(TrackingError, match=r"there is no folder .*/no/such/folder"):
         tracking.initialise(tmp_path)
 
 

@@ -122,6 +122,7 @@ def _message(problem: ErrorDetails) -> str:
     kind, context, given = problem["type"], problem.get("ctx", {}), problem["input"]
     message = problem["msg"].removeprefix("Value error, ").replace(" after validation", "")
     message = message.replace("valid tuple", "list").replace("Tuple should", "List should")
+    message = re.sub(r" or instance of \w+", "", message)
     known = context.get("expected") if kind == "literal_error" else None
     if kind == "union_tag_invalid":
         known, given = context["expected_tags"], context["tag"]

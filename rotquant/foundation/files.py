@@ -16,10 +16,10 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from rotquant.foundation.errors import ResultError
+from rotquant.foundation.errors import ResultError, RotquantError
 
 #: What a file system answers when nothing more can be written, whoever asks.
 _FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -66,6 +66,42 @@ def check_output_folder(path: str | Path, marker: str | None = None, what: str =
             f"{path} needs at least {needed / 1e6:,.1f} MB, and {existing} has {free / 1e6:,.1f} MB left; "
             "make room or name another place."
         )
+
+
+def check_regular(path: str | Path, error: type[RotquantError] = ResultError) -> None:
+    """Refuse to read what is there and is no regular file: a pipe waits for a writer, a device may never end.
+
+    Symbolic links are followed. What is not there is left to whoever opens it.
+
+    Raises:
+        error: a folder, pipe, socket or device.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        what = "a folder" if os.path.isdir(path) else "a pipe, socket or device"
+        raise error(f"{path} is {what}, where a file is to be read; only regular files are read.")
+
+
+def check_regular_files(folder: str | Path, error: type[RotquantError] = ResultError) -> None:
+    """`check_regular` of everything in a folder but folders, for libraries that open what they find there."""
+    if os.path.isdir(folder):
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            if not entry.is_dir():
+                check_regular(entry.path, error)
+
+
+def file_inside(folder: str | Path, name: object, where: object, error: type[RotquantError] = ResultError) -> Path:
+    """The path of a file that another file names, which must lie in a folder by its name; links there may lead out.
+
+    Args:
+        where: the file, or the key of one, that names it, for the sentence.
+
+    Raises:
+        error: the name is no text, is absolute, or goes up with `..`.
+    """
+    parts = PurePath(name).parts if isinstance(name, str) and "\0" not in name else ()
+    if not parts or PurePath(str(name)).is_absolute() or ".." in parts:
+        raise error(f"{where} names the file {str(name)[:100]!r}: write a relative path below {folder}, without '..'.")
+    return Path(folder) / str(name)
 
 
 def folder_size(folder: str | Path, pattern: str = "*") -> int:
@@ -209,14 +245,28 @@ def json_text(value: Any) -> str:
 
 
 def read_json(path: str | Path, what: str = "file") -> Any:
-    """Read JSON, or raise `ResultError` naming the file: missing or damaged."""
+    """Read JSON, or raise `ResultError` naming the file: missing, damaged or no regular file."""
     path = Path(path)
+    check_regular(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ResultError(f"{what} {path} does not exist.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ResultError(f"{what} {path} is damaged ({error}); delete it and run again to recompute it.") from None
+
+
+def broken_line(path: str | Path) -> str | None:
+    """What is wrong with the first line of a JSON-lines file that is no JSON; None where each is."""
+    with Path(path).open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                json.loads(line if line.strip() else "null")
+            except json.JSONDecodeError as error:
+                return f"line {number} is no JSON, {error.msg[:1].lower()}{error.msg[1:]} at character {error.colno}"
+            except RecursionError:
+                return f"line {number} is nested too deeply"
+    return None
 
 
 def canonical_json(value: Any) -> str:

@@ -16,12 +16,16 @@ from pydantic_core import CoreSchema, core_schema
 
 from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import ConfigError
+from rotquant.foundation.files import check_regular
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 Many = Annotated[tuple[T, ...], Field(strict=False)]
 """A list in YAML."""
+
+LARGEST = 100_000
+"""Values of a YAML file with its aliases filled in, keys included: aliases of aliases make a few lines endless."""
 
 
 class Written(Frozen):
@@ -124,13 +128,16 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a YAML mapping.
 
     Raises:
-        ConfigError: a missing file, invalid YAML, a key that occurs twice, or something that is not a mapping.
+        ConfigError: a missing file, invalid YAML, a key that occurs twice, aliases that fill in to more than `LARGEST`
+            values, or something that is not a mapping.
     """
+    check_regular(path, ConfigError)
     try:
         text = Path(path).read_text(encoding="utf-8")
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
         node = loader.get_single_node()
-        _check_keys(node, str(path))
+        if node is not None:
+            _check_nodes(node, str(path))
         data = None if node is None else loader.construct_document(node)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist.") from None
@@ -138,26 +145,51 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not valid YAML: {reason}.") from None
+    except (yaml.YAMLError, ValueError) as error:  # the latter is bad UTF-8, or a date that there is not
+        raise ConfigError(f"{path} is not valid YAML: {yaml_problem(error)}.") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold a mapping of keys to values.")
     return data
 
 
-def _check_keys(node: yaml.Node | None, where: str, above: tuple[yaml.Node, ...] = ()) -> None:
-    """Refuse a mapping that names a key twice, of which YAML keeps the last, and an alias inside of what it names."""
+def yaml_problem(error: Exception) -> str:
+    """What PyYAML says is wrong, as the end of a sentence: the line and column where it knows them, and the problem."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+    place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+    return " ".join(f"{place}{problem}".split()).rstrip(".")
+
+
+def _check_nodes(
+    node: yaml.Node, where: str, above: tuple[yaml.Node, ...] = (), sizes: dict[int, int] | None = None
+) -> int:
+    """How many values a node has with each alias in it filled in; each node is looked at once.
+
+    Raises:
+        ConfigError: more than `LARGEST`, an alias inside of what it names, or a mapping that names a key twice, of
+            which YAML would keep the last.
+    """
+    sizes, line = {} if sizes is None else sizes, node.start_mark.line + 1
     if node in above:
-        raise ConfigError(f"{where}, line {node.start_mark.line + 1}: an alias stands inside of what it names.")
+        raise ConfigError(f"{where}, line {line}: an alias stands inside of what it names.")
+    if id(node) in sizes:
+        return sizes[id(node)]
+    inside: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
-        seen: set[tuple[str, str]] = set()
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
-                line = key.start_mark.line + 1
-                raise ConfigError(f"{where}, line {line}: the key {key.value!r} occurs twice in one mapping.")
-            seen.add((key.tag, str(key.value)))
-            _check_keys(value, where, (*above, node))
+        _check_keys(node, where)
+        inside = [part for pair in node.value for part in pair]
     elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _check_keys(value, where, (*above, node))
+        inside = node.value
+    size = 1 + sum(_check_nodes(part, where, (*above, node), sizes) for part in inside)
+    if size > LARGEST:
+        raise ConfigError(f"{where}, line {line}: with its aliases filled in this has more than {LARGEST:,} values.")
+    sizes[id(node)] = size
+    return size
+
+
+def _check_keys(node: yaml.MappingNode, where: str) -> None:
+    seen: set[tuple[str, str]] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+            line = key.start_mark.line + 1
+            raise ConfigError(f"{where}, line {line}: the key {key.value!r} occurs twice in one mapping.")
+        seen.add((key.tag, str(key.value)))

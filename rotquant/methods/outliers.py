@@ -48,6 +48,11 @@ class OutlierFeatures(Method):
         """These features."""
         return self.features
 
+    @property
+    def acts_beyond_quantizers(self) -> bool:
+        """At run time it only tells the quantizers which features to leave."""
+        return False
+
     def check(self, recipe: Recipe) -> None:
         """Something is quantized that the features can be kept from."""
         if recipe.weights is None and recipe.activations is None:

@@ -18,9 +18,17 @@ from pydantic import ValidationError
 from rotquant.foundation.contents import content_digests
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError, nearest
-from rotquant.foundation.files import cache_folder, canonical_json, short_hash
+from rotquant.foundation.files import (
+    cache_folder,
+    canonical_json,
+    check_regular,
+    check_regular_files,
+    file_inside,
+    short_hash,
+)
 from rotquant.foundation.progress import downloading, task
 from rotquant.models import deltas
+from rotquant.models.declared import check_activation, check_declared, check_floating, check_tokenizer_settings
 
 if TYPE_CHECKING:
     import torch
@@ -62,20 +70,25 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
     """The safetensors files of a folder, in order: `stem`.safetensors or the shards that its index names.
 
     Raises:
-        CheckpointError: no config.json, an index that names missing files, pickled weights only, or no weights at all.
+        CheckpointError: no config.json, an index that names missing files or such outside of the folder, pickled
+            weights only, no weights at all, or a pipe or device where a file is to be read.
     """
+    check_regular_files(folder, CheckpointError)
+    check_regular(folder / "config.json", CheckpointError)
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} is no model folder: it has no config.json.")
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError):
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise CheckpointError(f"{index} is damaged; copy the checkpoint again.") from None
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise CheckpointError(f"{folder} is incomplete: {missing[0]}, named in its index, is not there.")
-        return [folder / name for name in names]
+        files = sorted({file_inside(folder, name, index, CheckpointError) for name in names})
+        missing = [file.name for file in files if not file.is_file()]
+        if missing or not files:
+            what = f"{missing[0]}, named in its index, is not there" if missing else "its index names no file"
+            raise CheckpointError(f"{folder} is incomplete: {what}.")
+        return files
     if single.is_file():
         return [single]
     if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
@@ -217,6 +230,8 @@ def _merged(folder: Path) -> Path:
     files = [*settings_files(plain), *weight_files(plain), folder / deltas.CONFIG, folder / deltas.WEIGHTS]
     place = cache_folder("merged") / short_hash(canonical_json([*content_digests(files, folder.name).values()]))
     if not place.is_dir():
+        for path in (folder / deltas.WEIGHTS, *weight_files(plain)):
+            check_floating(path, read_safetensors_header(path))
         place.parent.mkdir(parents=True, exist_ok=True)
         with task("merging the low-rank deltas"), TemporaryDirectory(prefix=".tmp-", dir=place.parent) as temporary:
             new = Path(temporary) / place.name
@@ -232,9 +247,10 @@ def _load(
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
     """`load_checkpoint` of a folder."""
     files = weight_files(folder)
-    for path in files:
-        read_safetensors_header(path)
+    headers = {path: read_safetensors_header(path) for path in files}
     config = load_config(folder)
+    for path, header in headers.items():
+        check_floating(path, header)
     tokenizer = load_tokenizer(folder)
     from transformers import AutoModelForCausalLM
 
@@ -271,11 +287,16 @@ def model_max_length(checkpoint: str | Path, revision: str | None = None) -> Any
 
 def _tokenizer_settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
+    check_regular(path, CheckpointError)
+    told: Any = None
     try:
-        told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except ValueError as error:
+        told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        check_tokenizer_settings(told)
+        return told
+    except ValidationError as error:
+        raise CheckpointError(f"{path} is damaged: {first_problem(error, told)}.") from None
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
-    return told if isinstance(told, dict) else {}
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
@@ -284,6 +305,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     One that is saved as of no family is what its file says: for Qwen2, AutoTokenizer would put the family's rules of
     splitting in the place of the file's.
     """
+    check_regular_files(folder, CheckpointError)
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json beside config.json.")
     generic = _tokenizer_settings(folder).get("tokenizer_class") == "TokenizersBackend"
@@ -328,16 +350,23 @@ def check_loading(folder: Path, info: dict[str, Any]) -> None:
 def load_config(folder: Path) -> Any:
     """The configuration, refused before anything is loaded when no adapter knows its family."""
     path = folder / "config.json"
+    check_regular_files(folder, CheckpointError)
+    check_regular(path, CheckpointError)
     from rotquant.models.architectures import check_shape
 
+    said: Any = None
     try:
-        weights = check_shape(json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant))
+        said = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        weights = check_shape(said)
+        check_declared(folder, said)
+        check_activation(said)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no model folder: it has no config.json.") from None
     except ValidationError as error:
-        raise CheckpointError(f"{path} is damaged: {first_problem(error)}.") from None
+        raise CheckpointError(f"{path} is damaged: {first_problem(error, said)}.") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+    _check_generation(folder / "generation_config.json")
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if size and weights > _WEIGHTS_PER_BYTE * size:
         raise CheckpointError(
@@ -350,6 +379,13 @@ def load_config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers validates fields by several libraries' exceptions
         raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+
+
+def _check_generation(path: Path) -> None:
+    """Refuse a generation_config.json that is no JSON object; one that is not there, or no JSON, changes nothing."""
+    with suppress(OSError, ValueError):
+        if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
+            raise CheckpointError(f"{path} is damaged: it is no JSON object.")
 
 
 def located(checkpoint: str | Path) -> tuple[Path | None, str, str | None]:
@@ -420,6 +456,7 @@ def _refuse_constant(name: str) -> None:
 def first_line(error: Exception) -> str:
     """What an exception of another library says, as the end of a sentence; its kind too where it alone says little."""
     lines = str(error).strip().splitlines()
-    said = lines[0].rstrip(".") if lines else ""
+    last = 2 if lines and lines[0].endswith(":") else 1  # what follows a colon is the cause
+    said = " ".join(line.strip() for line in lines[:last]).rstrip(".")
     telling = said and not isinstance(error, LookupError | TypeError | AttributeError)
     return said if telling else f"{type(error).__name__} {said}".strip()

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError
+from rotquant.foundation.files import check_regular_files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -66,11 +67,12 @@ def read_delta(folder: Path) -> Delta:
     Raises:
         CheckpointError: it is damaged or of another kind, or the deltas themselves are missing.
     """
+    check_regular_files(folder, CheckpointError)
     try:
         delta = Delta.model_validate(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
     except ValidationError as error:
         raise CheckpointError(f"{folder / CONFIG} is no plain low-rank delta: {first_problem(error)}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / CONFIG} is damaged: {error}.") from None
     if not (folder / WEIGHTS).is_file():
         raise CheckpointError(f"{folder} is incomplete: {WEIGHTS} is not there.")
@@ -78,10 +80,22 @@ def read_delta(folder: Path) -> Delta:
 
 
 def base_of(folder: Path, delta: Delta) -> Path | str:
-    """The base's folder, beside the deltas or from the working folder, or its hub id where there is none."""
+    """The base's folder, beside the deltas or from the working folder, or its hub id where there is none.
+
+    Raises:
+        CheckpointError: the base is low-rank deltas, too, these or others.
+    """
     name = delta.base_model_name_or_path
     beside = (folder / name).resolve()
-    return beside if beside.is_dir() else name
+    if not beside.is_dir():
+        return name
+    if is_delta(beside):
+        itself = " itself" if beside == folder.resolve() else ""
+        raise CheckpointError(
+            f"{folder / CONFIG} names {name} as its base, which is low-rank deltas{itself}: name the whole checkpoint "
+            "that they were made from."
+        )
+    return beside
 
 
 def check_fits(

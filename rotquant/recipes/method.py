@@ -195,6 +195,14 @@ class Method(Frozen):
         """Whether the method adds to what acts while the model runs."""
         return cls.runtime is not Method.runtime or cls.attach is not Method.attach
 
+    @property
+    def acts_beyond_quantizers(self) -> bool:
+        """Whether the stored weights alone compute another function than with what acts at run time, quantizers apart.
+
+        Such weights cannot be exported as an ordinary checkpoint.
+        """
+        return self.acts_at_run_time()
+
     # Methods with the role `rotations`
 
     def learns_from(self, recipe: "Recipe") -> dict[str, Any]:

@@ -140,9 +140,10 @@ class Settings(Written):
     """Floating-point type of the simulated network."""
     dtypes: dict[str, Literal["float32", "bfloat16", "float16"]] = Field(default_factory=dict)
     """The same of the tables of single papers, by the paper's short name."""
-    seeds: Annotated[Many[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
-    """Each draws rotation, calibration sample and order of learning; a row that draws nothing is computed once."""
-    trials: Annotated[int, Field(gt=0)] | None = None
+    seeds: Annotated[Many[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1, max_length=50)]
+    """Each draws rotation, calibration sample and order of learning; a row that draws nothing is computed once. All
+    tables together have about a thousand runs for each."""
+    trials: Annotated[int, Field(gt=0, le=1000)] | None = None
     """Tables about the distribution over seeds take the seeds 0 to trials - 1; without it, `seeds`, as others do."""
     tracking: bool = True
     """Whether MLflow shows the runs of each report."""

@@ -100,8 +100,11 @@ def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
 def site_widths(folder: Path) -> dict[str, int]:
     """Input features of a local checkpoint's linear layers by site, from its config.json; nothing where that does not
     say them or there is none, which loading the checkpoint tells better."""
+    path = folder / "config.json"
+    if not path.is_file():  # nor is it a pipe, which would be waited for
+        return {}
     try:
-        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
         hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
         attention = heads * (fields.get("head_dim") or hidden // heads)
         return {"attention_input": hidden, "attention_output": attention, "mlp_output": fields["intermediate_size"]}

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 from pydantic import Field, field_validator, model_validator
 
 from rotquant.foundation.errors import ConfigError, lookup
+from rotquant.foundation.files import check_regular, file_inside
 from rotquant.foundation.written import Many, Written, by_name, parse, read_yaml, some_of
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Metric, Normalization
@@ -280,8 +281,16 @@ def load_tables(path: Path, root: Path) -> list[Table]:
 
 
 def with_path(part: P, folder: Path) -> P:
-    """A table or column whose path of published values is relative to the project instead of its file."""
-    return part.model_copy(update={"published": part.published and (folder / part.published).as_posix()})
+    """A table or column whose path of published values is relative to the project instead of its file.
+
+    Raises:
+        ConfigError: a path that leaves the folder of the file.
+    """
+    if part.published is None:
+        return part
+    name = part.id if isinstance(part, Titled) else part.name
+    path = file_inside(folder, part.published, f"{folder}: published of {name}", ConfigError)
+    return part.model_copy(update={"published": path.as_posix()})
 
 
 def published_values(table: Table, root: Path) -> Published:
@@ -306,6 +315,7 @@ def read_published(file: str, root: Path) -> Published:
         ConfigError: as `published_values`.
     """
     path = root / file
+    check_regular(path, ConfigError)
     try:
         with path.open(newline="", encoding="utf-8") as lines:
             return {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.errors import CorpusError
-from rotquant.foundation.files import cache_folder
+from rotquant.foundation.files import broken_line, cache_folder
 from rotquant.foundation.hub import commit_of
 from rotquant.foundation.progress import at_terminal, downloading, task
 from rotquant.recipes.corpus import INSTALLED, SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
@@ -171,9 +171,10 @@ def _whole(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[dict]
     try:
         yield from data
     except Exception as error:  # The readers' failures have no common type.
-        raise CorpusError(
-            f"Corpus {spec.name}: {where} could not be read to its end ({type(error).__name__})."
-        ) from error
+        why = (broken_line(where) if where.endswith(".jsonl") and spec.source == "local" else None) or type(
+            error
+        ).__name__
+        raise CorpusError(f"Corpus {spec.name}: {where} could not be read to its end ({why}).") from error
 
 
 def _local_rows(spec: CorpusSpec, split: Split) -> Iterable[str]:

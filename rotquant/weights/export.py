@@ -1,8 +1,8 @@
 """A quantized model as an ordinary checkpoint: dequantized weights under their Hugging Face names, for any runtime.
 
 What SpinQuant-easy is for (Sec. 4.2): rotated, quantized weights take the place of the original ones and the forward
-pass stays as it is. Recipes with transforms at run time have no such form. Quantizers of activations and KV cache are
-the runtime's business and not in the folder.
+pass stays as it is. Recipes with transforms at run time, their rotations' or a method's, have no such form. Quantizers
+of activations and KV cache are the runtime's business and not in the folder.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ def export_plain(source: str | Path, output: str | Path, dtype: torch.dtype | No
         dtype: of the weights; default the model's own, in which they are exact.
 
     Raises:
-        RecipeError: the recipe has transforms at run time.
+        RecipeError: the recipe has transforms at run time, or a method of it acts there on more than quantizers.
         ResultError: the output folder holds something, or the source is no quantized model.
         CheckpointError: the source is damaged.
     """
@@ -53,3 +53,10 @@ def check_exportable(recipe: Recipe) -> None:
             f"the weights undo transforms at run time (rotation.{', rotation.'.join(online)}), which an ordinary "
             "checkpoint cannot hold: quantize with the method spinquant-easy, or with these set to false."
         )
+    for method in recipe.methods.values():
+        if method.acts_beyond_quantizers:
+            what = "puts a prefix before every text" if "prefix" in method.roles else "transforms what layers read"
+            raise RecipeError(
+                f"the method {method.name} {what} while the model runs, which an ordinary checkpoint cannot hold: "
+                "evaluate the quantized folder itself, or quantize without this method."
+            )

@@ -1,9 +1,12 @@
 """What all operators share: references on the CPU, refusals of one sentence, missing compilers."""
 
+import os
 import subprocess
 import sys
+import tempfile
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,12 +63,33 @@ def test_a_gpu_older_than_ampere_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         architecture_of_device(torch.device("cuda", 0))
 
 
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROTQUANT_CACHE", "/somewhere")
-    assert str(loading.cache_folder()) == "/somewhere/kernels"
-    monkeypatch.delenv("ROTQUANT_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert str(loading.cache_folder()) == "/xdg/rotquant/kernels"
+def test_compiled_kernels_lie_in_the_cache_and_a_home_that_cannot_be_written_is_no_obstacle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(loading, "_nvrtc", lambda: types.SimpleNamespace(getVersion=lambda: (13, 0)))
+    monkeypatch.setattr(loading, "_compile", lambda *_: (b"code", {}))
+    monkeypatch.setattr(loading, "_include_options", tuple)
+    source = Source(CudaFile(next(loading.SOURCES.glob("*.cu")).name))
+    (tmp_path / "file").touch()
+    for cache, place in ((tmp_path / "mine", tmp_path / "mine"), (tmp_path / "file", Path(tempfile.gettempdir()))):
+        monkeypatch.setenv("ROTQUANT_CACHE", str(cache))
+        cubin = loading.compile_source(source, "sm_90a").cubin
+        assert cubin.read_bytes() == b"code"
+        assert cubin.is_relative_to(place)
+        assert cubin.parent.name == "kernels"
+
+
+def test_cupy_keeps_its_code_in_our_cache_unless_the_user_says_where(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace())
+    monkeypatch.setenv("ROTQUANT_CACHE", str(tmp_path))
+    monkeypatch.setenv("CUPY_CACHE_DIR", "mine")
+    loading._cupy()
+    assert os.environ["CUPY_CACHE_DIR"] == "mine"
+    monkeypatch.delenv("CUPY_CACHE_DIR")
+    loading._cupy()
+    assert os.environ["CUPY_CACHE_DIR"] == str(tmp_path / "cupy")
 
 
 def test_a_module_is_never_destroyed() -> None:

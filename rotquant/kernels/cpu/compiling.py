@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from rotquant.foundation.errors import KernelError
-from rotquant.foundation.files import atomic_path, canonical_json, short_hash
-from rotquant.kernels.launch.loading import SOURCES, cache_folder
+from rotquant.foundation.files import atomic_path, cache_folder, canonical_json, short_hash
+from rotquant.kernels.launch.loading import SOURCES
 
 SOURCE = SOURCES / "cpu/decoding.cpp"
 
@@ -78,7 +78,7 @@ def compile_source(target: tuple[str, ...] = NATIVE, folder: Path | None = None)
     Two processes at the same time both compile, and the last one's equal result stays.
 
     Args:
-        folder: where libraries are kept; ROTQUANT_CACHE/kernels, or the user's cache folder, by default.
+        folder: where libraries are kept; by default `kernels` in the cache (`foundation.files.cache_folder`).
 
     Raises:
         KernelError: there is no C++ compiler, or it refuses; its messages follow the first sentence then.
@@ -88,7 +88,7 @@ def compile_source(target: tuple[str, ...] = NATIVE, folder: Path | None = None)
     flags = [*_FLAGS, *target]
     macros = _run([compiler, *target, "-dM", "-E", "-x", "c++", os.devnull])  # compiler and processor, in its own words
     key = short_hash(canonical_json([texts, [*_FLAGS, *target], macros]))
-    path = (folder or cache_folder()) / f"{SOURCE.stem}-{key}.so"
+    path = (folder or cache_folder("kernels")) / f"{SOURCE.stem}-{key}.so"
     if not path.exists():
         with atomic_path(path) as temporary:
             _run([compiler, *flags, str(SOURCE), "-o", str(temporary), *_openmp()])

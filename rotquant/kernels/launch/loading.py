@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rotquant.foundation.errors import KernelError
-from rotquant.foundation.files import atomic_path, canonical_json, read_json, short_hash, write_json
+from rotquant.foundation.files import atomic_path, cache_folder, canonical_json, read_json, short_hash, write_json
 from rotquant.kernels.arguments import CudaFile, Parameters
 
 #: The CUDA sources, beside the package in a checkout.
@@ -118,13 +118,13 @@ def compile_source(source: Source, architecture: str, folder: Path | None = None
     The compiler also reads what launches pass (`CudaFile.checks`), and refuses kernels that take something else.
 
     Args:
-        folder: where compiled code is kept; ROTQUANT_CACHE/kernels, or the user's cache folder, by default.
+        folder: where compiled code is kept; by default `kernels` in the cache (`foundation.files.cache_folder`).
 
     Raises:
         KernelError: NVRTC is missing, or the compiler refuses; its messages follow the first sentence then.
     """
     nvrtc = _nvrtc()
-    folder = folder or cache_folder()
+    folder = folder or cache_folder("kernels")
     text = _source_text(source.file.name) + source.file.checks(source.instances, source.constants)
     headers = {path.name: path.read_text() for path in sorted((SOURCES / "include").glob("*.cuh"))}
     options = (*_OPTIONS, f"-arch={architecture}")
@@ -139,13 +139,6 @@ def compile_source(source: Source, architecture: str, folder: Path | None = None
             temporary.write_bytes(code)
         write_json(symbols, names)  # last: its presence says that both are whole
     return Compiled(cubin, read_json(symbols))
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels lie: $ROTQUANT_CACHE/kernels, else $XDG_CACHE_HOME or ~/.cache, then rotquant/kernels."""
-    if chosen := os.environ.get("ROTQUANT_CACHE"):
-        return Path(chosen) / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rotquant" / "kernels"
 
 
 def _compile(nvrtc: Any, source: Source, text: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, str]]:
@@ -195,6 +188,8 @@ def _nvrtc() -> Any:
 
 
 def _cupy() -> Any:
+    """CuPy, which keeps what it compiles itself in our cache, too: it fails where its own cannot be written."""
+    os.environ.setdefault("CUPY_CACHE_DIR", str(cache_folder("cupy")))
     try:
         import cupy
     except ImportError as error:

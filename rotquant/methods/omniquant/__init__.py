@@ -46,6 +46,11 @@ class OmniQuant(Method):
         """It trains with them."""
         return True
 
+    @property
+    def acts_beyond_quantizers(self) -> bool:
+        """At run time it only quantizes queries."""
+        return False
+
     def check(self, recipe: Recipe) -> None:
         """Weights without clip search, activations with dynamic scales."""
         self.refuse_clip_search(recipe)

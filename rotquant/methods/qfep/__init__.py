@@ -92,6 +92,11 @@ class QFeP(Method):
 
         return {**stored_shapes(architecture), "exact": (-1, 2)}
 
+    @property
+    def acts_beyond_quantizers(self) -> bool:
+        """A prefix does; which inputs are not quantized is the quantizers' matter."""
+        return self.prefix
+
     def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
         """The text stands behind the prefix; modules with spikes read it as it is."""
         from rotquant.methods.qfep.search import SITES

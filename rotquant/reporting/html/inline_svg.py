@@ -8,7 +8,7 @@ from rotquant.foundation.errors import ResultError
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 #: Elements that are dropped: metadata names outside addresses; a style sheet would hold for the whole page.
-_DROPPED = ("metadata", "style", "script", "title")
+_DROPPED = ("metadata", "style", "script", "title", "foreignObject")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
@@ -34,6 +34,7 @@ def inline_svg(path: Path, prefix: str, label: str) -> str:
         element.attrib = {
             name.removeprefix(_XLINK): _renamed(name.removeprefix(_XLINK), value, prefix)
             for name, value in element.attrib.items()
+            if not _acts(name.removeprefix(_XLINK), value)
         }
     for name in ("height", "version"):  # the height follows from the view box where the page narrows the width
         drawing.attrib.pop(name, None)
@@ -47,6 +48,11 @@ def _drop(element: ElementTree.Element) -> None:
             element.remove(child)
         else:
             _drop(child)
+
+
+def _acts(name: str, value: str) -> bool:
+    """Whether an attribute runs code, or leads out of the drawing to anything but a picture that it contains."""
+    return name.startswith("on") or (name == "href" and not value.startswith(("#", "data:image/")))
 
 
 def _renamed(name: str, value: str, prefix: str) -> str:

@@ -54,8 +54,14 @@ def grid_table(grid: Grid) -> str:
 
 
 def row(cells: Iterable[object]) -> str:
-    """A line of a table."""
-    return "| " + " | ".join(str(cell).strip().replace("|", "\\|") for cell in cells) + " |"
+    """A line of a table; a text of several lines is one."""
+    lines = (re.sub(r"\s*\n\s*", " ", str(cell).strip()) for cell in cells)
+    return "| " + " | ".join(line.replace("|", "\\|") for line in lines) + " |"
+
+
+def literal(text: str) -> str:
+    """A text that means itself where Markdown would read marks, links and HTML in it."""
+    return re.sub(r"([\\`*_\[\]<>&!])", r"\\\1", " ".join(text.split()))
 
 
 def bullets(lines: Sequence[str]) -> str:
@@ -63,4 +69,6 @@ def bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-_environment = functools.cache(lambda: environment({"bullets": bullets, "grid": grid_table, "row": row}))
+_environment = functools.cache(
+    lambda: environment({"bullets": bullets, "grid": grid_table, "literal": literal, "row": row})
+)

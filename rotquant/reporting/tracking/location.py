@@ -52,7 +52,7 @@ def find_location(root: Path) -> Location:
     """The store of a project.
 
     Raises:
-        TrackingError: MLFLOW_TRACKING_URI names nothing that MLflow can keep runs in.
+        TrackingError: MLFLOW_TRACKING_URI names nothing that MLflow can keep runs in, or a folder that is not there.
     """
     root = root.resolve()
     given = os.environ.get(VARIABLE, "").strip() or "sqlite:///mlflow.db"
@@ -83,7 +83,10 @@ def _sqlite(given: str, root: Path) -> Location:
             f"{VARIABLE}={given} names no file to keep runs in; a database is written sqlite:///mlflow.db (relative to "
             "the project folder) or, with four slashes, sqlite:////absolute/path/mlflow.db."
         )
-    return Location(f"{start}:///{root / name}{question}{options}", root / name)
+    path = root / name
+    if not path.parent.is_dir():
+        raise TrackingError(f"{VARIABLE}={given}: there is no folder {path.parent}; make it, or correct the path.")
+    return Location(f"{start}:///{path}{question}{options}", path)
 
 
 def _folder(given: str, root: Path) -> Location:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rotquant.foundation.errors import ConfigError
+from rotquant.foundation.files import check_regular
 from rotquant.study.speed.definitions import Column, Grid, Printed, Row, SpeedTable, rows
 
 #: What a printed unit is in SI. QuaRot's Table 17 says GB and counts 2^30 bytes: 0.392 GB with all weights is less than
@@ -79,6 +80,7 @@ def read_printed(path: Path) -> Printout:
     Raises:
         ConfigError: it is missing, lacks a column, or has an unknown unit.
     """
+    check_regular(path, ConfigError)
     try:
         with path.open(newline="", encoding="utf-8") as lines:
             found = {

@@ -1,0 +1,164 @@
+"""What a checkpoint's JSON files and safetensors headers declare, checked as plain data before a library acts on it.
+
+Libraries meet a wrong value deep in a model's construction, or compute with it: integers without their scales are
+weights to them. Importing this module loads neither torch nor transformers.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rotquant.foundation.errors import CheckpointError, nearest
+
+Number = Annotated[float, Field(gt=0.0)]
+Dtype = Literal["float64", "float32", "float16", "bfloat16"]
+
+#: Kinds of rotary embeddings and the fields that each needs; `su` is longrope in configurations of Phi-3 from before.
+ROPE_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "su": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "proportional": (),
+}
+
+#: Types of tensors in safetensors files that are numbers by themselves.
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_STORED_AS = {"F": "8-bit or narrower floats", "I": "integers", "U": "integers", "B": "truth values"}
+#: Keys of a config.json under which libraries say that they quantized the weights.
+_QUANTIZED = ("quantization_config", "compression_config")
+
+
+class _Rope(BaseModel):
+    """Rotary embeddings, under `rope_parameters` or, in files from before, `rope_scaling`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: Number | None = None
+    factor: Number | None = None
+    low_freq_factor: Number | None = None
+    high_freq_factor: Number | None = None
+    short_factor: Annotated[list[Number], Field(min_length=1)] | None = None
+    long_factor: Annotated[list[Number], Field(min_length=1)] | None = None
+    attention_factor: Number | None = None
+    beta_fast: Number | None = None
+    beta_slow: Number | None = None
+    original_max_position_embeddings: Annotated[int, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _kind_is_known(self) -> "_Rope":
+        kind = self.rope_type or self.type or "default"
+        if kind not in ROPE_FIELDS:
+            raise ValueError(f"the rope_type {kind!r} is unknown; known: {', '.join(ROPE_FIELDS)}")
+        for field in ROPE_FIELDS[kind]:
+            if getattr(self, field) is None:
+                raise ValueError(f"the rope_type {kind} needs {field}")
+        return self
+
+
+class _Declared(BaseModel):
+    """Fields of a config.json by which a model computes, or by which generation ends."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    hidden_act: Annotated[str, Field(min_length=1)] = "silu"
+    rope_theta: Number | None = None
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | Annotated[list[int], Field(min_length=1)] | None = None
+    dtype: Dtype | None = None
+    torch_dtype: Dtype | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    initializer_range: Annotated[float, Field(ge=0.0)] = 0.02
+    attention_dropout: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+
+
+class _Tokenizer(BaseModel):
+    """Fields of a tokenizer_config.json that are used by their values."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    tokenizer_class: str | None = None
+    model_max_length: float | None = None
+    bos_token: str | dict[str, Any] | None = None
+    eos_token: str | dict[str, Any] | None = None
+    pad_token: str | dict[str, Any] | None = None
+    unk_token: str | dict[str, Any] | None = None
+
+
+def check_declared(folder: Path, config: Mapping[str, Any]) -> None:
+    """Check the content of a config.json.
+
+    Raises:
+        CheckpointError: its weights are quantized already.
+        ValidationError: a field is of the wrong type, or a rotary embedding is unknown or lacks what it needs.
+    """
+    for key in _QUANTIZED:
+        said = config.get(key)
+        if said is not None:
+            raise CheckpointError(
+                f"{folder} is quantized already{_by(said)}, as {key} in its config.json says: give the checkpoint in "
+                "floating point that it was made from."
+            )
+    _Declared.model_validate(config)
+
+
+def check_activation(config: Mapping[str, Any]) -> None:
+    """Raise ValueError where `hidden_act` in a config.json is no function that transformers has."""
+    from transformers.activations import ACT2FN
+
+    name = config.get("hidden_act", "silu")
+    if name not in ACT2FN:
+        raise ValueError(f"hidden_act: {name!r} is no activation function{nearest(name, list(ACT2FN))}")
+
+
+def check_tokenizer_settings(told: Any) -> None:
+    """Check the content of a tokenizer_config.json.
+
+    Raises:
+        ValidationError, ValueError: it is no JSON object, or a field is of the wrong type.
+    """
+    if not isinstance(told, dict):
+        raise ValueError("it is no JSON object")
+    _Tokenizer.model_validate(told)
+
+
+def check_floating(path: Path, header: Mapping[str, Any]) -> None:
+    """Refuse weights of other types than floating point of 16 bits or more, which are no numbers without their scales.
+
+    Args:
+        header: of the safetensors file `path`.
+
+    Raises:
+        CheckpointError: the sentence names the first such weight and its type.
+    """
+    for name, entry in header.items():
+        dtype = "" if name == "__metadata__" else str(entry.get("dtype"))
+        if name.endswith(("weight", "bias")) and dtype not in _FLOATS:
+            what = _STORED_AS.get(dtype[:1], "no floats")
+            raise CheckpointError(
+                f"{path} is quantized already: {name} holds {what} ({dtype}), which are no weights without their "
+                "scales; give the checkpoint in floating point that it was made from."
+            )
+
+
+def _by(said: object) -> str:
+    """What quantized a checkpoint, and to how many bits, where its configuration says so."""
+    if not isinstance(said, Mapping):
+        return ""
+    widths = {"load_in_4bit": 4, "load_in_8bit": 8}
+    bits = said.get("bits") or next((width for key, width in widths.items() if said.get(key) is True), None)
+    method = said.get("quant_method") or ("bitsandbytes" if widths.keys() & said.keys() else None)
+    known = f" by {str(method)[:40]}" if method else ""
+    return known + (f" to {bits} bits" if isinstance(bits, int) else "")
