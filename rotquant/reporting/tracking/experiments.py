@@ -83,8 +83,8 @@ def _tags(project: Project, experiment: "Experiment", states: Mapping[str, Mappi
         ]
         wanted[_DESCRIPTION] = (
             f"{tables[0].paper_title}\n\nViews: {', '.join(shown)}, and one of each table with its charts. A run is "
-            "one cell of a table with one seed. A table's own run holds its report and its figure as artifacts, and the "
-            "runs of its cells below it."
+            "one cell of a table with one seed. A table's own run shows its report, has its figure as an artifact, and "
+            "the runs of its cells below it."
         )
     return wanted
 

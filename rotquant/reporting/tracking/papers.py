@@ -10,7 +10,7 @@ from rotquant.foundation.progress import task, track
 from rotquant.recipes.recipe import Recipe, Run
 from rotquant.reporting.tracking.runs import PARENT, Entry, Experiment, Logged
 from rotquant.reporting.tracking.store import Store, opened
-from rotquant.reporting.tracking.views import TABLE, by_model
+from rotquant.reporting.tracking.views import PERCENT, TABLE, by_model, by_row
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity, quantities
 from rotquant.study.results import (
@@ -113,7 +113,11 @@ class Paper(Experiment):
                 "weights_key": run.weights_key,
                 "rotation_key": run.rotation_key,
             },
-            [read_json(self.project.root / run_path(key), "run file"), fields, {name: str(one) for name, one in numbers.items()}],
+            [
+                read_json(self.project.root / run_path(key), "run file"),
+                fields,
+                {name: str(one) for name, one in numbers.items()},
+            ],
             result.provenance,
             numbers,
             notes={
@@ -132,7 +136,7 @@ class Paper(Experiment):
         value, reference = result.value, self._unquantized(result.run)
         if not (main.relative and math.isfinite(reference) and reference):
             return {by_model(main.name, model): value}
-        name = f"{main.name} {'rise' if main.better == 'lower' else 'drop'} in percent"
+        name = f"{main.name} {'rise' if main.better == 'lower' else 'drop'}{PERCENT}"
         percent = 100 * main.loss(value, reference) / abs(reference)
         return {name: percent, by_model(name, model): percent}
 
@@ -159,7 +163,7 @@ class Paper(Experiment):
             self._tags(key, record["seed"]),
             [record, history, short],
             record,
-            history=history,
+            history=[{**step, **_single(step, str(short["model"]))} for step in history],
             notes={"seconds": record["seconds"]},
             fields={**short, **settings, "source": source},
         )
@@ -172,7 +176,8 @@ class Paper(Experiment):
         """The tags of a run or of what was learned for it: what it is, and where tables have it."""
         first = self.project.table(next(iter(self.cells[key])))
         cells = {f"{TABLE}.{table}": "; ".join(map(" / ".join, cells)) for table, cells in self.cells[key].items()}
-        return {**cells, PARENT: self._parent(first), "paper": self.paper, "seed": seed, **self._short(key)}
+        rows = {by_row(name): "; ".join(dict(cells)) for name, cells in self.cells[key].items()}
+        return {**cells, **rows, PARENT: self._parent(first), "paper": self.paper, "seed": seed, **self._short(key)}
 
     def _short(self, key: str) -> dict[str, object]:
         """What tells runs apart in a table's column or on an axis, where paths and recipes are too long."""
@@ -185,6 +190,11 @@ def _of_weights(result: RunResult) -> dict[str, Any]:
     """The record of a result's stored weights, with what they were made by."""
     settings = result.run.recipe.model_dump(mode="json")["methods"]
     return {**(result.weights or {}), "seed": result.run.seed, "methods": settings}
+
+
+def _single(step: dict[str, Any], model: str) -> dict[str, float]:
+    """The loss of a step under a name of one model alone, whose chart has the curves of its rows."""
+    return {by_model("loss", model): step["loss"]} if "loss" in step else {}
 
 
 def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, str]]]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from rotquant.foundation.files import canonical_json, short_hash
-from rotquant.reporting.tracking.experiments import describe, open_experiment
+from rotquant.reporting.tracking.experiments import describe, open_experiment, view_link
 from rotquant.reporting.tracking.store import Store, opened
 from rotquant.reporting.tracking.views import KIND, TABLE
 from rotquant.study.project import Project
@@ -28,6 +28,9 @@ KEY, RESULT, PARENT = "rotquant.key", "rotquant.result", "mlflow.parentRunId"
 #: Most parameters and metrics in one request: MLflow takes 100 parameters, and 1000 of both.
 _PARAMETERS_AT_ONCE = 100
 _METRICS_AT_ONCE = 900
+
+#: Most characters of a run's overview, a tag: MLflow takes 5,000 or 8,000, by its version.
+_NOTE = 5000
 
 
 @dataclass(frozen=True)
@@ -227,8 +230,10 @@ class Experiment:
                 raise
 
 
-def log_report(root: Path, run: str, report: "Report", files: Sequence[Path]) -> None:
+def log_report(root: Path, logged: Logged, report: "Report", files: Sequence[Path]) -> None:
     """Attach a report, its figure and its table to a table's run, in place of those of the same name, and its score.
+
+    The run's overview, on which MLflow opens it, shows the report's beginning.
 
     Raises:
         TrackingError: the store cannot be reached or written.
@@ -238,10 +243,22 @@ def log_report(root: Path, run: str, report: "Report", files: Sequence[Path]) ->
     score = report.claims.score
     claims = {"hold": score.holds, "contradicted": score.contradicted, "undecided": score.undecided}
     claims["not_checkable"] = score.unchecked
+    tags = {f"claims.{name}": str(count) for name, count in claims.items()}
+    if page := next((path for path in files if path.suffix == ".md"), None):
+        tags["mlflow.note.content"] = _overview(logged, page)
     with opened(root) as store:
-        store.client.log_batch(run, tags=[RunTag(f"claims.{name}", str(count)) for name, count in claims.items()])
+        store.client.log_batch(logged.parent, tags=[RunTag(name, value) for name, value in tags.items()])
         for path in files:
-            store.client.log_artifact(run, str(path))
+            store.client.log_artifact(logged.parent, str(path))
+
+
+def _overview(logged: Logged, page: Path) -> str:
+    """The beginning of a report's page without its figure, below links to all of it and to the table's charts."""
+    whole = f"#/experiments/{logged.experiment_id}/runs/{logged.parent}/artifacts/{page.name}"
+    charts = f" · [Charts]({view_link(logged.experiment_id, page.stem)})" if logged.runs else ""
+    text = re.sub(r"!\[.*", "", page.read_text(encoding="utf-8").partition("<details>")[0])
+    shown = f"[Whole report with its figure]({whole}){charts}\n\n{text}"
+    return shown if len(shown) < _NOTE else shown[:_NOTE].rpartition("\n")[0]
 
 
 def acceptable(name: str) -> str:
