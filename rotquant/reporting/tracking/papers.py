@@ -7,6 +7,7 @@ from typing import Any
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json
 from rotquant.foundation.progress import task, track
+from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe, Run
 from rotquant.reporting.tracking.runs import PARENT, Entry, Experiment, Logged
 from rotquant.reporting.tracking.store import Store, opened
@@ -223,8 +224,11 @@ def _bits(recipe: Recipe) -> str:
 
 
 def _online(recipe: Recipe) -> str:
-    """What acts on activations at run time beside quantizers, e.g. heads+R3+R4; `none` where nothing does."""
+    """The transforms of activations at run time, e.g. heads+R3+R4; `none` where there are none."""
     rotation = recipe.rotation
     turned = {"heads": rotation.heads, "R3": rotation.keys, "R4": rotation.mlp} if rotation else {}
-    acting = {name: method.acts_at_run_time() for name, method in recipe.methods.items()}
-    return "+".join(name for name, acts in (turned | acting).items() if acts) or "none"
+    moved = {
+        name: "transformation" in one.roles and type(one).runtime is not Method.runtime
+        for name, one in recipe.methods.items()
+    }
+    return "+".join(name for name, online in (turned | moved).items() if online) or "none"

@@ -244,20 +244,22 @@ def log_report(root: Path, logged: Logged, report: "Report", files: Sequence[Pat
     claims = {"hold": score.holds, "contradicted": score.contradicted, "undecided": score.undecided}
     claims["not_checkable"] = score.unchecked
     tags = {f"claims.{name}": str(count) for name, count in claims.items()}
-    if page := next((path for path in files if path.suffix == ".md"), None):
-        tags["mlflow.note.content"] = _overview(logged, page)
+    for page in (path for path in files if path.suffix == ".md"):
+        tags["mlflow.note.content"] = _overview(logged, page, files)
     with opened(root) as store:
         store.client.log_batch(logged.parent, tags=[RunTag(name, value) for name, value in tags.items()])
         for path in files:
             store.client.log_artifact(logged.parent, str(path))
 
 
-def _overview(logged: Logged, page: Path) -> str:
-    """The beginning of a report's page without its figure, below links to all of it and to the table's charts."""
-    whole = f"#/experiments/{logged.experiment_id}/runs/{logged.parent}/artifacts/{page.name}"
-    charts = f" · [Charts]({view_link(logged.experiment_id, page.stem)})" if logged.runs else ""
-    text = re.sub(r"!\[.*", "", page.read_text(encoding="utf-8").partition("<details>")[0])
-    shown = f"[Whole report with its figure]({whole}){charts}\n\n{text}"
+def _overview(logged: Logged, page: Path, files: Sequence[Path]) -> str:
+    """The beginning of a report's page, below links to the files attached and to the table's charts."""
+    artifacts = f"#/experiments/{logged.experiment_id}/runs/{logged.parent}/artifacts"
+    links = [f"[{path.name}]({artifacts}/{path.name})" for path in files]
+    if logged.runs:
+        links.append(f"[charts]({view_link(logged.experiment_id, page.stem)})")
+    text = re.sub(r"!\[.*\n", "", page.read_text(encoding="utf-8").partition("<details>")[0])
+    shown = f"{' · '.join(links)}\n\n{text}"
     return shown if len(shown) < _NOTE else shown[:_NOTE].rpartition("\n")[0]
 
 

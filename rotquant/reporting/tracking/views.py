@@ -24,7 +24,7 @@ LEARNED = ("rotation", "weights")
 _NAME = {"attributes.`Run Name`": 360}
 _PARAMETERS = {"method": 130, "model": 120, "bits": 90, "online": 110, "seed": 70}
 _TITLES = {"tags.`title`": 440, "tags.`claims.hold`": 110, "tags.`claims.contradicted`": 110}
-_NUMBER = 170
+_NUMBER, _COMPARED = 170, 270
 
 #: MLflow's page loads so many runs, and more when asked to.
 _PAGE = 100
@@ -99,7 +99,7 @@ def _of_table(name: str, runs: Sequence["Run"]) -> dict[str, Any]:
         f"tags.`{TABLE}.{name}` != ''",
         _metric(order) if order else "params.`seed`",
         order is None or _rises(order, measured),
-        dict.fromkeys(map(_metric, bars), _NUMBER),
+        dict.fromkeys(map(_metric, bars), _COMPARED),
     )
     return state | _charts(charts) | {"groupBy": grouped, "groupsExpanded": closed}
 
