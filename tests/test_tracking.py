@@ -313,6 +313,9 @@ def test_an_infinite_perplexity_is_kept(project: Project) -> None:
     shown = search(project, "tags.`metric.perplexity` = 'inf'")
     assert len(shown) == 4
     assert all("perplexity" not in run.data.metrics for run in shown)
+    compute(project, value=math.inf)
+    log(project, "quarot_table1")  # no run has a number
+    assert "compareRunCharts" not in view(project, "tables")
 
 
 _OUTCOMES = ("hold", "contradicted", "undecided", "not_checkable")

@@ -14,7 +14,7 @@ import pandas as pd
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.reporting.tracking.experiments import describe, open_experiment, view_link
 from rotquant.reporting.tracking.store import Store, opened
-from rotquant.reporting.tracking.views import KIND, TABLE
+from rotquant.reporting.tracking.views import KIND, TABLE, acceptable
 from rotquant.study.project import Project
 
 if TYPE_CHECKING:
@@ -261,11 +261,6 @@ def _overview(logged: Logged, page: Path, files: Sequence[Path]) -> str:
     text = re.sub(r"!\[.*\n", "", page.read_text(encoding="utf-8").partition("<details>")[0])
     shown = f"{' · '.join(links)}\n\n{text}"
     return shown if len(shown) < _NOTE else shown[:_NOTE].rpartition("\n")[0]
-
-
-def acceptable(name: str) -> str:
-    """A name that MLflow accepts."""
-    return re.sub(r"[^\w\-. :/]", "_", name)
 
 
 def _rounded(number: float) -> float:

@@ -40,9 +40,9 @@ _SECTIONS = {
 
 def views(runs: Sequence["Run"]) -> dict[str, dict[str, Any]]:
     """The states of all views of an experiment with these runs, by name: `runs`, `tables`, and each table's own."""
-    measured = [run for run in runs if run.data.tags[KIND] == "run"]
+    measured = [run for run in runs if run.data.tags[KIND] == "run" and run.data.metrics]
     names = sorted((str(run.info.run_name) for run in runs if run.data.tags[KIND] == "table"), key=_natural)
-    behind = {name: [run for run in runs if f"{TABLE}.{name}" in run.data.tags] for name in names}
+    behind = {name: [run for run in runs if by_row(name) in run.data.tags] for name in names}
     shown = {"runs": _of_runs(measured)} if measured else {}
     return shown | {"tables": _of_tables()} | {name: _of_table(name, found) for name, found in behind.items() if found}
 
@@ -52,7 +52,12 @@ def by_model(name: str, model: str) -> str:
 
     The model first: a chart's title is cut after some 20 letters.
     """
-    return f"{model}/{name}"
+    return acceptable(f"{model}/{name}")
+
+
+def acceptable(name: str) -> str:
+    """A name that MLflow accepts."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
 
 
 def by_row(table: str) -> str:
