@@ -338,13 +338,19 @@ def test_a_tables_run_counts_its_claims(project: Project) -> None:
 def test_artifacts_lie_on_the_tables_run(project: Project) -> None:
     (logged,) = log(project, "quarot_table1")
     page = project.root / "report.md"
-    page.write_text("# Report")
+    page.write_text("# Report\n\n![A figure.](figure.svg)\nFirst" + "\nand more" * 1000)
     chosen = project.table("quarot_table1")
     for _ in range(2):
         report = report_of(project, chosen, *collect(project, chosen), logged)
         tracking.log_report(project.root, logged, report, [page])
     with tracking.opened(project.root) as found:
         assert [item.path for item in found.client.list_artifacts(logged.parent)] == ["report.md"]
+        overview = found.client.get_run(logged.parent).data.tags["mlflow.note.content"]
+    link = f"#/experiments/{logged.experiment_id}/runs/{logged.parent}/artifacts/report.md"
+    assert overview.startswith(f"[report.md]({link})")
+    assert "# Report\n\nFirst" in overview
+    assert "figure.svg" not in overview
+    assert len(overview) <= 5000
 
 
 def test_a_speed_table_is_one_run_with_its_cells_as_metrics_and_a_new_record_takes_its_place(project: Project) -> None:
