@@ -2,6 +2,8 @@
 
 import json
 import math
+import zlib
+from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,28 +81,128 @@ def test_the_parameters_that_a_comparison_begins_with_are_short(project: Project
     assert first == ["bits", "method", "model"]
 
 
-def test_an_experiment_has_a_description_and_a_view_with_numbers(project: Project) -> None:
-    log(project, "quarot_table1")
+def experiment_tags(project: Project) -> dict[str, str]:
+    with tracking.opened(project.root) as store:
+        return store.client.get_experiment_by_name("quarot").tags
 
-    def tags() -> dict[str, str]:
-        with tracking.opened(project.root) as store:
-            return store.client.get_experiment_by_name("quarot").tags
 
-    first = tags()
+def view(project: Project, name: str) -> dict[str, Any]:
+    """The state of a view, as MLflow's interface unpacks it."""
+    packed = json.loads(experiment_tags(project)[f"mlflow.sharedViewState.{name}"])["state"]
+    return json.loads(zlib.decompress(b64decode(packed.removeprefix("deflate;"))))
+
+
+def charts(state: dict[str, Any], section: str) -> list[dict[str, Any]]:
+    return [chart for chart in state["compareRunCharts"] if chart["metricSectionId"] == section]
+
+
+def test_an_experiment_has_a_description_and_views_of_all_runs_and_of_each_table(project: Project) -> None:
+    log(project)
+    first = experiment_tags(project)
     assert TABLES["title"] in first["mlflow.note.content"]
     assert first["mlflow.experimentKind"] == "custom_model_development"
-    runs = json.loads(json.loads(first["mlflow.sharedViewState.runs"])["state"])
-    short = ["params.`method`", "params.`model`", "params.`bits`", "params.`seed`"]
-    assert runs["selectedColumns"] == ["metrics.`perplexity`", "metrics.`average`", *short]
-    assert (runs["orderByKey"], runs["orderByAsc"]) == ("metrics.`perplexity`", True)
-    assert len(search(project, runs["searchFilter"])) == SHARED
-    tables = json.loads(json.loads(first["mlflow.sharedViewState.tables"])["state"])
-    assert [run.info.run_name for run in search(project, tables["searchFilter"])] == ["quarot_table1"]
+    state = view(project, "runs")
+    assert len(search(project, state["searchFilter"])) == len(project.runs)
+    assert state["runsHiddenMode"] == "SHOW_ALL"
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`average drop in percent`", True)
+    axes = ["method", "model", "bits", "online"]
+    headlines = ["average drop in percent", "perplexity rise in percent"]
+    assert [
+        (chart["type"], chart["selectedParams"], chart["selectedMetrics"]) for chart in charts(state, "All settings")
+    ] == [("PARALLEL", axes, [name]) for name in headlines]
+    shown = [run.info.run_name for run in search(project, view(project, "tables")["searchFilter"])]
+    assert sorted(shown) == ["quarot_table1", "quarot_table9"]
     with tracking.opened(project.root) as store:
         experiment = store.client.get_experiment_by_name("quarot").experiment_id
         store.client.set_experiment_tag(experiment, "mlflow.note.content", "Mine.")
+        store.client.set_experiment_tag(experiment, "mlflow.sharedViewState.f00d", json.dumps({"name": "Mine"}))
+        store.client.set_experiment_tag(
+            experiment, "mlflow.sharedViewState.quarot_table8", json.dumps({"name": "Table quarot_table8"})
+        )
+        listed = [*tracking.links(store, "http://host")]
+    assert listed == [
+        f"quarot {name}" for name in ("runs", "tables", "quarot_table1", "quarot_table8", "quarot_table9")
+    ]
     log(project, "quarot_table1")
-    assert tags() == {**first, "mlflow.note.content": "Mine."}
+    after = experiment_tags(project)
+    assert after.pop("mlflow.sharedViewState.f00d")
+    assert after == {**first, "mlflow.note.content": "Mine."}
+
+
+def test_a_table_has_bars_of_its_rows_for_each_model_with_seeds_as_one(project: Project) -> None:
+    compute(project, value=13.2, row="QuaRot")
+    log(project, "quarot_table1")
+    state = view(project, "quarot_table1")
+    name = "perplexity rise in percent"
+    bars = [("BAR", f"Llama-2-7B/{name}"), ("BAR", f"Llama-2-13B/{name}")]
+    assert [(chart["type"], chart["metricKey"]) for chart in charts(state, "Methods by model")] == bars
+    tag = "rotquant.table.quarot_table1.row"
+    assert state["groupBy"] == {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": tag}]}
+    rises = {
+        (run.data.tags[tag], run.data.params["model"], run.data.params["seed"]): run.data.metrics[name]
+        for run in search(project, state["searchFilter"])
+    }
+    assert rises == {
+        ("Baseline", "Llama-2-7B", "0"): 0,
+        ("Baseline", "Llama-2-13B", "0"): 0,
+        ("QuaRot", "Llama-2-7B", "0"): 20,  # 13.2 of 11
+        ("QuaRot", "Llama-2-13B", "0"): 20,
+        ("QuaRot", "Llama-2-7B", "1"): 20.91,  # 13.3 of 11, in four digits
+        ("QuaRot", "Llama-2-13B", "1"): 20.91,
+    }
+
+
+def test_rows_of_a_model_in_two_columns_are_not_averaged(project: Project) -> None:
+    path = project.root / "workflow/papers/quarot/tables.yaml"
+    rows = [ROWS[0], {**ROWS[1], "columns": {"8 bits": {"activations": {"bits": 8}}}}]
+    columns = ["Llama-2-7B", {"name": "8 bits", "slot": "Llama-2-7B"}]
+    table = TABLES["tables"][0] | {"rows": rows, "columns": columns}
+    path.write_text(yaml.safe_dump({**TABLES, "tables": [table]}))
+    changed = load_project(root=project.root)
+    compute(changed)
+    log(changed)
+    (key,) = view(changed, "quarot_table1")["groupBy"]["groupByKeys"]
+    assert key["groupByData"] == "rotquant.table.quarot_table1"
+
+
+def test_without_the_unquantized_model_numbers_stand_as_they_are(project: Project) -> None:
+    path = project.root / "workflow/papers/quarot/tables.yaml"
+    table = TABLES["tables"][0] | {"rows": ROWS[1:2], "baseline": "QuaRot"}
+    path.write_text(yaml.safe_dump({**TABLES, "tables": [table]}))
+    for run in (run for cell in project.cells("quarot_table1") if cell.row == "Baseline" for run in cell.runs):
+        (project.root / run_path(run.key)).unlink()
+    log(load_project(root=project.root))
+    (run, *_) = search(project)
+    assert set(run.data.metrics) == {"perplexity", f"{run.data.params['model']}/perplexity"}
+    assert view(project, "quarot_table1")["orderByKey"] == "metrics.`Llama-2-7B/perplexity`"
+
+
+def test_views_name_what_runs_have_and_numbers_that_are_no_results_make_no_chart(project: Project) -> None:
+    project = with_learned_rotations(project)
+    log(project)
+    runs = search(project, "tags.`rotquant.table.quarot_table1` != ''")
+    metrics = {name for run in runs for name in run.data.metrics}
+    params = {name for run in runs for name in run.data.params}
+    for name in ("runs", "quarot_table1"):
+        state = view(project, name)
+        assert {one for chart in state["compareRunCharts"] for one in chart.get("selectedParams", [])} <= params
+        named = {
+            one for chart in state["compareRunCharts"] for one in chart.get("selectedMetrics", [chart.get("metricKey")])
+        }
+        chosen = {one for run in search(project, state["searchFilter"]) for one in run.data.metrics}
+        assert chosen == named <= metrics  # MLflow adds a chart of each metric that no chart names
+        ordered = {one.partition("`")[2].rstrip("`") for one in (*state["selectedColumns"], state["orderByKey"])}
+        assert ordered <= metrics | params
+    curves = charts(view(project, "quarot_table1"), "Learning curves")
+    assert [(chart["type"], chart["metricKey"]) for chart in curves] == [
+        ("LINE", "Llama-2-7B/loss"),
+        ("LINE", "Llama-2-13B/loss"),
+    ]
+    assert not metrics & {"nll", "tokens", "windows", "nll_standard_error", "seconds"}
+    (run, *_) = search(project)
+    assert run.data.tags["metric.tokens"] == "2044.0"
+    assert run.data.tags["metric.seconds"] == "1.5" or float(run.data.tags["metric.seconds"]) > 1.5
+    assert len(run.data.tags["metric.nll"]) <= 5
 
 
 def test_an_experiment_that_another_process_makes_at_the_same_time_is_taken(
@@ -161,14 +263,18 @@ def test_a_run_of_several_tables_appears_once_and_is_found_by_each(project: Proj
 
 def test_tasks_are_metrics_under_names_that_mlflow_takes(project: Project) -> None:
     log(project, "quarot_table9")
-    (run, *_) = search(project, "tags.metric = 'zero_shot'")
-    assert run.data.metrics["last_word"] == run.data.metrics["last_word.acc_norm_none"] == run.data.metrics["average"]
+    (run, *_) = search(
+        project, "tags.metric = 'zero_shot' and params.method = 'baseline' and params.model = 'Llama-2-7B'"
+    )
+    assert run.data.metrics["last_word"] == run.data.metrics["average"] == 11.0
+    assert run.data.tags["metric.last_word.acc_norm_none"] == "11.0"
+    assert run.data.metrics["average drop in percent"] == run.data.metrics["Llama-2-7B/average drop in percent"] == 0
 
 
 def test_logging_again_changes_nothing_and_a_new_result_replaces_the_old(project: Project) -> None:
     first = log(project)
     assert log(project) == first
-    run = project.cells("quarot_table1")[0].runs[0]
+    run = next(cell for cell in project.cells("quarot_table1") if cell.row == "QuaRot").runs[0]
     write_result(
         project.root / run_path(run.key), RunResult(run, {"perplexity": 9.0}, {**environment(), "seconds": 1}, None)
     )
@@ -207,6 +313,9 @@ def test_an_infinite_perplexity_is_kept(project: Project) -> None:
     shown = search(project, "tags.`metric.perplexity` = 'inf'")
     assert len(shown) == 4
     assert all("perplexity" not in run.data.metrics for run in shown)
+    compute(project, value=math.inf)
+    log(project, "quarot_table1")  # no run has a number
+    assert "compareRunCharts" not in view(project, "tables")
 
 
 _OUTCOMES = ("hold", "contradicted", "undecided", "not_checkable")
@@ -220,7 +329,7 @@ def test_a_tables_run_counts_its_claims(project: Project) -> None:
     for value, counts in decisions.items():
         compute(project, value=value, row="QuaRot")
         (logged,) = tracking.log_tables(project, [chosen])
-        tracking.log_report(project.root, logged.parent, report_of(project, chosen, *collect(project, chosen)), [])
+        tracking.log_report(project.root, logged, report_of(project, chosen, *collect(project, chosen)), [])
         (parent,) = search(project, "tags.`rotquant.kind` = 'table'")
         tags = parent.data.tags
         assert tuple(tags[f"claims.{name}"] for name in _OUTCOMES) == counts
@@ -229,13 +338,19 @@ def test_a_tables_run_counts_its_claims(project: Project) -> None:
 def test_artifacts_lie_on_the_tables_run(project: Project) -> None:
     (logged,) = log(project, "quarot_table1")
     page = project.root / "report.md"
-    page.write_text("# Report")
+    page.write_text("# Report\n\n![A figure.](figure.svg)\nFirst" + "\nand more" * 1000)
     chosen = project.table("quarot_table1")
     for _ in range(2):
         report = report_of(project, chosen, *collect(project, chosen), logged)
-        tracking.log_report(project.root, logged.parent, report, [page])
+        tracking.log_report(project.root, logged, report, [page])
     with tracking.opened(project.root) as found:
         assert [item.path for item in found.client.list_artifacts(logged.parent)] == ["report.md"]
+        overview = found.client.get_run(logged.parent).data.tags["mlflow.note.content"]
+    link = f"#/experiments/{logged.experiment_id}/runs/{logged.parent}/artifacts/report.md"
+    assert overview.startswith(f"[report.md]({link})")
+    assert "# Report\n\nFirst" in overview
+    assert "figure.svg" not in overview
+    assert len(overview) <= 5000
 
 
 def test_a_speed_table_is_one_run_with_its_cells_as_metrics_and_a_new_record_takes_its_place(project: Project) -> None:

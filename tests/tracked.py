@@ -48,7 +48,7 @@ SHARED = 6
 
 def metrics(run: Any, value: float) -> dict[str, float]:
     if run.metric.kind == "perplexity":
-        return {"perplexity": value, "nll": math.log(value)}
+        return {"perplexity": value, "nll": math.log(value), "tokens": 2044, "windows": 4}
     accuracies = dict.fromkeys(run.metric.tasks, value)
     return {"average": value, **accuracies, **{f"{task}.acc_norm,none": value for task in accuracies}}
 

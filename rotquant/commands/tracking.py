@@ -161,7 +161,7 @@ def attach(project: Project, name: str, logged: "Logged", report: "Report") -> N
     from rotquant.reporting import tracking
 
     files = [project.root / path for path in (REPORTS / f"{name}.md", TABLES / f"{name}.csv", FIGURES / f"{name}.svg")]
-    tracking.log_report(project.root, logged.parent, report, [file for file in files if file.exists()])
+    tracking.log_report(project.root, logged, report, [file for file in files if file.exists()])
 
 
 def log_speed(project: Project, table: "SpeedTable", measured: "Measured", report: "Report") -> "Logged | None":

@@ -1,15 +1,28 @@
 """What MLflow shows of a paper's tables: a run for each, and below it the runs and what was learned for them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json
 from rotquant.foundation.progress import task, track
-from rotquant.recipes.recipe import Recipe
-from rotquant.reporting.tracking.runs import PARENT, TABLE, Entry, Experiment, Logged
+from rotquant.recipes.method import Method
+from rotquant.recipes.recipe import Recipe, Run
+from rotquant.reporting.tracking.runs import PARENT, Entry, Experiment, Logged
 from rotquant.reporting.tracking.store import Store, opened
+from rotquant.reporting.tracking.views import PERCENT, TABLE, by_model, by_row
 from rotquant.study.project import Project
-from rotquant.study.results import HISTORY_FILE, RunResult, rotation_path, rotations_of, run_path, weights_path
+from rotquant.study.quantities import Quantity, quantities
+from rotquant.study.results import (
+    HISTORY_FILE,
+    RunResult,
+    read_result,
+    rotation_path,
+    rotations_of,
+    run_path,
+    weights_path,
+)
 from rotquant.study.tables import Table
 from rotquant.study.targets import load_targets
 from rotquant.study.values import collect
@@ -36,6 +49,8 @@ def log_tables(project: Project, tables: Sequence[Table], read: Mapping[str, Res
         if store.location.path is None:
             for paper in papers.values():
                 paper.drop_doubles()
+        for paper in papers.values():
+            paper.describe()
         return [
             papers[table.paper].logged(table.id, found[table.id], rotations_of(found[table.id].values()))
             for table in tables
@@ -46,11 +61,13 @@ class Paper(Experiment):
     """The experiment of a paper with tables of accuracy.
 
     cells: where its tables print each run, and use its rotations and weights, as `_cells` finds it.
+    references: what unquantized models score, by the key of their run.
     """
 
     def __init__(self, store: Store, project: Project, paper: str) -> None:
         super().__init__(store, project, paper)
         self.cells = _cells(project, paper)
+        self.references: dict[str, float] = {}
 
     def show_table(self, table: Table, results: Results) -> None:
         """Show a table: its own run, the runs behind it, and what was learned for them step by step."""
@@ -79,24 +96,60 @@ class Paper(Experiment):
 
     def _run(self, key: str, result: RunResult) -> Entry:
         run = result.run
-        fields = {**self._short(key), "bits": _bits(run.recipe), **run.model_dump(mode="json")}
+        short = {"bits": _bits(run.recipe), "online": _online(run.recipe)}
+        fields = {**self._short(key), **short, **run.model_dump(mode="json")}
         fields["source"] = {"checkpoint": fields.pop("checkpoint"), "digest": fields.pop("checkpoint_digest")}
+        main, *more = quantities(run.metric)
+        numbers = {one.key: result.metrics[one.key] for one in (main, *more) if one.key in result.metrics}
+        numbers |= self._headline(main, result, str(fields["model"]))
         return Entry(
             key,
             "run",
             f"{' / '.join(self._first_cell(key))} / {run.metric.kind} / seed {run.seed}",
             {
                 **self._tags(key, run.seed),
-                "bits": fields["bits"],
+                **short,
                 "metric": run.metric.kind,
+                "better": main.better,
                 "weights_key": run.weights_key,
                 "rotation_key": run.rotation_key,
             },
-            [read_json(self.project.root / run_path(key), "run file"), fields],
+            [
+                read_json(self.project.root / run_path(key), "run file"),
+                fields,
+                {name: str(one) for name, one in numbers.items()},
+            ],
             result.provenance,
-            {**result.metrics, "seconds": result.seconds},
+            numbers,
+            notes={
+                **{name: one for name, one in result.metrics.items() if name not in numbers},
+                "seconds": result.seconds,
+            },
             fields=fields,
         )
+
+    def _headline(self, main: Quantity, result: RunResult, model: str) -> dict[str, float]:
+        """What runs are compared by: how much worse than the unquantized model in percent, where that is computed.
+
+        Under a name for all models, and under one of this model alone. A quantity that is compared in its own unit, and
+        one without a reference, has the second alone.
+        """
+        value, reference = result.value, self._unquantized(result.run)
+        if not (main.relative and math.isfinite(reference) and reference):
+            return {by_model(main.name, model): value}
+        name = f"{main.name} {'rise' if main.better == 'lower' else 'drop'}{PERCENT}"
+        percent = 100 * main.loss(value, reference) / abs(reference)
+        return {name: percent, by_model(name, model): percent}
+
+    def _unquantized(self, run: Run) -> float:
+        """What the same metric yields of the same model unquantized; nan where no file says it."""
+        key = Run.model_validate({**run.model_dump(), "recipe": {}}).key
+        if key not in self.references:
+            try:
+                self.references[key] = read_result(self.project.root / run_path(key)).value
+            except ResultError:
+                self.references[key] = math.nan
+        return self.references[key]
 
     def _training(self, key: str, record: dict[str, Any], history: list[dict[str, Any]]) -> Entry:
         """A learned rotation or trained weights, with the numbers of every step."""
@@ -111,9 +164,9 @@ class Paper(Experiment):
             self._tags(key, record["seed"]),
             [record, history, short],
             record,
-            {"seconds": record["seconds"]},
-            history,
-            {**short, **settings, "source": source},
+            history=[{**step, **_single(step, str(short["model"]))} for step in history],
+            notes={"seconds": record["seconds"]},
+            fields={**short, **settings, "source": source},
         )
 
     def _first_cell(self, key: str) -> tuple[str, str]:
@@ -124,7 +177,8 @@ class Paper(Experiment):
         """The tags of a run or of what was learned for it: what it is, and where tables have it."""
         first = self.project.table(next(iter(self.cells[key])))
         cells = {f"{TABLE}.{table}": "; ".join(map(" / ".join, cells)) for table, cells in self.cells[key].items()}
-        return {**cells, PARENT: self._parent(first), "paper": self.paper, "seed": seed, **self._short(key)}
+        rows = {by_row(name): "; ".join(dict(cells)) for name, cells in self.cells[key].items()}
+        return {**cells, **rows, PARENT: self._parent(first), "paper": self.paper, "seed": seed, **self._short(key)}
 
     def _short(self, key: str) -> dict[str, object]:
         """What tells runs apart in a table's column or on an axis, where paths and recipes are too long."""
@@ -137,6 +191,11 @@ def _of_weights(result: RunResult) -> dict[str, Any]:
     """The record of a result's stored weights, with what they were made by."""
     settings = result.run.recipe.model_dump(mode="json")["methods"]
     return {**(result.weights or {}), "seed": result.run.seed, "methods": settings}
+
+
+def _single(step: dict[str, Any], model: str) -> dict[str, float]:
+    """The loss of a step under a name of one model alone, whose chart has the curves of its rows."""
+    return {by_model("loss", model): step["loss"]} if "loss" in step else {}
 
 
 def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, str]]]]:
@@ -162,3 +221,14 @@ def _bits(recipe: Recipe) -> str:
     keys, values = (16 if scheme is None else scheme.bits for scheme in (recipe.keys, recipe.values))
     cache = f"{keys}" if keys == values else f"{keys}/{values}"
     return "-".join([*(str(16 if scheme is None else scheme.bits) for scheme in (weights, recipe.activations)), cache])
+
+
+def _online(recipe: Recipe) -> str:
+    """The transforms of activations at run time, e.g. heads+R3+R4; `none` where there are none."""
+    rotation = recipe.rotation
+    turned = {"heads": rotation.heads, "R3": rotation.keys, "R4": rotation.mlp} if rotation else {}
+    moved = {
+        name: "transformation" in one.roles and type(one).runtime is not Method.runtime
+        for name, one in recipe.methods.items()
+    }
+    return "+".join(name for name, online in (turned | moved).items() if online) or "none"

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from rotquant.foundation.files import canonical_json, short_hash
-from rotquant.reporting.tracking.experiments import KIND, open_experiment
+from rotquant.reporting.tracking.experiments import describe, open_experiment, view_link
 from rotquant.reporting.tracking.store import Store, opened
+from rotquant.reporting.tracking.views import KIND, TABLE, acceptable
 from rotquant.study.project import Project
 
 if TYPE_CHECKING:
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 
     from rotquant.reporting.pages.model import Report
 
-KEY, RESULT, TABLE, PARENT = "rotquant.key", "rotquant.result", "rotquant.table", "mlflow.parentRunId"
+KEY, RESULT, PARENT = "rotquant.key", "rotquant.result", "mlflow.parentRunId"
 
 #: Most parameters and metrics in one request: MLflow takes 100 parameters, and 1000 of both.
 _PARAMETERS_AT_ONCE = 100
 _METRICS_AT_ONCE = 900
+
+#: Most characters of a run's overview, a tag: MLflow takes 5,000 or 8,000, by its version.
+_NOTE = 5000
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Entry:
     key: of a run, a rotation or weights in our files; a table's id. tags: None and "" are left out.
     content: all that it is made from; None: it stays the same whatever it says.
     record: its provenance, with the date and, unless it took none, the seconds; None: it is of now.
-    metrics: numbers at its end. history: numbers step by step.
+    metrics: results, which MLflow draws. history: numbers step by step. notes: numbers that are no results, as tags.
     fields: nested settings, which become parameters with dotted names.
     """
 
@@ -63,6 +67,7 @@ class Entry:
     record: Mapping[str, Any] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()
+    notes: Mapping[str, float] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -85,6 +90,7 @@ class Entry:
             "code_digest": code,
             **self.tags,
             **{f"metric.{acceptable(name)}": one for name, one in self.metrics.items() if not math.isfinite(one)},
+            **{f"metric.{acceptable(name)}": _rounded(one) for name, one in self.notes.items()},
         }
         return {name: str(value) for name, value in tags.items() if value not in (None, "")}
 
@@ -97,7 +103,7 @@ class Entry:
         return end - int(1000 * float(self.record.get("seconds", 0))), end
 
     def all_metrics(self) -> "list[Metric]":
-        """The finite numbers, those of a history at even distances in time."""
+        """The finite numbers in four digits, those of a history at even distances in time."""
         from mlflow.entities import Metric
 
         start, end = self.period or (0, 0)
@@ -109,7 +115,9 @@ class Entry:
         ]
         numbers += [(name, value, end, 0) for name, value in self.metrics.items()]
         return [
-            Metric(acceptable(name), float(one), time, step) for name, one, time, step in numbers if math.isfinite(one)
+            Metric(acceptable(name), _rounded(one), time, step)
+            for name, one, time, step in numbers
+            if math.isfinite(one)
         ]
 
 
@@ -121,7 +129,7 @@ class Experiment:
 
     def __init__(self, store: Store, project: Project, paper: str) -> None:
         self.store, self.client, self.project, self.paper = store, store.client, project, paper
-        self.id = open_experiment(store, project, paper)
+        self.id = open_experiment(store, paper)
         self.live = self._live_runs()
         self.shown: dict[str, tuple[str, str | None]] = {}
 
@@ -145,6 +153,10 @@ class Experiment:
         """Where a table is that has been shown, and the runs and learned rotations of these keys."""
         behind = ({key: self.shown[key][0] for key in keys if key in self.shown} for keys in (runs, rotations))
         return Logged(self.store.uri, self.paper, self.id, self.shown[table][0], *behind)
+
+    def describe(self) -> None:
+        """Bring the description and the views up to date, once its runs are."""
+        describe(self.store, self.project, self.paper, [run for runs in self._live_runs().values() for run in runs])
 
     def drop_doubles(self) -> None:
         """Of equal runs that several processes made at the same time keep one, in each of them the same one."""
@@ -218,8 +230,10 @@ class Experiment:
                 raise
 
 
-def log_report(root: Path, run: str, report: "Report", files: Sequence[Path]) -> None:
+def log_report(root: Path, logged: Logged, report: "Report", files: Sequence[Path]) -> None:
     """Attach a report, its figure and its table to a table's run, in place of those of the same name, and its score.
+
+    The run's overview, on which MLflow opens it, shows the report's beginning.
 
     Raises:
         TrackingError: the store cannot be reached or written.
@@ -229,15 +243,29 @@ def log_report(root: Path, run: str, report: "Report", files: Sequence[Path]) ->
     score = report.claims.score
     claims = {"hold": score.holds, "contradicted": score.contradicted, "undecided": score.undecided}
     claims["not_checkable"] = score.unchecked
+    tags = {f"claims.{name}": str(count) for name, count in claims.items()}
+    for page in (path for path in files if path.suffix == ".md"):
+        tags["mlflow.note.content"] = _overview(logged, page, files)
     with opened(root) as store:
-        store.client.log_batch(run, tags=[RunTag(f"claims.{name}", str(count)) for name, count in claims.items()])
+        store.client.log_batch(logged.parent, tags=[RunTag(name, value) for name, value in tags.items()])
         for path in files:
-            store.client.log_artifact(run, str(path))
+            store.client.log_artifact(logged.parent, str(path))
 
 
-def acceptable(name: str) -> str:
-    """A name that MLflow accepts."""
-    return re.sub(r"[^\w\-. :/]", "_", name)
+def _overview(logged: Logged, page: Path, files: Sequence[Path]) -> str:
+    """The beginning of a report's page, below links to the files attached and to the table's charts."""
+    artifacts = f"#/experiments/{logged.experiment_id}/runs/{logged.parent}/artifacts"
+    links = [f"[{path.name}]({artifacts}/{path.name})" for path in files]
+    if logged.runs:
+        links.append(f"[charts]({view_link(logged.experiment_id, page.stem)})")
+    text = re.sub(r"!\[.*\n", "", page.read_text(encoding="utf-8").partition("<details>")[0])
+    shown = f"{' · '.join(links)}\n\n{text}"
+    return shown if len(shown) < _NOTE else shown[:_NOTE].rpartition("\n")[0]
+
+
+def _rounded(number: float) -> float:
+    """A number in four significant digits, as MLflow prints all that it is given."""
+    return float(f"{number:.4g}")
 
 
 def _shows(run: "MlflowRun", digest: str | None) -> bool:

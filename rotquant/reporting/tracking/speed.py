@@ -27,4 +27,5 @@ def log_speed(project: Project, record: Record, table: SpeedTable) -> Logged:
     with opened(project.root) as store:
         experiment = Experiment(store, project, table.paper)
         experiment.show(entry)
+        experiment.describe()
         return experiment.logged(table.id, {}, {})
