@@ -5,6 +5,8 @@ transforms and quantizers of its recipe. Long work says on standard error how fa
 """
 
 import time
+import warnings
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +21,9 @@ from rotquant.foundation.files import file_digest
 from rotquant.foundation.progress import task
 from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
+from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import checkpoint_digest, config_of, load_checkpoint, model_max_length
+from rotquant.models.fitting import check_fits, fitted
 from rotquant.models.limits import Limits, advised_length
 from rotquant.models.rotation.matrices import Rotations, ends_of, load_history, load_rotations, save_rotations
 from rotquant.models.simulation.wrapping import Handle
@@ -84,7 +88,8 @@ def quantize(
 
     Args:
         checkpoint: a local folder or hub id.
-        recipe: a recipe, or a preset's name: then with texts no longer than the model's context.
+        recipe: a recipe, or a preset's name: then with texts no longer than the model's context, and with what `fit`
+            changes, of which a warning tells.
         corpus: text whose train split calibrates and rotations are learned on, where the recipe needs it.
         seed: of the random rotation, the calibration sample and the order of learning.
         rotations: file of learned rotations, read where it exists and else written, so that several recipes share
@@ -96,7 +101,9 @@ def quantize(
         RotquantError: bad input, in one sentence, before the expensive part.
     """
     if isinstance(recipe, str):
-        recipe = limits_of(checkpoint).shorten(preset(recipe))
+        recipe, changed = fit(checkpoint, limits_of(checkpoint).shorten(preset(recipe)))
+        if changed:
+            warnings.warn(changed, stacklevel=2)
     if rotations is not None and recipe.learner is None:
         raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
     network, tokenizer = load_checkpoint(checkpoint, dtype, "cpu")
@@ -206,6 +213,21 @@ def limits_of(path: str | Path) -> Limits:
         config = read_decoder_manifest(path).config
         return Limits(config.max_positions, config.vocabulary, advised)
     return Limits.of(config_of(path), advised)
+
+
+def fit(checkpoint: str | Path, recipe: Recipe, kept: Collection[str] = ()) -> tuple[Recipe, str]:
+    """A preset as the sizes of a checkpoint allow it: `rotquant.models.fitting.fitted`, without its weights.
+
+    Args:
+        kept: fields of the rotation that stay as they are.
+
+    Raises:
+        RotquantError: bad input, or what does not fit and has no substitute, in one sentence.
+    """
+    architecture = architecture_of(config_of(checkpoint))
+    recipe, sentence = fitted(recipe, architecture, kept)
+    check_fits(recipe, architecture)
+    return recipe, sentence
 
 
 def perplexity(

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from rotquant.commands.options import Changes, Checkpoint, Corpus, Device, Dtype, Seed, changed, corpus_spec
+from rotquant.commands.options import (
+    Changes,
+    Checkpoint,
+    Corpus,
+    Device,
+    Dtype,
+    Seed,
+    changed,
+    corpus_spec,
+    rotation_fields,
+)
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import canonical_json, check_output_folder, folder_size, short_hash
 from rotquant.foundation.progress import silenced, task
@@ -65,7 +75,10 @@ def train_quantized(
         from rotquant import api
         from rotquant.qat.engine import launched, processes
 
-    recipe = changed(api.limits_of(model).shorten(preset(method)), changes)
+    short = changed(api.limits_of(model).shorten(preset(method)), changes)
+    recipe, changed_to_fit = api.fit(model, short, rotation_fields(changes))
+    if changed_to_fit:
+        typer.echo(f"note: {changed_to_fit}")
     job = _Job(model, output, recipe, _settings(recipe, method), spec, resume, batch_size, every, seed, dtype)
     if not launched():
         job.run(torch_device(device))

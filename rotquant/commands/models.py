@@ -17,6 +17,7 @@ from rotquant.commands.options import (
     Seed,
     changed,
     corpus_spec,
+    rotation_fields,
 )
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
 from rotquant.foundation.errors import RecipeError, ResultError
@@ -80,10 +81,13 @@ def quantize(
     with task("starting"):
         from rotquant import api
 
-    fitting = api.limits_of(model).shorten(preset(method))
+    short = _recipe(api.limits_of(model).shorten(preset(method)), samples, sequence_length, changes)
+    recipe, changed_to_fit = api.fit(model, short, rotation_fields(changes))
+    if changed_to_fit:
+        typer.echo(f"note: {changed_to_fit}")
     quantized = api.quantize(
         model,
-        _recipe(fitting, samples, sequence_length, changes),
+        recipe,
         corpus=spec,
         seed=seed,
         device=torch_device(device),

@@ -106,6 +106,12 @@ def changes_of(changes: list[str] | None) -> dict[str, Any]:
     return reduce(merge, map(_change, changes or ()), {})
 
 
+def rotation_fields(changes: list[str] | None) -> frozenset[str]:
+    """The fields of the rotation that `--set` options name: what somebody chose does not change to fit a model."""
+    named = changes_of(changes).get("rotation")
+    return frozenset(named if isinstance(named, dict) else ())
+
+
 def _change(text: str) -> dict[str, Any]:
     """`a.b=value` as {"a": {"b": value}}."""
     path, equals, value = text.partition("=")
