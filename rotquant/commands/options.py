@@ -12,6 +12,7 @@ from rich.table import Table
 
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import RecipeError
+from rotquant.models.families import check_family_of
 from rotquant.recipes.recipe import Recipe, override_all
 from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec
 
@@ -23,15 +24,23 @@ def not_empty(value: str) -> str:
     return value
 
 
+def of_a_known_family(model: str) -> str:
+    """Refuse a local model of a family that has no adapter, before torch is loaded, which takes seconds."""
+    check_family_of(not_empty(model))
+    return model
+
+
 Checkpoint = Annotated[
     str,
-    typer.Argument(metavar="MODEL", callback=not_empty, help="A plain checkpoint: Hugging Face folder or hub id."),
+    typer.Argument(
+        metavar="MODEL", callback=of_a_known_family, help="A plain checkpoint: Hugging Face folder or hub id."
+    ),
 ]
 AnyModel = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        callback=not_empty,
+        callback=of_a_known_family,
         help="A plain checkpoint (Hugging Face folder or hub id), or a folder of `rotquant quantize` or `convert`.",
     ),
 ]

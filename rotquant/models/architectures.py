@@ -1,7 +1,7 @@
 """Where each model family keeps its projections, norms, heads and embeddings: the one adapter between papers and code.
 
 Everything above speaks of sites (places where activations are quantized) and projections (q, k, v, gate, up and the
-rest); a new family is one entry of `_LAYOUTS`. Nothing here computes on weights.
+rest); a new family is one entry of `_LAYOUTS`, and its name in `families`. Nothing here computes on weights.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from rotquant.foundation.errors import UnsupportedArchitectureError
+from rotquant.models.families import check_family
 from rotquant.recipes.schemes import SiteName
 
 if TYPE_CHECKING:
@@ -139,17 +139,10 @@ def check_shape(config: Any) -> int:
     """
     if not isinstance(config, dict):
         raise ValueError("it is no JSON object")
-    _check_family(config.get("model_type"))
+    check_family(config)
     shape = _Shape.model_validate(config)
     mlp = 3 * shape.hidden_size * shape.intermediate_size
     return shape.num_hidden_layers * mlp + shape.vocab_size * shape.hidden_size
-
-
-def _check_family(family: object) -> None:
-    if not isinstance(family, str) or family not in _LAYOUTS:
-        raise UnsupportedArchitectureError(
-            f"no adapter describes the model family {family!r}; known families: {', '.join(sorted(_LAYOUTS))}."
-        )
 
 
 def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
@@ -160,7 +153,8 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
     """
     config: Any = getattr(model_or_config, "config", model_or_config)
     family = getattr(config, "model_type", type(config).__name__)
-    _check_family(family)
+    if family not in _LAYOUTS:
+        check_family({"model_type": family} | (config.to_dict() if hasattr(config, "to_dict") else {}))
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
