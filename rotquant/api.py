@@ -22,7 +22,16 @@ from rotquant.foundation.progress import task
 from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
 from rotquant.models.architectures import architecture_of
-from rotquant.models.checkpoints import checkpoint_digest, config_of, load_checkpoint, model_max_length
+from rotquant.models.checkpoints import (
+    check_kind,
+    check_weight_files,
+    checkpoint_digest,
+    config_of,
+    load_checkpoint,
+    load_tokenizer,
+    local_folder,
+    model_max_length,
+)
 from rotquant.models.fitting import check_fits, fitted
 from rotquant.models.limits import Limits, advised_length
 from rotquant.models.rotation.matrices import Rotations, ends_of, load_history, load_rotations, save_rotations
@@ -106,20 +115,24 @@ def quantize(
             warnings.warn(changed, stacklevel=2)
     if rotations is not None and recipe.learner is None:
         raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
-    network, tokenizer = load_checkpoint(checkpoint, dtype, "cpu")
+    folder = local_folder(checkpoint)
+    check_kind(folder, "plain")
+    check_weight_files(folder)
+    tokenizer = load_tokenizer(folder)  # too short a text is told before the weights are read
     samples = (
         calibration_tokens(corpus, cast(Calibration, recipe.calibration), tokenizer, seed)
         if recipe.needs_calibration
         else None
     )
     texts = {name: calibration_tokens(corpus, text, tokenizer, seed) for name, text in recipe.own_texts.items()}
+    network, tokenizer = load_checkpoint(folder, dtype, "cpu")
     check_recipe(network, recipe, samples, texts)
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": checkpoint_digest(checkpoint)}
     if samples is not None or texts or recipe.learner is not None:
         source["corpus"] = corpus.model_dump(mode="json")
     learned = None
     if recipe.learner is not None:
-        trained = network if dtype == learning_dtype(dtype) else load_checkpoint(checkpoint, learning_dtype(dtype))[0]
+        trained = network if dtype == learning_dtype(dtype) else load_checkpoint(folder, learning_dtype(dtype))[0]
         learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations)
     stored = build_weights(
         network,

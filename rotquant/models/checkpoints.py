@@ -100,6 +100,14 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
     raise CheckpointError(f"{folder} holds no weights: {single.name} is missing.")
 
 
+def check_weight_files(folder: Path) -> list[Path]:
+    """The files of `weight_files`, each as long as its header says; raises `CheckpointError` as the two functions do."""
+    files = weight_files(folder)
+    for path in files:
+        read_safetensors_header(path)
+    return files
+
+
 Kind = Literal["plain", "quantized", "decoder"]
 
 
@@ -246,9 +254,7 @@ def _load(
     folder: Path, dtype: "torch.dtype", device: "torch.device | str"
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
     """`load_checkpoint` of a folder."""
-    files = weight_files(folder)
-    for path in files:
-        read_safetensors_header(path)
+    files = check_weight_files(folder)
     config = load_config(folder)
     tokenizer = load_tokenizer(folder)
     from transformers import AutoModelForCausalLM

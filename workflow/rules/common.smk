@@ -2,6 +2,7 @@
 # computed by `rotquant ...` commands, which can be run by hand with --config in place of --plan.
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from snakemake.exceptions import WorkflowError
 from rotquant.foundation.errors import RotquantError
 from rotquant.study.currency import Currency
 from rotquant.study.planning import current_plan
+from rotquant.tensors.devices import check_gpu
 
 
 def sentence(function, *arguments):
@@ -29,6 +31,13 @@ CURRENT = Currency(PLAN)
 shell.prefix(f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; set -euo pipefail; ")
 
 GPU = int(PLAN.device == "cuda" or (PLAN.device == "auto" and shutil.which("nvidia-smi") is not None))
+
+
+# Before the first job rather than inside of each. A cluster's jobs have another machine's GPU.
+onstart:
+    if workflow.local_exec and any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs()):
+        sentence(check_gpu, PLAN.device)
+
 
 # Processes of one job; those of a GPU are as many as `--set-threads measure=N` says.
 WORKERS = 1 if GPU else workflow.cores or 1
