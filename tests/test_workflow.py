@@ -154,7 +154,7 @@ def test_a_gpu_that_is_not_here_is_told_before_the_first_job(tmp_path: Path) -> 
     status, output = project.snakemake(REPORT)
     assert (status != 0, "this machine has no NVIDIA GPU" in output, "Traceback" in output) == (True, True, False)
     assert not list(tmp_path.glob("logs/**/*.log"))
-    assert project.planned(REPORT)["measure"] == 1  # a dry run is for any machine
+    assert "measure" in project.planned(REPORT)  # a dry run is for any machine
     status, output = project.run("rotquant", "runs", "execute", "quarot_table1")
     assert (status, "this machine has no NVIDIA GPU" in output) == (2, True)
 

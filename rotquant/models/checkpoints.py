@@ -101,7 +101,7 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
 
 
 def check_weight_files(folder: Path) -> list[Path]:
-    """The files of `weight_files`, each as long as its header says; raises `CheckpointError` as the two functions do."""
+    """The files of `weight_files`, each as long as its header says; `CheckpointError` where it is not."""
     files = weight_files(folder)
     for path in files:
         read_safetensors_header(path)

@@ -163,8 +163,8 @@ class TableFields(Titled):
     `trials` times, for a distribution over seeds."""
     rows: Annotated[Many[Row], Field(min_length=1)]
     """The rows."""
-    claims: Many[Claim]
-    """What the paper says about the numbers."""
+    claims: Many[Claim] = ()
+    """What the paper says about the numbers; a table of your own needs none."""
     figure: Figure | None = None
     """The figure that goes with it."""
     transposed: bool = False
