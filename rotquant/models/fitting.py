@@ -16,6 +16,10 @@ from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.hadamard import is_supported
 
 
+#: Where a recipe has the scheme of what has groups.
+_GROUPS = {"weights": "weights.scheme", "activations": "activations"}
+
+
 @dataclass(frozen=True)
 class Substitute:
     """What a field of `RotationScheme` becomes, since a size of the model has no Hadamard matrix.
@@ -73,16 +77,18 @@ def check_fits(recipe: Recipe, architecture: Architecture) -> None:
         RecipeError: the sentence ends with the options to add to the command.
     """
     missing = substitutes(architecture, recipe.rotation) if recipe.rotation else ()
-    groups = dict(_groups(recipe, architecture))
+    groups = tuple(_groups(recipe, architecture))
     if not groups:
         if recipe.rotation is not None:
             check_rotation(architecture, recipe.rotation)
         return
     problems = [_missing(architecture, missing)] if missing else []
     widths = ", ".join(f"{site.features} of {site.name}" for site in architecture.sites)
-    beside = f" less {recipe.held_out} outliers" if recipe.held_out else ""
-    problems.append(f"the recipe's group size does not divide the features of all layers' inputs ({widths}{beside})")
-    changes = {f"rotation.{one.field}": one.value for one in missing} | groups
+    beside = f", less {recipe.held_out} outliers" if recipe.held_out else ""
+    given = " and ".join(f"{size} of {what}" for what, size, _ in groups)
+    problems.append(f"the group size {given} does not divide the inputs of all layers ({widths}{beside})")
+    changes = {f"rotation.{one.field}": one.value for one in missing}
+    changes |= {f"{_GROUPS[what]}.group_size": fitting for what, _, fitting in groups}
     raise RecipeError(f"{', and '.join(problems)}; change the recipe, {options(changes)}.")
 
 
@@ -125,13 +131,13 @@ def _largest_block(size: int) -> int | bool:
     return next((size // count for count in range(1, size) if not size % count and is_supported(size // count)), False)
 
 
-def _groups(recipe: Recipe, architecture: Architecture) -> Iterator[tuple[str, int]]:
-    """The recipe's field and the largest size that fits, for every group size that does not divide all widths."""
+def _groups(recipe: Recipe, architecture: Architecture) -> Iterator[tuple[str, int, int]]:
+    """What has groups that do not divide all widths, their size, and the largest below it that does."""
     widths = [site.features - recipe.held_out for site in architecture.sites]
     if min(widths) <= 0:
         return  # the method that holds features out says so
     common = gcd(*widths)
-    schemes = {"weights.scheme": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}
-    for name, scheme in schemes.items():
+    schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}
+    for what, scheme in schemes.items():
         if scheme and scheme.group_size and common % scheme.group_size:
-            yield f"{name}.group_size", next(size for size in range(scheme.group_size, 0, -1) if not common % size)
+            yield what, scheme.group_size, next(size for size in range(scheme.group_size, 0, -1) if not common % size)
