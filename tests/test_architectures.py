@@ -10,19 +10,18 @@ from transformers import GPT2Config, LlamaConfig, Qwen3Config, Qwen3ForCausalLM
 
 from rotquant.cli import app
 from rotquant.foundation.errors import UnsupportedArchitectureError
-from rotquant.models import families
 from rotquant.models.architectures import (
     _LAYOUTS,
     _separate,
     architecture_of,
     base_model,
+    check_family,
     decoder_layers,
     embedding,
     final_norm,
     lm_head,
     rotary,
 )
-from rotquant.models.families import check_family
 from rotquant.recipes.schemes import RotationScheme
 from tests.invariance import invariance_error
 from tests.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
@@ -108,10 +107,6 @@ def test_shapes_come_from_the_configuration() -> None:
     assert (architecture.num_heads, architecture.num_kv_heads, architecture.head_dim) == (20, 4, 64)
     assert architecture.site("attention_output").features == 20 * 64
     assert architecture.site("mlp_output").features == 99
-
-
-def test_families_and_layouts_are_the_same() -> None:
-    assert set(families.FAMILIES) == set(_LAYOUTS)
 
 
 @pytest.mark.parametrize(

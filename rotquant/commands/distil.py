@@ -77,9 +77,8 @@ def train_quantized(
 
     short = changed(api.limits_of(model).shorten(preset(method)), changes)
     recipe, changed_to_fit = api.fit(model, short, rotation_fields(changes))
-    if changed_to_fit:
-        typer.echo(f"note: {changed_to_fit}")
-    job = _Job(model, output, recipe, _settings(recipe, method), spec, resume, batch_size, every, seed, dtype)
+    settings = _settings(recipe, method)
+    job = _Job(model, output, recipe, changed_to_fit, settings, spec, resume, batch_size, every, seed, dtype)
     if not launched():
         job.run(torch_device(device))
         return
@@ -107,6 +106,7 @@ class _Job:
     model: str
     output: Path
     recipe: Recipe
+    changed: str
     settings: SelfDistillation
     spec: "CorpusSpec"
     resume: bool
@@ -128,6 +128,8 @@ class _Job:
             config = config_of(self.model)
             needed = estimate(config, self.recipe, self.settings, device, dtype, engine.processes, self.batch_size)
             if engine.rank == 0:
+                if self.changed:
+                    typer.echo(f"note: {self.changed}")
                 typer.echo(str(needed))
             needed.check()
             kept = self._checkpoint()

@@ -80,9 +80,11 @@ def quantize(
     spec = corpus_spec(corpus)
     with task("starting"):
         from rotquant import api
+        from rotquant.models.checkpoints import local_folder
 
-    short = _recipe(api.limits_of(model).shorten(preset(method)), samples, sequence_length, changes)
-    recipe, changed_to_fit = api.fit(model, short, rotation_fields(changes))
+    place = local_folder(model)
+    short = _recipe(api.limits_of(place).shorten(preset(method)), samples, sequence_length, changes)
+    recipe, changed_to_fit = api.fit(place, short, rotation_fields(changes))
     if changed_to_fit:
         typer.echo(f"note: {changed_to_fit}")
     quantized = api.quantize(

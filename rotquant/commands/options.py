@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import RecipeError
-from rotquant.models.families import check_family_of
+from rotquant.models.architectures import check_family_of
 from rotquant.recipes.recipe import Recipe, override_all
 from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec
 

@@ -15,7 +15,6 @@ from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.hadamard import is_supported
 
-
 #: Where a recipe has the scheme of what has groups.
 _GROUPS = {"weights": "weights.scheme", "activations": "activations"}
 
