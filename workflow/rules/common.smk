@@ -11,7 +11,6 @@ from snakemake.exceptions import WorkflowError
 from rotquant.foundation.errors import RotquantError
 from rotquant.study.currency import Currency
 from rotquant.study.planning import current_plan
-from rotquant.tensors.devices import check_gpu
 
 
 def sentence(function, *arguments):
@@ -35,6 +34,8 @@ GPU = int(PLAN.device == "cuda" or (PLAN.device == "auto" and shutil.which("nvid
 
 # Before the first job rather than inside of each. A cluster's jobs have another machine's GPU.
 onstart:
+    from rotquant.tensors.devices import check_gpu
+
     if workflow.local_exec and any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs()):
         sentence(check_gpu, PLAN.device)
 
