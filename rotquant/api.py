@@ -5,6 +5,8 @@ transforms and quantizers of its recipe. Long work says on standard error how fa
 """
 
 import time
+import warnings
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +23,17 @@ from rotquant.identity.checkpoints import checkpoint_digest
 from rotquant.identity.texts import text_digest
 from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
-from rotquant.models.checkpoints import config_of, load_checkpoint, model_max_length
+from rotquant.models.architectures import architecture_of
+from rotquant.models.checkpoints import (
+    check_kind,
+    check_weight_files,
+    config_of,
+    load_checkpoint,
+    load_tokenizer,
+    local_folder,
+    model_max_length,
+)
+from rotquant.models.fitting import check_fits, fitted
 from rotquant.models.limits import Limits, advised_length
 from rotquant.models.rotation.matrices import (
     Rotations,
@@ -93,7 +105,8 @@ def quantize(
 
     Args:
         checkpoint: a local folder or hub id.
-        recipe: a recipe, or a preset's name: then with texts no longer than the model's context.
+        recipe: a recipe, or a preset's name: then with texts no longer than the model's context, and with what `fit`
+            changes, of which a warning tells.
         corpus: text whose train split calibrates and rotations are learned on, where the recipe needs it.
         seed: of the random rotation, the calibration sample and the order of learning.
         rotations: file of learned rotations, read where it exists and else written, so that several recipes share
@@ -105,28 +118,34 @@ def quantize(
         RotquantError: bad input, in one sentence, before the expensive part.
     """
     if isinstance(recipe, str):
-        recipe = limits_of(checkpoint).shorten(preset(recipe))
+        recipe, changed = fit(checkpoint, limits_of(checkpoint).shorten(preset(recipe)))
+        if changed:
+            warnings.warn(changed, stacklevel=2)
     if rotations is not None and recipe.learner is None:
         raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
+    folder = local_folder(checkpoint)
+    check_kind(folder, "plain")
+    check_weight_files(folder)
+    tokenizer = load_tokenizer(folder)  # too short a text is told before the weights are read
     digest, made_of = checkpoint_digest(checkpoint), None
     if rotations is not None:
         made_of = _made_of(recipe, digest, corpus, seed, dtype)
         if Path(rotations).exists():
             check_made_of(rotations, made_of)
-    network, tokenizer = load_checkpoint(checkpoint, dtype, "cpu")
     samples = (
         calibration_tokens(corpus, cast(Calibration, recipe.calibration), tokenizer, seed)
         if recipe.needs_calibration
         else None
     )
     texts = {name: calibration_tokens(corpus, text, tokenizer, seed) for name, text in recipe.own_texts.items()}
+    network, tokenizer = load_checkpoint(folder, dtype, "cpu")
     check_recipe(network, recipe, samples, texts)
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": digest}
     if samples is not None or texts or recipe.learner is not None:
         source["corpus"] = corpus.model_dump(mode="json")
     learned = None
     if recipe.learner is not None:
-        trained = network if dtype == learning_dtype(dtype) else load_checkpoint(checkpoint, learning_dtype(dtype))[0]
+        trained = network if dtype == learning_dtype(dtype) else load_checkpoint(folder, learning_dtype(dtype))[0]
         learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations, made_of)
     stored = build_weights(
         network,
@@ -229,6 +248,21 @@ def limits_of(path: str | Path) -> Limits:
         config = read_decoder_manifest(path).config
         return Limits(config.max_positions, config.vocabulary, advised)
     return Limits.of(config_of(path), advised)
+
+
+def fit(checkpoint: str | Path, recipe: Recipe, kept: Collection[str] = ()) -> tuple[Recipe, str]:
+    """A preset as the sizes of a checkpoint allow it: `rotquant.models.fitting.fitted`, without its weights.
+
+    Args:
+        kept: fields of the rotation that stay as they are.
+
+    Raises:
+        RotquantError: bad input, or what does not fit and has no substitute, in one sentence.
+    """
+    architecture = architecture_of(config_of(checkpoint))
+    recipe, sentence = fitted(recipe, architecture, kept)
+    check_fits(recipe, architecture)
+    return recipe, sentence
 
 
 def perplexity(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.models.architectures import architecture_of, decoder_layers, final_norm
-from rotquant.models.rotation.fusing import check_rotation, rotate
+from rotquant.models.fitting import check_rotation
+from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import Rotations
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.recipes.schemes import RotationScheme

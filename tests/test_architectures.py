@@ -1,20 +1,29 @@
 """The adapters find every weight of every family, and say so plainly when they do not know one."""
 
+import json
+import sys
+
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, LlamaConfig
+from transformers import GPT2Config, LlamaConfig, Qwen3Config, Qwen3ForCausalLM
 
+from rotquant.cli import app
 from rotquant.foundation.errors import UnsupportedArchitectureError
 from rotquant.models.architectures import (
+    _LAYOUTS,
+    _separate,
     architecture_of,
     base_model,
+    check_family,
     decoder_layers,
     embedding,
     final_norm,
     lm_head,
     rotary,
 )
+from rotquant.recipes.schemes import RotationScheme
+from tests.invariance import invariance_error
 from tests.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
 
 
@@ -98,6 +107,42 @@ def test_shapes_come_from_the_configuration() -> None:
     assert (architecture.num_heads, architecture.num_kv_heads, architecture.head_dim) == (20, 4, 64)
     assert architecture.site("attention_output").features == 20 * 64
     assert architecture.site("mlp_output").features == 99
+
+
+@pytest.mark.parametrize(
+    ("config", "step"),
+    [
+        ({"model_type": "gemma2", "rms_norm_eps": 1e-6}, r"norms multiply by 1 \+ weight .* take a Llama"),
+        ({"model_type": "gpt_neox", "layer_norm_eps": 1e-5}, "LayerNorm, and rotations are fused with RMSNorm alone"),
+        ({"model_type": "gpt2", "layer_norm_epsilon": 1e-5}, "LayerNorm"),
+        ({"model_type": "mixtral", "num_local_experts": 8}, "take the family's dense model, such as Mistral-7B"),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, "take the family's dense model"),
+        ({"model_type": "llava", "text_config": {"model_type": "llama"}}, "save the language model by itself"),
+        ({"model_type": "internlm2", "auto_map": {}}, "Its code comes with the checkpoint and is never run"),
+        ({"model_type": "qwen3", "rms_norm_eps": 1e-6}, 'write the entry "qwen3": _separate into `_LAYOUTS`'),
+        ({}, "names no family"),
+    ],
+)
+def test_an_unknown_family_has_a_next_step_before_torch_is_loaded(config, step, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": config.get("model_type", "none")}))
+    with pytest.raises(UnsupportedArchitectureError, match=step) as raised:
+        check_family(config)
+    if not config:
+        return
+    monkeypatch.setitem(sys.modules, "torch", None)  # to import it would be an error
+    monkeypatch.setattr(sys, "argv", ["rotquant", "quantize", str(tmp_path), "-o", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="2"):
+        app()
+    assert capsys.readouterr().err == f"rotquant: {raised.value}\n"
+
+
+def test_the_entry_that_an_unknown_family_is_told_is_enough_for_qwen3(monkeypatch) -> None:
+    """Qwen3 also normalizes each head of queries and keys, which no fused rotation touches."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": VOCABULARY}
+    with torch.random.fork_rng():
+        model = Qwen3ForCausalLM(Qwen3Config(num_attention_heads=4, num_key_value_heads=2, head_dim=16, **sizes)).eval()
+    monkeypatch.setitem(_LAYOUTS, "qwen3", _separate)
+    assert invariance_error(model, RotationScheme(), seed=0, input_ids=tiny_tokens()) <= 1e-4
 
 
 def test_an_unknown_family_is_one_clear_error() -> None:

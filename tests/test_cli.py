@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -155,6 +156,13 @@ def test_the_hub_is_asked_once_where_a_model_is(command, model, text, monkeypatc
     assert rotquant(monkeypatch, command, "owner/model", "--corpus", text, *small, *tasks) == 0
     assert asked == ["owner/model"]
     assert capsys.readouterr().out
+
+
+def test_the_package_is_the_command_too(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["python -m rotquant", "--version"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("rotquant", run_name="__main__")
+    assert (stop.value.code, capsys.readouterr().out) == (0, f"{rotquant_package.__version__}\n")
 
 
 def test_corpus_prints_the_hash_of_each_split(text, monkeypatch, capsys):

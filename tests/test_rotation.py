@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, final_norm, lm_head
-from rotquant.models.rotation.fusing import check_rotation, fuse_norms, rotate
+from rotquant.models.fitting import check_rotation
+from rotquant.models.rotation.fusing import fuse_norms, rotate
 from rotquant.models.rotation.matrices import Rotations, initial_rotations
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.recipes.schemes import RotationScheme
@@ -236,16 +237,17 @@ def test_centering_subtracts_each_embedding_rows_mean_and_nothing_from_a_tied_he
         (
             {"hidden_size": 80, "num_heads": 5, "num_kv_heads": 5},
             {},
-            r"size 5 .*number of attention heads.*heads: false",
+            r"size 5 \(number of attention heads\).*--set rotation.heads=false\.$",
         ),
         (
             {"hidden_size": 84, "num_heads": 14, "num_kv_heads": 2},
             {"values": "none", "keys": False},
-            r"size 14 .*heads",
+            r"size 14 .*heads=false",
         ),
-        ({"hidden_size": 50, "num_heads": 1, "num_kv_heads": 1}, {"values": "none"}, r"size 50 .*residual: orthogonal"),
-        ({"intermediate_size": 90}, {}, r"size 90 .*intermediate size.*mlp: false"),
-        ({"head_dim": 18}, {}, r"size 18 .*head dimension.*values: none"),
+        ({"hidden_size": 50, "num_heads": 1, "num_kv_heads": 1}, {"values": "none"}, r"size 50 .*residual=orthogonal"),
+        ({"intermediate_size": 90}, {}, r"size 90 .*intermediate size.*mlp=2\.$"),
+        ({"intermediate_size": 90}, {"mlp": 4}, r"blocks of 4 of 90 features.*mlp=2\.$"),
+        ({"head_dim": 18}, {}, r"size 18 .*head dimension.*values=orthogonal --set rotation.keys=false"),
     ],
 )
 def test_a_missing_hadamard_matrix_is_named_before_any_weight_is_touched(

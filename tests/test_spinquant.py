@@ -402,7 +402,7 @@ def test_recipes_that_learn_nothing_or_do_not_fit_the_model_are_refused() -> Non
     for of in (Recipe(), recipe(methods={})):
         with pytest.raises(RecipeError, match="the recipe has no method spinquant"):
             learn(tiny_model(), of)
-    with pytest.raises(RecipeError, match=r"size 90 .*mlp: false"):
+    with pytest.raises(RecipeError, match=r"size 90 .*rotation.mlp=2"):
         learn(tiny_model(intermediate_size=90))
     with pytest.raises(RecipeError, match="group size 7 does not divide"):
         learn(tiny_model(), recipe(activations=QuantizationScheme(bits=4, granularity="group", group_size=7)))

@@ -314,6 +314,7 @@ def test_what_is_wrong_in_a_table_is_named(tmp_path: Path, path: tuple, value: A
     with pytest.raises((ConfigError, RecipeError)) as caught:
         projects.load_project(root=tmp_path).cells("quarot_table1")
     assert sentence in str(caught.value)
+    assert "workflow/papers/quarot/" in str(caught.value) or "experiment" in path
     assert "\n" not in str(caught.value)
 
 

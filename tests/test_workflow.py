@@ -18,6 +18,7 @@ import pytest
 from rotquant.foundation.data import merge
 from rotquant.foundation.files import write_json
 from rotquant.study.results import read_result
+from rotquant.tensors.devices import has_driver
 from tests.models import VOCABULARY, tiny_model
 from tests.project import CONFIG, TABLES, Copy
 from tests.test_checkpoints import tiny_tokenizer
@@ -134,6 +135,30 @@ def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(com
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
 
+def test_a_scoreboard_that_cannot_be_rendered_fails_no_run(computed: Copy) -> None:
+    earlier = computed.read("reports/index.*")
+    computed.edit("rotquant/commands/report.py", "html.index(", "html.no_such_index(")
+    (computed.root / REPORT).unlink()
+    status, output = computed.snakemake(REPORT)
+    assert status == 0, output
+    assert "warning: the scoreboard reports/index.html could not be rendered" in output
+    assert computed.read("reports/index.*") == earlier
+    computed.edit("rotquant/commands/report.py", "html.no_such_index(", "html.index(")
+    assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
+
+
+@pytest.mark.skipif(has_driver(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_here_is_told_before_the_first_job(tmp_path: Path) -> None:
+    project = one_column(tmp_path)
+    project.set_config({**CONFIG, "device": "cuda"})
+    status, output = project.snakemake(REPORT)
+    assert (status != 0, "this machine has no NVIDIA GPU" in output, "Traceback" in output) == (True, True, False)
+    assert not list(tmp_path.glob("logs/**/*.log"))
+    assert "measure" in project.planned(REPORT)  # a dry run is for any machine
+    status, output = project.run("rotquant", "runs", "execute", "quarot_table1")
+    assert (status, "this machine has no NVIDIA GPU" in output) == (2, True)
+
+
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """A project whose table has two rows on the same learned rotations, and one without, on one model."""
@@ -236,6 +261,7 @@ def test_an_interrupted_run_completes_and_an_interrupted_rerun_keeps_the_earlier
     assert not (tmp_path / REPORT).exists()
     status, output = project.snakemake(REPORT)
     assert status == 0, output
+    assert "quarot_table1" in (tmp_path / "reports/index.html").read_text()  # which nobody asked for
     assert not list(tmp_path.glob("results/**/.tmp-*"))
 
     earlier = project.read("results/runs/*.json")

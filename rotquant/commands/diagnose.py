@@ -12,6 +12,8 @@ from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import check_output_file, write_json, write_text
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import TASKS, Scores, identity, prepare, scores
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.tensors.devices import torch_device, torch_dtype
 from rotquant.text import MODULES, NO_BOS, corpus_identity, evaluation_windows, load_text, tokenize
@@ -95,17 +97,24 @@ def diagnose(
     def ask(network: "PreTrainedModel") -> Scores:
         return scores(network, tokenizer, cast(ZeroShot, tasks), cast(Path, folder))
 
-    costs, sinks = _measured(load, tokens, metric, samples, ask if tasks else None, outlier_ratio, seed)
+    changed = api.fit(checkpoint, preset("quarot-rtn"))[1]  # which has all rotations that are compared here
+
+    def fit(recipe: Recipe) -> Recipe:
+        return api.fit(checkpoint, recipe)[0]
+
+    costs, sinks = _measured(load, tokens, metric, samples, ask if tasks else None, fit, outlier_ratio, seed)
     decode = cast(Any, tokenizer.decode)
     shown = tables(costs, sinks, decode)
     windows = costs.perplexity["unquantized"].windows
     on = f"{windows} windows of {length} tokens spread over the {split} split of {spec.name}, rotation of seed {seed}"
+    on += f"; {changed.rstrip('.')}" if changed else ""
     if card:
         _write_card(card, f"Printed by `{_command(context)}`, on {on}.", shown)
     if output:
         settings = {**metric.model_dump(mode="json"), "outlier_ratio": outlier_ratio, "seed": seed, "dtype": dtype}
         about = {"model": model, "settings": settings, "tasks": identity(tasks, folder) if tasks and folder else None}
         about["text"] = corpus_identity(spec, [part], texts={part: text})
+        about |= {"note": changed} if changed else {}
         write_json(output, about | _numbers(costs, sinks, decode))
     for table in shown:
         _print(table)
@@ -118,6 +127,7 @@ def _measured(
     metric: Perplexity,
     samples: "Tensor",
     ask: "Callable[[PreTrainedModel], Scores] | None",
+    fit: "Callable[[Recipe], Recipe]",
     outlier_ratio: float,
     seed: int,
 ) -> "tuple[Costs, list[Sinks]]":
@@ -131,7 +141,7 @@ def _measured(
         windows = metric_windows(network, tokens, metric)
         sinks.extend(find_sinks(network, windows, tokens.bos, outlier_ratio, network.device))
 
-    return measure_costs(load, tokens, metric, samples, ask=ask, look=look, seed=seed), sinks
+    return measure_costs(load, tokens, metric, samples, ask=ask, look=look, fit=fit, seed=seed), sinks
 
 
 def _tasks(split: str, limit: int | None) -> ZeroShot | None:

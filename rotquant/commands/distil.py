@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from rotquant.commands.options import Changes, Checkpoint, Corpus, Device, Dtype, Seed, changed, corpus_spec
+from rotquant.commands.options import (
+    Changes,
+    Checkpoint,
+    Corpus,
+    Device,
+    Dtype,
+    Seed,
+    changed,
+    corpus_spec,
+    rotation_fields,
+)
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import canonical_json, check_output_folder, folder_size, short_hash
 from rotquant.foundation.progress import silenced, task
@@ -65,8 +75,10 @@ def train_quantized(
         from rotquant import api
         from rotquant.qat.engine import launched, processes
 
-    recipe = changed(api.limits_of(model).shorten(preset(method)), changes)
-    job = _Job(model, output, recipe, _settings(recipe, method), spec, resume, batch_size, every, seed, dtype)
+    short = changed(api.limits_of(model).shorten(preset(method)), changes)
+    recipe, changed_to_fit = api.fit(model, short, rotation_fields(changes))
+    settings = _settings(recipe, method)
+    job = _Job(model, output, recipe, changed_to_fit, settings, spec, resume, batch_size, every, seed, dtype)
     if not launched():
         job.run(torch_device(device))
         return
@@ -94,6 +106,7 @@ class _Job:
     model: str
     output: Path
     recipe: Recipe
+    changed: str
     settings: SelfDistillation
     spec: "CorpusSpec"
     resume: bool
@@ -115,6 +128,8 @@ class _Job:
             config = config_of(self.model)
             needed = estimate(config, self.recipe, self.settings, device, dtype, engine.processes, self.batch_size)
             if engine.rank == 0:
+                if self.changed:
+                    typer.echo(f"note: {self.changed}")
                 typer.echo(str(needed))
             needed.check()
             kept = self._checkpoint()

@@ -17,6 +17,7 @@ from rotquant.commands.options import (
     Seed,
     changed,
     corpus_spec,
+    rotation_fields,
 )
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
 from rotquant.foundation.errors import RecipeError, ResultError
@@ -79,11 +80,16 @@ def quantize(
     spec = corpus_spec(corpus)
     with task("starting"):
         from rotquant import api
+        from rotquant.models.checkpoints import local_folder
 
-    fitting = api.limits_of(model).shorten(preset(method))
+    place = local_folder(model)
+    short = _recipe(api.limits_of(place).shorten(preset(method)), samples, sequence_length, changes)
+    recipe, changed_to_fit = api.fit(place, short, rotation_fields(changes))
+    if changed_to_fit:
+        typer.echo(f"note: {changed_to_fit}")
     quantized = api.quantize(
         model,
-        _recipe(fitting, samples, sequence_length, changes),
+        recipe,
         corpus=spec,
         seed=seed,
         device=torch_device(device),

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import RecipeError
+from rotquant.models.architectures import check_family_of
 from rotquant.recipes.recipe import Recipe, override_all
 from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec
 
@@ -23,15 +24,23 @@ def not_empty(value: str) -> str:
     return value
 
 
+def of_a_known_family(model: str) -> str:
+    """Refuse a local model of a family that has no adapter, before torch is loaded, which takes seconds."""
+    check_family_of(not_empty(model))
+    return model
+
+
 Checkpoint = Annotated[
     str,
-    typer.Argument(metavar="MODEL", callback=not_empty, help="A plain checkpoint: Hugging Face folder or hub id."),
+    typer.Argument(
+        metavar="MODEL", callback=of_a_known_family, help="A plain checkpoint: Hugging Face folder or hub id."
+    ),
 ]
 AnyModel = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        callback=not_empty,
+        callback=of_a_known_family,
         help="A plain checkpoint (Hugging Face folder or hub id), or a folder of `rotquant quantize` or `convert`.",
     ),
 ]
@@ -104,6 +113,12 @@ def changes_of(changes: list[str] | None) -> dict[str, Any]:
         RecipeError: an option that is not written so.
     """
     return reduce(merge, map(_change, changes or ()), {})
+
+
+def rotation_fields(changes: list[str] | None) -> frozenset[str]:
+    """The fields of the rotation that `--set` options name: what somebody chose does not change to fit a model."""
+    named = changes_of(changes).get("rotation")
+    return frozenset(named if isinstance(named, dict) else ())
 
 
 def _change(text: str) -> dict[str, Any]:

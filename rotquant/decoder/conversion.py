@@ -68,6 +68,8 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
         _refuse(unknown, method.title, "the kernels know nothing of what this method does at run time")
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
     weights, inputs, rotation = cast(WeightQuantization, recipe.weights).scheme, recipe.activations, recipe.rotation
+    blocks = rotation is not None and not isinstance(rotation.mlp, bool)
+    _refuse(blocks, "R4 in blocks", "the kernels transform the whole input of down_proj")
     _check_weights(weights)
     if inputs is not None:
         _check_inputs(inputs, (4,) if weights.bits == 2 else (4, 8))
@@ -80,7 +82,7 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
         inputs=_input_scheme(inputs),
         cache=_cache_scheme(recipe.keys, recipe.values, rotation is not None and rotation.keys),
         rotate_heads=rotation is not None and rotation.heads,
-        rotate_mlp=rotation is not None and rotation.mlp,
+        rotate_mlp=rotation is not None and bool(rotation.mlp),
         half_transforms=rotation is not None and rotation.online_dtype == "float16",
     )
 

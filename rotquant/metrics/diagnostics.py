@@ -130,6 +130,7 @@ def measure_costs(
     *,
     ask: "Callable[[PreTrainedModel], Scores] | None" = None,
     look: "Callable[[PreTrainedModel], None] | None" = None,
+    fit: Callable[[Recipe], Recipe] = lambda recipe: recipe,
     seed: int = 0,
 ) -> Costs:
     """Measure every variant. One copy of the model is in memory at a time, and it is loaded anew for each rotation.
@@ -140,12 +141,14 @@ def measure_costs(
         samples: int64 [samples, tokens], text for static scales.
         ask: lets a model do tasks; None leaves them out.
         look: is shown the unquantized model first.
+        fit: what a variant's recipe becomes for this model (`rotquant.models.fitting.fitted`).
         seed: of the rotation.
 
     Raises:
         RecipeError, CheckpointError: a variant or the text does not fit the model.
     """
-    known = variants(Calibration(samples=len(samples), sequence_length=samples.shape[1]))
+    given = variants(Calibration(samples=len(samples), sequence_length=samples.shape[1]))
+    known = {name: replace(variant, recipe=fit(variant.recipe)) for name, variant in given.items()}
     costs = Costs({})
 
     def measure(model: "PreTrainedModel", builds: tuple[tuple[str, ...], ...]) -> None:

@@ -1,20 +1,25 @@
 """Where each model family keeps its projections, norms, heads and embeddings: the one adapter between papers and code.
 
 Everything above speaks of sites (places where activations are quantized) and projections (q, k, v, gate, up and the
-rest); a new family is one entry of `_LAYOUTS`. Nothing here computes on weights.
+rest); a new family is one entry of `_LAYOUTS`. Nothing here computes on weights or imports torch.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor, nn
 
 from rotquant.foundation.errors import UnsupportedArchitectureError
+from rotquant.models.families import next_step
 from rotquant.recipes.schemes import SiteName
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
 
     class RMSNorm(nn.Module):
         """What the families' norms have alike: to torch's types any attribute is a tensor or a module."""
@@ -119,7 +124,7 @@ class _Shape(BaseModel):
     sliding_window: Size | None = None
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> "_Shape":
+    def _heads_fit(self) -> _Shape:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
         if heads % kv_heads:
             raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads evenly")
@@ -139,17 +144,33 @@ def check_shape(config: Any) -> int:
     """
     if not isinstance(config, dict):
         raise ValueError("it is no JSON object")
-    _check_family(config.get("model_type"))
+    check_family(config)
     shape = _Shape.model_validate(config)
     mlp = 3 * shape.hidden_size * shape.intermediate_size
     return shape.num_hidden_layers * mlp + shape.vocab_size * shape.hidden_size
 
 
-def _check_family(family: object) -> None:
+def check_family(config: Mapping[str, Any]) -> None:
+    """Refuse the content of a config.json whose family has no adapter, and say what to do next.
+
+    Raises:
+        UnsupportedArchitectureError: naming the family, the known ones, and an entry to write or a model to take.
+    """
+    family = config.get("model_type")
     if not isinstance(family, str) or family not in _LAYOUTS:
-        raise UnsupportedArchitectureError(
-            f"no adapter describes the model family {family!r}; known families: {', '.join(sorted(_LAYOUTS))}."
-        )
+        known = f"no adapter describes the model family {family!r}; known families: {', '.join(sorted(_LAYOUTS))}"
+        raise UnsupportedArchitectureError(f"{known}. {next_step(family, config)}.")
+
+
+def check_family_of(checkpoint: str) -> None:
+    """`check_family` of a local folder, at once. What cannot be read here is for those to tell who load the model."""
+    path = Path(checkpoint) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return
+    if isinstance(config, dict) and isinstance(config.get("model_type"), str):
+        check_family(config)
 
 
 def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
@@ -160,7 +181,8 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
     """
     config: Any = getattr(model_or_config, "config", model_or_config)
     family = getattr(config, "model_type", type(config).__name__)
-    _check_family(family)
+    if family not in _LAYOUTS:
+        check_family({"model_type": family} | (config.to_dict() if hasattr(config, "to_dict") else {}))
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -193,7 +215,7 @@ def config_of(model: nn.Module) -> Any:
     return model.config
 
 
-def base_model(model: nn.Module) -> "DecoderModel":
+def base_model(model: nn.Module) -> DecoderModel:
     """The model without its language-model head: the module whose forward runs the decoder layers."""
     return cast("DecoderModel", getattr(model, getattr(model, "base_model_prefix", "model"), model))
 
@@ -208,27 +230,27 @@ def embedding(model: nn.Module) -> nn.Embedding:
     return base_model(model).embed_tokens
 
 
-def final_norm(model: nn.Module) -> "RMSNorm":
+def final_norm(model: nn.Module) -> RMSNorm:
     """The RMSNorm before the language-model head."""
     return base_model(model).norm
 
 
 def lm_head(model: nn.Module) -> nn.Linear:
     """The language-model head, weight [vocabulary, hidden]."""
-    return cast(nn.Linear, model.lm_head)
+    return cast("nn.Linear", model.lm_head)
 
 
-def rotary(model: nn.Module) -> "RotaryEmbedding":
+def rotary(model: nn.Module) -> RotaryEmbedding:
     """The module that computes the rotary position embeddings (cos, sin)."""
     return base_model(model).rotary_emb
 
 
 def linear_of(layer: nn.Module, name: str) -> nn.Linear:
     """A linear layer of a decoder layer, weight [out, in]; `name` as in `Site.linears` and `Projection.name`."""
-    return cast(nn.Linear, layer.get_submodule(name))
+    return cast("nn.Linear", layer.get_submodule(name))
 
 
-def norm_of(layer: nn.Module, site: Site) -> "RMSNorm":
+def norm_of(layer: nn.Module, site: Site) -> RMSNorm:
     """The RMSNorm of a decoder layer that produces what a site's linear layers read; the `*_output` sites have none."""
     return cast("RMSNorm", layer.get_submodule(cast(str, site.norm)))
 

@@ -99,6 +99,11 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
     raise CheckpointError(f"{folder} holds no weights: {single.name} is missing.")
 
 
+def check_weight_files(folder: Path) -> dict[Path, dict[str, Any]]:
+    """The headers of `weight_files`, each file as long as its header says; `CheckpointError` where it is not."""
+    return {path: read_safetensors_header(path) for path in weight_files(folder)}
+
+
 Kind = Literal["plain", "quantized", "decoder"]
 
 
@@ -246,8 +251,8 @@ def _load(
     folder: Path, dtype: "torch.dtype", device: "torch.device | str"
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
     """`load_checkpoint` of a folder."""
-    files = weight_files(folder)
-    headers = {path: read_safetensors_header(path) for path in files}
+    headers = check_weight_files(folder)
+    files = list(headers)
     config = load_config(folder)
     for path, header in headers.items():
         check_floating(path, header)

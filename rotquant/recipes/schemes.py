@@ -95,8 +95,9 @@ class RotationScheme(Frozen):
     SpinQuant)."""
     keys: bool = True
     """R3, an online Hadamard transform on queries and keys after RoPE (QuaRot stage 1d)."""
-    mlp: bool = True
-    """R4, an online Hadamard transform before down_proj (QuaRot stage 1b)."""
+    mlp: bool | Annotated[int, Field(gt=1)] = True
+    """R4, an online Hadamard transform before down_proj (QuaRot stage 1b). A number makes it block-diagonal, with
+    blocks of so many features, for widths that have no Hadamard matrix."""
     online_dtype: Literal["float32", "float16"] = "float32"
     """Arithmetic of the online transforms (QuaRot Table 10)."""
     center_embeddings: bool = False

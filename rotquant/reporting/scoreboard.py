@@ -99,7 +99,7 @@ def standings(project: Project) -> Standings:
 
 def subjects(project: Project) -> dict[str, str]:
     """The papers by their short name, with their titles; then what else there are reports about."""
-    others = {table.paper: table.paper_title for table in project.speed.values()}
+    others = {table.paper: table.paper_title for table in (*project.tables.values(), *project.speed.values())}
     papers = load_targets(project.root).papers
     return papers | {name: title for name, title in others.items() if name not in papers}
 

@@ -23,6 +23,7 @@ from rotquant.study.plan import Plan
 from rotquant.study.results import RunResult
 from rotquant.study.stages import jobs
 from rotquant.study.workers import Workers
+from rotquant.tensors.devices import check_gpu
 
 #: Runs that a worker measures on weights which it has loaded, at most: so many share the time that loading takes.
 TOGETHER = 6
@@ -175,6 +176,7 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
     todo = [unit for unit in todo if unit not in lacking]
     needed = {need for unit in todo for need in unit.after}
     if todo := [unit for unit in todo if unit.kind != "tasks" or ("tasks", unit.key) in needed]:
+        check_gpu(plan.device)
         several = workers > 1  # one alone says itself how far it is
         with Workers(workers, functools.partial(perform, plan, several)) as processes:
             execution.run(todo, processes, several)

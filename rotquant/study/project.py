@@ -5,7 +5,8 @@ counts to it. Nothing here computes and nothing here imports torch.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -142,13 +143,20 @@ class Project:
             checkpoint.
         """
         table = self.table(name)
-        return tuple(
-            Cell(table.id, row.name, column, self._runs(table, metric, row, table.column(column)), metric.get("called"))
-            for metric in table.metrics
-            for row in table.computed_rows
-            for column in self.columns(table)
-            if name_of(metric) in (table.column(column).metrics or (name_of(metric),))
-        )
+        with _in_file(table):
+            return tuple(
+                Cell(
+                    table.id,
+                    row.name,
+                    column,
+                    self._runs(table, metric, row, table.column(column)),
+                    metric.get("called"),
+                )
+                for metric in table.metrics
+                for row in table.computed_rows
+                for column in self.columns(table)
+                if name_of(metric) in (table.column(column).metrics or (name_of(metric),))
+            )
 
     @cached_property
     def runs(self) -> dict[str, Run]:
@@ -256,7 +264,11 @@ class Project:
         where = f"table {table.id}, row {row.name}, column {column.name}"
         slot = self.config.slot(column.slot)
         changes = row.columns.get(column.name, {})
-        recipe = override_all(preset(row.method), [row.recipe, changes], where)
+        try:
+            method = preset(str(row.method))
+        except RecipeError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        recipe = override_all(method, [row.recipe, changes], where)
         recipe = resolve(recipe, slot, where, merge(row.recipe, changes))
         try:
             check_widths(recipe, self.widths(slot.name))
@@ -320,6 +332,15 @@ def _check_experiments(project: Project) -> None:
                     target,
                     f"table {table.id}, claim {number}: unknown target",
                 )
+
+
+@contextmanager
+def _in_file(table: Table) -> Iterator[None]:
+    """Put the table's file before what is wrong with the table."""
+    try:
+        yield
+    except (ConfigError, RecipeError) as error:
+        raise ConfigError(f"{table.file}: {error}") from None
 
 
 def _by_key(runs: Iterable[Run], key: Callable[[Run], str | None]) -> dict[str, tuple[Run, ...]]:

@@ -164,8 +164,8 @@ class TableFields(Titled):
     `trials` times, for a distribution over seeds."""
     rows: Annotated[Many[Row], Field(min_length=1)]
     """The rows."""
-    claims: Many[Claim]
-    """What the paper says about the numbers."""
+    claims: Many[Claim] = ()
+    """What the paper says about the numbers; a table of your own needs none."""
     figure: Figure | None = None
     """The figure that goes with it."""
     transposed: bool = False
@@ -223,6 +223,8 @@ class Table(TableFields):
     """The paper's short name."""
     paper_title: str
     """The paper's title."""
+    file: str = ""
+    """The table's own file."""
 
     @property
     def computed_rows(self) -> tuple[Row, ...]:
@@ -271,9 +273,13 @@ def load_tables(path: Path, root: Path) -> list[Table]:
     """
     relative = path.relative_to(root)
     file = parse(TableFile, read_yaml(path), str(relative))
+    for fields in file.tables:
+        if not fields.id.startswith(f"{file.paper}_"):
+            raise ConfigError(f"{relative}: tables.{fields.id}.id: it does not begin with the paper, {file.paper}_.")
     tables = []
     for fields in file.tables:
         said = dict(with_path(fields, relative.parent)) | {"paper": file.paper, "paper_title": file.title}
+        said["file"] = str(relative)
         said["columns"] = tuple(with_path(column, relative.parent) for column in fields.columns)
         tables.append(Table.model_validate(said))
         _check_published(tables[-1], str(relative), root)
@@ -349,7 +355,11 @@ def _check_published(table: Table, where: str, root: Path) -> None:
     """The paper's numbers are there, and of rows and columns that the table has."""
     where = f"{where}: tables.{table.id}.published"
     rows, columns = ({part.name: part for part in parts} for parts in (table.rows, table.columns))
-    for (row, column, _), number in published_values(table, root).items():
+    try:
+        published = published_values(table, root)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    for (row, column, _), number in published.items():
         if number.file == table.published:
             lookup(rows, row, f"{where}: unknown row")
             lookup(columns, column, f"{where}: unknown column")

@@ -1,7 +1,9 @@
 """Device and dtype names as users write them, and the torch objects they mean, and what differs between devices."""
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rotquant.foundation.errors import RecipeError
@@ -29,6 +31,24 @@ def torch_device(name: str) -> "torch.device":
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RecipeError(f"device {name!r} is not available: torch sees {torch.cuda.device_count()} GPUs.")
     return device
+
+
+def check_gpu(name: str) -> None:
+    """Refuse a device's name that asks for a GPU where no driver of one is, without torch, which takes seconds to load.
+
+    Raises:
+        RecipeError: it says what to change.
+    """
+    if name.startswith("cuda") and not has_driver():
+        raise RecipeError(
+            f"the device is {name!r}, and this machine has no NVIDIA GPU: take one that has, or another device "
+            "(`device: cpu` in the configuration, `--config device=cpu` of Snakemake, `--device cpu` of rotquant)."
+        )
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is here: its tool, a GPU's file, or that of Windows' subsystem for Linux."""
+    return shutil.which("nvidia-smi") is not None or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def torch_dtype(name: str) -> "torch.dtype":

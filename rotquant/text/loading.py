@@ -51,7 +51,7 @@ def load_rows(
         selected = _head(rows, max_characters)
     if not any(selected):
         share = _share(spec, split)
-        cut = f" ({share}; a folder with a file for each split says otherwise)" if share else ""
+        cut = f" ({share}: give ten or more, or a folder with a file for each split)" if share else ""
         raise CorpusError(f"Corpus {spec.name}: split {split!r} of {spec.path} holds no text{cut}.")
     return selected
 

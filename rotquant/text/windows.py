@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from rotquant.foundation.errors import CorpusError
 from rotquant.foundation.progress import task
+from rotquant.recipes.corpus import CHARACTERS_PER_TOKEN
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +108,11 @@ def calibration_samples(tokens: Tokens, calibration: Calibration, seed: int = 0)
     ids, length = tokens.whole, calibration.sequence_length
     last_start = ids.numel() - length
     if last_start < 0:
-        raise CorpusError(f"The calibration text has {ids.numel()} tokens, fewer than one sample of {length}.")
+        raise CorpusError(
+            f"The calibration text has {ids.numel()} tokens, fewer than one sample of {length}: give some "
+            f"{CHARACTERS_PER_TOKEN * length:,} characters at least, better a hundred times as many, or a shorter "
+            "sequence length."
+        )
     generator = torch.Generator().manual_seed(calibration.seed + seed)
     starts = torch.randint(last_start + 1, (calibration.samples, 1), generator=generator)
     return ids[starts + torch.arange(length)]

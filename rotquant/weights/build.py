@@ -18,9 +18,10 @@ from rotquant.foundation.environment import versions
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import silenced
 from rotquant.models.architectures import architecture_of
+from rotquant.models.fitting import check_fits
 from rotquant.models.integrity import check_changed, check_finite
 from rotquant.models.limits import Limits
-from rotquant.models.rotation.fusing import check_rotation, rotate
+from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.kv_cache import check_cache_scheme
 from rotquant.models.simulation.wrapping import Handle, Wrapping, wrap
 from rotquant.models.stream import memory_peak, reset_memory_peak
@@ -156,8 +157,7 @@ def check_recipe(
 ) -> None:
     """Raise `RecipeError` for whatever in the recipe does not fit the model, before expensive work."""
     architecture, limits = architecture_of(model), Limits.of(model.config)
-    if recipe.rotation is not None:
-        check_rotation(architecture, recipe.rotation)
+    check_fits(recipe, architecture)
     check_widths(recipe, {site.name: site.features for site in architecture.sites})
     for method in recipe.methods.values():
         method.check_model(recipe, architecture, limits)

@@ -2,6 +2,7 @@
 # computed by `rotquant ...` commands, which can be run by hand with --config in place of --plan.
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,6 +30,15 @@ CURRENT = States(PLAN)
 shell.prefix(f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; set -euo pipefail; ")
 
 GPU = int(PLAN.device == "cuda" or (PLAN.device == "auto" and shutil.which("nvidia-smi") is not None))
+
+
+# Before the first job rather than inside of each. A cluster's jobs have another machine's GPU.
+onstart:
+    from rotquant.tensors.devices import check_gpu
+
+    if workflow.local_exec and any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs()):
+        sentence(check_gpu, PLAN.device)
+
 
 # Processes of one job; those of a GPU are as many as `--set-threads measure=N` says.
 WORKERS = 1 if GPU else workflow.cores or 1

@@ -69,6 +69,28 @@ def reports_of(tables, paper):
 INDEX = "rotquant report index --plan {PLAN.path} > {log} 2>&1"
 
 
+def refresh_index():
+    """Render the scoreboard as it stands where a page is newer, whatever was asked for. It never fails the run."""
+    index = Path("reports/index.html")
+    pages = [page.stat().st_mtime_ns for page in Path("reports").glob("*.md") if page.name != "index.md"]
+    if pages and not (index.exists() and max(pages) <= index.stat().st_mtime_ns):
+        log = "logs/reports/refresh_index.log"
+        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shell(INDEX)
+        except subprocess.CalledProcessError:
+            print(f"warning: the scoreboard {index} could not be rendered: {log} says why.", file=sys.stderr)
+
+
+onsuccess:
+    refresh_index()
+
+
+# Of several targets that --keep-going goes on with, those that succeeded.
+onerror:
+    refresh_index()
+
+
 # The accuracy half of QuaRot: Tables 1 to 13, Figure 1 and the switches.
 rule quarot_accuracy:
     input:

@@ -26,10 +26,10 @@ from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant.network import Errors, LearningNetwork, quantized_network, running
 from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding, lm_head
 from rotquant.models.batches import kept_bytes, shuffled_batches
+from rotquant.models.fitting import check_rotation
 from rotquant.models.integrity import weights_digest
 from rotquant.models.limits import Limits
 from rotquant.models.placement import placed
-from rotquant.models.rotation.fusing import check_rotation
 from rotquant.models.rotation.matrices import Learned, Rotations, initial_rotations
 from rotquant.models.simulation.wrapping import check_wrapping
 from rotquant.recipes.recipe import Recipe

@@ -26,7 +26,7 @@ from rotquant.models.architectures import (
     linear_of,
     norm_of,
 )
-from rotquant.models.rotation.fusing import online_dtype
+from rotquant.models.rotation.fusing import mlp_transform, online_dtype
 from rotquant.models.simulation.kv_cache import TransientCache
 from rotquant.models.simulation.wrapping import Handle, Wrapping
 from rotquant.recipes.recipe import Recipe
@@ -117,7 +117,7 @@ class Bases:
             values=of_values,
             keys=online if scheme.keys else UNCHANGED,
             attention_output=of_values.then(across_heads) if scheme.heads else of_values,
-            mlp_output=online if scheme.mlp else UNCHANGED,
+            mlp_output=transformed(scheme, partial(mlp_transform, scheme=scheme)) if scheme.mlp else UNCHANGED,
         )
 
     def of_site(self, site: Site) -> Basis:

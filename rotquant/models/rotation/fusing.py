@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import track
 from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.models.architectures import (
@@ -28,9 +27,9 @@ from rotquant.models.architectures import (
     lm_head,
     norm_of,
 )
+from rotquant.models.fitting import check_rotation
 from rotquant.models.rotation.matrices import Rotations, check_rotations, initial_rotations
 from rotquant.recipes.schemes import RotationScheme
-from rotquant.tensors.hadamard import is_supported
 
 if TYPE_CHECKING:
     from rotquant.models.architectures import RMSNorm
@@ -41,21 +40,14 @@ _BLOCK_ELEMENTS = 2**26
 _NO_ROTATION = RotationScheme(residual="none", values="none", heads=False, keys=False, mlp=False)
 
 
-def check_rotation(architecture: Architecture, scheme: RotationScheme) -> None:
-    """Raise `RecipeError` when a Hadamard matrix that `scheme` needs is not known; call it before touching a weight."""
-    needed = [
-        (scheme.residual == "hadamard", architecture.hidden_size, "hidden size", "residual: orthogonal"),
-        ("hadamard" in scheme.values, architecture.head_dim, "head dimension", "values: none"),
-        (scheme.keys, architecture.head_dim, "head dimension", "keys: false"),
-        (scheme.heads, architecture.num_heads, "number of attention heads", "heads: false"),
-        (scheme.mlp, architecture.intermediate_size, "intermediate size", "mlp: false"),
-    ]
-    for wanted, size, what, remedy in needed:
-        if wanted and not is_supported(size):
-            raise RecipeError(
-                f"no Hadamard matrix of size {size} is known, the {what} of this {architecture.family} model; "
-                f"set rotation.{remedy}."
-            )
+def mlp_transform(
+    x: Tensor, scheme: RotationScheme, *, inverse: bool = False, compute_dtype: torch.dtype | None = None
+) -> Tensor:
+    """R4 along the last axis, [..., intermediate]: the whole of it, or block by block as `RotationScheme.mlp` says."""
+    if scheme.mlp is True:
+        return hadamard_transform(x, inverse=inverse, compute_dtype=compute_dtype)
+    blocks = x.unflatten(-1, (-1, scheme.mlp))
+    return hadamard_transform(blocks, inverse=inverse, compute_dtype=compute_dtype).flatten(-2)
 
 
 def online_dtype(x: Tensor, scheme: RotationScheme) -> torch.dtype:
@@ -197,7 +189,7 @@ class _Fusion:
 
     def _inverse_of_mlp_output(self, weight: Tensor) -> Tensor:
         """The same for R4."""
-        return hadamard_transform(weight) if self.scheme.mlp else weight
+        return mlp_transform(weight, self.scheme) if self.scheme.mlp else weight
 
     def _times_residual(self, x: Tensor) -> Tensor:
         """x Q along the last axis; `x` itself without R1."""

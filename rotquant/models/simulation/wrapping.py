@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError, RotquantError
-from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
+from rotquant.kernels.hadamard.choice import head_hadamard_transform
 from rotquant.models.architectures import (
     Architecture,
     Site,
@@ -22,7 +22,8 @@ from rotquant.models.architectures import (
     decoder_layers,
     short_rope_tokens,
 )
-from rotquant.models.rotation.fusing import check_rotation, online_dtype
+from rotquant.models.fitting import check_rotation
+from rotquant.models.rotation.fusing import mlp_transform, online_dtype
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
 from rotquant.models.simulation.prefix import Prefix, check_prefix
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
@@ -197,7 +198,7 @@ def _online_transform(
         heads = architecture.num_heads
         return lambda x: head_hadamard_transform(x, heads, compute_dtype=online_dtype(x, rotation))
     if rotation is not None and rotation.mlp and site.name == "mlp_output":
-        return lambda x: hadamard_transform(x, compute_dtype=online_dtype(x, rotation))
+        return lambda x: mlp_transform(x, rotation, compute_dtype=online_dtype(x, rotation))
     return None
 
 

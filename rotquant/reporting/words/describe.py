@@ -97,7 +97,8 @@ def _rotation(recipe: Recipe, rotation: RotationScheme) -> str:
     learned = "learned from " if recipe.learner else ""
     fused = [f"R1 {learned}{kinds[rotation.residual]}"] if rotation.residual != "none" else []
     fused += [f"R2 {learned}{heads[rotation.values]}"] if rotation.values != "none" else []
-    switches = (("heads", rotation.heads), ("R3", rotation.keys), ("R4", rotation.mlp))
+    blocks = "" if isinstance(rotation.mlp, bool) else f" in blocks of {rotation.mlp}"
+    switches = (("heads", rotation.heads), ("R3", rotation.keys), (f"R4{blocks}", rotation.mlp))
     online = [name for name, on in switches if on]
     text = f"rotation {', '.join(fused) or 'none fused'}"
     text += f" ({recipe.learner.words(recipe)})" if recipe.learner else ""
