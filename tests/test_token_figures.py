@@ -124,7 +124,7 @@ def test_a_figure_has_its_panels(project: Project, number: int, count: int) -> N
 
 
 def test_a_ratio_that_is_too_large_is_marked(project: Project) -> None:
-    assert "<!-- top-1/median ▲100, median/min-1 2 -->" in draw(project, 2)
+    assert "<!-- top-1/median ▲100 -->\n    <!-- median/min-1 2 -->" in draw(project, 2)
     quiet = maxima(top_1=[9.0, 4.0, 2.0], min_1=[1.0, 0.05, 0.5])
     compute(project, token_maxima={"maxima": dict.fromkeys([*TENSORS["inputs"], *TENSORS["attention"]], quiet)})
     assert "<!-- top-1/median 9, median/min-1 ▲20 -->" in draw(project, 2)

@@ -35,7 +35,7 @@ def tasks(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     names = 0.2 + max(room_for(found)[0] for found in titles)
     heights = [0.6 + room_for(found)[1] for found in titles]
     panel = (1.9, sum(heights) / len(heights))
-    with panels(sheet, len(blocks), len(columns), panel, names=names, heights=heights) as (figure, grid):
+    with panels(sheet, len(blocks), len(columns), panel, names=names, least=1.0, heights=heights) as (figure, grid):
         for block, names, axes in zip(blocks, titles, grid, strict=True):
             for axis, column in zip(axes, columns, strict=True):
                 _panel(axis, table, block, column)

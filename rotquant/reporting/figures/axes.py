@@ -121,14 +121,14 @@ def change_label(change: float) -> str:
     """A change's number where it cannot be read from the axis: "3,000 %", from ten thousand on "5.7·10⁴ %"."""
     if not math.isfinite(change):
         return show(change)
-    power = math.floor(math.log10(abs(change)))
-    if power < 4:
-        return f"{round(change, 1 - power):,.0f} %"
-    return f"{change / 10**power:.1f}·10{_raised(power)} %"
+    if abs(change) < 1e4:
+        return f"{float(f'{change:.1e}'):,.0f} %"
+    digits, _, power = f"{change:.1e}".partition("e")
+    return f"{digits}·10{_raised(int(power))} %"
 
 
 def fit_labels(figure: "Figure") -> None:
-    """Lay a figure out, with the labels broken that are longer than their panel or the figure where they meet others."""
+    """Lay a figure out, with those labels broken that leave it or meet others."""
     figure.draw_without_rendering()
     whole = figure.bbox
     labels = [(label, whole) for label in (figure._supxlabel, figure._supylabel) if label is not None]

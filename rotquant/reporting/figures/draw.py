@@ -19,7 +19,17 @@ from rotquant.reporting.figures import (
 )
 from rotquant.reporting.figures.axes import PercentAxis, change_label
 from rotquant.reporting.figures.changes import Change, change_between
-from rotquant.reporting.figures.panels import Sheet, broken, entry, legend, name_rows, note, panels, room_for
+from rotquant.reporting.figures.panels import (
+    Sheet,
+    TooHighError,
+    broken,
+    entry,
+    legend,
+    name_rows,
+    note,
+    panels,
+    room_for,
+)
 from rotquant.reporting.figures.style import LINK, NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK
 from rotquant.reporting.words.describe import panel_title
 from rotquant.reporting.words.numbers import loss_words
@@ -30,13 +40,13 @@ from rotquant.study.tables import Table
 from rotquant.study.values import Values, main_quantities
 
 
-def figure_path(name: str) -> Path:
-    """The figure of a table."""
-    return FIGURES / f"{name}.svg"
+def figure_path(name: str, form: str = "svg", width: str | None = None) -> Path:
+    """The figure of a table, as SVG or PDF, and in a width that a paper asks for."""
+    return FIGURES / f"{name}{f'-{width}' if width else ''}.{form}"
 
 
-def draw(project: Project, table: Table, values: Values, path: Path, width: str | None = None) -> None:
-    """Draw the figure that the table asks for, as SVG or PDF by the path's suffix.
+def draw(project: Project, table: Table, values: Values, path: Path, width: str | None = None) -> list[Path]:
+    """Draw the figure that the table asks for, as SVG or PDF by the path's suffix; return the files.
 
     Args:
         project: the project.
@@ -49,18 +59,34 @@ def draw(project: Project, table: Table, values: Values, path: Path, width: str 
         ResultError: a paper's page is not as high, or a run file that it draws is missing or damaged.
     """
     assert table.figure is not None
-    KINDS[table.figure.kind](project, table, values, Sheet(path, width))
+    sheet = Sheet(path, width)
+    KINDS[table.figure.kind](project, table, values, sheet)
+    return sheet.written
 
 
 def relative_increase(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
-    """Loss on one row, row by row: a panel per column and main quantity; ours filled, published hollow."""
+    """Loss on one row, row by row: a panel per column and main quantity; ours filled, published hollow.
+
+    What is too high for a paper's page becomes a figure for each quantity.
+    """
+    lines = _panel_lines(project, table)
+    try:
+        _increase(project, table, values, sheet, lines)
+    except TooHighError:
+        if len(lines) == 1:
+            raise
+        for line in lines:
+            _increase(project, table, values, sheet.part(line[0][0].name), [line])
+
+
+def _increase(project: Project, table: Table, values: Values, sheet: Sheet, lines: "Lines") -> None:
+    """The figure of some lines of panels."""
     assert table.figure is not None
     over = table.figure.over or table.baseline
     rows = list(table.figure.rows or [row.name for row in table.computed_rows if row.name != over])
-    lines = _panel_lines(project, table)
     names, height = room_for(rows)
     drawn: list[Change] = []
-    with panels(sheet, len(lines), len(lines[0]), (1.9, 0.7 + height), names=names, least=1.25) as (figure, grid):
+    with panels(sheet, len(lines), len(lines[0]), (1.9, 0.82 + height), names=names, least=0.95) as (figure, grid):
         for line, axes in zip(lines, grid, strict=True):
             for axis, (quantity, column) in zip(axes, line, strict=True):
                 lost, scale = _losses(values, rows, over, lines, quantity)
@@ -80,7 +106,11 @@ def relative_increase(project: Project, table: Table, values: Values, sheet: She
         legend(figure, entries)
 
 
-def _panel_lines(project: Project, table: Table) -> list[list[tuple[Quantity, str]]]:
+Lines = list[list[tuple[Quantity, str]]]
+"""Lines of panels, each of a quantity and a column."""
+
+
+def _panel_lines(project: Project, table: Table) -> Lines:
     """The panels as (quantity, column): a line for each quantity, or one for all where their columns differ."""
     mains, columns = main_quantities(project, table), project.columns(table)
     places = {(quantity.name, cell.column) for cell in project.cells(table.id) for quantity in cell.quantities}
@@ -90,7 +120,7 @@ def _panel_lines(project: Project, table: Table) -> list[list[tuple[Quantity, st
 
 
 def _losses(
-    values: Values, rows: Sequence[str], over: str, lines: list[list[tuple[Quantity, str]]], quantity: Quantity
+    values: Values, rows: Sequence[str], over: str, lines: Lines, quantity: Quantity
 ) -> tuple[dict[tuple[str, str], Change], PercentAxis]:
     """What the rows lose in a quantity, by row and column, and the axis that all its panels share."""
     columns = [column for line in lines for one, column in line if one == quantity]
@@ -128,7 +158,7 @@ def _dots(axis: Any, losses: Sequence[Change], scale: PercentAxis) -> None:
     ours = {place: loss.ours for place, loss in enumerate(losses) if loss.ours is not None}
     papers = {place: loss.papers for place, loss in enumerate(losses) if loss.papers is not None}
     far = {place for numbers in (ours, papers) for place, number in numbers.items() if scale.beyond(number)}
-    both = [place for place in sorted(ours.keys() & papers.keys() - far)]
+    both = sorted((ours.keys() & papers.keys()) - far)
     axis.hlines(both, [ours[row] for row in both], [papers[row] for row in both], color=LINK, linewidth=0.6)
     if papers:
         axis.plot([scale.place(number) for number in papers.values()], list(papers), **_PAPERS)

@@ -93,7 +93,7 @@ def hadamard_kurtosis(project: Project, table: Table, values: Values, sheet: She
         ResultError: a run file is missing or holds no series.
     """
     rows, column = drawn_rows(table), project.columns(table)[0]
-    with panels(sheet, 1, len(rows), (2.9, 3.6), least=1.9, sharey=True) as (figure, grid):
+    with panels(sheet, 1, len(rows), (2.9, 2.8), least=1.9, sharey=True) as (figure, grid):
         for axis, row in zip(grid[0], rows, strict=True):
             series = array_of(project, values[row, column, "largest_z"].runs[0], "series")
             for (name, points), color in zip(series.items(), SERIES, strict=False):

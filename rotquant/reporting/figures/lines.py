@@ -65,7 +65,7 @@ def lines(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     blocks = _blocks(project, table, values)
     width = len(blocks[0].panels)
     shape = (len(blocks), width) if width > 1 else (1, len(blocks))
-    with panels(sheet, *shape, (2.1, 2.1), names=0.6) as (figure, grid):
+    with panels(sheet, *shape, (2.1, 2.1), names=0.6, least=1.25) as (figure, grid):
         for line, (block, axes) in enumerate(zip(blocks, grid.reshape(-1, width), strict=True)):
             scale = PercentAxis(change for panel in block.panels for change in panel.changes)
             for axis, panel in zip(axes, block.panels, strict=True):

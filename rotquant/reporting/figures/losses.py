@@ -1,6 +1,5 @@
 """Figures of kind `loss_curves`: the loss of every step of a training, whole and its beginning (RCP Figure 6)."""
 
-
 from rotquant.reporting.figures.arrays import array_of
 from rotquant.reporting.figures.axes import logarithmic
 from rotquant.reporting.figures.panels import Sheet, entry, legend, panels

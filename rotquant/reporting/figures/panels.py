@@ -5,7 +5,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,11 @@ from rotquant.reporting.figures.style import HEIGHT, NEUTRAL, SMALL, WIDTHS, sav
 CHARACTER, LINE, LEGEND = 0.056, 0.115, 0.4
 
 #: Characters of a row's name in one line.
-NAME = 24
+NAME = 32
+
+
+class TooHighError(ResultError):
+    """A figure is higher than a paper's page."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,16 @@ class Sheet:
 
     width: one of `WIDTHS`, which the figure then has exactly and is refused where it is higher than a page; None: as
         wide as its panels ask for, from a column to a page.
+    written: the files that were drawn, of this sheet and of its parts.
     """
 
     path: Path
     width: str | None = None
+    written: list[Path] = field(default_factory=list)
+
+    def part(self, name: str) -> "Sheet":
+        """A file beside this one for a part of the figure."""
+        return replace(self, path=self.path.with_stem(f"{self.path.stem}-{name}"))
 
     def inches(self, natural: float) -> float:
         """The width of a figure that asks for `natural` inches."""
@@ -39,11 +49,12 @@ class Sheet:
         """Refuse a height in inches that no page has.
 
         Raises:
-            ResultError: it is higher than a page, and a paper asks for the figure.
+            TooHighError: it is higher than a page, and a paper asks for the figure.
         """
         if self.width and height > HEIGHT:
             wider = "; draw it with --width page" if self.width == "column" else ""
-            raise ResultError(f"at the width of a {self.width} {self.path.stem} is {height:.1f} in high{wider}.")
+            high = f"{height:.1f} in high, and a page {HEIGHT:.0f} in"
+            raise TooHighError(f"at a {self.width}'s width {self.path.stem} is {high}{wider}.")
 
 
 @contextmanager
@@ -51,14 +62,16 @@ def drawn(sheet: Sheet, size: tuple[float, float]) -> Iterator[Any]:
     """Yield an empty figure of `size` inches; what is drawn on it is written to the sheet's file.
 
     Raises:
-        ResultError: a paper's page is not as high.
+        TooHighError: a paper's page is not as high.
     """
     sheet.check(size[1])
     with styled() as plt:
         figure = plt.figure(figsize=size, layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.07, h_pad=0.05)
         yield figure
         fit_labels(figure)
         save(figure, sheet.path)
+        sheet.written.append(sheet.path)
 
 
 @contextmanager

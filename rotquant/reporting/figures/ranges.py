@@ -62,7 +62,7 @@ def _draw(axis: Any, points: list[tuple[float, ...]], extent: list[float], limit
     ticks = [-round(limit), 0, round(limit)]
     axis.set(xticks=ticks, yticks=ticks, zticks=ticks)
     axis.tick_params(pad=-2)
-    axis.set_box_aspect((1, 1, 1), zoom=0.95)
+    axis.set_box_aspect((1, 1, 1), zoom=0.85)
     for side in (axis.xaxis, axis.yaxis, axis.zaxis):
         side.labelpad = -6
         side.set_pane_color((1, 1, 1, 0))

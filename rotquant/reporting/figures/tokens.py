@@ -136,7 +136,7 @@ def outlier_tokens(project: Project, table: Table, values: Values, sheet: Sheet)
         for column in columns
     }
     bars = max(min(NAMED + 1, len(cells[rows[0]]["contents"])) for cells in found.values())
-    panel = (3.4, 0.9 + 0.2 * max(2.0, bars, 1.8 * len(rows)))
+    panel = (3.4, 0.45 + 0.14 * max(2.0, bars, 2.2 * len(rows)))
     with panels(sheet, len(columns), 2, panel, least=2.6, widths=[2, 3]) as (figure, grid):
         for column, (left, right) in zip(columns, grid, strict=True):
             _contents(left, found[column][rows[0]])
@@ -189,7 +189,7 @@ def _strips(axis: Any, found: Mapping[str, tuple[Mapping[str, Any], float]]) -> 
     for place, (name, (one, number)) in enumerate(found.items()):
         _positions(axis, place, one["positions"], one["windows"], one["tokens"])
         total = one["first"] + one["others"]
-        names.append(f"{name}\n{number:.3g} a window" + (f"\n{one['first']} of {total} at 0" if total else ""))
+        names.append(f"{name}, {number:.3g} a window" + (f"\n{one['first']} of {total} at 0" if total else ""))
     axis.set(yticks=range(len(names)), ylim=(len(names) - 0.4, -0.6))
     axis.set_yticklabels(names)
     axis.tick_params(axis="y", length=0)

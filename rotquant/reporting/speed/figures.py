@@ -15,14 +15,16 @@ from rotquant.study.speed.definitions import Part, SpeedTable, matches, rows
 _PUBLISHED: dict[str, Any] = {"facecolor": "white", "edgecolor": PUBLISHED}
 
 
-def draw(project: Project, table: SpeedTable, path: Path, width: str | None = None) -> None:
-    """Draw a table's figure, of the width that `rotquant.reporting.figures.draw.draw` explains.
+def draw(project: Project, table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
+    """Draw a table's figure and return the files, of the width that `rotquant.reporting.figures.draw.draw` explains.
 
     Raises:
         ResultError: a record that it draws is damaged, or a paper's page is not as high.
     """
     assert table.drawing is not None
-    {"bars": bars, "roofline": roofline}[table.drawing.kind](project, table, Sheet(path, width))
+    sheet = Sheet(path, width)
+    {"bars": bars, "roofline": roofline}[table.drawing.kind](project, table, sheet)
+    return sheet.written
 
 
 def bars(project: Project, table: SpeedTable, sheet: Sheet) -> None:
