@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from rotquant.cli import app
+from rotquant.commands.root import cli
 from rotquant.reporting.figures import draw as figures
 from rotquant.reporting.figures.axes import PercentAxis, change_label, fit_labels
 from rotquant.reporting.figures.changes import Change
@@ -141,7 +141,7 @@ def test_a_paper_gets_a_pdf_of_its_width_with_its_fonts(
     monkeypatch.chdir(kinds.root)
     collected.write_values(kinds.root, "quarot_table1", collected.collect(kinds, kinds.table("quarot_table1"))[0])
     command = ["report", "figure", "quarot_table1", "--format", "pdf", "--width", width]
-    outcome = CliRunner().invoke(app, command)
+    outcome = CliRunner().invoke(cli, command)
     path = f"reports/figures/quarot_table1-{width}.pdf"
     assert outcome.output.strip() == path
     pdf = (kinds.root / path).read_bytes()
@@ -149,7 +149,7 @@ def test_a_paper_gets_a_pdf_of_its_width_with_its_fonts(
     assert b"/Type3" not in pdf
     (box,) = re.findall(rb"/MediaBox \[ *0 0 ([\d.]+) ", pdf)
     assert float(box) == pytest.approx(72 * inches)
-    CliRunner().invoke(app, command)
+    CliRunner().invoke(cli, command)
     assert (kinds.root / path).read_bytes() == pdf  # equal data give equal files
 
 
