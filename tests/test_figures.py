@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from rotquant.commands.root import cli
 from rotquant.reporting.figures import draw as figures
 from rotquant.reporting.figures.axes import PercentAxis, change_label, fit_labels
 from rotquant.reporting.figures.changes import Change
@@ -128,8 +130,27 @@ def test_what_lies_at_the_end_of_an_axis_has_its_number(kinds: Project, tmp_path
         values, _ = collected.collect(kinds, chosen)
         last = [place for place in values if place[0] == chosen.rows[-1].name][-1]
         figures.draw(kinds, chosen, changed(values, last, 57_000.0), tmp_path / "a.svg")
-        assert re.search(r"<!-- \d+,000 % -->", (tmp_path / "a.svg").read_text())
-    assert [change_label(number) for number in (3_040.0, -57_321.0, math.nan)] == ["3,000 %", "-57,000 %", "NaN"]
+        assert re.search(r"<!-- \d\.\d·10⁵ % -->", (tmp_path / "a.svg").read_text())
+    assert [change_label(number) for number in (3_040.0, -57_321.0, math.nan)] == ["3,000 %", "-5.7·10⁴ %", "NaN"]
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 7.0)])
+def test_a_paper_gets_a_pdf_of_its_width_with_its_fonts(
+    kinds: Project, monkeypatch: pytest.MonkeyPatch, width: str, inches: float
+) -> None:
+    monkeypatch.chdir(kinds.root)
+    collected.write_values(kinds.root, "quarot_table1", collected.collect(kinds, kinds.table("quarot_table1"))[0])
+    command = ["report", "figure", "quarot_table1", "--format", "pdf", "--width", width]
+    outcome = CliRunner().invoke(cli, command)
+    path = f"reports/figures/quarot_table1-{width}.pdf"
+    assert outcome.output.strip() == path
+    pdf = (kinds.root / path).read_bytes()
+    assert b"/FontFile2" in pdf  # TrueType, embedded
+    assert b"/Type3" not in pdf
+    (box,) = re.findall(rb"/MediaBox \[ *0 0 ([\d.]+) ", pdf)
+    assert float(box) == pytest.approx(72 * inches)
+    CliRunner().invoke(cli, command)
+    assert (kinds.root / path).read_bytes() == pdf  # equal data give equal files
 
 
 def test_accuracies_that_are_not_finite_are_named(kinds: Project, tmp_path: Path) -> None:

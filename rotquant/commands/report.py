@@ -15,6 +15,12 @@ from rotquant.study.results import FIGURES, REPORTS, table_path
 report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
 
 TableName = Annotated[str, typer.Argument(help="A table's id, e.g. quarot_table1.")]
+FigureForm = Annotated[Literal["svg", "pdf"], typer.Option("--format", help="PDF embeds its fonts (type 42).")]
+
+FigureWidth = Annotated[
+    Literal["page", "column"] | None,
+    typer.Option(help="Width in a paper: of its text (7 in) or of one of its two columns (3.3 in); default as needed."),
+]
 
 _LATER = "the page of {0} is written without MLflow, and `rotquant runs sync-tracking {0}` shows it there later"
 
@@ -44,17 +50,24 @@ def table(
 
 
 @report_app.command()
-def figure(name: TableName, config: Configs = None, plan: PlanFile = None) -> None:
-    """Draw a table's figure into `reports/figures/<name>.svg`."""
+def figure(
+    name: TableName, form: FigureForm = "svg", width: FigureWidth = None, config: Configs = None, plan: PlanFile = None
+) -> None:
+    """Draw a table's figure into `reports/figures/<name>.svg`; for a paper: --format pdf --width column (or page).
+
+    A width has its own file, `<name>-<width>.pdf`. What is higher than a page becomes a file for each quantity.
+    """
     from rotquant.reporting.figures import draw as figures
     from rotquant.study.values import read_values
 
     project = open_project(config, plan)
-    if project.table(name).figure is None:
+    chosen = project.table(name)
+    if chosen.figure is None:
         raise ResultError(f"table {name} has no figure.")
-    values = read_values(project.root, name)
-    figures.draw(project, project.table(name), values, project.root / figures.figure_path(name))
-    typer.echo(str(figures.figure_path(name)))
+    path = figures.figure_path(name, form, width)
+    _echo_drawn(
+        project.root, figures.draw(project, chosen, read_values(project.root, name), project.root / path, width)
+    )
 
 
 @report_app.command()
@@ -123,8 +136,10 @@ def settings(name: TableName, config: Configs = None, plan: PlanFile = None) -> 
 
 
 @report_app.command()
-def speed_figure(name: TableName, config: Configs = None, plan: PlanFile = None) -> None:
-    """Draw the figure of a speed table into `reports/figures/<name>.svg`."""
+def speed_figure(
+    name: TableName, form: FigureForm = "svg", width: FigureWidth = None, config: Configs = None, plan: PlanFile = None
+) -> None:
+    """Draw the figure of a speed table into `reports/figures/<name>.svg`, or as `report figure` does for a paper."""
     from rotquant.reporting.figures.draw import figure_path
     from rotquant.reporting.speed import figures
 
@@ -132,8 +147,14 @@ def speed_figure(name: TableName, config: Configs = None, plan: PlanFile = None)
     table = project.speed_table(name)
     if table.drawing is None:
         raise ResultError(f"table {name} has no figure.")
-    figures.draw(project, table, project.root / figure_path(name))
-    typer.echo(str(figure_path(name)))
+    path = project.root / figure_path(name, form, width)
+    _echo_drawn(project.root, figures.draw(project, table, path, width))
+
+
+def _echo_drawn(root: Path, files: list[Path]) -> None:
+    """Print where figures were written."""
+    for file in files:
+        typer.echo(str(file.relative_to(root)))
 
 
 @report_app.command()

@@ -160,7 +160,8 @@ def attach(project: Project, name: str, logged: "Logged", report: "Report") -> N
     """Attach the report, the numbers and the figure of a table, those that there are, to its run, with its score."""
     from rotquant.reporting import tracking
 
-    files = [project.root / path for path in (REPORTS / f"{name}.md", TABLES / f"{name}.csv", FIGURES / f"{name}.svg")]
+    picture = FIGURES / f"{report.picture or name}.svg"
+    files = [project.root / path for path in (REPORTS / f"{name}.md", TABLES / f"{name}.csv", picture)]
     tracking.log_report(project.root, logged, report, [file for file in files if file.exists()])
 
 

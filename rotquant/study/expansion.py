@@ -108,7 +108,7 @@ def _table(project: Project, name: str) -> PlannedTable:
     return PlannedTable(
         paper=table.paper,
         definition=definition(project, name),
-        figure=table.figure is not None,
+        figure=project.picture(table),
         columns=project.columns(table),
         quantities=tuple(quantity.name for quantity in project.quantities(table)),
         cells=tuple(PlannedCell(row=c.row, column=c.column, runs=tuple(run.key for run in c.runs)) for c in cells),

@@ -49,11 +49,11 @@ class PlannedCell(Entry):
 
 
 class PlannedTable(Entry):
-    """A table. definition: digest of what its files say; figure: whether there is one; parts: computed for it."""
+    """A table. definition: digest of what its files say; figure: whose figure it shows; parts: computed for it."""
 
     paper: str
     definition: str
-    figure: bool
+    figure: str | None
     columns: tuple[str, ...]
     quantities: tuple[str, ...]
     cells: tuple[PlannedCell, ...]

@@ -44,6 +44,9 @@ from rotquant.study.tables import (
 #: Checkpoints of fewer bytes share a job.
 SMALL = 500_000_000
 
+#: Kinds of figures that show runs and nothing printed, and name no column where there is one alone.
+NAMELESS = ("magnitudes", "outliers", "token_maxima", "outlier_tokens")
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -98,6 +101,22 @@ class Project:
         """What the table's cells measure, in the order of its metrics, each metric's main quantity first."""
         found = (quantity for cell in self.cells(table.id) for quantity in cell.quantities)
         return tuple({quantity.name: quantity for quantity in found}.values())
+
+    def picture(self, table: Table) -> str | None:
+        """The table whose figure a table shows: its own, or that of an earlier one where it is the same picture.
+
+        It is where both are drawn alike from the same runs of one column, whose name is not in the figure.
+        """
+        found = self._drawn_from(table)
+        first = (other.id for other in self.tables.values() if found and self._drawn_from(other) == found)
+        return next(first, table.id) if table.figure else None
+
+    def _drawn_from(self, table: Table) -> tuple[Any, ...] | None:
+        """What decides a figure of runs alone; None where names of columns or printed numbers are in it."""
+        if table.figure is None or table.figure.kind not in NAMELESS or len(self.columns(table)) != 1:
+            return None
+        looks = table.figure.model_copy(update={"caption": ""})
+        return looks, *((cell.row, [run.key for run in cell.runs]) for cell in self.cells(table.id))
 
     @cached_property
     def speed(self) -> dict[str, SpeedTable]:

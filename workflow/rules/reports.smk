@@ -28,7 +28,7 @@ rule report:
         runs=lambda wildcards: measured(wildcards.table),
         table="results/tables/{table}.csv",
         figure=lambda wildcards: (
-            f"reports/figures/{wildcards.table}.svg" if sentence(PLAN.table, wildcards.table).figure else []
+            f"reports/figures/{figure}.svg" if (figure := sentence(PLAN.table, wildcards.table).figure) else []
         ),
         tracking="results/tracking.json" if PLAN.tracking else [],
     output:

@@ -6,11 +6,10 @@ The shipped suite's tasks are not the paper's: ours fill the upper panels and th
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures.panels import entry, legend, name_rows, panels
-from rotquant.reporting.figures.style import NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, drawn_rows
+from rotquant.reporting.figures.panels import Sheet, entry, leftmost, legend, name_rows, panels, room_for
+from rotquant.reporting.figures.style import LINK, NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, SMALL, drawn_rows
 from rotquant.reporting.words.describe import panel_title
 from rotquant.reporting.words.numbers import show
 from rotquant.study.project import Project
@@ -29,21 +28,24 @@ class Accuracies:
     mark: dict[str, Any]
 
 
-def tasks(project: Project, table: Table, values: Values, path: Path) -> None:
+def tasks(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """One panel per column, ours above the paper's; rows are told apart by colour, the baseline is grey."""
     columns, blocks = project.columns(table), _blocks(project, table, values)
-    heights = [len(block.tasks) + 1.5 for block in blocks]
-    size = (1.2 + 2.2 * len(columns), 0.5 + 0.23 * sum(heights))
-    with panels(path, len(blocks), len(columns), size, height_ratios=heights) as (figure, grid):
-        for line, (block, axes) in enumerate(zip(blocks, grid, strict=True)):
+    titles = [[task.title for task in block.tasks] for block in blocks]
+    names = 0.2 + max(room_for(found)[0] for found in titles)
+    heights = [0.6 + room_for(found)[1] for found in titles]
+    panel = (1.9, sum(heights) / len(heights))
+    with panels(sheet, len(blocks), len(columns), panel, names=names, least=1.0, heights=heights) as (figure, grid):
+        for block, names, axes in zip(blocks, titles, grid, strict=True):
             for axis, column in zip(axes, columns, strict=True):
                 _panel(axis, table, block, column)
-                name_rows(axis, [task.title for task in block.tasks], shown=axis is axes[0])
-                axis.set_title("" if line else panel_title(project, table, column))
-            axes[0].set_ylabel(block.title)
-        figure.supxlabel("accuracy in percent", fontsize=8.5)
+                name_rows(axis, names)
+                axis.set_title(panel_title(project, table, column))
+                axis.set_ylabel(block.title if leftmost(axis) else "")
+        figure.supxlabel("accuracy in percent")
         entries = [entry(row, color, **OURS_MARK) for row, color in _colors(table).items()]
-        legend(figure, [*entries, entry("chance", "black", marker="|", markersize=8)], columns=4)
+        chance = any(task.chance is not None for block in blocks for task in block.tasks)
+        legend(figure, [*entries, *([entry("chance", "black", marker="|", markersize=8)] if chance else [])])
 
 
 def _blocks(project: Project, table: Table, values: Values) -> list[Accuracies]:
@@ -62,14 +64,14 @@ def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
         known = {row: number for row, number in numbers.items() if number is not None}
         means = [number.mean for number in known.values() if math.isfinite(number.mean)]
         if means:
-            axis.plot([min(means), max(means)], [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
+            axis.plot([min(means), max(means)], [place, place], color=LINK, linewidth=0.6)
         broken = 0
         for row, number in known.items():
             color = _colors(table)[row]
             if math.isfinite(number.mean):
                 axis.errorbar(number.mean, place, xerr=number.deviation, color=color, elinewidth=1, **block.mark)
             else:
-                axis.text(1 + 10 * broken, place, show(number.mean), color=color, fontsize=6.5, va="center")
+                axis.text(1 + 20 * broken, place, show(number.mean), color=color, fontsize=SMALL, va="center")
                 broken += 1
         if task.chance is not None:
             axis.plot(task.chance, place, "|", color="black", markersize=9)

@@ -28,6 +28,13 @@ _BELOW, _BESIDE = 16, 7
 _CROWDED = {1.0: 100.0, -1.0: 30.0}
 
 
+#: What an axis has beyond its last number, as shares of its length: room for marks and numbers, or a margin.
+_ROOM, _MARGIN = 0.35, 0.1
+
+#: A logarithmic axis is as long from zero to 1 % as for so many powers of ten.
+LINEAR_PART = 0.5
+
+
 class PercentAxis:
     """An axis of relative changes in percent, linear, or linear about zero and logarithmic beyond 1 %.
 
@@ -57,29 +64,42 @@ class PercentAxis:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Both ends of the axis."""
-        if self.linear:
-            span = max(self.high - self.low, 0.1)
-            low, high = (span * (0.2 if ends else 0.08) for ends in (self.below, self.above))
-            return self.low - low, self.high + high
-        return min(-0.3, self.low * (6 if self.below else 2)), max(self.high, 1.0) * (6 if self.above else 2)
+        """Both ends of the axis; where something lies beyond one, its mark and its number have room there."""
+        low, high = (self._along(end) for end in (self.low, self.high))
+        span = max(high - low, 0.1)
+        below, above = (span * (_ROOM if ends else _MARGIN) for ends in (self.below, self.above))
+        return self._back(low - below), self._back(high + above)
 
     def place(self, change: float) -> float:
         """Where a change is drawn."""
         if not self.beyond(change):
             return change
-        end, last = (self.limits[0], self.low) if change < 0 else (self.limits[1], self.high)
-        return (end + last) / 2 if self.linear else end / 1.6
+        low, high = (self._along(end) for end in self.limits)
+        inset = 0.04 * (high - low)
+        return self._back(low + inset if change < 0 else high - inset)
+
+    def _along(self, change: float) -> float:
+        """The distance of a change from zero along the axis; beyond 1 % it is counted in powers of ten."""
+        if self.linear or abs(change) <= 1:
+            return change
+        return math.copysign(1 + math.log10(abs(change)) / LINEAR_PART, change)
+
+    def _back(self, distance: float) -> float:
+        """The change at a distance."""
+        if self.linear or abs(distance) <= 1:
+            return distance
+        return math.copysign(10 ** (LINEAR_PART * (abs(distance) - 1)), distance)
 
     def apply(self, axis: "Axes", which: str) -> None:
         """Set scale, limits and tick labels of the x or y axis of a panel."""
-        from matplotlib.ticker import FixedLocator, MaxNLocator
+        from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
         ticks = getattr(axis, f"{which}axis")
         if self.linear:
             ticks.set_major_locator(MaxNLocator(4 if which == "x" else 6))
         else:
-            getattr(axis, f"set_{which}scale")("symlog", linthresh=1.0, linscale=0.5)
+            getattr(axis, f"set_{which}scale")("symlog", linthresh=1.0, linscale=LINEAR_PART * 0.9)
+            ticks.set_minor_locator(NullLocator())
             ticks.set_major_locator(FixedLocator(self._ticks(below=which == "x")))
         axis.set(**{f"{which}lim": self.limits})
         ticks.set_major_formatter(lambda value, _: _percent(value))
@@ -98,25 +118,39 @@ class PercentAxis:
 
 
 def change_label(change: float) -> str:
-    """A change's number where it cannot be read from the axis, such as "57,000 %"."""
+    """A change's number where it cannot be read from the axis: "3,000 %", from ten thousand on "5.7·10⁴ %"."""
     if not math.isfinite(change):
         return show(change)
-    digits = max(0, math.floor(math.log10(abs(change))) - 1)
-    return f"{round(change, -digits):,.0f} %"
+    if abs(change) < 1e4:
+        return f"{float(f'{change:.1e}'):,.0f} %"
+    digits, _, power = f"{change:.1e}".partition("e")
+    return f"{digits}·10{_raised(int(power))} %"
 
 
 def fit_labels(figure: "Figure") -> None:
-    """Break the labels of axes that run into another panel, so that each stays within the width of its own."""
+    """Lay a figure out, with those labels broken that leave it or meet others."""
     figure.draw_without_rendering()
-    panels = [(axis, axis.get_tightbbox()) for axis in figure.axes]
-    for axis, _ in panels:
-        for label, length in ((axis.xaxis.label, axis.bbox.width), (axis.yaxis.label, axis.bbox.height)):
-            box = label.get_window_extent()
+    whole = figure.bbox
+    around = (getattr(figure, name, None) for name in ("_supxlabel", "_supylabel"))
+    labels = [(label, whole) for label in around if label is not None]
+    labels += [(label, axis.bbox) for axis in figure.axes for label in (axis.xaxis.label, axis.yaxis.label, axis.title)]
+    boxes = {label: label.get_window_extent() for label, _ in labels if label.get_text()}
+    changed = False
+    for label, room in labels:
+        if label not in boxes:
+            continue
+        box, upright = boxes[label], label.get_rotation() == 90
+        length, space = (box.height, room.height) if upright else (box.width, room.width)
+        outside = box.x0 < 0 or box.y0 < 0 or box.x1 > whole.x1 or box.y1 > whole.y1
+        if outside or any(box.overlaps(other) for another, other in boxes.items() if another is not label):
             longest = max(map(len, label.get_text().split("\n")))
-            if longest and any(box.overlaps(other) for another, other in panels if another is not axis and other):
-                width = max(8, int(longest * length / max(box.width, box.height)))
-                lines = [textwrap.wrap(line, width) for line in label.get_text().split("\n")]
-                label.set_text("\n".join(part for parts in lines for part in parts))
+            width = max(8, int(longest * space / length))
+            lines = [textwrap.wrap(line, width) or [""] for line in label.get_text().split("\n")]
+            label.set_text("\n".join(part for parts in lines for part in parts))
+            changed = True
+    if changed:
+        figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # it is laid out
 
 
 def _sizes(numbers: Iterable[float | None]) -> list[float]:
@@ -128,8 +162,11 @@ def _percent(value: float) -> str:
     """A tick label; powers of ten from ten thousand on are written as such."""
     if abs(value) < 1e4:
         return f"{value:g} %"
-    digits = str(round(math.log10(abs(value)))).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{'-' if value < 0 else ''}10{digits} %"
+    return f"{'-' if value < 0 else ''}10{_raised(round(math.log10(abs(value))))} %"
+
+
+def _raised(power: int) -> str:
+    return str(power).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def logarithmic(axis: "Axes", which: Literal["x", "y"]) -> None:

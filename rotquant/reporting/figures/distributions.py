@@ -1,10 +1,9 @@
 """Figures of kind `distribution`: every seed's number, with median, quartiles and range (SpinQuant Figure 4)."""
 
 import math
-from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures.panels import entry, legend, name_rows, note, panels
+from rotquant.reporting.figures.panels import Sheet, entry, legend, name_rows, note, panels, room_for
 from rotquant.reporting.figures.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, drawn_rows
 from rotquant.reporting.words.describe import panel_title
 from rotquant.reporting.words.numbers import words
@@ -19,18 +18,19 @@ _SPREAD = 0.2
 _SEED: dict[str, Any] = {"color": OURS, "alpha": 0.55, **OURS_MARK, "markersize": 3}
 _MEDIAN: dict[str, Any] = {"color": OURS, "linewidth": 1.6}
 _BOX: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.8}
-_TEXT: dict[str, Any] = {"fontsize": 7, "color": NEUTRAL, "ha": "center"}
+_TEXT: dict[str, Any] = {"color": NEUTRAL, "ha": "center"}
 
 
-def distribution(project: Project, table: Table, values: Values, path: Path) -> None:
+def distribution(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """A panel per column and main quantity. Ours and the paper's numbers have axes of their own.
 
     The models differ, so what compares is the order of the rows and how wide each is, not the numbers.
     """
     rows, mains, papers = drawn_rows(table), main_quantities(project, table), values.published
     lines = [(column, ours) for column in project.columns(table) for ours in ((True, False) if papers else (True,))]
-    size = (1.6 + 3.0 * len(mains), (0.9 + 0.5 * len(rows)) * len(lines))
-    with panels(path, len(lines), len(mains), size) as (figure, grid):
+    names, height = room_for(rows, 3.0)
+    panel = (2.8, 0.7 + height)
+    with panels(sheet, len(lines), len(mains), panel, names=names, least=1.9) as (figure, grid):
         for axes, (column, ours) in zip(grid, lines, strict=True):
             for axis, quantity in zip(axes, mains, strict=True):
                 for place, row in enumerate(rows):
@@ -39,7 +39,7 @@ def distribution(project: Project, table: Table, values: Values, path: Path) -> 
                     else:
                         number = papers.get((row, column, quantity.name))
                         _published(axis, place, number, _printed_range(table, row, quantity, mains[0]))
-                name_rows(axis, rows, shown=axis is axes[0], room=0.8)
+                name_rows(axis, rows, room=0.8)
                 axis.margins(x=0.12)
                 unit = f" in {quantity.unit}" if quantity.unit else ""
                 axis.set_xlabel(f"{words(quantity)}{unit}{'' if ours else ', published'}")
@@ -50,7 +50,7 @@ def distribution(project: Project, table: Table, values: Values, path: Path) -> 
             entry("quartiles, range", **_BOX),
             *([entry("published mean ± deviation", PUBLISHED, **PUBLISHED_MARK)] if papers else []),
         ]
-        legend(figure, entries, "right")
+        legend(figure, entries)
 
 
 def _printed_range(table: Table, row: str, quantity: Quantity, main: Quantity) -> str:

@@ -19,8 +19,18 @@ from rotquant.reporting.figures import (
 )
 from rotquant.reporting.figures.axes import PercentAxis, change_label
 from rotquant.reporting.figures.changes import Change, change_between
-from rotquant.reporting.figures.panels import entry, legend, name_rows, note, panels
-from rotquant.reporting.figures.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK
+from rotquant.reporting.figures.panels import (
+    Sheet,
+    TooHighError,
+    broken,
+    entry,
+    legend,
+    name_rows,
+    note,
+    panels,
+    room_for,
+)
+from rotquant.reporting.figures.style import LINK, NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK
 from rotquant.reporting.words.describe import panel_title
 from rotquant.reporting.words.numbers import loss_words
 from rotquant.study.project import Project
@@ -29,66 +39,88 @@ from rotquant.study.results import FIGURES
 from rotquant.study.tables import Table
 from rotquant.study.values import Values, main_quantities
 
-#: Panels that stand beside each other; with more columns a quantity takes several lines.
-BESIDE = 4
+
+def figure_path(name: str, form: str = "svg", width: str | None = None) -> Path:
+    """The figure of a table, as SVG or PDF, and in a width that a paper asks for."""
+    return FIGURES / f"{name}{f'-{width}' if width else ''}.{form}"
 
 
-def figure_path(name: str) -> Path:
-    """The figure of a table."""
-    return FIGURES / f"{name}.svg"
+def draw(project: Project, table: Table, values: Values, path: Path, width: str | None = None) -> list[Path]:
+    """Draw the figure that the table asks for, as SVG or PDF by the path's suffix; return the files.
 
+    Args:
+        project: the project.
+        table: a table that has a figure.
+        values: its numbers.
+        path: the file that is written.
+        width: "page" or "column" of a paper; None: up to a page's, as the panels ask for.
 
-def draw(project: Project, table: Table, values: Values, path: Path) -> None:
-    """Draw the figure that the table asks for."""
+    Raises:
+        ResultError: a paper's page is not as high, or a run file that it draws is missing or damaged.
+    """
     assert table.figure is not None
-    KINDS[table.figure.kind](project, table, values, path)
+    sheet = Sheet(path, width)
+    KINDS[table.figure.kind](project, table, values, sheet)
+    return sheet.written
 
 
-def relative_increase(project: Project, table: Table, values: Values, path: Path) -> None:
+def relative_increase(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """Loss on one row, row by row: a panel per column and main quantity; ours filled, published hollow.
 
-    Where each column has quantities of its own, the panels stand in one line.
+    What is too high for a paper's page becomes a figure for each quantity.
     """
+    lines = _panel_lines(project, table)
+    try:
+        _increase(project, table, values, sheet, lines)
+    except TooHighError:
+        if len(lines) == 1:
+            raise
+        for line in lines:
+            _increase(project, table, values, sheet.part(line[0][0].name), [line])
+
+
+def _increase(project: Project, table: Table, values: Values, sheet: Sheet, lines: "Lines") -> None:
+    """The figure of some lines of panels."""
     assert table.figure is not None
     over = table.figure.over or table.baseline
     rows = list(table.figure.rows or [row.name for row in table.computed_rows if row.name != over])
-    lines = _panel_lines(project, table)
-    width = max(map(len, lines))
-    titled = len({quantity.name for quantity, _ in lines[0]}) > 1 or len(lines) > len(main_quantities(project, table))
-    names = max(1.4, 0.075 * max(map(len, rows)))
-    size = (names + min(2.2 * width, 7.2), (1.1 + 0.3 * len(rows)) * len(lines))
-    with panels(path, len(lines), width, size) as (figure, grid):
+    names, height = room_for(rows)
+    drawn: list[Change] = []
+    with panels(sheet, len(lines), len(lines[0]), (1.9, 0.82 + height), names=names, least=0.95) as (figure, grid):
         for line, axes in zip(lines, grid, strict=True):
-            for axis, (quantity, column) in zip(axes, line, strict=False):
+            for axis, (quantity, column) in zip(axes, line, strict=True):
                 lost, scale = _losses(values, rows, over, lines, quantity)
-                for place, row in enumerate(rows):
-                    _dots(axis, place, lost[row, column], scale)
+                found = [lost[row, column] for row in rows]
+                _dots(axis, found, scale)
+                drawn += found
                 scale.apply(axis, "x")
-                name_rows(axis, rows, shown=axis is axes[0])
+                name_rows(axis, rows)
                 axis.axvline(0, color=NEUTRAL, linewidth=0.8)
-                axis.set_xlabel(f"{loss_words(quantity)}\nrelative to {over}")
-                if line is lines[0] or titled:
+                axis.set_xlabel(loss_words(quantity))
+                if line is lines[0] or broken(axis, axes):
                     axis.set_title(panel_title(project, table, column))
-            for axis in axes[len(line) :]:
-                axis.remove()
+        figure.supxlabel(f"relative to {over}")
         entries = [entry("computed here", OURS, **OURS_MARK)]
-        if any(place[0] in rows and place[0] != over and place in values.published for place in values):
+        if any(change.papers is not None for change in drawn):
             entries.append(entry("published", PUBLISHED, **PUBLISHED_MARK))
-        legend(figure, entries, "right", columns=2)
+        legend(figure, entries)
 
 
-def _panel_lines(project: Project, table: Table) -> list[list[tuple[Quantity, str]]]:
-    """The panels as (quantity, column) line by line: each quantity's columns, or all in one where columns differ."""
+Lines = list[list[tuple[Quantity, str]]]
+"""Lines of panels, each of a quantity and a column."""
+
+
+def _panel_lines(project: Project, table: Table) -> Lines:
+    """The panels as (quantity, column): a line for each quantity, or one for all where their columns differ."""
     mains, columns = main_quantities(project, table), project.columns(table)
     places = {(quantity.name, cell.column) for cell in project.cells(table.id) for quantity in cell.quantities}
     blocks = [[(main, column) for column in columns if (main.name, column) in places] for main in mains]
-    if any(len(block) < len(columns) for block in blocks):
-        blocks = [[panel for block in blocks for panel in block]]
-    return [block[start : start + BESIDE] for block in blocks for start in range(0, len(block), BESIDE)]
+    complete = all(len(block) == len(columns) for block in blocks)
+    return blocks if complete else [[panel for block in blocks for panel in block]]
 
 
 def _losses(
-    values: Values, rows: Sequence[str], over: str, lines: list[list[tuple[Quantity, str]]], quantity: Quantity
+    values: Values, rows: Sequence[str], over: str, lines: Lines, quantity: Quantity
 ) -> tuple[dict[tuple[str, str], Change], PercentAxis]:
     """What the rows lose in a quantity, by row and column, and the axis that all its panels share."""
     columns = [column for line in lines for one, column in line if one == quantity]
@@ -100,7 +132,7 @@ def _losses(
     return lost, PercentAxis(lost.values())
 
 
-KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {
+KINDS: dict[str, Callable[[Project, Table, Values, Sheet], None]] = {
     "relative_increase": relative_increase,
     "lines": lines.lines,
     "tasks": accuracies.tasks,
@@ -118,21 +150,37 @@ KINDS: dict[str, Callable[[Project, Table, Values, Path], None]] = {
 }
 
 
-def _dots(axis: Any, place: int, loss: Change, scale: PercentAxis) -> None:
-    """One row of a panel: the paper's number, ours with its deviation, and a line between them.
+def _dots(axis: Any, losses: Sequence[Change], scale: PercentAxis) -> None:
+    """The rows of a panel: the paper's numbers, ours with their deviations, and a line between the two of a row.
 
-    What lies at the end of the axis has its number above it.
+    What lies at the end of the axis has its number beside it.
     """
-    if loss.ours is not None and loss.papers is not None:
-        ends = [scale.place(loss.ours), scale.place(loss.papers)]
-        axis.plot(ends, [place, place], color=NEUTRAL, linewidth=0.6, alpha=0.6)
-    if loss.papers is not None:
-        axis.plot(scale.place(loss.papers), place, color=PUBLISHED, **PUBLISHED_MARK)
-    if loss.ours is not None:
-        bar = None if scale.beyond(loss.ours) else loss.spread or None
-        axis.errorbar(scale.place(loss.ours), place, xerr=bar, color=OURS, elinewidth=1, **OURS_MARK)
-    for number, color, side in ((loss.ours, OURS, -1), (loss.papers, PUBLISHED, 1)):
+    ours = {place: loss.ours for place, loss in enumerate(losses) if loss.ours is not None}
+    papers = {place: loss.papers for place, loss in enumerate(losses) if loss.papers is not None}
+    far = {place for numbers in (ours, papers) for place, number in numbers.items() if scale.beyond(number)}
+    both = sorted((ours.keys() & papers.keys()) - far)
+    axis.hlines(both, [ours[row] for row in both], [papers[row] for row in both], color=LINK, linewidth=0.6)
+    if papers:
+        axis.plot([scale.place(number) for number in papers.values()], list(papers), **_PAPERS)
+    if ours:
+        bars = [0.0 if scale.beyond(number) else losses[place].spread for place, number in ours.items()]
+        axis.errorbar([scale.place(number) for number in ours.values()], list(ours), xerr=bars, elinewidth=1, **_OURS)
+    for place in sorted(far):
+        _name_far(axis, place, {OURS: ours.get(place), PUBLISHED: papers.get(place)}, scale)
+
+
+_OURS: dict[str, Any] = {"linestyle": "", "color": OURS, **OURS_MARK}
+_PAPERS: dict[str, Any] = {"linestyle": "", "color": PUBLISHED, **PUBLISHED_MARK}
+
+
+def _name_far(axis: Any, place: int, numbers: dict[str, float | None], scale: PercentAxis) -> None:
+    """The numbers by colour of what lies at the ends of a row, one after the other where they are at one end."""
+    last: dict[bool, Any] = {}
+    for color, number in numbers.items():
         if number is not None and scale.beyond(number):
-            align = {"ha": "left" if number < 0 else "right", "va": "bottom" if side > 0 else "top"}
-            where = (scale.place(number), place)
-            note(axis, change_label(number), where, (0, 3 * side), fontsize=6.5, color=color, **align)
+            low = number < 0
+            look = {"color": color, "ha": "left" if low else "right", "va": "center"}
+            where: Any = (scale.place(number), place)
+            if low in last:
+                where, look = (1.0 if low else 0.0, 0.5), {**look, "xycoords": last[low]}
+            last[low] = note(axis, change_label(number), where, (5 if low else -5, 0), **look)

@@ -7,11 +7,10 @@ dark line below it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rotquant.reporting.figures.arrays import array_of
-from rotquant.reporting.figures.panels import panels
+from rotquant.reporting.figures.panels import Sheet, panels
 from rotquant.reporting.figures.style import LIGHT, OURS, drawn_rows
 from rotquant.study.project import Project
 from rotquant.study.tables import Table
@@ -39,7 +38,7 @@ class Panel:
     largest: "np.ma.MaskedArray"
 
 
-def magnitudes(project: Project, table: Table, values: Values, path: Path) -> None:
+def magnitudes(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """Draw the places that the metric looks at, the first seed of each row.
 
     The rows of the table stand beside each other, columns and places below each other; the places of a lone row stand
@@ -53,8 +52,8 @@ def magnitudes(project: Project, table: Table, values: Values, path: Path) -> No
     tops: dict[tuple[str, int, str | None], float] = {}
     for panel in (panel for line in lines for panel in line if panel.matrix.count()):
         tops[panel.place] = max(tops.get(panel.place, 0.0), float(panel.matrix.max()))
-    size = (1.2 + 2.7 * len(lines[0]), 0.7 + 2.3 * len(lines))
-    with panels(path, 2 * len(lines), len(lines[0]), size, height_ratios=[1, 3] * len(lines)) as (figure, axes):
+    shape = (2 * len(lines), len(lines[0]), (2.6, 1.05))
+    with panels(sheet, *shape, names=0.9, least=1.7, together=2, heights=[1, 3] * len(lines)) as (figure, axes):
         for line, (strips, maps) in zip(lines, zip(axes[::2], axes[1::2], strict=True), strict=True):
             apart = len({panel.place for panel in line}) > 1
             for strip, axis, panel in zip(strips, maps, line, strict=True):
@@ -64,7 +63,7 @@ def magnitudes(project: Project, table: Table, values: Values, path: Path) -> No
                     figure.colorbar(image, ax=beside, label="magnitude", shrink=0.8)
             strips[0].set_ylabel("max, mean")
             maps[0].set_ylabel("output channel" if weights else "token")
-        figure.supxlabel("input channel" if weights else "channel", fontsize=8.5)
+        figure.supxlabel("input channel" if weights else "channel")
 
 
 def _of_weights(table: Table) -> bool:

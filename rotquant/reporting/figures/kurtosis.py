@@ -3,19 +3,14 @@
 They are drawn from the arrays of the run files.
 """
 
-import math
-from pathlib import Path
 from typing import Any
 
 from rotquant.reporting.figures.arrays import array_of
-from rotquant.reporting.figures.panels import entry, legend, panels
-from rotquant.reporting.figures.style import DASHED, NEUTRAL, SERIES, drawn_rows
+from rotquant.reporting.figures.panels import Sheet, entry, legend, panels
+from rotquant.reporting.figures.style import DASHED, NEUTRAL, SERIES, SMALL, drawn_rows
 from rotquant.study.project import Project
 from rotquant.study.tables import Table
 from rotquant.study.values import Values
-
-#: Panels that stand beside each other.
-BESIDE = 3
 
 _DISTRIBUTIONS = {
     "uniform": "uniform",
@@ -29,7 +24,7 @@ _DISTRIBUTIONS = {
 }
 
 
-def weight_kurtosis(project: Project, table: Table, values: Values, path: Path) -> None:
+def weight_kurtosis(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """A histogram for each weight that the metric looks at, the first seed of each row; counts in blue.
 
     A bright line is the mean rise of the error, dotted ones are where nothing rises.
@@ -44,17 +39,13 @@ def weight_kurtosis(project: Project, table: Table, values: Values, path: Path) 
         for panel in array_of(project, values[row, column, "correlation"].runs[0], "panels")
     ]
     named = len(cells) > 1
-    width = min(BESIDE, len(shown))
-    height = math.ceil(len(shown) / width)
-    with panels(path, height, width, (0.8 + 2.6 * width, 0.7 + 2.6 * height)) as (figure, grid):
-        for axis, (row, column, panel) in zip(grid.flat, shown, strict=False):
+    with panels(sheet, 1, len(shown), (2.6, 2.5), least=2.1) as (figure, grid):
+        for axis, (row, column, panel) in zip(grid[0], shown, strict=True):
             _histogram(axis, panel)
             names = [row] * (len(drawn_rows(table)) > 1) + [column] * (len(project.columns(table)) > 1)
-            axis.set_title("\n".join([", ".join(names)] * named + _title(panel)), fontsize=8)
-        for axis in list(grid.flat)[len(shown) :]:
-            axis.remove()
-        figure.supxlabel("rise of the mean excess kurtosis of an output element's groups", fontsize=8.5)
-        figure.supylabel("rise of its mean |X (Q(W) - W)|", fontsize=8.5)
+            axis.set_title("\n".join([", ".join(names)] * named + _title(panel)), fontsize=SMALL)
+        figure.supxlabel("rise of the mean excess kurtosis of an output element's groups")
+        figure.supylabel("rise of its mean |X (Q(W) - W)|")
         mean = entry("mean rise of the error", _BRIGHT)
         legend(figure, [mean, entry("no rise", NEUTRAL, linestyle=":")])
 
@@ -67,7 +58,7 @@ def _title(panel: dict[str, Any]) -> list[str]:
     low, high, correlation, rise = map(float, (*panel["interval"], panel["correlation"], panel["error_rise"]))
     share = f"$p_{{platy}}$ = {panel['platykurtic'] / 100:.2f} (normal {panel['normal'] / 100:.2f})"
     relation = f"$\\rho$ = {correlation:.2f} [{low:.2f}, {high:.2f}], error {rise:+.1f} %"
-    return [f"layer {panel['layer'] + 1}, {panel['weight']}: {share}", relation]
+    return [f"layer {panel['layer'] + 1}, {panel['weight']}", share, relation]
 
 
 def _histogram(axis: Any, panel: dict[str, Any]) -> None:
@@ -83,18 +74,17 @@ def _histogram(axis: Any, panel: dict[str, Any]) -> None:
     counts = np.ma.masked_equal(np.array(found["counts"]).T, 0)  # [y][x], what is empty stays white
     edges = [np.linspace(found[name][0], found[name][1], len(counts) + 1) for name in ("x", "y")]
     axis.pcolormesh(*edges, counts, cmap="Blues", vmin=-0.2 * counts.max(), linewidth=0)
-    axis.text(0.98, 0.02, f"up to {counts.max()} in a field", transform=axis.transAxes, ha="right", fontsize=6.5)
+    axis.text(0.98, 0.02, f"up to {counts.max()} in a field", transform=axis.transAxes, ha="right", fontsize=SMALL)
     before, after = panel["error"]
     look: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.9, "linestyle": ":"}
     for line, (low, high) in ((axis.axvline, found["x"]), (axis.axhline, found["y"])):
         if low < 0 < high:
             line(0, **look)
     axis.axhline(after - before, color=_BRIGHT, linewidth=1.4)
-    axis.tick_params(labelsize=7)
     axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
 
 
-def hadamard_kurtosis(project: Project, table: Table, values: Values, path: Path) -> None:
+def hadamard_kurtosis(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """A panel for each row: |Kurt(Y_i)| against the length n, i > 1 filled, i = 1 hollow, and lines Kurt(X) / n.
 
     Both axes are logarithmic; bars are one standard error, and what is not told apart from 0 reaches down to the axis.
@@ -103,7 +93,7 @@ def hadamard_kurtosis(project: Project, table: Table, values: Values, path: Path
         ResultError: a run file is missing or holds no series.
     """
     rows, column = drawn_rows(table), project.columns(table)[0]
-    with panels(path, 1, len(rows), (0.8 + 3.0 * len(rows), 4.4), sharey=True) as (figure, grid):
+    with panels(sheet, 1, len(rows), (2.9, 2.8), least=1.9, sharey=True) as (figure, grid):
         for axis, row in zip(grid[0], rows, strict=True):
             series = array_of(project, values[row, column, "largest_z"].runs[0], "series")
             for (name, points), color in zip(series.items(), SERIES, strict=False):
@@ -111,7 +101,7 @@ def hadamard_kurtosis(project: Project, table: Table, values: Values, path: Path
             axis.set(xscale="log", yscale="log", ylim=(3e-4, 60), xlabel="length n of the vector", title=row)
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axis.legend(loc="upper right", fontsize=6.5)
+            axis.legend(loc="upper right")
         grid[0][0].set_ylabel("size of the excess kurtosis")
         marks = [
             entry("i > 1", NEUTRAL, marker="o", markersize=4),

@@ -4,14 +4,13 @@ SpinQuant Figure 3, drawn from the arrays of the run files of metric `outliers`.
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from rotquant.reporting.figures.arrays import array_of
-from rotquant.reporting.figures.panels import entry, legend, note, panels
-from rotquant.reporting.figures.style import DASHED, NEUTRAL, SERIES, drawn_rows
+from rotquant.reporting.figures.panels import Sheet, entry, legend, note, panels
+from rotquant.reporting.figures.style import DASHED, NEUTRAL, SERIES, SMALL, drawn_rows
 from rotquant.study.project import Project
 from rotquant.study.tables import Table
 from rotquant.study.values import Values
@@ -28,7 +27,7 @@ _MARKS = {"attention_input": "o", "mlp_input": "s", "query": "o", "key": "o", "v
 _LEGEND = {"o": "Q, K, V projection", "s": "gate, up projection"}
 
 
-def outliers(project: Project, table: Table, values: Values, path: Path) -> None:
+def outliers(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """A line of panels per column: kurtosis, error of activations, error of weights; rows are told apart by colour.
 
     A line goes through the means of each layer.
@@ -39,8 +38,7 @@ def outliers(project: Project, table: Table, values: Values, path: Path) -> None
     from matplotlib.ticker import LogLocator, NullFormatter
 
     rows, columns = drawn_rows(table), project.columns(table)
-    size = (1.0 + 2.4 * len(PANELS), 1.0 + 2.4 * len(columns))
-    with panels(path, len(columns), len(PANELS), size) as (figure, grid):
+    with panels(sheet, len(columns), len(PANELS), (2.2, 2.2)) as (figure, grid):
         for axes, column in zip(grid, columns, strict=True):
             for axis, (name, title, normal) in zip(axes, PANELS, strict=True):
                 lists = [array_of(project, values[row, column, "kurtosis"].runs[0], name) for row in rows]
@@ -53,7 +51,7 @@ def outliers(project: Project, table: Table, values: Values, path: Path) -> None
                     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
                     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
                     axis.yaxis.set_minor_formatter(NullFormatter())
-                    note(axis, "normal: 3", (1, normal), (0, 2), color=NEUTRAL, fontsize=7)
+                    note(axis, "normal: 3", (1, normal), (0, 2), color=NEUTRAL)
                 else:
                     axis.set_ylim(bottom=0)
                 axis.set(xlabel="layer", ylabel=title, title=column if len(columns) > 1 else "")
@@ -76,4 +74,4 @@ def _name_broken(axis: Any, numbers: list[float]) -> None:
     count = sum(not math.isfinite(number) for number in numbers)
     if count:
         text = f"{count} of {len(numbers)} not finite"
-        axis.annotate(text, (1, 1), xycoords="axes fraction", color=NEUTRAL, fontsize=7, ha="right", va="top")
+        axis.annotate(text, (1, 1), xycoords="axes fraction", color=NEUTRAL, fontsize=SMALL, ha="right", va="top")

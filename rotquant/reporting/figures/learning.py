@@ -4,13 +4,12 @@ Drawn from the history that is kept beside the learned rotations: end to end and
 and what the inputs of all linear layers have gained.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from rotquant.reporting.figures.arrays import history_of
-from rotquant.reporting.figures.panels import panels
+from rotquant.reporting.figures.panels import Sheet, panels
 from rotquant.reporting.figures.style import LIGHT, NEUTRAL, OURS, SERIES, drawn_rows
 from rotquant.reporting.words.numbers import show
 from rotquant.study.project import Project
@@ -33,14 +32,14 @@ SITES = {
 Record = dict[str, Any]
 
 
-def learning(project: Project, table: Table, values: Values, path: Path) -> None:
+def learning(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """A line of three panels per column for the first row that is drawn, its first seed; the baseline is its start.
 
     Raises:
         ResultError: the row learns no rotations, or a file is missing or damaged.
     """
     columns, row = project.columns(table), drawn_rows(table)[0]
-    with panels(path, len(columns), 3, (8.2, 0.6 + 2.4 * len(columns))) as (_, grid):
+    with panels(sheet, len(columns), 3, (2.3, 2.3), least=1.7) as (_, grid):
         for axes, column in zip(grid, columns, strict=True):
             history = history_of(project, values[row, column, "snr"].runs[0])
             layer = int(DEPTH * layers_of(history))
@@ -50,7 +49,7 @@ def learning(project: Project, table: Table, values: Values, path: Path) -> None
             _curve(axes[1], one, f"input of o_proj, layer {layer + 1}")
             _gains(axes[2], history)
             prefix = f"{column}, " if len(columns) > 1 else ""
-            axes[0].set_title(prefix + _ends(table, values, row, column), fontsize=8)
+            axes[0].set_title(prefix + _ends(table, values, row, column))
 
 
 def layers_of(history: list[Record]) -> int:
@@ -77,7 +76,7 @@ def _curve(axis: Any, by_step: dict[int, float], what: str) -> None:
     axis.plot(list(by_step), numbers, color=LIGHT, linewidth=0.8, label="one batch")
     axis.plot(list(by_step), smoothed(numbers), color=OURS, linewidth=1.6, label="running mean")
     axis.set(xlabel="iteration", ylabel=f"SNR in dB, {what}")
-    axis.legend(fontsize=7)
+    axis.legend()
 
 
 def _ends(table: Table, values: Values, row: str, column: str) -> str:
@@ -93,4 +92,4 @@ def _gains(axis: Any, history: list[Record]) -> None:
         axis.plot(layers, found, color=color, marker=mark, markersize=3.5, linewidth=0.8, label=SITES[site])
     axis.axhline(0, color=NEUTRAL, linewidth=0.8)
     axis.set(xlabel="layer", ylabel="gain of SNR in dB")
-    axis.legend(fontsize=7)
+    axis.legend()

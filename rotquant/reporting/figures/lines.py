@@ -1,18 +1,18 @@
 """Figures of kind `lines`: what rows lose as bits, group sizes or clip ratios change, ours beside the paper's.
 
 The last label of the rows is the horizontal axis and the one before it names the series; a panel is a column. In a
-table whose columns are settings of one model instead, the columns are the axis and a panel is a row.
+table whose columns are settings of one model and whose rows have no labels, the columns are the axis and a panel is a
+row. Numbers ascend on the axis.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rotquant.reporting.figures.axes import PercentAxis, change_label
 from rotquant.reporting.figures.changes import Change, change_between
-from rotquant.reporting.figures.panels import entry, legend, note, panels
+from rotquant.reporting.figures.panels import Sheet, broken, entry, leftmost, legend, note, panels
 from rotquant.reporting.figures.style import DASHED, NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, SERIES
 from rotquant.reporting.words.describe import panel_title
 from rotquant.reporting.words.numbers import loss_words
@@ -59,25 +59,24 @@ class Block:
         return f"{apart}{loss_words(self.quantity)}\nrelative to {over}"
 
 
-def lines(project: Project, table: Table, values: Values, path: Path) -> None:
+def lines(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """A line of panels per block; the blocks of a table with a single panel each stand side by side."""
     over = project.columns(table)[0] if _columns_are_settings(project, table) else table.baseline
     blocks = _blocks(project, table, values)
     width = len(blocks[0].panels)
     shape = (len(blocks), width) if width > 1 else (1, len(blocks))
-    with panels(path, *shape, (1.0 + 2.3 * shape[1], 0.6 + 2.1 * shape[0])) as (figure, grid):
+    with panels(sheet, *shape, (2.1, 2.1), names=0.6, least=1.25) as (figure, grid):
         for line, (block, axes) in enumerate(zip(blocks, grid.reshape(-1, width), strict=True)):
             scale = PercentAxis(change for panel in block.panels for change in panel.changes)
             for axis, panel in zip(axes, block.panels, strict=True):
                 _draw(axis, panel, block.which, scale)
-                axis.set_title("" if line and width > 1 else panel.title)
-                if axis is not axes[0]:
+                axis.set_title("" if line and width > 1 and not broken(axis, axes) else panel.title)
+                axis.set_xlabel((table.figure and table.figure.x) or next(reversed(table.label_columns), ""))
+                if axis is axes[0] or leftmost(axis):
+                    axis.set_ylabel(block.label(over))
+                else:
                     axis.set_yticklabels([])
-            axes[0].set_ylabel(block.label(over))
-        for axis in grid[-1]:
-            axis.set_xlabel((table.figure and table.figure.x) or next(reversed(table.label_columns), ""))
-        entries = _entries(blocks)
-        legend(figure, entries, columns=None if len(entries) <= 5 else 4)
+        legend(figure, _entries(blocks))
 
 
 def _blocks(project: Project, table: Table, values: Values) -> list[Block]:
@@ -93,7 +92,9 @@ def _blocks(project: Project, table: Table, values: Values) -> list[Block]:
 
 
 def _columns_are_settings(project: Project, table: Table) -> bool:
-    """Whether the columns are settings of one model, such as clip ratios, and no models."""
+    """Whether the columns are settings of one model, such as clip ratios, and no models, and rows are no settings."""
+    if table.label_columns:
+        return False
     slots = {project.slot(table, column).name for column in project.columns(table)}
     return len(slots) == 1 and not slots & set(project.columns(table))
 
@@ -123,10 +124,11 @@ def _panels(project: Project, table: Table, values: Values, quantity: Quantity) 
 
 
 def _series(table: Table, row: Row) -> str:
-    """The series of a row: its last label but one, or its name without the setting at its end ("RTN A16W4")."""
+    """The series of a row: its last label but one, or its name without the setting at its end ("RTN A16W4"), if any."""
     if len(row.labels) > 1:
         return f"{table.label_columns[-2]} {row.labels[-2]}"
-    return row.name.rpartition(" ")[0]
+    named = not row.labels or row.name.endswith(f" {row.labels[-1]}")
+    return row.name.rpartition(" ")[0] if named else ""
 
 
 def _numbers(shown: Iterable[Panel], name: str) -> list[float]:
@@ -137,7 +139,7 @@ def _numbers(shown: Iterable[Panel], name: str) -> list[float]:
 
 def _draw(axis: Any, panel: Panel, which: tuple[str, ...], scale: PercentAxis) -> None:
     """All series of a panel, a little beside each other."""
-    settings = list(dict.fromkeys(setting for changes in panel.series.values() for setting in changes))
+    settings = _in_order(dict.fromkeys(setting for changes in panel.series.values() for setting in changes))
     for index, changes in enumerate(panel.series.values()):
         shift = 0.08 * (index - (len(panel.series) - 1) / 2)
         for name in which:
@@ -154,6 +156,15 @@ def _draw(axis: Any, panel: Panel, which: tuple[str, ...], scale: PercentAxis) -
     axis.tick_params(axis="x", length=0)
 
 
+def _in_order(settings: Iterable[str]) -> list[str]:
+    """Settings from the smallest number to the largest where all are numbers, else as the table has them."""
+    found = list(settings)
+    try:
+        return sorted(found, key=float)
+    except ValueError:
+        return found
+
+
 def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: PercentAxis) -> None:
     """One series of ours or the paper's by its place on the axis; what is beyond its end points out of the panel."""
     heights = {place: getattr(change, name) for place, change in drawn.items()}
@@ -164,7 +175,7 @@ def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: 
             look = {"marker": "v" if height < 0 else "^", "markersize": 8, "color": color}
             axis.plot(place, scale.place(height), markerfacecolor=color if name == "ours" else "white", **look)
         if scale.beyond(height) and math.isfinite(height):
-            look = {"color": color, "ha": "center", "va": "top", "fontsize": 6.5}
+            look = {"color": color, "ha": "center", "va": "top"}
             note(axis, change_label(height), (place, scale.place(height)), (0, -6), **look)
     if name == "ours":
         bars = [0.0 if scale.beyond(heights[place]) else change.spread for place, change in drawn.items()]

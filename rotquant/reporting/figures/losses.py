@@ -1,10 +1,8 @@
 """Figures of kind `loss_curves`: the loss of every step of a training, whole and its beginning (RCP Figure 6)."""
 
-from pathlib import Path
-
 from rotquant.reporting.figures.arrays import array_of
 from rotquant.reporting.figures.axes import logarithmic
-from rotquant.reporting.figures.panels import entry, legend, panels
+from rotquant.reporting.figures.panels import Sheet, entry, legend, panels
 from rotquant.reporting.figures.style import SERIES, drawn_rows
 from rotquant.reporting.words.describe import panel_title
 from rotquant.study.project import Project
@@ -12,7 +10,7 @@ from rotquant.study.tables import Table
 from rotquant.study.values import Values
 
 
-def loss_curves(project: Project, table: Table, values: Values, path: Path) -> None:
+def loss_curves(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """For each column all steps, and beside them the first ones; a line is a row's first seed, spikes have marks.
 
     Raises:
@@ -20,7 +18,7 @@ def loss_curves(project: Project, table: Table, values: Values, path: Path) -> N
     """
     columns, rows = project.columns(table), drawn_rows(table)
     first = next(cell.metric.first for cell in project.cells(table.id) if cell.metric.kind == "training_loss")
-    with panels(path, len(columns), 2, (7.2, 0.7 + 2.4 * len(columns)), width_ratios=(1, 1)) as (figure, grid):
+    with panels(sheet, len(columns), 2, (3.3, 2.3), least=1.7) as (figure, grid):
         for axes, column in zip(grid, columns, strict=True):
             for row, color in zip(rows, SERIES, strict=False):
                 key = values[row, column, "final_loss"].runs[0]

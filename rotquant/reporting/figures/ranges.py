@@ -5,18 +5,21 @@ fill of it.
 """
 
 import itertools
-from pathlib import Path
+import math
 from typing import Any
 
 from rotquant.reporting.figures.arrays import array_of
-from rotquant.reporting.figures.panels import drawn, entry, legend
-from rotquant.reporting.figures.style import DASHED, NEUTRAL, OURS, PUBLISHED, drawn_rows
+from rotquant.reporting.figures.panels import Sheet, drawn, entry, legend
+from rotquant.reporting.figures.style import DASHED, NEUTRAL, OURS, PUBLISHED, SMALL, drawn_rows
 from rotquant.study.project import Project
 from rotquant.study.tables import Table
 from rotquant.study.values import Values
 
+#: Inches below which a panel is not narrowed.
+_LEAST = 1.6
 
-def range_use(project: Project, table: Table, values: Values, path: Path) -> None:
+
+def range_use(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """A panel per row, all drawn to one scale; those of three features below those of two.
 
     Raises:
@@ -25,18 +28,20 @@ def range_use(project: Project, table: Table, values: Values, path: Path) -> Non
     rows, column = drawn_rows(table), project.columns(table)[0]
     keys = {row: values[row, column, "range_use"].runs[0] for row in rows}
     ranges = {row: array_of(project, keys[row], "ranges") for row in rows}
-    lines = [[row for row in rows if len(ranges[row]) == size] for size in sorted({len(ranges[row]) for row in rows})]
+    sizes = [[row for row in rows if len(ranges[row]) == size] for size in sorted({len(ranges[row]) for row in rows})]
+    beside = min(max(map(len, sizes)), int(sheet.inches(math.inf) / _LEAST))
+    lines = [line[start : start + beside] for line in sizes for start in range(0, len(line), beside)]
     limit = 1.1 * max(itertools.chain(*ranges.values()))
-    with drawn(path, (2.5 * max(map(len, lines)), 0.4 + 2.7 * len(lines))) as figure:
+    with drawn(sheet, (sheet.inches(2.4 * beside), 0.4 + 2.5 * len(lines))) as figure:
         for line, place in zip(lines, figure.subfigures(len(lines), squeeze=False)[:, 0], strict=True):
             for index, row in enumerate(line):
                 points = list(zip(*array_of(project, keys[row], "points"), strict=True))
                 solid = len(ranges[row]) == 3
-                axis = place.add_subplot(1, len(line), index + 1, projection="3d" if solid else None)
+                axis = place.add_subplot(1, beside, index + 1, projection="3d" if solid else None)
                 _draw(axis, points, ranges[row], limit)
                 shown = ", ".join(f"{number:.4g}" for number in ranges[row])
                 use = values[row, column, "range_use"].mean
-                axis.set_title(f"{row}\nranges [{shown}]: {use:.3g} % used", fontsize=8)
+                axis.set_title(f"{row}\nranges [{shown}]: {use:.3g} % used", fontsize=SMALL)
         points, own = entry("points", OURS, marker="o", markersize=3), entry("ranges of the features", OURS)
         legend(figure, [points, own, entry("one range for all", PUBLISHED, linestyle=DASHED)])
 
@@ -56,8 +61,8 @@ def _draw(axis: Any, points: list[tuple[float, ...]], extent: list[float], limit
         return
     ticks = [-round(limit), 0, round(limit)]
     axis.set(xticks=ticks, yticks=ticks, zticks=ticks)
-    axis.tick_params(labelsize=6, pad=-2)
-    axis.set_box_aspect((1, 1, 1), zoom=0.95)
+    axis.tick_params(pad=-2)
+    axis.set_box_aspect((1, 1, 1), zoom=0.85)
     for side in (axis.xaxis, axis.yaxis, axis.zaxis):
         side.labelpad = -6
         side.set_pane_color((1, 1, 1, 0))

@@ -5,12 +5,11 @@ Ours on the left; on the right the paper's numbers, at the sizes that the names 
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 from rotquant.recipes.schemes import UNQUANTIZED_BITS
 from rotquant.reporting.figures.axes import logarithmic
-from rotquant.reporting.figures.panels import entry, legend, note, panels
+from rotquant.reporting.figures.panels import Sheet, entry, legend, name_points, panels
 from rotquant.reporting.figures.style import DASHED, NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, drawn_rows
 from rotquant.reporting.words.describe import model_name
 from rotquant.study.project import Project
@@ -22,22 +21,26 @@ Points = dict[str, tuple[float, float]]
 """Size in bits and perplexity by model."""
 
 
-def scaling(project: Project, table: Table, values: Values, path: Path) -> None:
+def scaling(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """Two panels, both axes logarithmic; a model that broke down has no mark."""
     rows = drawn_rows(table)
-    with panels(path, 1, 2, (7.6, 3.4)) as (figure, grid):
+    named: list[tuple[Any, Points]] = []
+    with panels(sheet, 1, 2, (3.3, 2.9), least=2.5) as (figure, grid):
         for axis, name, points in zip(grid[0], ("computed here", "published"), (ours, papers), strict=True):
             for place, row in enumerate(rows):
                 found = points(project, table, values, row)
                 _line(axis, found, _color(table, row, place), name)
                 if row == table.baseline:
-                    _names(axis, found)
+                    named.append((axis, {model.removeprefix("Llama-"): place for model, place in found.items()}))
             axis.set_title(name)
             logarithmic(axis, "x")
             logarithmic(axis, "y")
             axis.set_xlabel("size in Mbit" if points is ours else "size in Gbit, by the model's name")
         grid[0][0].set_ylabel(PERPLEXITY.name)
         legend(figure, [entry(row, _color(table, row, place)) for place, row in enumerate(rows)])
+        figure.draw_without_rendering()  # where the marks lie
+        for axis, points in named:  # the lines of other precisions have the models in the same order
+            name_points(axis, points)
 
 
 def ours(project: Project, table: Table, values: Values, row: str) -> Points:
@@ -67,12 +70,6 @@ def _line(axis: Any, points: Points, color: str, name: str) -> None:
     """The models of a precision from the smallest to the largest."""
     look = {"linestyle": "-", **OURS_MARK} if name == "computed here" else {"linestyle": DASHED, **PUBLISHED_MARK}
     axis.plot([size for size, _ in points.values()], [loss for _, loss in points.values()], color=color, **look)
-
-
-def _names(axis: Any, points: Points) -> None:
-    """The models of one line by name, beside the marks; the lines of other precisions have them in the same order."""
-    for number, (model, place) in enumerate(points.items()):  # neighbours on either side of the line
-        note(axis, model.removeprefix("Llama-"), place, (4, -9 if number % 2 else 3), fontsize=6.5, color=NEUTRAL)
 
 
 def _color(table: Table, row: str, place: int) -> str:

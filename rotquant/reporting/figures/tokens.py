@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.reporting.figures.arrays import array_of
-from rotquant.reporting.figures.panels import entry, legend, note, panels
-from rotquant.reporting.figures.style import DASHED, LIGHT, NEUTRAL, OURS, SERIES, drawn_rows
+from rotquant.reporting.figures.panels import Sheet, broken, entry, leftmost, legend, note, panels
+from rotquant.reporting.figures.style import DASHED, LIGHT, NEUTRAL, OURS, SERIES, SMALL, drawn_rows
 from rotquant.reporting.words.describe import panel_title
 from rotquant.study.project import Project
 from rotquant.study.quantities import TENSOR_WORDS
@@ -37,7 +37,7 @@ _DRAWN = ("contents", "first", "others", "positions", "windows", "tokens")
 NAMED = 5
 
 
-def token_maxima(project: Project, table: Table, values: Values, path: Path) -> None:
+def token_maxima(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """A panel per row of the table, down, and tensor, across, of one column after the other: statistics by layer.
 
     Panels of a column and tensor share their scale. The first seed of each row is drawn; what is not finite is left out
@@ -48,8 +48,7 @@ def token_maxima(project: Project, table: Table, values: Values, path: Path) -> 
     """
     tensors = table.metrics[0].get("tensors", "inputs")
     names, rows, columns = TENSOR_WORDS[tensors], drawn_rows(table), project.columns(table)
-    size = (1.0 + 2.2 * len(names), 0.7 + 2.0 * len(rows) * len(columns))
-    with panels(path, len(rows) * len(columns), len(names), size) as (figure, grid):
+    with panels(sheet, len(rows) * len(columns), len(names), (1.6, 1.75), names=0.6) as (figure, grid):
         for place, column in enumerate(columns):
             lines = grid[place * len(rows) : (place + 1) * len(rows)]
             for row, axes in zip(rows, lines, strict=True):
@@ -57,12 +56,10 @@ def token_maxima(project: Project, table: Table, values: Values, path: Path) -> 
                 maxima = array_of(project, next(iter(cell.values())).runs[0], "maxima")
                 for (name, words), axis in zip(names.items(), axes, strict=True):
                     _by_layer(axis, maxima[name], LARGE[tensors])
-                    if axis is axes[0]:
+                    if leftmost(axis):
                         axis.set_ylabel(f"{_row_title(row, column, columns, cell[name])}\nlargest |value| of a token")
-                    if row == rows[0]:
-                        axis.annotate(
-                            _what(tensors, words), (0.5, 1), (0, 20), "axes fraction", "offset points", ha="center"
-                        )
+                    if row == rows[0] or broken(axis, axes):
+                        axis.set_title(f"{_what(tensors, words)}\n\n{axis.get_title()}")
             for axes in lines.T:
                 _logarithmic(axes)
         for axis in grid[-1]:
@@ -84,16 +81,16 @@ def _by_layer(axis: Any, maxima: Mapping[str, Sequence[float]], large: float) ->
     """One panel: each statistic by layer, and in the title the two ratios, each of its worst layer."""
     from matplotlib.ticker import MaxNLocator
 
-    broken = 0
+    left = 0
     for statistic, (_, look) in STATISTICS.items():
         numbers = [float(number) for number in maxima[statistic]]
         shown = [number if math.isfinite(number) and number > 0 else math.nan for number in numbers]
-        broken += sum(map(math.isnan, shown))
+        left += sum(map(math.isnan, shown))
         axis.plot(range(1, 1 + len(shown)), shown, **look, markersize=2.8, linewidth=0.9)
     ratios = [_worst(maxima, *ends) for ends in (("top_1", "median"), ("median", "min_1"))]
     words = [f"{'▲' if ratio > large else ''}{_number(ratio)}" for ratio in ratios]
-    left_out = f"\n{broken} numbers are zero or not finite" if broken else ""
-    axis.set_title(f"top-1/median {words[0]}, median/min-1 {words[1]}{left_out}", fontsize=7)
+    left_out = f"\n{left} numbers are zero\nor not finite" if left else ""
+    axis.set_title(f"top-1/median {words[0]}\nmedian/min-1 {words[1]}{left_out}", fontsize=SMALL)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
 
 
@@ -125,7 +122,7 @@ def _logarithmic(axes: Sequence[Any]) -> None:
         axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def outlier_tokens(project: Project, table: Table, values: Values, path: Path) -> None:
+def outlier_tokens(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
     """A line of panels per column: what outlier tokens of the first row are, and where those of every row stand.
 
     The first seed of each row is drawn.
@@ -139,8 +136,8 @@ def outlier_tokens(project: Project, table: Table, values: Values, path: Path) -
         for column in columns
     }
     bars = max(min(NAMED + 1, len(cells[rows[0]]["contents"])) for cells in found.values())
-    size = (7.6, 0.6 + (1.15 + 0.22 * max(2, bars)) * len(columns))
-    with panels(path, len(columns), 2, size, width_ratios=[2, 3]) as (figure, grid):
+    panel = (3.4, 0.45 + 0.14 * max(2.0, bars, 2.2 * len(rows)))
+    with panels(sheet, len(columns), 2, panel, least=2.6, widths=[2, 3]) as (figure, grid):
         for column, (left, right) in zip(columns, grid, strict=True):
             _contents(left, found[column][rows[0]])
             left.set_title(panel_title(project, table, column) if len(columns) > 1 else "")
@@ -162,15 +159,15 @@ def outliers_of_model(found: Mapping[str, Mapping[str, Any]], threshold: float, 
         found: what `metrics.outlier_tokens.look` found, by what stands in front of the text; first without a prefix.
         threshold: the ratio from which a token is an outlier token.
     """
-    with panels(path, 1, 3, (10.5, 2.9), width_ratios=[3, 2, 3]) as (figure, ((layers, left, right),)):
+    with panels(Sheet(path), 1, 3, (2.3, 2.6), widths=[3, 2, 3]) as (figure, ((layers, left, right),)):
         for (name, one), color in zip(found.items(), SERIES, strict=False):
             ratios = [ratio if math.isfinite(ratio) and ratio > 0 else math.nan for ratio in one["ratios"]]
             layers.plot(range(1, 1 + len(ratios)), ratios, color=color, marker="o", markersize=3, label=name)
         layers.axhline(threshold, color=NEUTRAL, linewidth=0.8, linestyle=DASHED)
-        note(layers, f"{threshold:g}: outlier token", (1, threshold), (0, 2), color=NEUTRAL, fontsize=7)
+        note(layers, f"{threshold:g}: outlier token", (1, threshold), (0, 2), color=NEUTRAL)
         layers.set(xlabel="layer", ylabel="largest ratio of a token\nto the median of its window")
         _logarithmic([layers])
-        layers.legend(fontsize=7.5)
+        layers.legend()
         _contents(left, next(iter(found.values())))
         left.set_xlabel(f"{SHARE}\nwithout the first position")
         _strips(right, {name: (one, max(one["by_layer"])) for name, one in found.items()})
@@ -192,7 +189,7 @@ def _strips(axis: Any, found: Mapping[str, tuple[Mapping[str, Any], float]]) -> 
     for place, (name, (one, number)) in enumerate(found.items()):
         _positions(axis, place, one["positions"], one["windows"], one["tokens"])
         total = one["first"] + one["others"]
-        names.append(f"{name}\n{number:.3g} a window" + (f"\n{one['first']} of {total} at 0" if total else ""))
+        names.append(f"{name}, {number:.3g} a window" + (f"\n{one['first']} of {total} at 0" if total else ""))
     axis.set(yticks=range(len(names)), ylim=(len(names) - 0.4, -0.6))
     axis.set_yticklabels(names)
     axis.tick_params(axis="y", length=0)
@@ -210,11 +207,11 @@ def _contents(axis: Any, found: Mapping[str, Any]) -> None:
     axis.tick_params(axis="y", length=0)
     axis.grid(visible=False, axis="y")
     if not bars:
-        axis.text(59, height / 2 - 0.5, "none elsewhere", ha="center", va="center", color=NEUTRAL, fontsize=7.5)
+        axis.text(59, height / 2 - 0.5, "none elsewhere", ha="center", va="center", color=NEUTRAL)
     for place, (_, count, low) in enumerate(bars):
         share = 100 * count / others
         axis.barh(place, share, height=0.7, color=OURS if low else LIGHT, linewidth=0)
-        note(axis, f"{share:.3g} ({count})", (share, place), (2, 0), va="center", fontsize=6.5, color=NEUTRAL)
+        note(axis, f"{share:.3g} ({count})", (share, place), (2, 0), va="center", color=NEUTRAL)
 
 
 def _shown(text: str) -> str:
@@ -231,4 +228,4 @@ def _positions(axis: Any, place: int, positions: Sequence[tuple[int, int]], wind
         dark = 0.3 + 0.7 * min(1.0, count / windows)
         axis.vlines(position, place - 0.3, place + 0.3, color=OURS, alpha=dark, linewidth=1.6)
     if not positions:
-        note(axis, "no outlier token", (tokens / 2, place), (0, 4), ha="center", fontsize=7.5, color=NEUTRAL)
+        note(axis, "no outlier token", (tokens / 2, place), (0, 4), ha="center", color=NEUTRAL)

@@ -24,7 +24,8 @@ def index(project: Project, found: Standings | None = None) -> str:
 
     def drawing(standing: Standing) -> str:
         """The figure of a report, where it was drawn."""
-        path, caption = project.root / figure_path(standing.id), standing.report and standing.report.figure
+        picture, caption = (standing.report.picture, standing.report.figure) if standing.report else (None, None)
+        path = project.root / figure_path(picture or standing.id)
         return Markup(inline_svg(path, standing.id, caption)) if caption and path.exists() else ""
 
     template = environment({"code": _code, "drawing": drawing}).get_template("html/index.html.jinja")

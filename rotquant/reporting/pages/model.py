@@ -178,7 +178,8 @@ class RunLine(NamedTuple):
 class Report:
     """A table's report: what its page and a card of the index show.
 
-    lead: the caption with its source. reading: whose the numbers are. figure: its caption.
+    lead: the caption with its source. reading: whose the numbers are. figure: its caption. picture: the
+    report whose figure it shows, if not its own.
     facts: on what, when and by which code the numbers were computed. notes: what a reader must know of them.
     template, details: of its page, and what that alone shows, by the template's names for it.
     """
@@ -189,6 +190,7 @@ class Report:
     lead: str
     reading: Sequence[str] = ()
     figure: str | None = None
+    picture: str | None = None
     grids: Sequence[Grid] = ()
     notes: Sequence[str] = ()
     claims: Claims

@@ -51,6 +51,7 @@ def report_of(
     slots = list(dict.fromkeys(project.slot(table, column).name for column in project.columns(table)))
     stand_ins = [name for name in slots if is_stand_in(project.config.slot(name))]
     measures = list(_measures(project, table, results))
+    picture = project.picture(table)
     return Report(
         id=table.id,
         title=title(table),
@@ -58,6 +59,7 @@ def report_of(
         lead=lead(table),
         reading=_reading(project, table, slots, stand_ins) if on_models else (),
         figure=table.figure.caption if table.figure else None,
+        picture=None if picture == table.id else picture,
         grids=value_grids(project, table, values),
         notes=(*_footnotes(project, table, values), *table.notes),
         claims=claims_of(

@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures.panels import legend, note, panels
-from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED
+from rotquant.reporting.figures.panels import Sheet, legend, note, panels
+from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED, SMALL
 from rotquant.reporting.speed.numbers import Numbers, read_numbers, short_gpu, shown_ratio
 from rotquant.reporting.speed.roofline import roofline
 from rotquant.study.project import Project
@@ -15,27 +15,27 @@ from rotquant.study.speed.definitions import Part, SpeedTable, matches, rows
 _PUBLISHED: dict[str, Any] = {"facecolor": "white", "edgecolor": PUBLISHED}
 
 
-def draw(project: Project, table: SpeedTable, path: Path) -> None:
-    """Draw a table's figure.
+def draw(project: Project, table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
+    """Draw a table's figure and return the files, of the width that `rotquant.reporting.figures.draw.draw` explains.
 
     Raises:
-        ResultError: a record that it draws is damaged.
+        ResultError: a record that it draws is damaged, or a paper's page is not as high.
     """
     assert table.drawing is not None
-    {"bars": bars, "roofline": roofline}[table.drawing.kind](project, table, path)
+    sheet = Sheet(path, width)
+    {"bars": bars, "roofline": roofline}[table.drawing.kind](project, table, sheet)
+    return sheet.written
 
 
-def bars(project: Project, table: SpeedTable, path: Path) -> None:
+def bars(project: Project, table: SpeedTable, sheet: Sheet) -> None:
     """A panel per part; a pair of bars per row: ours filled, the paper's hollow beside it."""
     from matplotlib.patches import Patch
 
     assert table.drawing is not None
     parts = table.drawing.parts
     measured = {part.table: read_numbers(project, project.speed_table(part.table)) for part in parts}
-    across = len(parts) if len(parts) <= 3 else 2
-    down = -(-len(parts) // across)
-    with panels(path, down, across, (1.6 + 2.8 * across, 0.5 + 2.3 * down)) as (figure, grid):
-        for axis, part in zip(grid.flat, parts, strict=True):
+    with panels(sheet, 1, len(parts), (3.1, 2.1), least=2.1) as (figure, grid):
+        for axis, part in zip(grid[0], parts, strict=True):
             _panel(axis, project.speed_table(part.table), part, measured[part.table].numbers)
         gpus = [short_gpu(source.record.gpu) for source, _ in measured.values() if source is not None]
         ours = Patch(color=OURS, label=f"ours, {gpus[0]}" if gpus else "ours (not measured yet)")
@@ -50,7 +50,7 @@ def _panel(axis: Any, table: SpeedTable, part: Part, numbers: Numbers) -> None:
     for place, row in enumerate(chosen):
         number = numbers[grid.name, row.name, part.column]
         if number.ratio is not None and not math.isfinite(number.ratio):
-            axis.text(place - 0.2, 0, "not finite", rotation=90, ha="center", va="bottom", fontsize=6.5, color=OURS)
+            axis.text(place - 0.2, 0, "not finite", rotation=90, ha="center", va="bottom", fontsize=SMALL, color=OURS)
         elif number.ratio is not None:
             ratio = shown_ratio(grid, number.ratio)
             bar = (number.ratio_spread or 0.0) * ratio
@@ -73,4 +73,4 @@ def _panel(axis: Any, table: SpeedTable, part: Part, numbers: Numbers) -> None:
 
 def _label(axis: Any, middle: float, ratio: float, top: float) -> None:
     """A bar's number, above its error bar."""
-    note(axis, f"{ratio:.2f}", (middle, top), (0, 2), ha="center", fontsize=6.5)
+    note(axis, f"{ratio:.2f}", (middle, top), (0, 2), ha="center")

@@ -5,10 +5,9 @@ Operations per second over operations per byte (Williams et al. 2009), each numb
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from rotquant.reporting.figures.panels import panels
+from rotquant.reporting.figures.panels import Sheet, legend, panels
 from rotquant.reporting.figures.style import NEUTRAL, OURS, PUBLISHED, SERIES
 from rotquant.reporting.speed.limits import Point, ceilings, points
 from rotquant.reporting.speed.numbers import read_numbers
@@ -26,17 +25,16 @@ _SHORT = {
 _OTHERS = ("FP16", "BF16", "FP8", "INT8", "SDPA FP16", "Eager PyTorch", "fast-hadamard-transform", "hadacore")
 
 
-def roofline(project: Project, table: SpeedTable, path: Path) -> None:
+def roofline(project: Project, table: SpeedTable, sheet: Sheet) -> None:
     """Kernels that multiply below their roof; on the left those that only move bytes, against a copy."""
     numbers = read_numbers(project, table).numbers
     known, found = ceilings(table, numbers), points(numbers)
     multiplying = [point for point in found if point.operations and point.arithmetic in known]
     moving = [point for point in found if not point.operations]
-    with panels(path, 1, 2, (9.2, 3.9), width_ratios=(1, 1.25)) as (figure, ((left, right),)):
+    with panels(sheet, 1, 2, (3.4, 3.6), least=2.9) as (figure, ((left, right),)):
         _bandwidth(left, moving, known)
         _roof(right, multiplying, known)
-        handles, labels = right.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right center", fontsize=7.5)
+        legend(figure, right.get_legend_handles_labels()[0])
 
 
 def _bandwidth(axis: Any, found: Sequence[Point], known: dict[str, float]) -> None:
@@ -52,7 +50,7 @@ def _bandwidth(axis: Any, found: Sequence[Point], known: dict[str, float]) -> No
         axis.plot(shares, [place] * len(shares), "o", color=color, markersize=4, alpha=0.8)
     axis.axvline(100, color=NEUTRAL, linewidth=0.8)
     axis.set(yticks=range(len(groups)), xlim=(0, 115), xlabel="bytes per second, % of copying or reading")
-    axis.set_yticklabels(list(groups), fontsize=7)
+    axis.set_yticklabels(list(groups))
     axis.invert_yaxis()
     axis.set_title("What only moves bytes")
 

@@ -7,8 +7,9 @@ from typing import Any
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json
 from rotquant.foundation.progress import task, track
+from rotquant.identity.run import Run
 from rotquant.recipes.method import Method
-from rotquant.recipes.recipe import Recipe, Run
+from rotquant.recipes.recipe import Recipe
 from rotquant.reporting.tracking.runs import PARENT, Entry, Experiment, Logged
 from rotquant.reporting.tracking.store import Store, opened
 from rotquant.reporting.tracking.views import PERCENT, TABLE, by_model, by_row
