@@ -227,7 +227,7 @@ def log_report(root: Path, run: str, report: "Report", files: Sequence[Path]) ->
     from mlflow.entities import RunTag
 
     score = report.claims.score
-    claims = {"hold": score.holds, "contradicted": score.contradicted, "undecided": score.undecided}
+    claims = {"hold": score.reproduced, "contradicted": score.not_reproduced, "undecided": score.undecided}
     claims["not_checkable"] = score.unchecked
     with opened(root) as store:
         store.client.log_batch(run, tags=[RunTag(f"claims.{name}", str(count)) for name, count in claims.items()])
