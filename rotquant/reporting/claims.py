@@ -2,9 +2,9 @@
 
 The rule. A check says in which region an effect lies: a gain above 0, a loss of at most 2 %. Of our numbers the effect
 is the mean of paired differences over the same seeds and the same windows or items, with a 95 % interval (`estimates`).
-A comparison *holds* where the whole interval lies in the region and is *contradicted* where all of it lies outside, each
-with a probability of 2.5 % at most where the truth lies on the border; between it is *undecided*, with the number of seeds
-or items that would decide it at this effect and this noise.
+A comparison *holds* where the whole interval lies in the region and is *contradicted* where all of it lies outside,
+each with a probability of 2.5 % at most where the truth lies on the border; between it is *undecided*, with the number
+of seeds or items that would decide it at this effect and this noise.
 
 A claim of several comparisons holds where all do: since all must, their number calls for no allowance (Berger 1982,
 intersection-union tests). It is contradicted where one is, and there the number counts: by Holm's rule (1979) the

@@ -36,8 +36,8 @@ class Finding:
 
     needed: of an undecided one, what would decide it.
     compares: whether it compares two networks, and not one with itself under two names.
-    chance: how probable an effect this far outside the region is where the truth lies on its border; 1 inside, None
-    where nothing is random.
+    chance: of a contradicted one how probable an effect this far outside is where the truth lies on the border; 1 of
+    others, None where nothing is random.
     """
 
     place: str
@@ -211,8 +211,8 @@ class View:
         shown = f"{numbers}, {what} {size} [{_signed(found.low)}, {_signed(found.high)}] {self._taken(found)}"
         decision = region.decide(found.low, found.high)
         needed = self._needed(found, region) if decision == "undecided" else ""
-        outside = region.decide(found.effect, found.effect) == "contradicted"
-        chance = found.tail(region.border(found.effect)) if outside and found.tail is not None else 1.0
+        outside = decision == "contradicted" and found.tail is not None
+        chance = found.tail(region.border(found.effect)) if outside else 1.0
         return Finding(place, shown, decision, needed, chance=chance)
 
     def _taken(self, found: Interval) -> str:

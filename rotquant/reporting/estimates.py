@@ -5,8 +5,8 @@ are taken observation by observation (ratios to first order, the delta method), 
 seed's rotation and sample, a difficult window or item, cancels: the comparison is paired.
 
 Source: Cornfield and Tukey 1956 (variance components of two crossed random factors), Cameron, Gelbach and Miller 2011
-(two-way clustering: the variances of both less what is in both), Satterthwaite 1946 (degrees of freedom of such a sum),
-Miller 2024 (paired comparison on items).
+(two-way clustering: the variances of both less what is in both), Graybill and Wang 1980 (interval of a sum of
+components: the root of the sum of the squares of each one's), Miller 2024 (paired comparison on items).
 """
 
 import math
@@ -16,18 +16,21 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import fdtr, fdtri, stdtr, stdtrit
+from scipy.optimize import brentq
+from scipy.special import fdtr, fdtri, stdtrit
 
 Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 _TAIL = (1 + CONFIDENCE) / 2
+#: A smaller chance is none.
+_LEAST = 1e-12
 #: More seeds, or times more items, than these are not counted out.
 MOST = 1000
 
 
 class Components(NamedTuple):
-    """The variances of single observations that seeds, items and both together make, float64 [...] each; none below 0."""
+    """The variances that seeds, items and both together make in single observations, float64 [...] each, at least 0."""
 
     seeds: Array
     items: Array
@@ -50,29 +53,19 @@ def components(observed: Array) -> Components:
     return Components(np.maximum(of_seeds - both / items, 0), np.maximum(of_items - both / count, 0), both)
 
 
-def error_and_freedom(known: Components, seeds: Array, items: Array) -> tuple[Array, Array]:
-    """The standard error of a mean over so many seeds and items (float64 [...]), and its degrees of freedom.
+def half_width(known: Components, seeds: Array, items: Array, level: float = CONFIDENCE) -> Array:
+    """Half of the interval of a mean over so many seeds and items (float64 [...]).
 
-    The variance is the sum of the components' shares, so that what seeds and items do together counts once. Where the
-    variance of the seeds' means is no larger than that alone, seeds have no share, and the sum is not negative and never
-    below the larger of both factors' own. The degrees of freedom are Satterthwaite's, by the mean squares; where seeds
-    have a share they are at most twice those of the seeds: of a few seeds that happen to be alike the share is taken too
-    small, and the larger number of Satterthwaite would be trusted too much.
+    The variance of the mean is the sum of the components' shares, so that what seeds and items do together counts once:
+    the variance of the seeds' means, and what items add to it. Each is multiplied by the square of Student's t for its
+    own degrees of freedom. Where seeds' means vary no more than their items explain, seeds have no share; so the sum is
+    never negative and never below the larger of both factors' own.
     """
-    shares = known.seeds / seeds, known.items / items, known.both / (seeds * items)
-    freedom = np.maximum(seeds - 1, 1), np.maximum(items - 1, 1)
-    total = sum(shares)
-    squares = (shares[0] > 0) * (shares[0] + shares[2]) ** 2 / freedom[0], (shares[1] + shares[2]) ** 2 / freedom[1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = total**2 / (sum(squares) + shares[2] ** 2 / (freedom[0] * freedom[1]))
-    limit = np.where((shares[0] > 0) & (items > 1), 2 * freedom[0], np.inf)
-    return np.sqrt(total), np.where(total > 0, np.minimum(found, limit), 1.0)
-
-
-def half_width(known: Components, seeds: Array, items: Array) -> Array:
-    """Half of the 95 % interval of a mean over so many seeds and items (float64 [...])."""
-    error, freedom = error_and_freedom(known, seeds, items)
-    return error * stdtrit(freedom, _TAIL)
+    of_seeds, of_items, both = known.seeds / seeds, known.items / items, known.both / (seeds * items)
+    few, many = np.maximum(seeds - 1, 1), np.maximum(items - 1, 1)
+    tail = (1 + level) / 2
+    together = stdtrit(np.where(of_seeds > 0, few, few * many), tail) ** 2 * (of_seeds + both)
+    return np.sqrt(together + stdtrit(many, tail) ** 2 * of_items)
 
 
 @dataclass(frozen=True)
@@ -81,8 +74,8 @@ class Interval:
 
     seeds, items: over how many it was taken; 0 where nothing is random, and for items that are not known.
     half_width: of the interval that other numbers of seeds and of items (float64 [n] each) give at the same noise.
-    tail: how probable an effect at least this far beyond a bound is where the truth lies on it, one-sided. Both are None
-    without noise.
+    tail: how probable an effect at least this far beyond a bound is where the truth lies on it, one-sided. Both are
+    None without noise.
     """
 
     effect: float
@@ -174,21 +167,21 @@ class Estimate:
         """Its 95 % interval, from Student's t.
 
         Of drawn tables of 3, 5 and 10 seeds 93 to 98 % have the true effect in the interval, whatever the shares of
-        seeds, items and both together; where only both together count it is wide. A bootstrap over so few seeds would be
-        too narrow by a fifth.
+        seeds, items and both together; it is widest where only both together count. A bootstrap over so few seeds would
+        be too narrow by a fifth.
         """
         count, items = self.observed.shape
         if count == items == 1:
             return Interval(self.mean, self.mean, self.mean, len(self.seeds))
         known, mean = components(self.observed), self.mean
-        error, freedom = map(float, error_and_freedom(known, np.float64(count), np.float64(items)))
-        half = float(half_width(known, np.float64(count), np.float64(items)))
+        counts = np.float64(count), np.float64(items)
+        half = float(half_width(known, *counts))
 
         def width(seeds: Array, items: Array) -> Array:
             return half_width(known, np.maximum(seeds, 1), np.maximum(items, 1))
 
         def tail(bound: float) -> float:
-            return float(stdtr(freedom, -abs(mean - bound) / error)) if error > 0 else 0.0
+            return _tail(lambda level: float(half_width(known, *counts, level)), abs(mean - bound))
 
         return Interval(mean, mean - half, mean + half, len(self.seeds), self.items, width, tail)
 
@@ -212,6 +205,13 @@ def deviation_ratio(mine: Array, others: Array) -> Interval:
         return min(below, 1 - below)
 
     return Interval(ratio, low, high, min(len(mine), len(others)), 0, width, tail)
+
+
+def _tail(half: Callable[[float], float], distance: float) -> float:
+    """One half of what lies outside the interval that just reaches so far; its half width grows with the level."""
+    if half(0.5) == 0 or half(1 - _LEAST) < distance:
+        return 0.0 if distance else 0.5
+    return (1 - float(brentq(lambda level: half(level) - distance, 0.0, 1 - _LEAST))) / 2
 
 
 def _paired(one: Estimate, other: Estimate) -> tuple[Array, Array, tuple[int, ...]]:

@@ -1,8 +1,9 @@
 """Claims as data: what a paper says about a table's numbers, and the checks that decide it (`reporting.claims`).
 
-A claim has up to three checks, at least one. Its *mechanism* is a direction and is asked of any model. What holds for the
-paper's *setting* alone, magnitudes in its units, bounds from its tables and properties of its weights, is asked of the
-paper's own models. A *fact* cannot fail, or has a bound that no sentence of the paper gives: it is shown and not judged.
+A claim has up to three checks, at least one. Its *mechanism* is a direction and is asked of any model. What holds for
+the paper's *setting* alone, magnitudes in its units, bounds from its tables and properties of its weights, is asked of
+the paper's own models. A *fact* cannot fail, or has a bound that no sentence of the paper gives: it is shown and not
+judged.
 """
 
 from collections.abc import Iterator, Mapping
@@ -175,7 +176,8 @@ _BOUNDS = ("loss_at_most", "close", "at_most", "at_least", "range_at_least")
 
 
 class Experiment(Written):
-    """A test of what would explain that a claim is not reproduced: the page prints the cause and what the test found."""
+    """A test of what would explain that a claim is not reproduced: the page prints the cause and what the test
+    found."""
 
     cause: str
     """The cause, as a statement: "GPTQ makes up for what the rotation leaves"."""
@@ -212,8 +214,8 @@ class Claim(Statement):
     mechanism: Checked | None = None
     """Its direction, asked of any model: reproduced, not reproduced, undecided or not checkable."""
     setting: Checked | None = None
-    """What is said of the paper's own models: magnitudes, bounds from its tables, properties of their weights. Judged on
-    these models alone, elsewhere not tested."""
+    """What is said of the paper's own models: magnitudes, bounds from its tables, properties of their weights. Judged
+    on these models alone, elsewhere not tested."""
     fact: Checked | None = None
     """What cannot fail, or has a bound that the paper does not give: shown with its numbers, without a verdict."""
     experiment: Experiment | None = None

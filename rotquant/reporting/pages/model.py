@@ -113,8 +113,8 @@ class Judged(NamedTuple):
 class ClaimLine:
     """A claim with its two verdicts, about its mechanism and about the paper's setting.
 
-    quote: the paper's words. note: how it is checked. cause: of what is not reproduced what its experiment found, or that
-    the cause is unknown.
+    quote: the paper's words. note: how it is checked. cause: of what is not reproduced what its experiment found, or
+    that the cause is unknown.
     """
 
     text: str

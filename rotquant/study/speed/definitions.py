@@ -177,7 +177,8 @@ class SpeedClaim(Statement):
     rows: Many[str] = ("*",)
     """Patterns with * of the rows that it is about."""
     about: About = "mechanism"
-    """Whether it is a direction on any GPU, the paper's number on its GPU, or what cannot fail; goals are judged anywhere."""
+    """Whether it is a direction on any GPU, the paper's number on its GPU, or what cannot fail; goals are judged
+    anywhere."""
     check: Check
     """The check that decides it."""
 
