@@ -4,7 +4,8 @@ A claim compares two columns by their ratio, or bounds the numbers of one. A num
 ninetieth percentile of its replays, a ratio from the least to the largest that these allow: no confidence interval. The
 claim holds where all of that meets the bound, is contradicted where none does, and undecided else. A number without
 replays, and the paper's, is compared as it is. What lacks a number is named and left out; a claim without anything to
-compare has no verdict. What a claim says of the paper's GPU is judged on that GPU alone.
+compare has no verdict. What a claim says of times on the paper's GPU is judged on that GPU alone;
+memory is the same on all.
 """
 
 import itertools
@@ -62,7 +63,9 @@ def outcomes(table: SpeedTable, numbers: Numbers, device: str = "") -> tuple[Out
             tuple(place for verdict in papers for place in verdict.missing),
         )
         ours = judge(claim, table, _ratios(table, numbers))
-        found.append(Outcome(claim, {claim.about: Answer(ours, together, own or claim.about == "mechanism")}))
+        grids = [grid for grid in table.grids if matches(grid.name, claim.grid)]
+        judged = claim.about == "mechanism" or own or all(grid.unit in ("GiB", "GB") for grid in grids)
+        found.append(Outcome(claim, {claim.about: Answer(ours, together, judged)}))
     return tuple(found)
 
 
