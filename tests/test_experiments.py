@@ -31,8 +31,8 @@ def experiments() -> Iterator[Any]:
 
 
 def drawn(places: list[tuple[str, str]], quantity: str, seed: int) -> dict[Place, Number]:
-    """A number for each row and column, of either sign and of many sizes; every second seed has the rows in one order in
-    all columns."""
+    """A number for each row and column, of either sign and of many sizes; every second seed has the rows in one order
+    in all columns."""
     chosen = random.Random(seed)
     parts = [tuple(dict.fromkeys(names)) for names in zip(*places, strict=True)]
     by_row, by_column = ({name: 10 ** chosen.uniform(-1, 2) for name in names} for names in parts)
