@@ -171,7 +171,7 @@ class Check(Written):
 
 Checked = Annotated[dict[str, dict[str, Any]], AsData(Check)]
 
-#: Checks whose bound is in the paper's units; a margin `points` of others is, too.
+#: Checks whose bound is in the paper's units; a margin `points` of others is, too. A bound of 0 asks for a sign.
 _BOUNDS = ("loss_at_most", "close", "at_most", "at_least", "range_at_least")
 
 
@@ -226,7 +226,7 @@ class Claim(Statement):
         if not self.checks:
             raise ValueError("a claim has a mechanism, a setting or a fact")
         for kind, arguments in (self.mechanism or {}).items():
-            if kind in _BOUNDS or arguments.get("points"):
+            if (kind in _BOUNDS and arguments.get("value") != 0) or arguments.get("points"):
                 raise ValueError(f"a mechanism is a direction; the bound of {kind} belongs to `setting` or `fact`")
         if self.experiment is not None and self.mechanism is None and self.setting is None:
             raise ValueError("a fact is not judged, so that no experiment can explain it")
