@@ -205,7 +205,7 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     assert "| 3 | setting | 5.2 | - | not tested here<br>*published: contradicted* |" in text
     assert "the paper's setting, here: Llama-2-7B: 40.00 to 11.05, at most 2 asked, a loss of -28.95" in text
     assert "the paper's setting, *published*: Llama-2-7B: 5.47 to 8.37, at most 2 asked, a loss of 2.90 ❌" in text
-    assert "- fact (Section 5.2)\n\n   - here: Llama-2-7B: 40.00 to 11.05" in text
+    assert "- fact (Section 5.2)\n   - here: Llama-2-7B: 40.00 to 11.05" in text
     assert "mechanism, here: Llama-2-7B: 40.00 < 11.05, a gain of -28.95 [-29.59, -28.31] (2 seeds) ❌" in text
     found = {
         "Six bits": (32.5, "supports it (Llama-2-7B: 11.05 < 12.55, a gain of 1.5"),
