@@ -157,7 +157,7 @@ TABLES: dict[str, Any] = {
                 {
                     "text": "The baseline is better than QuaRot.",
                     "section": "5.1",
-                    "check": {"better": {"row": "Baseline", "than": ["QuaRot"]}},
+                    "mechanism": {"better": {"row": "Baseline", "than": ["QuaRot"]}},
                 }
             ],
             "figure": {"kind": "relative_increase", "caption": "Increase."},

@@ -73,10 +73,10 @@ def verdict(
     *,
     ours: bool = False,
 ) -> Verdict:
-    chosen = table({"check": check, "columns": columns})
-    claim, numbers_of = chosen.claims[0], numbers(PAPER) if given is None else given
-    assert claim.check is not None
-    return judge(claim, claim.check, chosen, numbers_of, quantity, {} if ours else None)
+    ((kind, arguments),) = check.items()
+    asked = Check.model_validate({kind: arguments}).model_dump(exclude_unset=True)
+    numbers_of = numbers(PAPER) if given is None else given
+    return judge(asked, table(), numbers_of, quantity, {} if ours else None, columns)
 
 
 BETTER = {"better": {"row": "QuaRot", "than": ["QUIK"]}}
@@ -101,6 +101,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, float | Number], dict[str, floa
     ),
     "at_most": ({"row": "QuaRot", "value": 6.1}, {"QuaRot": 6.1}, {"QuaRot": 6.2}),
     "at_least": ({"row": "QuaRot", "value": 6.1}, {"QuaRot": 6.2}, {"QuaRot": 6.0}),
+    "recovers_most": (
+        {"row": "QuaRot", "over": "Baseline", "than": ["QUIK"]},
+        {"Baseline": 5.0, "QuaRot": 5.9, "QUIK": 7.0},
+        {"Baseline": 5.0, "QuaRot": 6.1, "QUIK": 7.0},
+    ),
     "loss_decreasing": (
         {"row": "QuaRot", "over": "Baseline"},
         {"Baseline": 5.47, "QuaRot": 6.10},
@@ -189,7 +194,7 @@ WORDS: list[Any] = ["holds", "contradicted", "undecided", "not checkable"]
 
 
 @given(st.lists(st.sampled_from(WORDS)))
-def test_a_claim_is_contradicted_where_one_comparison_is_and_holds_where_all_do(found: list[Any]) -> None:
+def test_a_check_is_contradicted_where_one_comparison_is_and_holds_where_all_do(found: list[Any]) -> None:
     order = ["contradicted", "not checkable", "undecided", "holds"]
     expected = min(found, key=order.index) if found else "not checkable"
     assert Verdict(tuple(Finding("-", "-", word) for word in found)).decision == expected
@@ -352,26 +357,37 @@ class Double(Project):
 
 def test_deviations_and_single_seeds_are_compared_where_they_are_known() -> None:
     """Of the paper the deviations are known, where it prints them, and never the seeds."""
-    spread = {"check": {"spread_smaller": {"row": "QuaRot", "than": ["QUIK"]}}, "columns": ["7B"]}
-    best = {"check": {"better_than_best": {"row": "QuaRot", "than": ["QUIK"]}}, "columns": ["7B"]}
-    far = {"magnitude": {"range_at_least": {"row": "QUIK", "points": 1.0}}, "columns": ["7B"]}
+    spread = {"mechanism": {"spread_smaller": {"row": "QuaRot", "than": ["QUIK"]}}, "columns": ["7B"]}
+    best = {"mechanism": {"better_than_best": {"row": "QuaRot", "than": ["QUIK"]}}, "columns": ["7B"]}
+    far = {"setting": {"range_at_least": {"row": "QUIK", "points": 1.0}}, "columns": ["7B"]}
     ours = numbers({("QuaRot", "7B"): seeds(6.0, 6.2), ("QUIK", "7B"): seeds(6.15, 7.0)})
     printed = numbers(PAPER, QuaRot=Number(6.10, 0.01), QUIK=Number(8.87, 0.02))
     decided = outcomes(Double(PERPLEXITY), table(spread, best, far), Values(ours, printed), {})
-    assert [outcome.papers.decision for outcome in decided] == ["holds", "not checkable", "not checkable"]
-    assert decided[1].papers.missing == ("QUIK, 7B, by seed",)
-    assert decided[2].ours.findings[0].numbers == "6.15 to 7.00 over 2 seeds, 0.85 ≥ 1"
+    answers = [answer for outcome in decided for answer in outcome.answers.values()]
+    assert [answer.papers.decision for answer in answers] == ["holds", "not checkable", "not checkable"]
+    assert answers[1].papers.missing == ("QUIK, 7B, by seed",)
+    assert answers[2].ours.findings[0].numbers == "6.15 to 7.00 over 2 seeds, 0.85 ≥ 1"
 
 
-def test_a_magnitude_is_shown_everywhere_and_judged_on_the_papers_models_alone() -> None:
-    both = {"check": BETTER, "magnitude": {"better": {**BETTER["better"], "points": 2.5}}, "columns": ["7B"]}
-    ours = numbers({("QuaRot", "7B"): Number(40.0, 0.0, (40.0, 40.0, 40.0)), ("QUIK", "7B"): Number(41.0)})
-    for stand_in, expected in ((False, ("not checkable", "not checkable")), (True, ("not checkable", "not judged"))):
-        decided = outcomes(Double(PERPLEXITY, stand_in=stand_in), table(both), Values(ours, numbers(PAPER)), {})
-        assert tuple(outcome.here for outcome in decided) == expected
-        assert [outcome.papers.decision for outcome in decided] == ["holds", "holds"]  # 8.87 - 6.10
-        assert [outcome.magnitude for outcome in decided] == [False, True]
-        assert score(decided) == Score(unchecked=1 if stand_in else 2)
+def test_a_setting_is_shown_everywhere_and_judged_on_the_papers_models_alone_and_a_fact_nowhere() -> None:
+    bound = {"better": {**BETTER["better"], "points": 2.5}}
+    both = {"mechanism": BETTER, "setting": bound, "columns": ["7B"]}
+    fact = {"fact": {"at_most": {"row": "QuaRot", "value": 1.0}}, "columns": ["7B"]}
+    ours = numbers({("QuaRot", "7B"): seeds(40.0, 40.1), ("QUIK", "7B"): seeds(41.0, 41.1)})
+    ours = {place: replace(one, seeds=(0, 1), runs=(f"{place}0", f"{place}1")) for place, one in ours.items()}
+    for stand_in, expected in ((False, "not reproduced"), (True, "not tested here")):
+        values = Values(ours, numbers(PAPER))
+        first, second = outcomes(Double(PERPLEXITY, stand_in=stand_in), table(both, fact), values, {})
+        assert first.mechanism is not None
+        assert first.setting is not None
+        assert (first.mechanism.here, first.setting.here) == ("reproduced", expected)
+        assert [answer.papers.decision for answer in first.answers.values()] == ["holds", "holds"]  # 8.87 - 6.10
+        assert "a gain of 1.00" in first.setting.ours.findings[0].numbers
+        assert first.is_not_reproduced == (not stand_in)
+        assert (second.mechanism, second.setting, second.is_not_reproduced) == (None, None, False)
+        assert second.fact is not None
+        assert second.fact.ours.findings[0].decision == "contradicted"
+        assert score([first, second]) == Score(reproduced=1)  # of the mechanism alone
 
 
 def test_ours_and_the_papers_numbers_are_judged_apart() -> None:
@@ -379,17 +395,18 @@ def test_ours_and_the_papers_numbers_are_judged_apart() -> None:
     piqa = {("QuaRot", "7B", "piqa"): Number(76.77), ("Baseline", "7B", "piqa"): Number(79.11)}
     ours = numbers({cell: seeds(20 - value, 20.001 - value) for cell, value in PAPER.items()})
     ours = {place: replace(one, seeds=(0, 1), runs=(f"{place}0", f"{place}1")) for place, one in ours.items()}
-    on_piqa = {"check": {"better": {"row": "Baseline", "than": ["QuaRot"]}}, "quantity": "piqa"}
-    atom = {"check": {"better": {"row": "Atom", "than": ["QuaRot"]}}, "columns": ["13B"]}
-    chosen = table({"check": BETTER}, on_piqa, atom)
+    on_piqa = {"mechanism": {"better": {"row": "Baseline", "than": ["QuaRot"]}}, "quantity": "piqa"}
+    atom = {"mechanism": {"better": {"row": "Atom", "than": ["QuaRot"]}}, "columns": ["13B"]}
+    chosen = table({"mechanism": BETTER}, on_piqa, atom)
     decided = outcomes(Double(PERPLEXITY), chosen, Values(ours, {**numbers(PAPER), **piqa}), {})
-    assert [outcome.here for outcome in decided] == ["contradicted", "not checkable", "not checkable"]
-    assert [outcome.papers.decision for outcome in decided] == ["holds", "holds", "not checkable"]
-    assert score(decided) == Score(contradicted=1, unchecked=2)
+    answers = [outcome.answers["mechanism"] for outcome in decided]
+    assert [answer.here for answer in answers] == ["not reproduced", "not checkable", "not checkable"]
+    assert [answer.papers.decision for answer in answers] == ["holds", "holds", "not checkable"]
+    assert score(decided) == Score(not_reproduced=1, unchecked=2)
     assert score(decided).total == 3
 
 
 def test_an_unknown_quantity_of_a_claim_is_named() -> None:
-    chosen = table({"check": BETTER, "quantity": "perplexety"})
+    chosen = table({"mechanism": BETTER, "quantity": "perplexety"})
     with pytest.raises(ConfigError, match=r"unknown quantity 'perplexety'.*perplexity"):
         outcomes(Double(PERPLEXITY), chosen, Values({}, {}), {})

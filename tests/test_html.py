@@ -40,17 +40,18 @@ COMMON = {
     "baseline": "Baseline",
     "rows": ROWS,
 }
+FOUR_BITS = {"better": {"row": "Baseline", "than": ["QuaRot"]}}
 CLAIMS = [
     {
         "text": "Rotation costs something.",
         "section": "5.1",
-        "check": {"better": {"row": "Baseline", "than": ["QuaRot"]}},
+        "mechanism": {"better": {"row": "Baseline", "than": ["QuaRot"]}},
     },
     {
         "text": HOSTILE,
         "section": "5.2",
-        "experiment": {"text": "Other models differ.", "target": "quarot_table2"},
-        "check": {"better": {"row": "QuaRot", "than": ["Baseline"]}},
+        "experiment": {"cause": "Other models differ", "target": "quarot_table2", "check": FOUR_BITS},
+        "mechanism": {"better": {"row": "QuaRot", "than": ["Baseline"]}},
     },
 ]
 TABLES = {
@@ -226,9 +227,9 @@ def test_numbers_stand_before_the_figure(project: Project) -> None:
 
 def test_a_paper_says_how_far_it_is(project: Project) -> None:
     text = html.index(project)
-    claims = "2 claims about them: 1 hold here, 1 are contradicted, 0 undecided, 0 not checkable."
+    claims = "of 2 mechanisms that they claim 1 are reproduced, 1 not reproduced, 0 undecided, 0 not checkable."
     assert f"2 of 107 tables and figures are built; {claims}" in text
-    assert "2 of 20 tables and figures are built; 2 claims about them" in text
+    assert "2 of 20 tables and figures are built; of 2 mechanisms that they claim" in text
     assert "0 of 28 tables and figures are built." in text
 
 
@@ -323,13 +324,13 @@ def test_tasks_stand_in_tables_of_their_own_with_chance(project: Project) -> Non
     assert "79.11" in text
 
 
-def test_claims_show_their_outcome_and_contradicted_ones_the_experiment(project: Project) -> None:
+def test_claims_show_their_outcome_and_what_is_not_reproduced_what_its_experiment_found(project: Project) -> None:
     text = article(html.index(project), "quarot_table1")
-    assert re.findall(r'data-outcome="([\w-]+)"', text) == ["holds", "contradicted"]
-    assert 'data-claims="holds contradicted"' in text
-    holds, contradicted = text.split('data-outcome="')[1:]
-    assert "Other models differ" not in holds
-    assert "Other models differ: <code>quarot_table2</code>." in contradicted
+    assert re.findall(r'data-outcome="([\w-]+)"', text) == ["reproduced", "not-reproduced"]
+    assert 'data-claims="reproduced not-reproduced"' in text
+    reproduced, other = text.split('data-outcome="')[1:]
+    assert "Other models differ" not in reproduced
+    assert "Tested cause: Other models differ. <code>quarot_table2</code> supports it (" in other
 
 
 def test_every_target_is_there_once_with_its_status(project: Project) -> None:

@@ -92,24 +92,49 @@ def test_a_figure_has_its_panels(project: Project, name: str, count: int) -> Non
         assert sum("fill: #" in str(part.get("style")) for part in mesh.iter()) == 3
 
 
-def decisions(project: Project, name: str) -> list[str]:
+def decided(project: Project, name: str) -> tuple[claims.Outcome, ...]:
     chosen = project.table(name)
-    values, results = tables.collect(project, chosen)
-    return [outcome.here for outcome in claims.outcomes(project, chosen, values, results)]
+    return claims.outcomes(project, chosen, *tables.collect(project, chosen))
 
 
-def test_claims_follow_the_numbers(project: Project) -> None:
+def mechanisms(project: Project, name: str) -> list[str]:
+    return [outcome.mechanism.here for outcome in decided(project, name) if outcome.mechanism]
+
+
+def facts(project: Project, name: str) -> list[str]:
+    return [outcome.fact.ours.decision for outcome in decided(project, name) if outcome.fact]
+
+
+def test_mechanisms_and_facts_follow_the_numbers(project: Project) -> None:
     compute(project)
-    names = ("rcp_figure3", "rcp_figure8", "rcp_lemma1")
-    assert {decision for name in names for decision in decisions(project, name)} == {"holds"}
+    kurtosis = ("rcp_figure3", "rcp_figure8")
+    assert [mechanisms(project, name) for name in kurtosis] == [["reproduced"] * 2, ["reproduced"] * 4]
+    assert not any(outcome.experiment for name in kurtosis for outcome in decided(project, name))
+    assert facts(project, "rcp_lemma1") == ["holds"] * 3
     signs = dict.fromkeys(("kurtosis_rise", "half_kurtosis_rise", "half_error_rise", "correlation"), -2.0)
     compute(project, **signs, few_kurtosis_rise=1.0, platykurtic=40.0, adjusted_p=0.1, least_rise=1.0)
-    assert {decision for name in names for decision in decisions(project, name)} == {"contradicted"}
+    assert [mechanisms(project, name) for name in kurtosis] == [["not reproduced"] * 2, ["not reproduced"] * 4]
+    assert facts(project, "rcp_lemma1") == ["contradicted"] * 3
+    assert mechanisms(project, "rcp_lemma1") == []
+
+
+def test_what_rotation_does_not_raise_is_explained_by_groups_that_are_not_platykurtic(project: Project) -> None:
+    """And where most of them are, the page says that the cause is unknown."""
+    compute(project, kurtosis_rise=-2.0, platykurtic=40.0)
+    tested = "Tested cause: Most groups of this weight are not platykurtic"
+    text = page(project, "rcp_figure3")
+    assert f"{tested}, and of such groups alone the paper says it. This table supports it (" in text
+    assert "cause unknown" not in text
+    compute(project, kurtosis_rise=-2.0, platykurtic=60.0)
+    text = page(project, "rcp_figure3")
+    assert tested in text
+    assert "speaks against it (" in text
+    assert "; cause unknown." in text
 
 
 def test_where_no_weight_is_of_a_kind_its_claim_is_not_checkable_and_the_page_says_why(project: Project) -> None:
     compute(project, few_kurtosis_rise=math.nan)
-    assert decisions(project, "rcp_figure8") == ["holds", "holds", "not checkable", "holds", "holds"]
+    assert mechanisms(project, "rcp_figure8") == ["reproduced", "not checkable", "reproduced", "reproduced"]
     text = page(project, "rcp_figure8")
     assert "NaN: no weight has such a p_platy." in text
     assert "outputs overflow" not in text
@@ -119,7 +144,8 @@ def test_the_lemma_speaks_of_no_model(project: Project) -> None:
     compute(project)
     text = page(project, "rcp_lemma1")
     assert text.startswith("# Rotate, Clip, and Partition, Lemma 1: Excess kurtosis")
-    assert "Claims of the paper" in text
+    assert "## Facts" in text
+    assert "Mechanism" not in text
     assert "stand for the paper's" not in text
 
 

@@ -121,7 +121,7 @@ def test_the_page_shows_ours_the_papers_and_the_changes_of_both(project: Project
     assert "# QuaRot, Table 1: small" in text
     assert "| QuaRot | 11.05 ± 0.07 | *8.37* | 11.05 ± 0.07 | - |" in text
     assert "| QuaRot | +10.5 ± 0.7 % | *+53.0 %* | +10.5 ± 0.7 % |" in text
-    assert "1 of 1 hold here" in text
+    assert "1 of 1 mechanisms reproduced" in text
 
 
 def test_a_row_that_is_not_computed_shows_the_papers_numbers_and_why(
@@ -184,17 +184,36 @@ def test_wall_time_counts_shared_weights_once(kinds: Project) -> None:
 def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_tests_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = {**TABLES["tables"][0]["claims"][0], "experiment": {"text": "Six bits.", "rows": ["Baseline"]}}
-    claim["quote"] = "outliers vanish"
-    project = load(tmp_path, monkeypatch, table("table1", claims=[claim]))
+    check = {"better": {"row": "QuaRot", "than": ["Six bits"]}}
+    asked = {"cause": "Two bits more change nothing", "target": "quarot_table9", "check": check}
+    claim = {**TABLES["tables"][0]["claims"][0], "quote": "outliers vanish", "experiment": asked}
+    bound = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 2.0}}
+    setting, fact = ({"text": name, "section": "5.2", name: bound} for name in ("setting", "fact"))
+    plain = {**claim, "text": "Without a reason."}
+    del plain["experiment"]
+    other = table("table9", rows=rows("QuaRot", "Six bits"), claims=[])
+    project = load(tmp_path, monkeypatch, table("table1", claims=[claim, plain, setting, fact]), other)
     compute(project)
-    assert "Six bits" not in page(project)
-    compute(project, Baseline=12.0)
     text = page(project)
-    assert "0 of 1 hold here" in text
-    assert "<sub>“outliers vanish”</sub>" in text
-    assert "Experiment: Six bits: row Baseline. | 5.1 | ❌ contradicted | ✅ holds" in text
-    assert "Llama-2-7B: 12.00 < 11.05, a gain of -0.95 [-1.59, -0.31] (2 seeds) ❌" in text
+    assert "Two bits" not in text
+    assert "## Claims of the paper: 2 of 2 mechanisms reproduced" in text
+    compute(project, Baseline=40.0)
+    text = page(project)
+    assert "## Claims of the paper: 0 of 2 mechanisms reproduced, 2 not reproduced" in text
+    assert "<sub>“outliers vanish”</sub><br>Cause unknown. `quarot_table9` would test one and is not computed" in text
+    assert "Cause unknown: no experiment tests one. | 5.1 | ❌ not reproduced | - |" in text
+    assert "| 3 | setting | 5.2 | - | not tested here<br>*published: contradicted* |" in text
+    assert "the paper's setting, here: Llama-2-7B: 40.00 to 11.05, at most 2 asked, a loss of -28.95" in text
+    assert "the paper's setting, *published*: Llama-2-7B: 5.47 to 8.37, at most 2 asked, a loss of 2.90 ❌" in text
+    assert "- fact (Section 5.2)\n   - here: Llama-2-7B: 40.00 to 11.05" in text
+    assert "mechanism, here: Llama-2-7B: 40.00 < 11.05, a gain of -28.95 [-29.59, -28.31] (2 seeds) ❌" in text
+    found = {
+        "Six bits": (32.5, "supports it (Llama-2-7B: 11.05 < 12.55, a gain of 1.5"),
+        "QuaRot": (14.0, "speaks against"),
+    }
+    for row, (value, said) in found.items():
+        compute(project, "quarot_table9", **{row: value})
+        assert f"Tested cause: Two bits more change nothing. `quarot_table9` {said}" in page(project)
 
 
 def test_averages_stand_side_by_side_and_tasks_apart(kinds: Project) -> None:
@@ -246,8 +265,8 @@ def test_a_report_of_our_own_has_claims_that_the_papers_numbers_decide_too(
     project = load(tmp_path, monkeypatch, table("switches"))
     compute(project, "quarot_switches")
     text = page(project, "quarot_switches")
-    assert "## Claims: 1 of 1 hold here" in text
-    assert "|  | Claim | Section | here | *paper's numbers* |" in text
+    assert "## Claims: 1 of 1 mechanisms reproduced" in text
+    assert "|  | Claim | Section | Mechanism | The paper's setting |" in text
 
 
 def test_magnitudes_have_no_loss(kinds: Project) -> None:
@@ -283,13 +302,12 @@ def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: 
     chosen = chosen.model_copy(update={"claims": (*chosen.claims, about)})
     text = markdown(report_of(project, chosen, values, results)).replace("\u00a0", " ")
     assert "| NaN | *65.64* |" in text
-    assert "1 of 2 hold here, 1 not checkable" in text  # the perplexity is a number
+    assert "1 of 2 mechanisms reproduced, 1 not checkable" in text  # the perplexity is a number
     assert "QuaRot, Llama-2-7B: NaN, not finite (not checkable)" in text
     object.__setattr__(project, "tables", {**project.tables, chosen.id: chosen})
     write_text(project.root / f"reports/{chosen.id}.md", text)
-    assert "2 claims about them: 1 hold here, 0 are contradicted, 0 undecided, 1 not checkable." in scoreboard.index(
-        project
-    )
+    counts = "of 2 mechanisms that they claim 1 are reproduced, 0 not reproduced, 0 undecided, 1 not checkable."
+    assert counts in scoreboard.index(project)
     shown = html.index(project)
     assert '<span class="badge not-checkable">? not checkable</span>' in shown
     assert "not finite: the network&#39;s outputs overflow" in shown

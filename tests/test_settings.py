@@ -47,12 +47,12 @@ TABLE: dict[str, Any] = {
     ],
     "published": "published/settings.csv",
     "claims": [
-        {"text": "As printed.", "section": "5", "check": {"as_printed": {}}},
-        {"text": "In the row of groups.", "section": "5", "check": {"as_printed": {"rows": ["Groups"]}}},
+        {"text": "As printed.", "section": "5", "fact": {"as_printed": {}}},
+        {"text": "In the row of groups.", "section": "5", "fact": {"as_printed": {"rows": ["Groups"]}}},
         {
             "text": "Clipped.",
             "section": "5",
-            "check": {"told": {"rows": ["QuaRot"], "column": "Clip", "says": "0.9"}},
+            "fact": {"told": {"rows": ["QuaRot"], "column": "Clip", "says": "0.9"}},
         },
     ],
 }
@@ -132,13 +132,14 @@ def test_cells_stand_beside_the_papers_and_what_differs_is_marked(tmp_path: Path
         ("Groups", "Cache"): ("Asym", "Asym", True, None),
         ("Groups", "Clip"): ("0.8", None, None, None),
     }
-    decisions = [(one.here, one.papers.decision) for one in outcomes(settings)]
+    facts = [one.answers["fact"] for one in outcomes(settings)]
+    decisions = [(one.ours.decision, one.papers.decision) for one in facts]
     assert decisions == [("contradicted", "holds"), ("holds", "holds"), ("holds", "not checkable")]
     text = markdown(settings_report(settings))
     assert "| Method | Weight | *published* | Cache | *published* | Clip |" in text
     assert "| QuaRot | per-channel | *Per-Channel* | Asym ≠ | *Sym* | 0.9 |" in text
     assert "- QuaRot, Cache: Asym here, *Sym* in the paper. A misprint." in text
-    assert "QuaRot, Cache: Asym, Sym asked ❌" in text
+    assert "QuaRot, Cache: Asym, Sym asked (not so)" in text
     assert "95 % interval" not in text
     assert "| QuaRot | [`quarot_table1`](quarot_table1.md), QuaRot | rotation R1" in text
     assert "| Groups | `quarot-128g` | rotation R1" in text
@@ -187,9 +188,9 @@ def set_in(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
         (set_in("rows", 1, "name", value="Others"), "unknown row 'Groups'"),
         (set_in("columns", 0, "fact", value="colour"), "columns"),
         (set_in("columns", 0, "name", value="Cache"), "a name that occurs twice"),
-        (set_in("claims", 1, "check", value={"as_printed": {"columns": ["Clip"]}}), "the paper prints none of these"),
-        (set_in("claims", 1, "check", value={}), "a claim has one check"),
-        (set_in("claims", 2, "check", "told", "column", value="Clop"), "unknown column 'Clop'"),
+        (set_in("claims", 1, "fact", value={"as_printed": {"columns": ["Clip"]}}), "the paper prints none of these"),
+        (set_in("claims", 1, "fact", value={}), "a claim has one check"),
+        (set_in("claims", 2, "fact", "told", "column", value="Clop"), "unknown column 'Clop'"),
         (set_in("published", value="published/none.csv"), "do not exist"),
     ],
 )
@@ -225,7 +226,7 @@ def test_the_command_writes_the_page_and_the_table_in_every_form(
     assert r"QuaRot & per-channel & \textit{Per-Channel} & Asym $\ne$ & \textit{Sym} & $0.9$ \\" in latex
     lines = json.loads(exported(project, "quarot_table4", "json"))["values"]
     assert [line["same"] for line in lines] == [True, False, None, None, True, None]
-    assert "| accuracy | computed | 2 | 1 | 0 | 0 |" in scoreboard.index(project)
+    assert "| accuracy | computed | 0 | 0 | 0 | 0 |" in scoreboard.index(project)
 
 
 def test_the_workflow_renders_it_and_again_when_a_recipe_is_edited(tmp_path: Path) -> None:
@@ -253,8 +254,8 @@ def test_every_claim_can_fail_names_the_papers_words_and_is_asked_once(name: str
     """With any other words in any of its cells a claim is contradicted."""
     settings = repository()[name]
     others = replace(settings, cells=tuple(replace(one, here=f"not {one.here}") for one in settings.cells))
-    assert {one.here for one in outcomes(others)} == {"contradicted"}
-    asked = [json.dumps(claim.check.model_dump(), sort_keys=True) for claim in settings.table.claims]
+    assert {one.fact and one.fact.ours.decision for one in outcomes(others)} == {"contradicted"}
+    asked = [json.dumps(claim.fact.model_dump(), sort_keys=True) for claim in settings.table.claims]
     assert len(set(asked)) == len(asked)
     assert all(claim.quote for claim in settings.table.claims)
     for cell in settings.cells:

@@ -11,7 +11,7 @@ from rotquant.bench.records import CellRecord, Measurement, read_record, write_r
 from rotquant.commands.report import report_app
 from rotquant.foundation.errors import ResultError
 from rotquant.reporting import html
-from rotquant.reporting.claims import Outcome
+from rotquant.reporting.claims import Answer
 from rotquant.reporting.pages.markdown import markdown
 from rotquant.reporting.speed import figures, limits
 from rotquant.reporting.speed.claims import outcomes
@@ -45,14 +45,14 @@ def numbers_of(project: Project) -> Numbers:
     return collect(project, table_of(project), find_source(project, table_of(project)))
 
 
-def decided(project: Project, **check: object) -> Outcome:
-    """The outcome of one claim about INT4 over FP16, or what `check` says."""
+def decided(project: Project, **check: object) -> Answer:
+    """The answer to one claim about INT4 over FP16, or what `check` says."""
     data = {**SPEED["tables"][0], "paper": "quarot", "paper_title": "QuaRot", "published": table_of(project).published}
     rows = check.pop("rows", ["*"])
     asked = {"column": "INT4", "over": "FP16", **check}
     table = SpeedTable.model_validate({**data, "claims": [{"text": "T", "section": "1", "rows": rows, "check": asked}]})
     (outcome,) = outcomes(table, collect(project, table, find_source(project, table)))
-    return outcome
+    return outcome.answers["mechanism"]
 
 
 def test_a_ratio_is_over_the_baseline_of_the_same_row(project: Project) -> None:
@@ -90,7 +90,7 @@ def test_without_a_record_the_page_shows_the_papers_numbers_alone_and_says_so(pr
     assert "**Not measured yet:**" in text
     assert "*2.82*" in text
     assert "not measured: 6 cells" in text
-    assert "0 of 1 hold here, 1 not checkable" in text
+    assert "0 of 1 mechanisms reproduced, 1 not checkable" in text
 
 
 def test_the_page_names_gpu_date_commit_and_whether_it_was_recorded_elsewhere(project: Project) -> None:

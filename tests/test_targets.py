@@ -78,9 +78,9 @@ TABLE = {
     "baseline": "Baseline",
     "rows": [{"name": "Baseline", "method": "baseline"}, {"name": "QuaRot", "method": "quarot-rtn"}],
     "claims": [
-        {"text": "One.", "section": "5", "check": {"better": {"row": "Baseline", "than": ["QuaRot"]}}},
-        {"text": "Two.", "section": "5", "check": {"better": {"row": "QuaRot", "than": ["Baseline"]}}},
-        {"text": "Three.", "section": "5", "check": {"loss_decreasing": {"row": "QuaRot", "over": "Baseline"}}},
+        {"text": "One.", "section": "5", "mechanism": {"better": {"row": "Baseline", "than": ["QuaRot"]}}},
+        {"text": "Two.", "section": "5", "mechanism": {"better": {"row": "QuaRot", "than": ["Baseline"]}}},
+        {"text": "Three.", "section": "5", "mechanism": {"loss_decreasing": {"row": "QuaRot", "over": "Baseline"}}},
     ],
 }
 
@@ -116,7 +116,7 @@ def test_the_scoreboard_begins_with_nothing_and_lists_everything(project: Projec
 def test_a_rendered_target_counts_with_the_outcomes_of_its_claims(project: Project) -> None:
     render(project, "quarot_table1")
     text = scoreboard.index(project)
-    counts = "; 3 claims about them: 1 hold here, 1 are contradicted, 0 undecided, 1 not checkable."
+    counts = "; of 3 mechanisms that they claim 1 are reproduced, 1 not reproduced, 0 undecided, 1 not checkable."
     assert f"1 of 107 tables and figures are built{counts}" in text
     assert f"1 of 20 tables and figures are built{counts}" in text
     assert "| [quarot_table1](quarot_table1.md) |" in text

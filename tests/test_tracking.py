@@ -323,9 +323,9 @@ _OUTCOMES = ("hold", "contradicted", "undecided", "not_checkable")
 
 def test_a_tables_run_counts_its_claims(project: Project) -> None:
     check = {"better": {"row": "Baseline", "than": ["QuaRot"]}}
-    claim = Claim.model_validate({"text": "-", "section": "-", "check": check})
+    claim = Claim.model_validate({"text": "-", "section": "-", "mechanism": check})
     chosen = project.table("quarot_table1").model_copy(update={"claims": (claim,)})
-    decisions = {10.0: ("0", "1", "0", "0"), math.nan: ("0", "0", "0", "1"), 12.0: ("1", "0", "0", "0")}
+    decisions = {1.0: ("0", "1", "0", "0"), math.nan: ("0", "0", "0", "1"), 12.0: ("1", "0", "0", "0")}
     for value, counts in decisions.items():
         compute(project, value=value, row="QuaRot")
         (logged,) = tracking.log_tables(project, [chosen])

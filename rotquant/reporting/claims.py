@@ -2,43 +2,52 @@
 
 The rule. A check says in which region an effect lies: a gain above 0, a loss of at most 2 %. Of our numbers the effect
 is the mean of paired differences over the same seeds and the same windows or items, with a 95 % interval (`estimates`).
-The check *holds* where the whole interval lies in the region, is *contradicted* where all of it lies outside, and is
-*undecided* else, with the number of seeds or items that would decide it at this effect and this noise. A claim of
-several comparisons holds where all do and is contradicted where one is. Since all must hold, their number calls for no
-allowance (Berger 1982, intersection-union tests).
+A comparison *holds* where the whole interval lies in the region and is *contradicted* where all of it lies outside,
+each with a probability of 2.5 % at most where the truth lies on the border; between it is *undecided*, with the number
+of seeds or items that would decide it at this effect and this noise.
+
+A claim of several comparisons holds where all do: since all must, their number calls for no allowance (Berger 1982,
+intersection-union tests). It is contradicted where one is, and there the number counts: by Holm's rule (1979) the
+probability that any is contradicted wrongly stays at 2.5 %, at 5 % where a region has two borders that are near.
 
 What has no noise, a fact of one network or the paper's printed number, is compared as it is. Something random that has
-run with one seed decides nothing. *Not checkable* is what lacks a number or its noise, and what overflowed: whose fault
-that is, no claim says. An Inf or NaN that a paper prints is its word for a network that broke down, and ranks worst.
-Columns computed by the same runs count once, and no run is compared with itself.
+run with one seed decides nothing. *Not checkable* is what lacks a number or its noise, what overflowed, and what was
+measured on different windows or items. An Inf or NaN that a paper prints is its word for a network that broke down, and
+ranks worst. No network is compared with itself, under whatever names, and columns computed by the same runs count once.
 
-A claim has up to two lines: its direction, and its magnitude in the paper's units. The second is judged where all
-columns are the paper's own models; elsewhere ours stands beside the paper's.
+A claim's mechanism is judged anywhere, what it says of the paper's setting on the paper's own models or its GPU alone,
+and a fact nowhere (`study.checks`). What is not reproduced is followed by what its experiment found.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from rotquant.foundation.errors import lookup
-from rotquant.reporting.effects import CHECKS, Decision, Finding, Numbers, View
-from rotquant.reporting.words.describe import is_stand_in
-from rotquant.study.checks import Claim
+from rotquant.foundation.errors import ResultError, lookup
+from rotquant.reporting.effects import CHECKS, Decision, Finding, Numbers, View, allowing_for_their_number
+from rotquant.reporting.words.describe import is_about_models, is_stand_in
+from rotquant.study.checks import About, Claim, Statement, named_by_experiment, names_in
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity
-from rotquant.study.results import RunResult
-from rotquant.study.settings import SettingsClaim
-from rotquant.study.speed.definitions import SpeedClaim
+from rotquant.study.results import RunResult, read_result, run_path
 from rotquant.study.tables import Table
-from rotquant.study.values import Values, known_quantities
+from rotquant.study.values import Values, known_quantities, numbers_of
 
-Shown = Decision | Literal["not judged"]
+Shown = Literal["reproduced", "not reproduced", "undecided", "not checkable", "not tested here"]
 Results = Mapping[str, RunResult]
+Check = Mapping[str, Mapping[str, Any]]
+
+_WORDS: dict[Decision, Shown] = {
+    "holds": "reproduced",
+    "contradicted": "not reproduced",
+    "undecided": "undecided",
+    "not checkable": "not checkable",
+}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one set of numbers says about a claim. `missing` names what could not be compared for want of a number."""
+    """What one set of numbers says about a check. `missing` names what could not be compared for want of a number."""
 
     findings: tuple[Finding, ...]
     missing: tuple[str, ...] = ()
@@ -46,7 +55,7 @@ class Verdict:
     @property
     def decision(self) -> Decision:
         """The rule for several comparisons; what is not checkable among them leaves the rest without a verdict."""
-        found = [finding.decision for finding in self.findings]
+        found = [finding.decision for finding in self.findings if finding.compares]
         if "contradicted" in found:
             return "contradicted"
         if not found or "not checkable" in found:
@@ -55,37 +64,64 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A claim, or its magnitude, with the verdict by our numbers and the verdict by the paper's own.
+class Answer:
+    """The verdict on one check of a claim by our numbers and by the paper's own. judged: whether ours decide."""
 
-    judged: whether ours decide; a magnitude on other models than the paper's does not.
-    """
-
-    claim: Claim | SpeedClaim | SettingsClaim
     ours: Verdict
     papers: Verdict
-    magnitude: bool = False
     judged: bool = True
 
     @property
     def here(self) -> Shown:
         """The decision by our numbers."""
-        return self.ours.decision if self.judged else "not judged"
+        return _WORDS[self.ours.decision] if self.judged else "not tested here"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A claim with an answer to each of its checks, and by our numbers to that of its experiment.
+
+    experiment: None where there is none, where it is not needed, and where its numbers are not computed.
+    """
+
+    claim: Statement
+    answers: Mapping[About, Answer]
+    experiment: Verdict | None = None
+
+    @property
+    def mechanism(self) -> Answer | None:
+        """The answer about its direction."""
+        return self.answers.get("mechanism")
+
+    @property
+    def setting(self) -> Answer | None:
+        """The answer about the paper's setting."""
+        return self.answers.get("setting")
+
+    @property
+    def fact(self) -> Answer | None:
+        """The numbers of what is not judged."""
+        return self.answers.get("fact")
+
+    @property
+    def is_not_reproduced(self) -> bool:
+        """Whether something that is judged is not reproduced."""
+        return _calls_for_a_cause(self.answers)
 
 
 @dataclass(frozen=True)
 class Score:
-    """How many claims hold, are contradicted, undecided and not checkable by our numbers."""
+    """How many mechanisms are reproduced, not reproduced, undecided and not checkable."""
 
-    holds: int = 0
-    contradicted: int = 0
+    reproduced: int = 0
+    not_reproduced: int = 0
     undecided: int = 0
     unchecked: int = 0
 
     @property
     def total(self) -> int:
         """How many there are."""
-        return self.holds + self.contradicted + self.undecided + self.unchecked
+        return self.reproduced + self.not_reproduced + self.undecided + self.unchecked
 
 
 def outcomes(project: Project, table: Table, values: Values, results: Results) -> tuple[Outcome, ...]:
@@ -103,38 +139,75 @@ def outcomes(project: Project, table: Table, values: Values, results: Results) -
     if not measured:
         return ()
     known, main = known_quantities(project, table, values), measured[0]
-    computed = {column: project.slot(table, column) for column in project.columns(table)}
+    unknown = f"table {table.id}: a claim is about the unknown quantity"
     found = []
     for claim in table.claims:
-        unknown = f"table {table.id}: a claim is about the unknown quantity"
         quantity = main if claim.quantity is None else lookup(known, claim.quantity, unknown)
-        papers_own = not any(is_stand_in(computed[name]) for name in claim.columns or computed if name in computed)
-        for check, magnitude in ((claim.check, False), (claim.magnitude, True)):
-            if check is not None:
-                ours = judge(claim, check, table, values.ours, quantity, results)
-                papers = judge(claim, check, table, values.published, quantity)
-                found.append(Outcome(claim, ours, papers, magnitude, papers_own or not magnitude))
+        answers: dict[About, Answer] = {}
+        for about, check in claim.checks.items():
+            ours = judge(check, table, values.ours, quantity, results, claim.columns)
+            papers = judge(check, table, values.published, quantity, columns=claim.columns)
+            answers[about] = Answer(ours, papers, about == "mechanism" or _is_the_papers(project, table, claim))
+        tested = _tested(project, table, claim) if _calls_for_a_cause(answers) else None
+        found.append(Outcome(claim, answers, tested))
     return tuple(found)
 
 
+def _is_the_papers(project: Project, table: Table, claim: Claim) -> bool:
+    """Whether all columns that a claim is about are the paper's own models, or no model takes part."""
+    computed = {column: project.slot(table, column) for column in project.columns(table)}
+    asked = [computed[name] for name in claim.columns or computed if name in computed]
+    return not is_about_models(table) or not any(map(is_stand_in, asked))
+
+
+def _calls_for_a_cause(answers: Mapping[About, Answer]) -> bool:
+    return any(answers[about].here == "not reproduced" for about in ("mechanism", "setting") if about in answers)
+
+
+def _tested(project: Project, table: Table, claim: Claim) -> Verdict | None:
+    """What a claim's experiment says by our numbers; None without one, or where some of its runs are not computed."""
+    if (experiment := claim.experiment) is None:
+        return None
+    target = project.table(experiment.target or table.id)
+    inherited = claim if target.id == table.id else None
+    columns = experiment.columns or (inherited and inherited.columns)
+    name = experiment.quantity or (inherited and inherited.quantity)
+    measured = {quantity.name: quantity for quantity in project.quantities(target)}
+    unknown = f"table {table.id}: an experiment is about the unknown quantity"
+    quantity = lookup(measured, name or next(iter(measured)), unknown)
+    rows = {name for kind, name in named_by_experiment(experiment) if kind == "row"}
+    cells = [
+        cell for cell in project.cells(target.id) if cell.row in rows and cell.column in (columns or (cell.column,))
+    ]
+    try:
+        found = {run.key: read_result(project.root / run_path(run.key)) for cell in cells for run in cell.runs}
+    except ResultError:
+        return None
+    return judge(experiment.check, target, numbers_of(cells, found), quantity, found, columns)
+
+
 def score(decided: Sequence[Outcome]) -> Score:
-    """Count the outcomes by our numbers; what is not judged is no outcome."""
-    found = [outcome.here for outcome in decided]
-    return Score(*(found.count(name) for name in ("holds", "contradicted", "undecided", "not checkable")))
+    """Count the mechanisms by our numbers; settings and facts are no part of a score."""
+    found = [outcome.mechanism.here for outcome in decided if outcome.mechanism is not None]
+    return Score(*(found.count(name) for name in _WORDS.values()))
 
 
 def judge(
-    claim: Claim,
-    check: Mapping[str, Mapping[str, object]],
+    check: Check,
     table: Table,
     numbers: Numbers,
     quantity: Quantity,
     results: Results | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Verdict:
-    """Decide a check of a claim by the given numbers of one quantity: ours with their `results`, or the paper's."""
+    """Decide a check by the given numbers of one quantity: ours with their `results`, or the paper's.
+
+    Args:
+        columns: those that it is about; default all.
+    """
     ((kind, arguments),) = check.items()
-    columns = [column.name for column in table.columns if claim.columns is None or column.name in claim.columns]
-    view = View(quantity, columns, numbers, results)
-    found = list(CHECKS[kind](view, **arguments))
-    findings = tuple(result for result in found if isinstance(result, Finding))
+    chosen = [column.name for column in table.columns if columns is None or column.name in columns]
+    rows = [name for kind, name in names_in(check) if kind == "row"]
+    found = list(CHECKS[kind](View(quantity, chosen, numbers, results, rows), **arguments))
+    findings = allowing_for_their_number([result for result in found if isinstance(result, Finding)])
     return Verdict(findings, tuple(dict.fromkeys(result for result in found if isinstance(result, str))))

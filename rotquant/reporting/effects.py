@@ -7,13 +7,13 @@ a row is better than another, a loss by how much it is worse. What lacks a numbe
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from rotquant.foundation.errors import ResultError
-from rotquant.reporting.estimates import MOST, Array, Estimate, Interval, deviation_ratio
+from rotquant.reporting.estimates import CONFIDENCE, MOST, Array, Estimate, Interval, deviation_ratio
+from rotquant.reporting.pairing import same_items, source
 from rotquant.study.quantities import PERPLEXITY, Quantity
 from rotquant.study.results import RunResult
 from rotquant.study.values import Number, Place, observed
@@ -24,20 +24,46 @@ Numbers = Mapping[Place, Number]
 #: Slack of every bound: printed numbers have two decimals, and 6.10 - 5.47 must not exceed 0.63 by a rounding error.
 EPSILON = 1e-9
 
+#: How probable a claim of one comparison or of many is contradicted at most where the truth lies on a border.
+LEVEL = (1 - CONFIDENCE) / 2
+
 Decision = Literal["holds", "contradicted", "undecided", "not checkable"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison of a claim: where, with which numbers, and what it says.
+    """One comparison of a claim: where, with which numbers, and what it says by itself.
 
     needed: of an undecided one, what would decide it.
+    compares: whether it compares two networks, and not one with itself under two names.
+    chance: of a contradicted one how probable an effect this far outside is where the truth lies on the border; 1 of
+    others, None where nothing is random.
     """
 
     place: str
     numbers: str
     decision: Decision
     needed: str = ""
+    compares: bool = True
+    chance: float | None = None
+
+
+def allowing_for_their_number(found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings of one claim, contradicted only as far as their number allows (Holm 1979).
+
+    Of n comparisons with noise the most improbable contradicts where its chance is at most `LEVEL` / n, the next where
+    its is at most `LEVEL` / (n - 1), and so on until one does not: that and the rest are undecided.
+    """
+    ranked = sorted(
+        (at for at, one in enumerate(found) if one.chance is not None), key=lambda at: found[at].chance or 0.0
+    )
+    told, rejects = list(found), True
+    for rank, at in enumerate(ranked):
+        left = len(ranked) - rank
+        rejects = rejects and (found[at].chance or 0.0) <= LEVEL / left
+        if found[at].decision == "contradicted" and not rejects:
+            told[at] = replace(found[at], decision="undecided", needed=f"too near the bound for one of {len(ranked)}")
+    return tuple(told)
 
 
 Results = Iterator[Finding | str]
@@ -66,24 +92,33 @@ class Region:
 
 
 ABOVE_ZERO = Region(low=0.0, open=True)
+_OTHER_ITEMS = "measured on different windows or items, so that they cannot be paired; compute them again together"
+_ONE_RUN = "the same run, so that nothing is compared"
+_SAME_NETWORK = "equal on all {}: one network under two names, so that nothing is compared"
 _BROKEN = Estimate.exact(math.nan)
 
 
 class View:
     """What one check is decided by: the numbers of one quantity, and the columns it is about, none computed twice.
 
-    results: the runs behind numbers of ours; None for the paper's.
+    results: the runs behind numbers of ours; None for the paper's. rows: those that it is about; columns with the same
+    runs in all of them are one.
     """
 
     def __init__(
-        self, quantity: Quantity, columns: Sequence[str], numbers: Numbers, results: Mapping[str, RunResult] | None
+        self,
+        quantity: Quantity,
+        columns: Sequence[str],
+        numbers: Numbers,
+        results: Mapping[str, RunResult] | None,
+        rows: Sequence[str],
     ) -> None:
         self.quantity, self.results = quantity, results
         self.numbers = {(row, column): one for (row, column, name), one in numbers.items() if name == quantity.name}
         runs: dict[object, str] = {}
         for column in columns:
-            same = tuple(sorted((row, one.runs) for (row, name), one in self.numbers.items() if name == column))
-            runs.setdefault(same if any(keys for _, keys in same) else column, column)
+            same = tuple(self.numbers[row, column].runs for row in rows if (row, column) in self.numbers)
+            runs.setdefault(same if any(same) else column, column)
         self.columns = tuple(runs.values())
         self._estimates: dict[tuple[str, str], Estimate] = {}
 
@@ -107,13 +142,10 @@ class View:
         random = len(number.values) > 1 or any(run is not None and run.run.recipe.is_random for run in runs)
         items = [observed(run, self.quantity.key) for run in runs if run is not None]
         kept = [one for one in items if one is not None]
-        if len({len(one) for one in kept}) > 1:
-            raise ResultError(
-                f"the runs {', '.join(number.runs)} answered different items, made by different versions: compute "
-                "them again, all on one machine."
-            )
-        rows = np.stack(kept) if len(kept) == len(number.values) else np.array(number.values)[:, None]
-        return Estimate(rows, number.seeds if random else ())
+        alike = len(kept) == len(number.values) and len({len(one) for one in kept}) == 1
+        rows = np.stack(kept) if alike else np.array(number.values)[:, None]
+        first = next((run for run in runs if run is not None), None)
+        return Estimate(rows, number.seeds if random else (), None if first is None else source(first))
 
     def gain(self, row: str, over: str, column: str) -> Estimate:
         """By how much a row is better than another, in the quantity's unit."""
@@ -142,16 +174,29 @@ class View:
         if absent:
             return absent
         found = {row: self.numbers[row, column] for row in rows}
+        if others := self._on_other_items(found):
+            return [Finding(f"{' and '.join(others)}, {column}", _OTHER_ITEMS, "not checkable")]
         broken: list[Finding | str] = [
             Finding(f"{row}, {column}", f"{_show(number.mean)}, not finite", "not checkable")
             for row, number in found.items()
             if not self.printed and not self.quantity.checkable(number.mean)
         ]
-        alike = len(set(rows)) > len({number.runs for number in found.values() if number.runs}) > 0
-        return broken or ([f"a second run: {' and '.join(rows)} in {column} are one"] if alike else [])
+        runs = [number.runs for number in found.values()]
+        alike = " and ".join(row for row, number in found.items() if number.runs and runs.count(number.runs) > 1)
+        return broken or ([Finding(f"{alike}, {column}", _ONE_RUN, "not checkable", compares=False)] if alike else [])
+
+    def _on_other_items(self, found: Mapping[str, Number]) -> list[str]:
+        """The rows with a run on other windows or items than the first row's first run."""
+        known = self.results or {}
+        runs = [(row, known[key]) for row, number in found.items() for key in number.runs if key in known]
+        others = dict.fromkeys(row for row, run in runs[1:] if not same_items(runs[0][1], run))
+        return list(dict.fromkeys((runs[0][0], *others))) if others else []
 
     def find(self, place: str, numbers: str, what: str, effect: Estimate, region: Region, unit: str = "") -> Finding:
         """Decide one comparison. what: the effect's name; numbers: what is compared, as shown before it."""
+        if not self.printed and effect.is_nothing:
+            text = f"{numbers}, {_SAME_NETWORK.format(self._items)}"
+            return Finding(place, text, "not checkable", compares=False)
         return self.decide(place, numbers, what, effect.interval(), region, unit)
 
     def decide(self, place: str, numbers: str, what: str, found: Interval, region: Region, unit: str = "") -> Finding:
@@ -166,7 +211,9 @@ class View:
         shown = f"{numbers}, {what} {size} [{_signed(found.low)}, {_signed(found.high)}] {self._taken(found)}"
         decision = region.decide(found.low, found.high)
         needed = self._needed(found, region) if decision == "undecided" else ""
-        return Finding(place, shown, decision, needed)
+        outside = decision == "contradicted" and found.tail is not None
+        chance = found.tail(region.border(found.effect)) if outside else 1.0
+        return Finding(place, shown, decision, needed, chance=chance)
 
     def _taken(self, found: Interval) -> str:
         counts = [f"{found.seeds} seeds"] * (found.seeds > 0) + [f"{found.items:,} {self._items}"] * (found.items > 0)
@@ -302,6 +349,17 @@ def _difference_smaller(view: View, of: Sequence[str], than: Sequence[str]) -> R
             yield _larger(view, f"{column}, {' and '.join(than)}", "a difference of", far, near, " %")
 
 
+def _recovers_most(view: View, row: str, over: str, than: Sequence[str]) -> Results:
+    for column, other in itertools.product(view.columns, than):
+        lacking = view.lacking(column, row, over, other)
+        yield from lacking
+        if not lacking:
+            mine, theirs = (view.loss(name, over, column, percent=False) for name in (row, other))
+            left, _, right = _apart(mine.mean, theirs.mean)
+            text = f"a loss of {left} against {right}, below its half"
+            yield view.find(_place(column, than, other), text, "by", theirs.times(0.5) - mine, ABOVE_ZERO)
+
+
 def _larger(view: View, place: str, what: str, larger: Estimate, smaller: Estimate, unit: str = "") -> Finding:
     left, _, right = _apart(larger.mean, smaller.mean)
     return view.find(place, f"{what} {left} > {right}{unit}", "by", larger - smaller, ABOVE_ZERO, unit)
@@ -376,6 +434,7 @@ CHECKS: dict[str, Callable[..., Results]] = {
     "close": _close,
     "at_most": _at_most,
     "at_least": _at_least,
+    "recovers_most": _recovers_most,
     "loss_decreasing": _loss_decreasing,
     "loss_larger": _loss_larger,
     "gains_increasing": _gains_increasing,

@@ -1,7 +1,13 @@
-"""Claims as data: what a paper says about a table's numbers, and the check that decides it (`reporting.claims`)."""
+"""Claims as data: what a paper says about a table's numbers, and the checks that decide it (`reporting.claims`).
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Self
+A claim has up to three checks, at least one. Its *mechanism* is a direction and is asked of any model. What holds for
+the paper's *setting* alone, magnitudes in its units, bounds from its tables and properties of its weights, is asked of
+the paper's own models. A *fact* cannot fail, or has a bound that no sentence of the paper gives: it is shown and not
+judged.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -11,6 +17,8 @@ Names = Annotated[Many[str], Field(min_length=1)]
 Two = Annotated[Many[str], Field(min_length=2, max_length=2)]
 Pairs = Annotated[Many[Two], Field(min_length=1)]
 Amount = Annotated[float, Field(ge=0)]
+About = Literal["mechanism", "setting", "fact"]
+"""What a check is about."""
 
 
 class Loss(Written):
@@ -44,6 +52,13 @@ class Compared(Written):
     """The row that is praised."""
     than: Names
     """The rows that it is compared with."""
+
+
+class Recovery(Loss):
+    """What a row makes up for of another's loss."""
+
+    than: Names
+    """The rows whose losses it makes up for."""
 
 
 class Comparison(Compared):
@@ -127,6 +142,8 @@ class Check(Written):
     """The row's number is at most this value."""
     at_least: Limit | None = None
     """The row's number is at least this value."""
+    recovers_most: Recovery | None = None
+    """row loses on `over` less than half of what each of `than` loses on it."""
     loss_decreasing: Loss | None = None
     """What row loses on `over` gets smaller from each column to the next."""
     loss_larger: LossLarger | None = None
@@ -152,21 +169,26 @@ class Check(Written):
         return self
 
 
+Checked = Annotated[dict[str, dict[str, Any]], AsData(Check)]
+
+#: Checks whose bound is in the paper's units; a margin `points` of others is, too. A bound of 0 asks for a sign.
+_BOUNDS = ("loss_at_most", "close", "at_most", "at_least", "range_at_least")
+
+
 class Experiment(Written):
-    """What was measured to find out why a statement is contradicted here."""
+    """A test of what would explain that a claim is not reproduced: the page prints the cause and what the test
+    found."""
 
-    text: str
-    """What it varies and what it would show, in one sentence."""
-    rows: Many[str] = ()
-    """Rows of the same page that are measured for it."""
+    cause: str
+    """The cause, as a statement: "GPTQ makes up for what the rotation leaves"."""
     target: str | None = None
-    """The table, figure or report that shows it, where that is another page."""
-
-    @model_validator(mode="after")
-    def _is_somewhere(self) -> Self:
-        if (self.target is None) == (not self.rows):
-            raise ValueError("an experiment is either some `rows` of the page or another `target`")
-        return self
+    """The table, figure or report with the numbers that test it; default the claim's own."""
+    columns: Names | None = None
+    """Its columns; default all, of the claim's own table those of the claim."""
+    quantity: str | None = None
+    """What is compared there; default its main one, of the claim's own table that of the claim."""
+    check: Checked
+    """What is true of these numbers if the cause is right. It names the rows that were measured for it."""
 
 
 class Statement(Written):
@@ -180,43 +202,69 @@ class Statement(Written):
     """The paper's own words that it rests on, in short; none where these are no sentence of the paper."""
     note: str | None = None
     """Where the check had to depart from the words, how and why."""
-    experiment: Experiment | None = None
-    """What tests why it is contradicted; shown where it is."""
-
-
-Checked = Annotated[dict[str, dict[str, Any]], AsData(Check)]
 
 
 class Claim(Statement):
-    """A statement of the paper about a table, with the checks of its direction and magnitude (`reporting.claims`)."""
+    """A statement of the paper about a table, with the checks of what it is about (`reporting.claims`)."""
 
     columns: Names | None = None
     """Columns that the claim is about; default all."""
     quantity: str | None = None
     """What is compared, such as perplexity, average or piqa; default the table's main one."""
-    check: Checked | None = None
-    """Its direction, or what else can be asked of any model: tested."""
-    magnitude: Checked | None = None
-    """How much it is in the paper's units: shown beside ours, and decided on the paper's models alone."""
+    mechanism: Checked | None = None
+    """Its direction, asked of any model: reproduced, not reproduced, undecided or not checkable."""
+    setting: Checked | None = None
+    """What is said of the paper's own models: magnitudes, bounds from its tables, properties of their weights. Judged
+    on these models alone, elsewhere not tested."""
+    fact: Checked | None = None
+    """What cannot fail, or has a bound that the paper does not give: shown with its numbers, without a verdict."""
+    experiment: Experiment | None = None
+    """What tests why it is not reproduced; shown where it is not."""
 
     @model_validator(mode="after")
     def _asks_something(self) -> Self:
-        if self.check is None and self.magnitude is None:
-            raise ValueError("a claim has a check, a magnitude or both")
+        if not self.checks:
+            raise ValueError("a claim has a mechanism, a setting or a fact")
+        for kind, arguments in (self.mechanism or {}).items():
+            if (kind in _BOUNDS and arguments.get("value") != 0) or arguments.get("points"):
+                raise ValueError(f"a mechanism is a direction; the bound of {kind} belongs to `setting` or `fact`")
+        if self.experiment is not None and self.mechanism is None and self.setting is None:
+            raise ValueError("a fact is not judged, so that no experiment can explain it")
         return self
 
+    @model_validator(mode="after")
+    def _is_not_explained_by_itself(self) -> Self:
+        if self.experiment is not None and self.experiment.target is None and self.experiment.quantity is None:
+            own = {name for check in self.checks.values() for name in names_in(check)}
+            if set(named_by_experiment(self.experiment)) <= own | {("column", name) for name in self.columns or ()}:
+                raise ValueError("an experiment names a row, a column or a quantity that the claim itself does not")
+        return self
 
-def checks_of(claim: Claim) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The checks of a claim as (kind, arguments): its direction, then its magnitude."""
-    for check in (claim.check, claim.magnitude):
-        yield from (check or {}).items()
+    @property
+    def checks(self) -> Mapping[About, Mapping[str, Mapping[str, Any]]]:
+        """Its checks, each a kind of check with arguments, by what they are about."""
+        found = {about: getattr(self, about) for about in get_args(About)}
+        return {about: check for about, check in found.items() if check is not None}
 
 
 def named_by(claim: Claim) -> Iterator[tuple[str, str]]:
-    """The rows and columns that a claim names, as ("row", name) and ("column", name)."""
+    """The rows and columns of its own table that a claim names, as ("row", name) and ("column", name)."""
     yield from (("column", name) for name in claim.columns or ())
-    yield from (("row", name) for name in (claim.experiment.rows if claim.experiment else ()))
-    for kind, arguments in checks_of(claim):
+    for check in claim.checks.values():
+        yield from names_in(check)
+    if claim.experiment is not None and claim.experiment.target is None:
+        yield from named_by_experiment(claim.experiment)
+
+
+def named_by_experiment(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """The rows and columns of its target that an experiment names, as `named_by`."""
+    yield from (("column", name) for name in experiment.columns or ())
+    yield from names_in(experiment.check)
+
+
+def names_in(check: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The rows and columns that a check names, as `named_by`."""
+    for kind, arguments in check.items():
         for key, value in arguments.items():
             if key in ("row", "over", "column"):
                 yield "column" if key == "column" else "row", value

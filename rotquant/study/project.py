@@ -24,6 +24,7 @@ from rotquant.models.checkpoints import base_folder
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import check_widths, override_all
 from rotquant.recipes.schemes import Metric
+from rotquant.study.checks import named_by_experiment
 from rotquant.study.configuration import PAPERS, Config, Slot, find_root, load_config
 from rotquant.study.quantities import Quantity, called
 from rotquant.study.resolution import check_names, resolve, resolve_metric, site_widths
@@ -341,16 +342,17 @@ def load_project(
 
 
 def _check_experiments(project: Project) -> None:
-    """A claim's experiment is a page that there is."""
+    """A claim's experiment names rows that are computed, and columns, of a table of accuracy that there is."""
     for table in project.tables.values():
         for number, claim in enumerate(table.claims, 1):
-            target = claim.experiment and claim.experiment.target
-            if target is not None and target not in project.tables:
-                lookup(
-                    {**project.tables, **project.speed, **project.settings},
-                    target,
-                    f"table {table.id}, claim {number}: unknown target",
-                )
+            if (experiment := claim.experiment) is None:
+                continue
+            where = f"table {table.id}, claim {number}, experiment"
+            target = lookup(project.tables, experiment.target or table.id, f"{where}: unknown target")
+            rows = {row.name: row for row in target.computed_rows}
+            columns = {column.name: column for column in target.columns}
+            for kind, name in named_by_experiment(experiment):
+                lookup(rows if kind == "row" else columns, name, f"{where}: {target.id} computes no {kind}")
 
 
 @contextmanager

@@ -108,10 +108,10 @@ class SettingsCheck(Written):
 
 
 class SettingsClaim(Statement):
-    """What a paper says of how methods quantize."""
+    """What a paper says of how methods quantize: a fact, since the recipes here were written after it."""
 
-    check: SettingsCheck
-    """What is asked of the recipes here."""
+    fact: SettingsCheck
+    """What is asked of the recipes here: shown with the cells, without a verdict."""
 
 
 class SettingsFields(Titled):
@@ -136,7 +136,7 @@ class SettingsFields(Titled):
             for column in row.differs:
                 lookup(columns, column, f"rows.{row.name}.differs: unknown column")
         for number, claim in enumerate(self.claims):
-            asked, told = claim.check.as_printed, claim.check.told
+            asked, told = claim.fact.as_printed, claim.fact.told
             for row in (asked.rows or () if asked else ()) + (told.rows if told else ()):
                 lookup(rows, row, f"claims.{number}: unknown row")
             for column in (asked.columns or () if asked else ()) + ((told.column,) if told else ()):
@@ -272,7 +272,7 @@ def _cells(
 
 def asked_cells(settings: Settings, claim: SettingsClaim) -> Iterator[tuple[Setting, str]]:
     """The cells that a claim is about, each with what it is asked to say."""
-    asked, told = claim.check.as_printed, claim.check.told
+    asked, told = claim.fact.as_printed, claim.fact.told
     for cell in settings.cells:
         if asked and cell.row in (asked.rows or (cell.row,)) and cell.column in (asked.columns or (cell.column,)):
             if cell.published is not None:

@@ -22,7 +22,7 @@ from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import atomic_path
 from rotquant.metrics.zeroshot.suites import TASKS
 from rotquant.recipes.schemes import ZeroShot
-from rotquant.study.project import Project
+from rotquant.study.project import Cell, Project
 from rotquant.study.quantities import Quantity, quantities
 from rotquant.study.results import RunResult, read_result, run_path, table_path
 from rotquant.study.samples import observations
@@ -163,19 +163,26 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
         slots = ", ".join(dict.fromkeys(column.slot for column in table.columns))
         raise ResultError(f"table {table.id} has no column to compute: its slots ({slots}) have `compute: false`.")
     results = _results_of(project, table)
-    ours: dict[Place, Number] = {}
     texts: dict[Place, Text] = {}
     for cell in project.cells(table.id):
         seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
-        for quantity in cell.quantities:
-            place = cell.row, cell.column, quantity.name
-            if quantity.text:
-                texts[place] = Text(tuple(results[key].texts[quantity.key] for key in keys), seeds, keys)
-                continue
+        for quantity in (one for one in cell.quantities if one.text):
+            found = tuple(results[key].texts[quantity.key] for key in keys)
+            texts[cell.row, cell.column, quantity.name] = Text(found, seeds, keys)
+    ours = numbers_of(project.cells(table.id), results)
+    return Values(ours, printed(project, table), texts, printed_texts(project, table)), results
+
+
+def numbers_of(cells: Iterable[Cell], results: Mapping[str, RunResult]) -> dict[Place, Number]:
+    """The numbers of cells, from the results of all their runs by key."""
+    found = {}
+    for cell in cells:
+        seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
+        for quantity in (one for one in cell.quantities if not one.text):
             numbers = tuple(results[key].metrics[quantity.key] for key in keys)
             error = standard_error([observed(results[key], quantity.key) for key in keys])
-            ours[place] = Number.of_seeds(numbers, seeds, keys, error)
-    return Values(ours, printed(project, table), texts, printed_texts(project, table)), results
+            found[cell.row, cell.column, quantity.name] = Number.of_seeds(numbers, seeds, keys, error)
+    return found
 
 
 def observed(result: RunResult, quantity: str) -> NDArray[np.float64] | None:

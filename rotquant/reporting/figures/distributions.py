@@ -56,7 +56,7 @@ def distribution(project: Project, table: Table, values: Values, sheet: Sheet) -
 def _printed_range(table: Table, row: str, quantity: Quantity, main: Quantity) -> str:
     """What the paper says of the distance from the best to the worst seed of a row, by the claim about it."""
     for claim in table.claims:
-        check = (claim.magnitude or {}).get("range_at_least", {})
+        check = (claim.setting or {}).get("range_at_least", {})
         if check.get("row") == row and (claim.quantity or main.name) == quantity.name:
             return f"{check['points']:g}{_unit(quantity)} apart (Sec. {claim.section})"
     return ""

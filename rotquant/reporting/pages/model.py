@@ -100,21 +100,45 @@ def beside(ours: GridColumn, *papers: GridColumn) -> tuple[GridColumn, ...]:
     return (ours, *(paper for paper in papers if any(text != "-" for text in paper.texts)))
 
 
+class Judged(NamedTuple):
+    """A check of a claim, decided by our numbers and by the paper's. ours, published: what stands behind each."""
+
+    here: Shown
+    papers: Decision
+    ours: str
+    published: str
+
+
 @dataclass(frozen=True)
 class ClaimLine:
-    """A claim or its magnitude, decided by our numbers and by the paper's.
+    """A claim with its two verdicts, about its mechanism and about the paper's setting.
 
-    quote: the paper's words. note: how it is checked. experiment: what tests why it is contradicted here. ours,
-    published: what stands behind each verdict.
+    quote: the paper's words. note: how it is checked. cause: of what is not reproduced what its experiment found, or
+    that the cause is unknown.
     """
 
     text: str
     section: str
     quote: str | None
     note: str | None
-    experiment: str | None
-    here: Shown
-    papers: Decision
+    cause: str | None
+    mechanism: Judged | None
+    setting: Judged | None
+
+    @property
+    def verdicts(self) -> list[tuple[str, Judged]]:
+        """Both verdicts, as far as they are asked, by what they are about."""
+        both = (("mechanism", self.mechanism), ("the paper's setting", self.setting))
+        return [(about, judged) for about, judged in both if judged is not None]
+
+
+class FactLine(NamedTuple):
+    """What is not judged: the statement, and our numbers and the paper's."""
+
+    text: str
+    section: str
+    quote: str | None
+    note: str | None
     ours: str
     published: str
 
@@ -126,16 +150,19 @@ class Claims:
     lines: tuple[ClaimLine, ...]
     score: Score
     name: ClaimsName
+    facts: tuple[FactLine, ...] = ()
 
     @property
     def title(self) -> str:
-        """How many of them hold."""
-        verb = "are reached" if self.name == "Goals" else "hold here"
-        against = "missed" if self.name == "Goals" else "contradicted"
-        others = ((against, self.score.contradicted), ("undecided", self.score.undecided))
+        """How many mechanisms are reproduced; of goals how many are reached."""
+        if not self.score.total:
+            return self.name
+        goals = self.name == "Goals"
+        done, against = ("reached", "missed") if goals else ("mechanisms reproduced", "not reproduced")
+        others = ((against, self.score.not_reproduced), ("undecided", self.score.undecided))
         named = (*others, ("not checkable", self.score.unchecked))
         counts = "".join(f", {count} {word}" for word, count in named if count)
-        return f"{self.name}: {self.score.holds} of {self.score.total} {verb}{counts}"
+        return f"{self.name}: {self.score.reproduced} of {self.score.total} {done}{counts}"
 
 
 class Tasks(NamedTuple):

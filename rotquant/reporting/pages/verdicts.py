@@ -1,42 +1,59 @@
-"""The claims of a report: what each says here and by the paper's own numbers, and what tests a contradiction."""
+"""The claims of a report: what each says here and by the paper's own numbers, and why it is not reproduced."""
 
 from collections.abc import Sequence
 
-from rotquant.reporting.claims import Outcome, Verdict, score
-from rotquant.reporting.pages.model import ClaimLine, Claims, ClaimsName
-from rotquant.study.checks import Experiment
+from rotquant.reporting.claims import Answer, Outcome, Verdict, score
+from rotquant.reporting.pages.model import ClaimLine, Claims, ClaimsName, FactLine, Judged
+from rotquant.study.checks import Claim, Experiment
+
+UNKNOWN = "cause unknown"
 
 
 def claims_of(decided: Sequence[Outcome], name: ClaimsName) -> Claims:
-    """The claims with their verdicts; a magnitude has a line of its own below the direction."""
-    return Claims(tuple(map(_line, decided)), score(decided), name)
+    """The claims with their verdicts, and apart the facts."""
+    judged = tuple(_line(one) for one in decided if one.mechanism or one.setting)
+    facts = tuple(_fact(one, one.fact) for one in decided if one.fact)
+    return Claims(judged, score(decided), name, facts)
 
 
 def _line(outcome: Outcome) -> ClaimLine:
-    claim, contradicted = outcome.claim, outcome.here == "contradicted"
-    again = outcome.magnitude and claim.check is not None  # quote and note are printed with the direction
-    return ClaimLine(
-        f"How much: {claim.text}" if outcome.magnitude else claim.text,
-        claim.section,
-        None if again else claim.quote,
-        None if again else claim.note,
-        _experiment(claim.experiment) if claim.experiment and contradicted else None,
-        outcome.here,
-        outcome.papers.decision,
-        findings(outcome.ours),
-        findings(outcome.papers),
-    )
+    said = outcome.claim
+    both = (None if one is None else _judged(one) for one in (outcome.mechanism, outcome.setting))
+    cause = _cause(outcome) if outcome.is_not_reproduced else None
+    return ClaimLine(said.text, said.section, said.quote, said.note, cause, *both)
 
 
-def _experiment(experiment: Experiment) -> str:
-    rows = " and ".join(experiment.rows)
-    where = f"row {rows}" if rows else f"`{experiment.target}`"
-    return f"{experiment.text.rstrip('.')}: {where}."
+def _judged(answer: Answer) -> Judged:
+    return Judged(answer.here, answer.papers.decision, findings(answer.ours), findings(answer.papers))
 
 
-def findings(verdict: Verdict) -> str:
+def _fact(outcome: Outcome, answer: Answer) -> FactLine:
+    said = outcome.claim
+    numbers = (findings(verdict, otherwise=" (not so)") for verdict in (answer.ours, answer.papers))
+    return FactLine(said.text, said.section, said.quote, said.note, *numbers)
+
+
+def _cause(outcome: Outcome) -> str:
+    """What the experiment found about the cause that it tests, or that the cause is unknown."""
+    claim = outcome.claim
+    if not isinstance(claim, Claim) or claim.experiment is None:
+        return f"{UNKNOWN.capitalize()}: no experiment tests one."
+    experiment, found = claim.experiment, outcome.experiment
+    tested = experiment.cause.rstrip(".")
+    if found is None or found.decision == "not checkable":
+        return f"{UNKNOWN.capitalize()}. {_where(experiment)} would test one and is not computed: {tested}."
+    said = {"holds": "supports it", "contradicted": "speaks against it", "undecided": "leaves it open"}
+    left = "" if found.decision == "holds" else f"; {UNKNOWN}"
+    return f"Tested cause: {tested}. {_where(experiment)} {said[found.decision]} ({findings(found)}){left}."
+
+
+def _where(experiment: Experiment) -> str:
+    return "This table" if experiment.target is None else f"`{experiment.target}`"
+
+
+def findings(verdict: Verdict, otherwise: str = " ❌") -> str:
     """The comparisons behind a verdict in one line; those that do not hold are marked, what lacks a number is named."""
-    marks = {"holds": "", "contradicted": " ❌", "undecided": " (undecided)", "not checkable": " (not checkable)"}
+    marks = {"holds": "", "contradicted": otherwise, "undecided": " (undecided)", "not checkable": " (not checkable)"}
     parts = []
     for finding in verdict.findings:
         mark = f" (undecided: {finding.needed})" if finding.needed else marks[finding.decision]

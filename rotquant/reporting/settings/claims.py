@@ -1,13 +1,14 @@
-"""Claims about settings, decided cell by cell: by the recipes here, and by what the paper's own table prints."""
+"""What a paper says of settings, cell by cell, beside the recipes here and beside what its own table prints."""
 
-from rotquant.reporting.claims import Outcome, Verdict
+from rotquant.reporting.claims import Answer, Outcome, Verdict
 from rotquant.reporting.effects import Finding
 from rotquant.study.settings import Setting, Settings, SettingsClaim, asked_cells
 
 
 def outcomes(settings: Settings) -> tuple[Outcome, ...]:
     """Every claim of a table."""
-    return tuple(Outcome(claim, _ours(settings, claim), _papers(settings, claim)) for claim in settings.table.claims)
+    claims = settings.table.claims
+    return tuple(Outcome(claim, {"fact": Answer(_ours(settings, claim), _papers(settings, claim))}) for claim in claims)
 
 
 def _ours(settings: Settings, claim: SettingsClaim) -> Verdict:

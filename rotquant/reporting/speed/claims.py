@@ -1,18 +1,21 @@
 """Claims about speed, decided by our measurements, and by the paper's on each of its GPUs.
 
 A claim compares two columns by their ratio, or bounds the numbers of one. A number of ours goes from the tenth to the
-ninetieth percentile of its replays, a ratio from the least to the largest that these allow. The claim holds where all
-of that meets the bound, is contradicted where none does, and undecided else. A number without replays, and the paper's,
-is compared as it is. What lacks a number is named and left out; a claim without anything to compare has no verdict.
+ninetieth percentile of its replays, a ratio from the least to the largest that these allow: no confidence interval. The
+claim holds where all of that meets the bound, is contradicted where none does, and undecided else. A number without
+replays, and the paper's, is compared as it is. What lacks a number is named and left out; a claim without anything to
+compare has no verdict. What a claim says of times on the paper's GPU is judged on that GPU alone;
+memory is the same on all.
 """
 
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rotquant.reporting.claims import Outcome, Verdict
+from rotquant.reporting.claims import Answer, Outcome, Verdict
 from rotquant.reporting.effects import Finding, Region
 from rotquant.reporting.speed.numbers import Number, Numbers, row_names
 from rotquant.study.speed.definitions import FACTORS, Check, Grid, SpeedClaim, SpeedTable, matches
@@ -49,8 +52,9 @@ Without `over` the number itself, in SI units.
 """
 
 
-def outcomes(table: SpeedTable, numbers: Numbers) -> tuple[Outcome, ...]:
-    """Every claim of a table."""
+def outcomes(table: SpeedTable, numbers: Numbers, device: str = "") -> tuple[Outcome, ...]:
+    """Every claim of a table. device: the GPU or CPU that ours were measured on."""
+    own = any(_is_of(gpu, device) for gpu in table.gpus)
     found = []
     for claim in table.claims:
         papers = [judge(claim, table, _ratios(table, numbers, gpu), gpu) for gpu in table.gpus]
@@ -58,8 +62,16 @@ def outcomes(table: SpeedTable, numbers: Numbers) -> tuple[Outcome, ...]:
             tuple(finding for verdict in papers for finding in verdict.findings),
             tuple(place for verdict in papers for place in verdict.missing),
         )
-        found.append(Outcome(claim, judge(claim, table, _ratios(table, numbers)), together))
+        ours = judge(claim, table, _ratios(table, numbers))
+        grids = [grid for grid in table.grids if matches(grid.name, claim.grid)]
+        judged = claim.about == "mechanism" or own or all(grid.unit in ("GiB", "GB") for grid in grids)
+        found.append(Outcome(claim, {claim.about: Answer(ours, together, judged)}))
     return tuple(found)
+
+
+def _is_of(gpu: str, device: str) -> bool:
+    """Whether a device is the paper's: "NVIDIA GeForce RTX 3090" has all that "NVIDIA RTX 3090" says."""
+    return all(word in device.casefold() for word in re.split(r"[ -]+", gpu.casefold()))
 
 
 def judge(claim: SpeedClaim, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdict:

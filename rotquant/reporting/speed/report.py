@@ -45,7 +45,10 @@ def speed_report(project: Project, table: SpeedTable, measured: Measured | None 
         figure=table.drawing.caption if table.drawing else None,
         grids=grids,
         notes=table.notes,
-        claims=claims_of(outcomes(table, numbers), "Claims of the paper" if is_of_the_paper(table) else "Goals"),
+        claims=claims_of(
+            outcomes(table, numbers, source.record.gpu if source else ""),
+            "Claims of the paper" if is_of_the_paper(table) else "Goals",
+        ),
         facts=_facts(source) if source else (),
         template="speed/page.md.jinja",
         details={

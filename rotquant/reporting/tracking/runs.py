@@ -241,7 +241,7 @@ def log_report(root: Path, logged: Logged, report: "Report", files: Sequence[Pat
     from mlflow.entities import RunTag
 
     score = report.claims.score
-    claims = {"hold": score.holds, "contradicted": score.contradicted, "undecided": score.undecided}
+    claims = {"hold": score.reproduced, "contradicted": score.not_reproduced, "undecided": score.undecided}
     claims["not_checkable"] = score.unchecked
     tags = {f"claims.{name}": str(count) for name, count in claims.items()}
     for page in (path for path in files if path.suffix == ".md"):

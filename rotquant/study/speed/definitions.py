@@ -18,7 +18,7 @@ from rotquant.bench.registry import BENCHMARKS, Device, find
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import lookup
 from rotquant.foundation.written import Many, Written
-from rotquant.study.checks import Statement
+from rotquant.study.checks import About, Statement
 from rotquant.study.tables import Titled
 
 Units = Literal["ms", "us", "min", "h", "GiB", "GB"]
@@ -176,6 +176,9 @@ class SpeedClaim(Statement):
     """Pattern with * of the grids that it is about."""
     rows: Many[str] = ("*",)
     """Patterns with * of the rows that it is about."""
+    about: About = "mechanism"
+    """Whether it is a direction on any GPU, the paper's number on its GPU, or what cannot fail; goals are judged
+    anywhere."""
     check: Check
     """The check that decides it."""
 

@@ -29,9 +29,6 @@ def load_speed(root: Path) -> dict[str, SpeedTable]:
                 raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
             found[table.id] = table
     for table in found.values():
-        for number, claim in enumerate(table.claims, 1):
-            if claim.experiment and claim.experiment.target:
-                lookup(found, claim.experiment.target, f"table {table.id}, claim {number}: unknown target")
         for part in table.drawing.parts if table.drawing else ():
             lookup(found, part.table, f"figure {table.id}: unknown table").grid(part.grid).column(part.column)
     return dict(sorted(found.items(), key=lambda item: in_order(item[1])))
