@@ -28,8 +28,8 @@ class GridCell(NamedTuple):
 class GridColumn:
     """A column of numbers as printed, "-" for none.
 
-    head: what stands above it alone. published: of the paper's numbers beside ours the GPU that they are of, "" where
-    the paper has one set; None for a column of its own.
+    head: what stands above it alone. published: of the paper's numbers beside ours the GPU or the column that they are
+    of, "" where there is one set; None for a column of its own.
     group, remark, title: the table's column that it belongs to, what that is computed on, and the head below these.
     """
 
