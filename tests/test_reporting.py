@@ -21,6 +21,7 @@ from rotquant.reporting import claims, html, scoreboard
 from rotquant.reporting.figures import draw as figures
 from rotquant.reporting.pages.markdown import markdown
 from rotquant.reporting.pages.report import report_of
+from rotquant.reporting.pages.verdicts import judged_before
 from rotquant.reporting.tracking import Logged
 from rotquant.reporting.words import describe
 from rotquant.reporting.words.numbers import loss_words, show, show_change
@@ -214,6 +215,16 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     for row, (value, said) in found.items():
         compute(project, "quarot_table9", **{"Baseline": 40.0, row: value})
         assert f"Tested cause: Two bits more change nothing. `quarot_table9` {said}" in page(project)
+
+
+def test_a_page_of_the_gallery_can_say_that_older_rules_judged_it(project: Project) -> None:
+    compute(project)
+    marked = judged_before(page(project), "2026-11-24")
+    line = "> Judged by the rules before 2026-11-24; computed anew when the stand-ins change."
+    assert marked.splitlines()[:3] == ["# QuaRot, Table 1: small", "", line]
+    assert marked.replace(f"\n{line}\n", "", 1) == page(project)
+    assert judged_before(marked, "2026-12-01") == marked
+    assert judged_before("# Title\n\nNo claims.\n", "2026-11-24") == "# Title\n\nNo claims.\n"
 
 
 def test_averages_stand_side_by_side_and_tasks_apart(kinds: Project) -> None:

@@ -211,8 +211,8 @@ class View:
         shown = f"{numbers}, {what} {size} [{_signed(found.low)}, {_signed(found.high)}] {self._taken(found)}"
         decision = region.decide(found.low, found.high)
         needed = self._needed(found, region) if decision == "undecided" else ""
-        outside = decision == "contradicted" and found.tail is not None
-        chance = found.tail(region.border(found.effect)) if outside else 1.0
+        tail = found.tail if decision == "contradicted" else None
+        chance = 1.0 if tail is None else tail(region.border(found.effect))
         return Finding(place, shown, decision, needed, chance=chance)
 
     def _taken(self, found: Interval) -> str:
