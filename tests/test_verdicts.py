@@ -16,7 +16,7 @@ from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe, Run
 from rotquant.recipes.schemes import Perplexity
 from rotquant.reporting.claims import Verdict, judge
-from rotquant.reporting.effects import ABOVE_ZERO, CHECKS, Finding, Region, allowing_for_their_number
+from rotquant.reporting.effects import CHECKS
 from rotquant.reporting.estimates import (
     Components,
     Estimate,
@@ -24,6 +24,7 @@ from rotquant.reporting.estimates import (
     deviation_ratio,
     half_width,
 )
+from rotquant.reporting.findings import ABOVE_ZERO, Finding, Region, allowing_for_their_number
 from rotquant.reporting.pairing import same_items
 from rotquant.study.quantities import PERPLEXITY, SNR_DB
 from rotquant.study.results import RunResult

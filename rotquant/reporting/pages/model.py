@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from rotquant.reporting.claims import Score, Shown
-from rotquant.reporting.effects import Decision
+from rotquant.reporting.findings import Decision
 from rotquant.study.results import REPORTS, run_path
 
 Whose = Literal["ours", "published", "chance"]
