@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from rotquant.foundation.errors import ConfigError
 from rotquant.reporting.claims import Score, Verdict, judge, outcomes, score
-from rotquant.reporting.effects import CHECKS, Finding, Numbers
+from rotquant.reporting.effects import CHECKS, Numbers
+from rotquant.reporting.findings import Finding
 from rotquant.study.checks import Check
 from rotquant.study.project import Project
 from rotquant.study.quantities import AVERAGE, PERPLEXITY, SNR_DB, Quantity

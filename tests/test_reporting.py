@@ -21,6 +21,7 @@ from rotquant.reporting import claims, html, scoreboard
 from rotquant.reporting.figures import draw as figures
 from rotquant.reporting.pages.markdown import markdown
 from rotquant.reporting.pages.report import report_of
+from rotquant.reporting.pages.verdicts import judged_before
 from rotquant.reporting.tracking import Logged
 from rotquant.reporting.words import describe
 from rotquant.reporting.words.numbers import loss_words, show, show_change
@@ -208,12 +209,22 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     assert "- fact (Section 5.2)\n   - here: Llama-2-7B: 40.00 to 11.05" in text
     assert "mechanism, here: Llama-2-7B: 40.00 < 11.05, a gain of -28.95 [-29.59, -28.31] (2 seeds) ❌" in text
     found = {
-        "Six bits": (32.5, "supports it (Llama-2-7B: 11.05 < 12.55, a gain of 1.5"),
+        "Six bits": (32.5, "supports it (Llama-2-7B: 11.05 < 32.55, a gain of 21.50"),
         "QuaRot": (14.0, "speaks against"),
     }
     for row, (value, said) in found.items():
-        compute(project, "quarot_table9", **{row: value})
+        compute(project, "quarot_table9", **{"Baseline": 40.0, row: value})
         assert f"Tested cause: Two bits more change nothing. `quarot_table9` {said}" in page(project)
+
+
+def test_a_page_of_the_gallery_can_say_that_older_rules_judged_it(project: Project) -> None:
+    compute(project)
+    marked = judged_before(page(project), "2026-11-24")
+    line = "> Judged by the rules before 2026-11-24; computed anew when the stand-ins change."
+    assert marked.splitlines()[:3] == ["# QuaRot, Table 1: small", "", line]
+    assert marked.replace(f"\n{line}\n", "", 1) == page(project)
+    assert judged_before(marked, "2026-12-01") == marked
+    assert judged_before("# Title\n\nNo claims.\n", "2026-11-24") == "# Title\n\nNo claims.\n"
 
 
 def test_averages_stand_side_by_side_and_tasks_apart(kinds: Project) -> None:
@@ -248,7 +259,8 @@ def test_shared_checkpoints_and_numbers_from_other_tables_are_named(kinds: Proje
     text = page(kinds, "quarot_table11")
     assert "Llama-3-8B and Llama-2-7B are computed on the same checkpoint" in text
     assert "The *published* numbers of Llama-2-7B stand in the paper's" in text
-    assert "| Method | Llama-3-8B | Llama-2-7B | *published* |" in text
+    assert "| Method | Llama-3-8B, Llama-2-7B | *Llama-2-7B* |" in text
+    assert "| QuaRot | 11.05 ± 0.07 | *8.37* |" in text  # one run, one number
 
 
 def test_a_report_of_our_own_names_rare_published_numbers_in_brackets(kinds: Project) -> None:

@@ -1,5 +1,6 @@
 """Pages of speed tables: ratios from records, claims decided by them and by the paper's numbers, nothing invented."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rotquant.foundation.errors import ResultError
 from rotquant.reporting import html
 from rotquant.reporting.claims import Answer
 from rotquant.reporting.pages.markdown import markdown
+from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.speed import figures, limits
 from rotquant.reporting.speed.claims import outcomes
 from rotquant.reporting.speed.grids import digits
@@ -196,6 +198,44 @@ def test_a_check_of_several_columns_asks_each_of_them(project: Project) -> None:
     findings = {finding.place: finding.decision for finding in outcome.ours.findings}
     assert findings == {"INT4, 4096x4096 batch 1": "holds", "FP8, 4096x4096 batch 1": "contradicted"}
     assert outcome.ours.decision == "contradicted"
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "unit", "expected"),
+    [
+        ("NVIDIA H200", ["NVIDIA RTX 3090"], "ms", "not tested here"),
+        ("NVIDIA GeForce RTX 3090", ["NVIDIA RTX 3090"], "ms", "not reproduced"),
+        ("NVIDIA A100-SXM4-80GB", ["NVIDIA RTX 3090", "NVIDIA A100-80GB"], "ms", "not reproduced"),
+        ("NVIDIA A100-SXM4-80GB", ["NVIDIA A100 SXM 40GB"], "ms", "not tested here"),
+        ("NVIDIA H200", ["GPU not named"], "ms", "not tested here"),
+        ("NVIDIA H200", ["NVIDIA RTX 3090"], "GiB", "not reproduced"),  # memory is the same on all
+    ],
+)
+def test_a_papers_times_are_judged_on_its_gpu_alone_and_a_direction_on_any(
+    project: Project, device: str, gpus: list[str], unit: str, expected: str
+) -> None:
+    record(project.root / OWN, table_of(project))
+    data = copy.deepcopy(SPEED["tables"][0])
+    data["grids"][0]["unit"] = unit
+    claims = [
+        {**data["claims"][0], "about": about, "check": {**data["claims"][0]["check"], "at_least": 9}}
+        for about in ("mechanism", "setting", "fact")
+    ]
+    said = {**data, "gpus": gpus, "claims": claims, "published": None, "paper": "quarot", "paper_title": "QuaRot"}
+    table = SpeedTable.model_validate(said)
+    direction, setting, fact = outcomes(table, collect(project, table, find_source(project, table)), device)
+    assert direction.answers["mechanism"].here == "not reproduced"
+    assert setting.answers["setting"].here == expected
+    found = claims_of((direction, setting, fact), "Claims of the paper")
+    assert (found.score.total, len(found.lines), len(found.facts)) == (1, 2, 1)
+    assert "9" in found.facts[0].ours
+
+
+def test_the_brackets_of_speed_are_no_confidence_intervals(project: Project) -> None:
+    record(project.root / OWN, table_of(project))
+    text = page(project, table_of(project))
+    assert "In brackets the 10th to the 90th percentile of the replays" in text
+    assert "95 %" not in text
 
 
 def test_an_increasing_ratio_is_recognised(project: Project) -> None:

@@ -17,7 +17,7 @@ from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity
 from rotquant.reporting.claims import Verdict, judge
-from rotquant.reporting.effects import ABOVE_ZERO, CHECKS, Finding, Region, allowing_for_their_number
+from rotquant.reporting.effects import CHECKS
 from rotquant.reporting.estimates import (
     Components,
     Estimate,
@@ -25,6 +25,7 @@ from rotquant.reporting.estimates import (
     deviation_ratio,
     half_width,
 )
+from rotquant.reporting.findings import ABOVE_ZERO, Finding, Region, allowing_for_their_number
 from rotquant.reporting.pairing import same_items
 from rotquant.study.quantities import PERPLEXITY, SNR_DB
 from rotquant.study.results import RunResult
@@ -131,7 +132,8 @@ def test_the_interval_has_the_true_effect_in_it_as_often_as_it_says(seeds: int, 
     it is wider where only both together count; the sum of both factors' variances would have 99 % there."""
     generator = np.random.default_rng(seeds)
     shapes = ((3000, seeds, 1), (3000, 1, 200), (3000, seeds, 200))
-    tables = sum(size * generator.normal(size=shape) for size, shape in zip(noise, shapes, strict=True))
+    parts = [size * generator.normal(size=shape) for size, shape in zip(noise, shapes, strict=True)]
+    tables = parts[0] + parts[1] + parts[2]
     half = half_width(components(tables), np.float64(seeds), np.float64(200))
     covered = (abs(tables.mean(axis=(1, 2))) <= half).mean()
     assert 0.93 <= covered <= (0.98 if noise == BOTH_ALONE else 0.97)
@@ -163,8 +165,7 @@ def test_the_number_of_comparisons_makes_no_false_contradictions(comparisons: in
         found = [Estimate(one, (0, 1, 2)).interval() for one in observed]
         said = [ABOVE_ZERO.decide(one.low, one.high) for one in found]
         chances = [one.tail(0.0) if one.tail and one.high < 0 else 1.0 for one in found]
-        findings = [Finding("-", "-", *pair) for pair in zip(said, [""] * comparisons, strict=True)]
-        findings = [replace(one, chance=chance) for one, chance in zip(findings, chances, strict=True)]
+        findings = [Finding("-", "-", word, chance=chance) for word, chance in zip(said, chances, strict=True)]
         alone += "contradicted" in said
         together += Verdict(allowing_for_their_number(findings)).decision == "contradicted"
     assert together / trials <= 0.05

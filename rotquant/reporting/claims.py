@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rotquant.foundation.errors import ResultError, lookup
-from rotquant.reporting.effects import CHECKS, Decision, Finding, Numbers, View, allowing_for_their_number
+from rotquant.reporting.effects import CHECKS, Numbers, View
+from rotquant.reporting.findings import Decision, Finding, allowing_for_their_number
 from rotquant.reporting.words.describe import is_about_models, is_stand_in
 from rotquant.study.checks import About, Claim, Statement, named_by_experiment, names_in
 from rotquant.study.project import Project

@@ -7,12 +7,11 @@ a row is better than another, a loss by how much it is worse. What lacks a numbe
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
-from rotquant.reporting.estimates import CONFIDENCE, MOST, Array, Estimate, Interval, deviation_ratio
+from rotquant.reporting.estimates import MOST, Array, Estimate, Interval, deviation_ratio
+from rotquant.reporting.findings import ABOVE_ZERO, Finding, Region
 from rotquant.reporting.pairing import same_items, source
 from rotquant.study.quantities import PERPLEXITY, Quantity
 from rotquant.study.results import RunResult
@@ -21,77 +20,10 @@ from rotquant.study.values import Number, Place, observed
 Numbers = Mapping[Place, Number]
 """Numbers by (row, column, quantity)."""
 
-#: Slack of every bound: printed numbers have two decimals, and 6.10 - 5.47 must not exceed 0.63 by a rounding error.
-EPSILON = 1e-9
-
-#: How probable a claim of one comparison or of many is contradicted at most where the truth lies on a border.
-LEVEL = (1 - CONFIDENCE) / 2
-
-Decision = Literal["holds", "contradicted", "undecided", "not checkable"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One comparison of a claim: where, with which numbers, and what it says by itself.
-
-    needed: of an undecided one, what would decide it.
-    compares: whether it compares two networks, and not one with itself under two names.
-    chance: of a contradicted one how probable an effect this far outside is where the truth lies on the border; 1 of
-    others, None where nothing is random.
-    """
-
-    place: str
-    numbers: str
-    decision: Decision
-    needed: str = ""
-    compares: bool = True
-    chance: float | None = None
-
-
-def allowing_for_their_number(found: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings of one claim, contradicted only as far as their number allows (Holm 1979).
-
-    Of n comparisons with noise the most improbable contradicts where its chance is at most `LEVEL` / n, the next where
-    its is at most `LEVEL` / (n - 1), and so on until one does not: that and the rest are undecided.
-    """
-    ranked = sorted(
-        (at for at, one in enumerate(found) if one.chance is not None), key=lambda at: found[at].chance or 0.0
-    )
-    told, rejects = list(found), True
-    for rank, at in enumerate(ranked):
-        left = len(ranked) - rank
-        rejects = rejects and (found[at].chance or 0.0) <= LEVEL / left
-        if found[at].decision == "contradicted" and not rejects:
-            told[at] = replace(found[at], decision="undecided", needed=f"too near the bound for one of {len(ranked)}")
-    return tuple(told)
-
-
 Results = Iterator[Finding | str]
 """Findings, and the places that lack a number."""
 
 
-@dataclass(frozen=True)
-class Region:
-    """Where an effect must lie: from `low` to `high`; without an end that is `open`."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    open: bool = False
-
-    def decide(self, low: float, high: float) -> Literal["holds", "contradicted", "undecided"]:
-        """What an interval says: it lies inside, outside or on a border. What is no number lies outside."""
-        slack = -EPSILON if self.open else EPSILON
-        if self.low - slack <= low and high <= self.high + slack:
-            return "holds"
-        inside = high >= self.low - slack and low <= self.high + slack
-        return "undecided" if inside else "contradicted"
-
-    def border(self, effect: float) -> float:
-        """The nearest end."""
-        return min((self.low, self.high), key=lambda end: abs(end - effect))
-
-
-ABOVE_ZERO = Region(low=0.0, open=True)
 _OTHER_ITEMS = "measured on different windows or items, so that they cannot be paired; compute them again together"
 _ONE_RUN = "the same run, so that nothing is compared"
 _SAME_NETWORK = "equal on all {}: one network under two names, so that nothing is compared"
@@ -211,8 +143,8 @@ class View:
         shown = f"{numbers}, {what} {size} [{_signed(found.low)}, {_signed(found.high)}] {self._taken(found)}"
         decision = region.decide(found.low, found.high)
         needed = self._needed(found, region) if decision == "undecided" else ""
-        outside = decision == "contradicted" and found.tail is not None
-        chance = found.tail(region.border(found.effect)) if outside else 1.0
+        tail = found.tail if decision == "contradicted" else None
+        chance = 1.0 if tail is None else tail(region.border(found.effect))
         return Finding(place, shown, decision, needed, chance=chance)
 
     def _taken(self, found: Interval) -> str:

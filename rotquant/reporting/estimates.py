@@ -12,7 +12,7 @@ components: the root of the sum of the squares of each one's), Miller 2024 (pair
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,9 @@ def components(observed: Array) -> Components:
     return Components(np.maximum(of_seeds - both / items, 0), np.maximum(of_items - both / count, 0), both)
 
 
-def half_width(known: Components, seeds: Array, items: Array, level: float = CONFIDENCE) -> Array:
+def half_width(
+    known: Components, seeds: Array | np.float64, items: Array | np.float64, level: float = CONFIDENCE
+) -> Array:
     """Half of the interval of a mean over so many seeds and items (float64 [...]).
 
     The variance of the mean is the sum of the components' shares, so that what seeds and items do together counts once:
@@ -211,7 +213,8 @@ def _tail(half: Callable[[float], float], distance: float) -> float:
     """One half of what lies outside the interval that just reaches so far; its half width grows with the level."""
     if half(0.5) == 0 or half(1 - _LEAST) < distance:
         return 0.0 if distance else 0.5
-    return (1 - float(brentq(lambda level: half(level) - distance, 0.0, 1 - _LEAST))) / 2
+    level: Any = brentq(lambda level: half(level) - distance, 0.0, 1 - _LEAST)
+    return (1 - float(level)) / 2
 
 
 def _paired(one: Estimate, other: Estimate) -> tuple[Array, Array, tuple[int, ...]]:

@@ -5,7 +5,7 @@ else.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rotquant.reporting.figures.changes import change_between
@@ -121,15 +121,31 @@ def _grid(
         for name, quantity in itertools.product(project.columns(table), group)
         if (name, quantity.name) in places
     ]
-    names = list(dict.fromkeys(name for name, _ in measured))
+    alike = _alike(project, table, dict.fromkeys(name for name, _ in measured))
     columns: list[GridColumn] = []
-    for name, quantity in measured:
-        ours, papers = zip(*(pair(row.name, name, quantity) for row in rows), strict=True)
-        head = name if len(group) == 1 else quantity.title if len(names) == 1 else f"{name}, {quantity.title}"
-        place = {"group": name, "remark": _remark(project, table, name), "title": quantity.title}
-        columns += beside(GridColumn(ours, head, **place), GridColumn(papers, published="", **place))
+    for name, quantity in ((name, quantity) for name, quantity in measured if name in alike):
+        ours = [pair(row.name, name, quantity)[0] for row in rows]
+        called, one = ", ".join(alike[name]), len(alike[name]) == 1
+        head = called if len(group) == 1 else quantity.title if len(alike) == 1 else f"{called}, {quantity.title}"
+        place = {"group": called, "remark": _remark(project, table, name), "title": quantity.title}
+        papers = [(each, [pair(row.name, each, quantity)[1] for row in rows]) for each in alike[name]]
+        printed = [GridColumn(texts, published="" if one else each, **place) for each, texts in papers]
+        columns += beside(GridColumn(ours, head, **place), *printed)
+    names = list(alike)
     labels = [[row.name, *map(str, row.labels)] for row in rows]
     return Grid(_caption(names, group), ["Method", *table.label_columns], labels, columns, heading)
+
+
+def _alike(project: Project, table: Table, names: Iterable[str]) -> dict[str, list[str]]:
+    """Columns that the same runs compute, by the first of them: they are one column of ours."""
+    runs: dict[str, list[str]] = {name: [] for name in names}
+    for cell in project.cells(table.id):
+        if cell.column in runs:
+            runs[cell.column] += [cell.row, *(run.key for run in cell.runs)]
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, keys in runs.items():
+        found.setdefault(tuple(keys), []).append(name)
+    return {alike[0]: alike for alike in found.values()}
 
 
 def _transposed(project: Project, table: Table, pair: Pair, mains: Sequence[Quantity]) -> Grid:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from rotquant.reporting.claims import Score, Shown
-from rotquant.reporting.effects import Decision
+from rotquant.reporting.findings import Decision
 from rotquant.study.results import REPORTS, run_path
 
 Whose = Literal["ours", "published", "chance"]
@@ -28,8 +28,8 @@ class GridCell(NamedTuple):
 class GridColumn:
     """A column of numbers as printed, "-" for none.
 
-    head: what stands above it alone. published: of the paper's numbers beside ours the GPU that they are of, "" where
-    the paper has one set; None for a column of its own.
+    head: what stands above it alone. published: of the paper's numbers beside ours the GPU or the column that they are
+    of, "" where there is one set; None for a column of its own.
     group, remark, title: the table's column that it belongs to, what that is computed on, and the head below these.
     """
 

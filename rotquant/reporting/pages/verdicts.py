@@ -51,6 +51,18 @@ def _where(experiment: Experiment) -> str:
     return "This table" if experiment.target is None else f"`{experiment.target}`"
 
 
+def judged_before(page: str, day: str) -> str:
+    """A page of the gallery with a line below its title: its claims were judged by the rules before a day.
+
+    A page that has the line already, or none of the claims, is left as it is.
+    """
+    said = f"> Judged by the rules before {day}; computed anew when the stand-ins change."
+    title, _, rest = page.partition("\n")
+    if "\n## Claims" not in page or "> Judged by the rules before" in page:
+        return page
+    return f"{title}\n\n{said}\n{rest}"
+
+
 def findings(verdict: Verdict, otherwise: str = " ❌") -> str:
     """The comparisons behind a verdict in one line; those that do not hold are marked, what lacks a number is named."""
     marks = {"holds": "", "contradicted": otherwise, "undecided": " (undecided)", "not checkable": " (not checkable)"}

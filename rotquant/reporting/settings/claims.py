@@ -1,7 +1,7 @@
 """What a paper says of settings, cell by cell, beside the recipes here and beside what its own table prints."""
 
 from rotquant.reporting.claims import Answer, Outcome, Verdict
-from rotquant.reporting.effects import Finding
+from rotquant.reporting.findings import Finding
 from rotquant.study.settings import Setting, Settings, SettingsClaim, asked_cells
 
 

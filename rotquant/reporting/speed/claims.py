@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rotquant.reporting.claims import Answer, Outcome, Verdict
-from rotquant.reporting.effects import Finding, Region
+from rotquant.reporting.findings import Finding, Region
 from rotquant.reporting.speed.numbers import Number, Numbers, row_names
 from rotquant.study.speed.definitions import FACTORS, Check, Grid, SpeedClaim, SpeedTable, matches
 
