@@ -149,8 +149,8 @@ def test_learned_rotations_belong_to_a_seed_a_checkpoint_and_a_text():
     assert run(HARD, checkpoint_digest="d1").rotation_key != run(HARD).rotation_key
     moved = CORPORA | {"wikitext2": CorpusSpec(name="other", source="local", path="text")}
     assert run(HARD, corpora=moved).rotation_key == run(HARD).rotation_key
-    (read,) = {named(*portion) for portion in run(HARD).portions if portion[1] == "train"}
-    assert run(HARD, texts={read: "another"}).rotation_key != run(HARD).rotation_key
+    read = {named(*portion): "another" for portion in run(HARD).portions if portion[1] == "train"}
+    assert run(HARD, texts=read).rotation_key != run(HARD).rotation_key
 
 
 def test_only_recipes_that_learn_have_a_rotation_key():
@@ -254,10 +254,10 @@ def test_an_undefined_corpus_is_named(change):
 
 def test_a_text_of_a_method_s_own_decides_the_weights_and_nothing_else_does_of_it() -> None:
     tuned = preset("prefixquant-tuned")
-    other = CORPORA | {"redpajama": CorpusSpec(name="other", source="local", path="text")}
-    assert run(tuned, corpora=other).weights_key == run(tuned).weights_key  # it is not among its texts
     on_it = override(tuned, {"methods": {"block_ap": {"text": {"corpus": "redpajama"}}}}, "test")
-    assert run(on_it, corpora=other).weights_key != run(on_it).weights_key != run(tuned).weights_key
+    other = {named(*portion): "another" for portion in run(on_it).portions if portion[0] == "redpajama"}
+    assert run(tuned, texts=other).weights_key == run(tuned).weights_key  # it is not among its texts
+    assert run(on_it, texts=other).weights_key != run(on_it).weights_key != run(tuned).weights_key
     assert run(on_it).rotation_key is None
     assert tuned.own_texts.keys() == {"block_ap"}
     assert not preset("spinquant-hard").own_texts  # whose text is the rotations'

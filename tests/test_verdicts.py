@@ -246,7 +246,7 @@ OTHERS: dict[str, Any] = {
         one, run=one.run.model_copy(update={"metric": Perplexity(corpus="docstrings", sequence_length=8 + mark)})
     ),
     "another text": lambda one, mark: other_corpus(one, splits={"test": {"sha256": str(mark)}}),
-    "other ids": lambda one, mark: other_corpus(one, splits={"test": {"sha256": "1", "digest": str(mark)}}),
+    "other ids": lambda one, mark: other_corpus(one, splits={"test": {"sha256": "1", "ids": str(mark)}}),
     "other tasks": lambda one, mark: replace(one, provenance={"tasks": {"tasks": {"piqa": {"sha256": str(mark)}}}}),
 }
 

@@ -31,7 +31,7 @@ def _identity(result: RunResult) -> Iterator[tuple[tuple[str, ...], Any]]:
     text = result.provenance.get("corpora", {}).get("evaluation", {})
     split = text.get("splits", {}).get(getattr(metric, "split", None), {})
     for where, record in ((("text",), text), (("split",), split)):
-        yield from (((*where, name), record[name]) for name in ("digest", "sha256") if name in record)
+        yield from (((*where, name), record[name]) for name in ("ids", "sha256") if name in record)
     for name, task in result.provenance.get("tasks", {}).get("tasks", {}).items():
-        yield from (((name, field), task[field]) for field in ("digest", "sha256") if field in task)
+        yield from (((name, field), task[field]) for field in ("definition", "sha256") if field in task)
     yield from (((name, "samples"), len(values)) for name, values in result.samples.items())
