@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from pydantic import ValidationError
+from rotquant.study.digests import benchmark_modules
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rotquant.bench.arguments.learning import (
@@ -24,7 +25,6 @@ from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant import learning as spinquant
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.placement import size_in_bytes
-from rotquant.study.digests import benchmark_modules
 
 CPU = torch.device("cpu")
 TINY = {

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.identity.code import stage_digest
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.registry import built_in_names, find_method, method_names
-from rotquant.study.digests import code_digest
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import RunResult, run_path, weights_path, write_result
 from rotquant.study.stages.runs import measure_runs
@@ -156,9 +156,9 @@ def test_a_table_computes_and_describes_a_registered_method(project: Project) ->
         folder = project.root / weights_path(run.weights_key) if run.weights_key else None
         checkpoint = project.checkpoint_path(run.checkpoint)
         record = (
-            None if folder is None else compute_weights(run, checkpoint, folder, "cpu", code_digest("weights", recipe))
+            None if folder is None else compute_weights(run, checkpoint, folder, "cpu", stage_digest("weights", recipe))
         )
-        code = code_digest("runs", run.recipe, run.metric)
+        code = stage_digest("runs", run.recipe)
         ((_, found, provenance),) = measure_runs([run], checkpoint, folder, "cpu", 2, [code])
         write_result(project.root / run_path(run.key), RunResult(run, found.metrics, provenance, record, found.arrays))
     assert "weights halved 3 times; weights 4-bit symmetric per channel, RTN" in page(project)

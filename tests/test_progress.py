@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rotquant.study.digests import SOURCES, STAGES
 
 from rotquant.foundation import progress
 from rotquant.foundation.progress import Display, downloading, duration, silenced, task, track
-from rotquant.study.digests import SOURCES, STAGES
 from tests.watching import Clock, long_work
 
 PACKAGE = Path(progress.__file__).parents[1]

@@ -369,7 +369,7 @@ def test_missing_and_damaged_run_files_are_named(project: Project) -> None:
     data = json.loads(good)
     data["run"]["dtype"] = "bfloat16"
     path.write_text(json.dumps(data))
-    with pytest.raises(ResultError, match="its run has the key"):
+    with pytest.raises(ResultError, match="its name is not the key of its run"):
         read_result(path)
     path.unlink()
     with pytest.raises(ResultError, match=f"{key}.json does not exist"):

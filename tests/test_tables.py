@@ -7,27 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rotquant.study.digests import SOURCES, STAGES, code_digest, method_entries
 
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
 from rotquant.foundation.files import short_hash
+from rotquant.identity.code import NEUTRAL, STAGES, imported, stage_digest, stage_entries
 from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
-from rotquant.recipes.schemes import (
-    SNR,
-    HadamardKurtosis,
-    Magnitudes,
-    MaximaByToken,
-    Outliers,
-    OutlierTokens,
-    Perplexity,
-    PrefixTokens,
-    RangeUse,
-    WeightKurtosis,
-    ZeroShot,
-)
 from rotquant.study import project as projects
 from rotquant.study.configuration import plain
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
@@ -351,31 +338,27 @@ def test_outside_of_a_project_the_sentence_says_so(tmp_path: Path, monkeypatch: 
 
 
 def test_expanding_tables_and_rendering_them_imports_no_torch() -> None:
-    modules = "rotquant.study.project, rotquant.study.digests, rotquant.commands.runs, rotquant.reporting.html"
+    modules = "rotquant.study.project, rotquant.identity.code, rotquant.commands.runs, rotquant.reporting.html"
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
 
 
 def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
     recipe = preset("spinquant-hard")
-    modules = {stage: SOURCES.modules(*begin, *method_entries(stage, recipe)) for stage, begin in STAGES.items()}
+    modules = {stage: imported(stage_entries(stage, recipe), NEUTRAL) for stage in STAGES}
     built = {"rotquant.methods.gptq.columns", "rotquant.models.rotation.fusing", "rotquant.tensors.quantization"}
     assert built <= modules["weights"]
     assert "rotquant.metrics.perplexity" in modules["runs"]
     for stage in ("weights", "runs"):
         assert not {name for name in modules[stage] if "reporting" in name or "commands" in name}
-        assert not {"rotquant.study.tables", "rotquant.study.digests", "rotquant.study.sources"} & modules[stage]
+        assert not {"rotquant.study.tables", "rotquant.identity.code", "rotquant.study.plan"} & modules[stage]
     assert not {"rotquant.methods.gptq.columns", "rotquant.study.stages.runs"} & modules["reports"]
     plain, full = preset("quarot-rtn"), preset("quarot")
-    assert code_digest("weights", full) != code_digest("weights", plain)  # only the one needs rotquant.methods.gptq
-    assert code_digest("weights", plain) == code_digest("weights", preset("rtn"))
+    assert stage_digest("weights", full) != stage_digest("weights", plain)  # only the one needs rotquant.methods.gptq
+    assert stage_digest("weights", plain) == stage_digest("weights", preset("rtn"))
     learned = preset("spinquant-hard")
     drawn = override(learned, {"methods": {"spinquant": None}}, "test")
     # An edit of Cayley SGD leaves stored weights alone: what was learned comes to them as a file.
-    assert code_digest("weights", learned) == code_digest("weights", drawn) == code_digest("weights", full)
+    assert stage_digest("weights", learned) == stage_digest("weights", drawn) == stage_digest("weights", full)
     assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= modules["rotations"]
-    described = (Magnitudes(), Outliers(), RangeUse(), MaximaByToken(), OutlierTokens(), PrefixTokens())
-    described = (*described, WeightKurtosis(), HadamardKurtosis())
-    metrics = (Perplexity(), ZeroShot(corpus="wikitext2"), SNR(), *described)
-    assert len({code_digest("runs", plain, metric) for metric in metrics}) == len(metrics)
-    assert len({code_digest(stage) for stage in STAGES}) == len(STAGES)
+    assert len({stage_digest(stage) for stage in STAGES}) == len(STAGES)

@@ -279,7 +279,7 @@ def test_models_of_other_texts_are_compared_without_pairing_their_windows() -> N
     }
     numbers, results = measured(rows)
     larger = {"loss_larger": {"row": "QuaRot", "over": "Baseline", "pairs": [["7B", "13B"]]}}
-    texts = {key: other_corpus(one, digest="13B" in key) for key, one in results.items()}
+    texts = {key: other_corpus(one, ids="13B" in key) for key, one in results.items()}
     same, other = (verdict(larger, (numbers, found)).findings[0] for found in (results, texts))
     assert (same.decision, other.decision) == ("holds", "undecided")
 

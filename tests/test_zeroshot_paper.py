@@ -339,7 +339,8 @@ def test_changed_data_make_another_folder(tmp_path: Path):
 def test_without_local_files_the_hub_is_named(tmp_path: Path):
     metric = ZeroShot(suite="paper", tasks=("piqa",))
     folder = prepare(metric, tmp_path)
-    assert identity(metric, folder)["tasks"] == {"piqa": {"source": "hub"}}
+    found = identity(metric, folder)["tasks"]["piqa"]
+    assert (found["source"], found["commit"], len(found["definition"])) == ("hub", None, 16)
 
 
 def test_a_missing_file_is_named_with_its_task(data: Path, tmp_path: Path):
