@@ -102,11 +102,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, float | Number], dict[str, floa
     ),
     "at_most": ({"row": "QuaRot", "value": 6.1}, {"QuaRot": 6.1}, {"QuaRot": 6.2}),
     "at_least": ({"row": "QuaRot", "value": 6.1}, {"QuaRot": 6.2}, {"QuaRot": 6.0}),
-    "recovers_most": (
-        {"row": "QuaRot", "over": "Baseline", "than": ["QUIK"]},
-        {"Baseline": 5.0, "QuaRot": 5.9, "QUIK": 7.0},
-        {"Baseline": 5.0, "QuaRot": 6.1, "QUIK": 7.0},
-    ),
     "loss_decreasing": (
         {"row": "QuaRot", "over": "Baseline"},
         {"Baseline": 5.47, "QuaRot": 6.10},

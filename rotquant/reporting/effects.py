@@ -281,17 +281,6 @@ def _difference_smaller(view: View, of: Sequence[str], than: Sequence[str]) -> R
             yield _larger(view, f"{column}, {' and '.join(than)}", "a difference of", far, near, " %")
 
 
-def _recovers_most(view: View, row: str, over: str, than: Sequence[str]) -> Results:
-    for column, other in itertools.product(view.columns, than):
-        lacking = view.lacking(column, row, over, other)
-        yield from lacking
-        if not lacking:
-            mine, theirs = (view.loss(name, over, column, percent=False) for name in (row, other))
-            left, _, right = _apart(mine.mean, theirs.mean)
-            text = f"a loss of {left} against {right}, below its half"
-            yield view.find(_place(column, than, other), text, "by", theirs.times(0.5) - mine, ABOVE_ZERO)
-
-
 def _larger(view: View, place: str, what: str, larger: Estimate, smaller: Estimate, unit: str = "") -> Finding:
     left, _, right = _apart(larger.mean, smaller.mean)
     return view.find(place, f"{what} {left} > {right}{unit}", "by", larger - smaller, ABOVE_ZERO, unit)
@@ -366,7 +355,6 @@ CHECKS: dict[str, Callable[..., Results]] = {
     "close": _close,
     "at_most": _at_most,
     "at_least": _at_least,
-    "recovers_most": _recovers_most,
     "loss_decreasing": _loss_decreasing,
     "loss_larger": _loss_larger,
     "gains_increasing": _gains_increasing,

@@ -54,13 +54,6 @@ class Compared(Written):
     """The rows that it is compared with."""
 
 
-class Recovery(Loss):
-    """What a row makes up for of another's loss."""
-
-    than: Names
-    """The rows whose losses it makes up for."""
-
-
 class Comparison(Compared):
     """A row against others, by a margin."""
 
@@ -142,8 +135,6 @@ class Check(Written):
     """The row's number is at most this value."""
     at_least: Limit | None = None
     """The row's number is at least this value."""
-    recovers_most: Recovery | None = None
-    """row loses on `over` less than half of what each of `than` loses on it."""
     loss_decreasing: Loss | None = None
     """What row loses on `over` gets smaller from each column to the next."""
     loss_larger: LossLarger | None = None
