@@ -4,7 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from rotquant.bench import registry
 from rotquant.bench.records import CellRecord, Measurement, Record, Sitting, write_record
+from rotquant.identity.code import PACKAGE, code_files
 from rotquant.study.speed.definitions import SpeedCell, SpeedTable
 
 SPEED: dict[str, Any] = {
@@ -118,3 +122,11 @@ def record(
     made = Record(table=table.id, gpu=gpu, sittings=(sitting,), cells=cells)
     write_record(path, made)
     return made
+
+
+def files_timed(benchmark: str, patch: pytest.MonkeyPatch) -> set[str]:
+    """The files whose content is in the digest of a benchmark, by their paths in the repository."""
+    with patch.context() as patched:
+        patched.setattr(registry, "code_digest", code_files)
+        found = registry.benchmark_digest(benchmark)
+    return {path.relative_to(PACKAGE.parent).as_posix() for path in found}

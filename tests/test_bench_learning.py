@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 from pydantic import ValidationError
-from rotquant.study.digests import benchmark_modules
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rotquant.bench.arguments.learning import (
@@ -25,6 +24,7 @@ from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant import learning as spinquant
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.placement import size_in_bytes
+from tests.speed import files_timed
 
 CPU = torch.device("cpu")
 TINY = {
@@ -167,13 +167,17 @@ def test_two_gpus_share_the_layers_evenly_and_in_order() -> None:
     assert size_in_bytes(model) / 2 < 139 / 2 * 2**30
 
 
-def test_the_digest_of_a_time_covers_the_library_that_was_timed() -> None:
-    learned, calibrated = benchmark_modules("learn"), benchmark_modules("gptq")
-    assert {"rotquant.methods.spinquant", "rotquant.methods.spinquant.network", "rotquant.tensors.stiefel"} <= learned
-    assert {"rotquant.methods.gptq.columns", "rotquant.models.stream", "rotquant.kernels.hadamard.choice"} <= calibrated
+def test_the_digest_of_a_time_covers_the_library_that_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned, calibrated = files_timed("learn", monkeypatch), files_timed("gptq", monkeypatch)
+    spinquant_files = {f"rotquant/methods/spinquant/{name}.py" for name in ("__init__", "learning", "network")}
+    assert spinquant_files | {"rotquant/tensors/stiefel.py"} <= learned
+    gptq_files = {"rotquant/methods/gptq/__init__.py", "rotquant/methods/gptq/columns.py"}
+    assert gptq_files | {"rotquant/models/stream.py", "rotquant/kernels/hadamard/choice.py"} <= calibrated
     # Methods that are not timed, and what says in words what is: edits of these leave the record as it is.
-    assert not {"rotquant.methods.awq", "rotquant.tensors.lattice", "rotquant.recipes.recipe"} & (learned | calibrated)
-    assert "rotquant.methods.gptq.columns" not in learned
+    assert not [path for path in learned | calibrated if path.startswith("rotquant/recipes/")]
+    timed = spinquant_files | gptq_files | {"rotquant/methods/__init__.py"}
+    assert {path for path in learned | calibrated if path.startswith("rotquant/methods/")} == timed
+    assert not gptq_files & learned
 
 
 def test_layers_and_epochs_that_are_left_out_take_what_the_last_ones_took(monkeypatch) -> None:

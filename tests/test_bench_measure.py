@@ -17,12 +17,11 @@ from rotquant.bench.registry import Benchmark
 from rotquant.commands.root import cli
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import KernelError, ResultError
-from rotquant.study import digests
 from rotquant.study.speed.definitions import SpeedTable
 from rotquant.study.speed.loading import load_speed
 from rotquant.study.stages import speed as measuring
 from tests.project import Copy
-from tests.speed import SPEED, STATE
+from tests.speed import SPEED, STATE, files_timed
 
 Answer = Callable[[Frozen], dict[str, Measurement]]
 
@@ -122,8 +121,7 @@ def test_a_defect_of_one_benchmark_keeps_the_other_cells_and_the_earlier_record(
     output = tmp_path / "record.json"
     measuring.measure(table, output)
     earlier = output.read_bytes()
-    for module in (digests, measuring):
-        monkeypatch.setattr(module, "benchmark_digest", lambda name: "1" * 16)
+    monkeypatch.setattr(measuring, "benchmark_digest", lambda name: "1" * 16)
 
     def broken(arguments: Frozen) -> dict[str, Measurement]:
         if arguments.implementation == "int4":
@@ -163,8 +161,7 @@ def test_other_code_or_another_gpu_measures_everything_anew(
     calls = answer(one_second)
     output = tmp_path / "record.json"
     measuring.measure(table, output)
-    for module in (digests, measuring):
-        monkeypatch.setattr(module, "benchmark_digest", lambda name: "2" * 16)
+    monkeypatch.setattr(measuring, "benchmark_digest", lambda name: "2" * 16)
     assert {cell.code for cell in measuring.measure(table, output).cells} == {"2" * 16}
     assert len(calls) == 12
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Another GPU")
@@ -172,14 +169,15 @@ def test_other_code_or_another_gpu_measures_everything_anew(
     assert len(calls) == 18
 
 
-def test_a_time_depends_on_kernels_benchmarks_and_decoder_and_not_on_what_simulates_them() -> None:
-    modules = digests.benchmark_modules("block")
-    assert {"rotquant.bench.timing.gpu", "rotquant.kernels.products.gemm", "rotquant.decoder.model"} <= modules
-    assert not [
-        name for name in modules if name.startswith(("rotquant.recipes", "rotquant.foundation", "rotquant.study"))
-    ]
-    # Of the simulation the quantizer that a decoder's cache is made with, and nothing else.
-    assert not {"rotquant.models.simulation.wrapping", "rotquant.weights.build"} & modules
+def test_a_time_depends_on_kernels_benchmarks_and_decoder_and_not_on_what_is_evaluated_or_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = files_timed("block", monkeypatch)
+    timed = {"rotquant/bench/timing/gpu.py", "rotquant/kernels/products/gemm.py", "rotquant/decoder/model.py"}
+    assert timed | {"kernels/gemm_sm90.cu", "kernels/include/gemm.cuh"} <= files
+    rooms = ("recipes", "foundation", "identity", "study", "methods", "metrics", "reporting", "qat")
+    assert not [path for path in files if path.startswith(tuple(f"rotquant/{room}/" for room in rooms))]
+    assert "rotquant/weights/build.py" not in files
 
 
 def test_rows_can_be_chosen_and_quick_takes_the_first_of_each_grid(

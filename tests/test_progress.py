@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rotquant.study.digests import SOURCES, STAGES
 
 from rotquant.foundation import progress
 from rotquant.foundation.progress import Display, downloading, duration, silenced, task, track
+from rotquant.identity.code import STAGES, code_files
 from tests.watching import Clock, long_work
 
 PACKAGE = Path(progress.__file__).parents[1]
@@ -327,7 +327,9 @@ def test_durations_are_words(seconds: float, words: str) -> None:
 
 
 def test_what_progress_says_makes_no_result_anew() -> None:
-    assert all("rotquant.foundation.progress" not in SOURCES.modules(*entries) for entries in STAGES.values())
+    files = {stage: code_files(*entries) for stage, entries in STAGES.items()}
+    assert all(files.values())
+    assert [stage for stage, found in files.items() if Path(progress.__file__) in found] == []
 
 
 def test_a_download_is_a_task_in_a_log_and_left_to_its_librarys_bars_at_a_terminal(

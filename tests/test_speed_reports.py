@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rotquant.study.digests import benchmark_digest
 from typer.testing import CliRunner
 
 from rotquant.bench.records import CellRecord, Measurement, read_record, write_record
+from rotquant.bench.registry import benchmark_digest
 from rotquant.commands.report import report_app
 from rotquant.foundation.errors import ResultError
 from rotquant.reporting import html

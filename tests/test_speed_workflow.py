@@ -64,6 +64,7 @@ def test_with_a_gpu_the_table_is_measured_first_and_once_for_table_and_figure(pr
 
 def test_a_renamed_row_is_not_measured_again_and_a_new_argument_is(project: Copy) -> None:
     project.set_config(merge(CONFIG, {"device": "cuda"}))
+    project.edit("rotquant/tensors/devices.py", 'shutil.which("nvidia-smi") is not None', "True")  # as with a GPU
     project.edit("rotquant/commands/bench.py", "from rotquant.study.stages.speed import", "from tests_fake import")
     project.write("tests_fake.py", FAKE_MEASURING)
     status, output = project.snakemake(PAGE)

@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_json
+from rotquant.identity.records import signed
 from rotquant.reporting import tracking
 from rotquant.reporting.pages.report import report_of
 from rotquant.reporting.tracking import papers
@@ -384,12 +385,11 @@ HISTORY = [
 
 def learned_record(run: Any, loss: float = 3.0) -> dict[str, Any]:
     settings = run.recipe.methods["spinquant"].model_dump(mode="json")
-    return {
+    made = {
         **environment(),
         "code_digest": "0123456789abcdef",
         "checkpoint": run.checkpoint,
         "checkpoint_digest": run.checkpoint_digest,
-        "key": run.rotation_key,
         "digest": "feed",
         "seed": run.seed,
         "learning": settings,
@@ -397,6 +397,7 @@ def learned_record(run: Any, loss: float = 3.0) -> dict[str, Any]:
         "last": {"loss": loss},
         "seconds": 30.0,
     }
+    return signed(made, run.rotation_identity())
 
 
 def with_learned_rotations(project: Project) -> Project:
@@ -427,6 +428,10 @@ def test_a_learned_rotation_is_a_run_with_the_history_of_its_learning(project: P
     assert {name: shown.data.tags.get(name) for name in expected} == expected
     assert shown.data.tags["mlflow.parentRunId"] == logged.parent
     assert shown.data.params["learning.steps"] == str(first.recipe.methods["spinquant"].steps)
+    calibrated = next(run for run in search(project) if run.data.tags.get("rotation_key") == key)
+    assert calibrated.data.params["texts.wikitext2 test"] == first.texts["wikitext2 test"]
+    (head,) = (name for name in first.texts if name.startswith("wikitext2 train["))
+    assert calibrated.data.params[f"texts.{head.replace('[', '_').replace(']', '_')}"] == first.texts[head]
     with tracking.opened(project.root) as found:
         client = found.client
     for name, steps in {"loss": [0, 1, 2], "orthonormality": [0, 1, 2], "end_to_end_snr": [0, 2]}.items():

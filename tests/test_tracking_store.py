@@ -31,7 +31,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_database: Pat
     """The computed project, in its folder as users are, with MLflow switched on."""
     root = make_project(tmp_path / "project", monkeypatch, fresh_database).root
     (root / "config/config.yaml").write_text(yaml.safe_dump({**CONFIG, "tracking": True}))
-    monkeypatch.chdir(root)
     return load_project(root=root)
 
 

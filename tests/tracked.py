@@ -64,10 +64,11 @@ def compute(project: Project, value: float = 11.0, row: str | None = None) -> No
 
 
 def make_project(root: Path, patch: pytest.MonkeyPatch, database: Path) -> Project:
-    """The project in that folder, all of it computed, with a copy of a database."""
+    """The project in that folder, which becomes the working folder: all of it computed, with a copy of a database."""
     patch.delenv("MLFLOW_TRACKING_URI", raising=False)
     patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
     Copy(root).set_tables(TABLES)
+    patch.chdir(root)  # to which corpora are relative
     shutil.copy(database, root)
     loaded = load_project(root=root)
     compute(loaded)

@@ -116,8 +116,12 @@ def imported(entries: Iterable[str], aside: Collection[str]) -> set[str]:
 @functools.cache
 def _graph() -> Any:
     import grimp
+    from grimp.exceptions import SourceSyntaxError
 
-    return grimp.build_graph("rotquant", exclude_type_checking_imports=True, cache_dir=None)
+    try:
+        return grimp.build_graph("rotquant", exclude_type_checking_imports=True, cache_dir=None)
+    except SourceSyntaxError as error:
+        raise ConfigError(f"{error.filename} is not valid Python (line {error.lineno}).") from None
 
 
 def _files_of(module: str) -> Iterator[Path]:
@@ -182,7 +186,7 @@ def _read_python(path: Path) -> _Said:
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
-        raise ConfigError(f"{path} is no valid Python: {error.msg} (line {error.lineno}).") from None
+        raise ConfigError(f"{path} is not valid Python (line {error.lineno}: {error.msg}).") from None
     texts = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     kernels = tuple(sorted(text for text in texts if text.endswith((".cu", ".cpp"))))
     said = _Said(short_hash(repr(_words(tree)), 64), kernels)

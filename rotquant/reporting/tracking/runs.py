@@ -201,7 +201,8 @@ class Experiment:
         run = self.client.create_run(self.id, start, tags, entry.name).info.run_id
         metrics = entry.all_metrics()
         (fields,) = pd.json_normalize([dict(entry.fields)]).to_dict("records")
-        parameters = [Param(str(name), str(value)[:5000]) for name, value in fields.items() if value is not None]
+        said = {acceptable(str(name)): str(value)[:5000] for name, value in fields.items() if value is not None}
+        parameters = [Param(name, value) for name, value in said.items()]
         while metrics or parameters:
             self.client.log_batch(run, metrics[:_METRICS_AT_ONCE], parameters[:_PARAMETERS_AT_ONCE])
             metrics, parameters = metrics[_METRICS_AT_ONCE:], parameters[_PARAMETERS_AT_ONCE:]
