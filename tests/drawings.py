@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
+from rotquant.identity.run import Run
 from rotquant.metrics.token_maxima import STATISTICS, TENSORS
-from rotquant.recipes.recipe import Run
 from rotquant.reporting.figures import arrays, style
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity
