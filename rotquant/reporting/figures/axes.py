@@ -42,7 +42,7 @@ class PercentAxis:
     network broke down: on a scale for these nothing of the others could be seen. What is far beyond the others or not
     finite therefore lies at the end of the axis, and its number beside it. How far that is follows our numbers.
 
-    inches: the axis's length, on which room for numbers and labels depends where they stand along it.
+    inches: about the axis's length, on which the room for numbers at its ends and for labels below it depends.
     """
 
     def __init__(self, changes: Iterable[Change]) -> None:
@@ -85,6 +85,13 @@ class PercentAxis:
         below, above = (span * (share / (1 - sum(shares)) if share else _MARGIN) for share in shares)
         return self._back(low - below), self._back(high + above)
 
+    @property
+    def _usual(self) -> tuple[float, float]:
+        """The part of the axis where numbers have places of their own."""
+        low, high = (self._along(end) for end in (self.low, self.high))
+        margin = _MARGIN * max(high - low, 0.1)
+        return self._back(low - margin), self._back(high + margin)
+
     def place(self, change: float) -> float:
         """Where a change is drawn."""
         if not self.beyond(change):
@@ -111,7 +118,9 @@ class PercentAxis:
 
         ticks = getattr(axis, f"{which}axis")
         if self.linear:
-            ticks.set_major_locator(MaxNLocator(min(4, max(2, int(self.inches / 0.33))) if which == "x" else 6))
+            low, high = self._usual
+            found = MaxNLocator(min(4, max(2, int(self.inches / 0.33))) if which == "x" else 6).tick_values(low, high)
+            ticks.set_major_locator(FixedLocator([value for value in found if low <= value <= high]))
         else:
             getattr(axis, f"set_{which}scale")("symlog", linthresh=1.0, linscale=LINEAR_PART * 0.9)
             ticks.set_minor_locator(NullLocator())
@@ -121,7 +130,7 @@ class PercentAxis:
 
     def _ticks(self, *, below: bool) -> list[float]:
         """Zero and powers of ten, beside a panel also what is half way between them; fewer where there is no room."""
-        low, high = self.limits
+        low, high = self._usual
         crowded = [value for value in (1.0, -1.0) if below and self._meet([0.0, value])]
         found = [0.0]
         for steps, stride in (((1,) if below else (1, 3), 1), ((1,), 1), ((1,), 2), ((1,), 3)):
@@ -169,7 +178,7 @@ def fit_labels(figure: "Figure") -> None:
         box, upright = boxes[label], label.get_rotation() == 90
         length, space = (box.height, room.height) if upright else (box.width, room.width)
         outside = box.x0 < 0 or box.y0 < 0 or box.x1 > whole.x1 or box.y1 > whole.y1
-        near = box.padded(_GAP * figure.dpi, 0)
+        near = box.padded(2 * _GAP * figure.dpi, 0)
         if outside or any(near.overlaps(other) for another, other in boxes.items() if another is not label):
             longest = max(map(len, label.get_text().split("\n")))
             width = max(8, int(longest * space / length))
