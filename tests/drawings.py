@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
+from rotquant.identity.run import Run
 from rotquant.metrics.token_maxima import STATISTICS, TENSORS
-from rotquant.recipes.recipe import Run
 from rotquant.reporting.figures import arrays, style
 from rotquant.study.project import Project
 from rotquant.study.quantities import Quantity
@@ -162,9 +162,10 @@ def faults(figure: Figure) -> Iterator[str]:
 def _faults_of_texts(figure: Figure) -> Iterator[str]:
     shown = {text: text.get_window_extent() for text in _texts(figure)}
     boxes = {text: box.padded(-0.06 * figure.dpi / 10) for text, box in shown.items()}
-    for (one, box), (other, beside) in itertools.combinations(boxes.items(), 2):
-        if box.overlaps(beside):
-            yield f"{one.get_text()!r} and {other.get_text()!r} overlap"
+    known, (x0, y0, x1, y1) = [*boxes], np.array([box.extents for box in boxes.values()]).T
+    meet = (x0[:, None] < x1) & (x0 < x1[:, None]) & (y0[:, None] < y1) & (y0 < y1[:, None])
+    for one, other in np.argwhere(np.triu(meet, 1)):
+        yield f"{known[one].get_text()!r} and {known[other].get_text()!r} overlap"
     for text, box in boxes.items():
         if not (box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1):
             yield f"{text.get_text()!r} leaves the figure"

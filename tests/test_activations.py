@@ -15,7 +15,7 @@ from rotquant.metrics.magnitudes import magnitudes
 from rotquant.models.rotation.fusing import fuse_norms, rotate
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.recipes.schemes import Magnitudes, QuantizationScheme, RotationScheme
-from rotquant.reporting.figures import heatmaps
+from rotquant.reporting.figures import draw as figures
 from rotquant.study import project as projects
 from rotquant.study import values as tables
 from rotquant.study.project import Project, load_project
@@ -190,7 +190,7 @@ def compute(project: Project, arrays: dict) -> None:
 
 def draw(project: Project) -> bytes:
     table, path = project.table("quarot_figure1"), project.root / "figure.svg"
-    heatmaps.magnitudes(project, table, tables.collect(project, table)[0], path)
+    figures.draw(project, table, tables.collect(project, table)[0], path)
     return path.read_bytes()
 
 

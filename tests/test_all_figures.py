@@ -38,13 +38,14 @@ def draw(project: Project, name: str, width: str | None) -> None:
 
 
 def drawn_tables(project: Project) -> list[Table]:
-    """All with a figure, of those that are drawn from arrays one of each shape."""
+    """All with a figure, of those that are drawn from arrays one of each size."""
     found: dict[object, Table] = {}
     for table in project.tables.values():
         if table.figure is not None:
             arrays = table.figure.kind in ("magnitudes", "token_maxima")
-            shape = str(table.metrics), len(table.rows), len(project.columns(table))
-            found.setdefault(shape if arrays else table.id, table)
+            sites = [len(metric.get("sites", ())) for metric in table.metrics]
+            size = table.figure.kind, str(sites), len(table.rows), len(project.columns(table))
+            found.setdefault(size if arrays else table.id, table)
     return list(found.values())
 
 
@@ -71,13 +72,20 @@ def test_no_figure_has_a_fault(project: Project, monkeypatch: pytest.MonkeyPatch
     assert "\n".join(faults(project, monkeypatch, names, None)) == ""
 
 
+#: A figure of each kind that a column has room for, and those that it has none for.
+COLUMN = ("quarot_table3", "quarot_table13", "rcp_table15", "spinquant_figure3", "spinquant_figure4", "rcp_figure1")
+COLUMN += ("spinquant_figure6", "spinquant_figure7", "rcp_figure6", "rcp_figure3", "rcp_lemma1", "spinquant_table16")
+COLUMN += ("quarot_table8", "quarot_figure4")
+TOO_HIGH = ("prefixquant_figure1", "prefixquant_figure2", "prefixquant_figure7", "prefixquant_table18")
+
+
 def test_figures_of_a_columns_width_have_none_or_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {table.figure.kind: table.id for table in reversed(drawn_tables(project)) if table.figure}
-    too_high = {kind: kinds.pop(kind) for kind in ("magnitudes", "token_maxima", "outlier_tokens")}
-    names = [*kinds.values(), "prefixquant_table4", "quarot_figure4", "kernels_h200"]
-    assert "\n".join(faults(project, monkeypatch, names, "column")) == ""
-    refused = faults(project, monkeypatch, [*too_high.values()], "column")
-    assert len(refused) == len(too_high)
+    drawn = {project.table(name).figure.kind for name in (*COLUMN, *TOO_HIGH) if name in project.tables}
+    assert drawn == {*figures.KINDS}
+    assert "\n".join(faults(project, monkeypatch, [*COLUMN], "column")) == ""
+    monkeypatch.setattr(panels, "styled", lambda: pytest.fail("drawn"))
+    refused = faults(project, monkeypatch, [*TOO_HIGH], "column")
+    assert len(refused) == len(TOO_HIGH)
     assert all("in high, and a page 9 in; draw it with --width page" in sentence for sentence in refused)
 
 

@@ -264,7 +264,7 @@ def hostile(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 "text": everything,
                 "section": fifth,
                 "quote": second,
-                "check": {"better": {"row": first, "than": [second]}},
+                "mechanism": {"better": {"row": first, "than": [second]}},
             }
         ],
     }

@@ -2,6 +2,7 @@
 
 import itertools
 import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -125,13 +126,14 @@ def test_the_loss_is_read_where_the_weights_are(tmp_path: Path) -> None:
 
 
 def made_up(project: Project, name: str) -> tuple[Values, dict[str, RunResult]]:
-    """A table's numbers, each another one, seed by seed, with their runs."""
+    """A table's numbers, each another one unless it is of the same runs, seed by seed, with their runs."""
     numbers = itertools.count(10)
+    means: dict[Any, float] = defaultdict(lambda: float(next(numbers)))
     found, results = {}, {}
     for cell in project.cells(name):
         for quantity in cell.quantities:
-            mean = float(next(numbers))
             keys = tuple(run.key for run in cell.runs)
+            mean = means[keys, quantity.name]
             seeds = tuple(run.seed for run in cell.runs)
             values = tuple(mean + seed / 10 for seed in seeds)
             found[cell.row, cell.column, quantity.name] = Number.of_seeds(values, seeds, keys)

@@ -71,7 +71,7 @@ def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
             if math.isfinite(number.mean):
                 axis.errorbar(number.mean, place, xerr=number.deviation, color=color, elinewidth=1, **block.mark)
             else:
-                axis.text(1 + 20 * broken, place, show(number.mean), color=color, fontsize=SMALL, va="center")
+                axis.text(1 + 25 * broken, place, show(number.mean), color=color, fontsize=SMALL, va="center")
                 broken += 1
         if task.chance is not None:
             axis.plot(task.chance, place, "|", color="black", markersize=9)

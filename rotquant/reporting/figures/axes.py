@@ -1,5 +1,6 @@
 """Axes on which every number of a figure has a place, and labels that stay beside their own panel."""
 
+import itertools
 import math
 import textwrap
 from collections.abc import Iterable
@@ -21,15 +22,14 @@ HIDDEN = 0.15
 #: Up to this many percent an axis of relative changes is linear in any case.
 LINEAR = 8.0
 
-#: About as many characters of labels as fit below a panel, as many labels as fit beside one.
-_BELOW, _BESIDE = 16, 7
+#: Labels that fit beside a panel.
+_BESIDE = 7
 
-#: Beyond this many percent the label of 1, or -1, would meet that of 0 below a panel.
-_CROWDED = {1.0: 100.0, -1.0: 30.0}
+#: Inches of a character of a label, of the gap between two, and of a mark at the end of an axis.
+_CHARACTER, _GAP, _MARK = 0.056, 0.05, 0.15
 
-
-#: What an axis has beyond its last number, as shares of its length: room for marks and numbers, or a margin.
-_ROOM, _MARGIN = 0.35, 0.1
+#: What an axis has beyond its last number where nothing is far, as a share of its length.
+_MARGIN = 0.1
 
 #: A logarithmic axis is as long from zero to 1 % as for so many powers of ten.
 LINEAR_PART = 0.5
@@ -41,9 +41,12 @@ class PercentAxis:
     Perplexities rise by ten percent in all rows of one table, by one to a thousand in another, and by a million where a
     network broke down: on a scale for these nothing of the others could be seen. What is far beyond the others or not
     finite therefore lies at the end of the axis, and its number beside it. How far that is follows our numbers.
+
+    inches: about the axis's length, on which the room for numbers at its ends and for labels below it depends.
     """
 
     def __init__(self, changes: Iterable[Change]) -> None:
+        self.inches = 1.6
         known = list(changes)
         numbers = [number for change in known for number in (change.ours, change.papers) if number is not None]
         sizes = _sizes(change.ours for change in known) or _sizes(numbers) or [0.1]
@@ -53,7 +56,7 @@ class PercentAxis:
         near = [end for change in known for end in change.extent if not self.beyond(end)]
         self.low, self.high = min([0.0, *near]), max([0.0, *near])
         self.below, self.above = (
-            any(self.beyond(number) and (number < 0) == negative for number in numbers) for negative in (True, False)
+            max((self._room(one, negative) for one in known), default=0.0) for negative in (True, False)
         )
         extent = max(-self.low, self.high)
         self.linear = extent <= LINEAR or usual[len(usual) // 2] >= HIDDEN * extent
@@ -62,13 +65,32 @@ class PercentAxis:
         """Whether a change is drawn at the end of the axis instead of its own place."""
         return not abs(change) <= self.far  # nan is, too
 
+    def _room(self, change: Change, negative: bool) -> float:
+        """Inches that what a row has at an end of the axis takes there."""
+        numbers = [number for number in (change.ours, change.papers) if number is not None and self.beyond(number)]
+        texts = [change_label(number) for number in numbers if (number < 0) == negative]
+        return _MARK * bool(texts) + sum(_GAP + _CHARACTER * len(text) for text in texts)
+
+    @property
+    def least(self) -> float:
+        """Inches of the axis that leave room for what it is about beside the numbers at its ends."""
+        return 0.5 + self.below + self.above
+
     @property
     def limits(self) -> tuple[float, float]:
         """Both ends of the axis; where something lies beyond one, its mark and its number have room there."""
         low, high = (self._along(end) for end in (self.low, self.high))
         span = max(high - low, 0.1)
-        below, above = (span * (_ROOM if ends else _MARGIN) for ends in (self.below, self.above))
+        shares = [room / max(self.inches, self.least) for room in (self.below, self.above)]
+        below, above = (span * (share / (1 - sum(shares)) if share else _MARGIN) for share in shares)
         return self._back(low - below), self._back(high + above)
+
+    @property
+    def _usual(self) -> tuple[float, float]:
+        """The part of the axis where numbers have places of their own."""
+        low, high = (self._along(end) for end in (self.low, self.high))
+        margin = _MARGIN * max(high - low, 0.1)
+        return self._back(low - margin), self._back(high + margin)
 
     def place(self, change: float) -> float:
         """Where a change is drawn."""
@@ -96,7 +118,9 @@ class PercentAxis:
 
         ticks = getattr(axis, f"{which}axis")
         if self.linear:
-            ticks.set_major_locator(MaxNLocator(4 if which == "x" else 6))
+            low, high = self._usual
+            found = MaxNLocator(min(4, max(2, int(self.inches / 0.33))) if which == "x" else 6).tick_values(low, high)
+            ticks.set_major_locator(FixedLocator([value for value in found if low <= value <= high]))
         else:
             getattr(axis, f"set_{which}scale")("symlog", linthresh=1.0, linscale=LINEAR_PART * 0.9)
             ticks.set_minor_locator(NullLocator())
@@ -106,15 +130,27 @@ class PercentAxis:
 
     def _ticks(self, *, below: bool) -> list[float]:
         """Zero and powers of ten, beside a panel also what is half way between them; fewer where there is no room."""
-        low, high = self.limits
-        crowded = [value for value, limit in _CROWDED.items() if below and self.high > limit]
+        low, high = self._usual
+        crowded = [value for value in (1.0, -1.0) if below and self._meet([0.0, value])]
+        found = [0.0]
         for steps, stride in (((1,) if below else (1, 3), 1), ((1,), 1), ((1,), 2), ((1,), 3)):
             up = [step * 10.0**power for power in range(1 if 1.0 in crowded else 0, 16, stride) for step in steps]
             both = [*(-value for value in reversed(up)), 0.0, *up]
             found = [value for value in both if low <= value <= high and value not in crowded]
-            if sum(len(_percent(value)) for value in found) <= _BELOW if below else len(found) <= _BESIDE:
+            if not self._meet(found) if below else len(found) <= _BESIDE:
                 break
         return found
+
+    def _meet(self, values: list[float]) -> bool:
+        """Whether labels of some of these numbers would touch below a panel."""
+        low, high = (self._along(end) for end in self.limits)
+        scale = self.inches / (high - low)
+        ends = sorted(
+            (scale * self._along(value) - half, scale * self._along(value) + half)
+            for value in values
+            for half in [_CHARACTER / 2 * len(_percent(value)) + _GAP / 2]
+        )
+        return any(one[1] > other[0] for one, other in itertools.pairwise(ends))
 
 
 def change_label(change: float) -> str:
@@ -142,7 +178,8 @@ def fit_labels(figure: "Figure") -> None:
         box, upright = boxes[label], label.get_rotation() == 90
         length, space = (box.height, room.height) if upright else (box.width, room.width)
         outside = box.x0 < 0 or box.y0 < 0 or box.x1 > whole.x1 or box.y1 > whole.y1
-        if outside or any(box.overlaps(other) for another, other in boxes.items() if another is not label):
+        near = box.padded(2 * _GAP * figure.dpi, 0)
+        if outside or any(near.overlaps(other) for another, other in boxes.items() if another is not label):
             longest = max(map(len, label.get_text().split("\n")))
             width = max(8, int(longest * space / length))
             lines = [textwrap.wrap(line, width) or [""] for line in label.get_text().split("\n")]

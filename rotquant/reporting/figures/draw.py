@@ -20,10 +20,12 @@ from rotquant.reporting.figures import (
 from rotquant.reporting.figures.axes import PercentAxis, change_label
 from rotquant.reporting.figures.changes import Change, change_between
 from rotquant.reporting.figures.panels import (
+    GUTTER,
     Sheet,
     TooHighError,
     broken,
     entry,
+    inches_across,
     legend,
     name_rows,
     note,
@@ -86,10 +88,14 @@ def _increase(project: Project, table: Table, values: Values, sheet: Sheet, line
     rows = list(table.figure.rows or [row.name for row in table.computed_rows if row.name != over])
     names, height = room_for(rows)
     drawn: list[Change] = []
-    with panels(sheet, len(lines), len(lines[0]), (1.9, 0.82 + height), names=names, least=0.95) as (figure, grid):
+    lost_of = {quantity: _losses(values, rows, over, lines, quantity) for line in lines for quantity, _ in line}
+    least = GUTTER + max(0.8, *(scale.least for _, scale in lost_of.values()))
+    panel = (1.9, 0.82 + height)
+    with panels(sheet, len(lines), len(lines[0]), panel, names=names, least=least) as (figure, grid):
         for line, axes in zip(lines, grid, strict=True):
             for axis, (quantity, column) in zip(axes, line, strict=True):
-                lost, scale = _losses(values, rows, over, lines, quantity)
+                lost, scale = lost_of[quantity]
+                scale.inches = inches_across(axis, names)
                 found = [lost[row, column] for row in rows]
                 _dots(axis, found, scale)
                 drawn += found

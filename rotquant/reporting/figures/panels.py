@@ -16,6 +16,9 @@ from rotquant.reporting.figures.style import HEIGHT, NEUTRAL, SMALL, WIDTHS, sav
 #: Inches of a character, of a line of text and of the legend.
 CHARACTER, LINE, LEGEND = 0.056, 0.115, 0.4
 
+#: Inches between two panels that stand beside each other.
+GUTTER = 0.15
+
 #: Characters of a row's name in one line.
 NAME = 32
 
@@ -128,6 +131,11 @@ def leftmost(axis: Any) -> bool:
 def broken(axis: Any, axes: Sequence[Any]) -> bool:
     """Whether the line of panels that an axis belongs to is broken into several."""
     return len({other.get_subplotspec().rowspan.start for other in (axis, *axes)}) > 1
+
+
+def inches_across(axis: Any, names: float) -> float:
+    """The length in inches that a panel's x axis will have, where its line has so many inches of names."""
+    return (axis.figure.get_figwidth() - names) / axis.get_subplotspec().get_gridspec().ncols - GUTTER
 
 
 def room_for(names: Sequence[str], rows: float = 1.0) -> tuple[float, float]:

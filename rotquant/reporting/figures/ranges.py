@@ -32,7 +32,8 @@ def range_use(project: Project, table: Table, values: Values, sheet: Sheet) -> N
     beside = min(max(map(len, sizes)), int(sheet.inches(math.inf) / _LEAST))
     lines = [line[start : start + beside] for line in sizes for start in range(0, len(line), beside)]
     limit = 1.1 * max(itertools.chain(*ranges.values()))
-    with drawn(sheet, (sheet.inches(2.4 * beside), 0.4 + 2.5 * len(lines))) as figure:
+    width = sheet.inches(2.4 * beside)
+    with drawn(sheet, (width, 0.4 + min(2.5, 0.6 + width / beside) * len(lines))) as figure:
         for line, place in zip(lines, figure.subfigures(len(lines), squeeze=False)[:, 0], strict=True):
             for index, row in enumerate(line):
                 points = list(zip(*array_of(project, keys[row], "points"), strict=True))
@@ -62,7 +63,7 @@ def _draw(axis: Any, points: list[tuple[float, ...]], extent: list[float], limit
     ticks = [-round(limit), 0, round(limit)]
     axis.set(xticks=ticks, yticks=ticks, zticks=ticks)
     axis.tick_params(pad=-2)
-    axis.set_box_aspect((1, 1, 1), zoom=0.85)
+    axis.set_box_aspect((1, 1, 1), zoom=0.75)
     for side in (axis.xaxis, axis.yaxis, axis.zaxis):
         side.labelpad = -6
         side.set_pane_color((1, 1, 1, 0))
