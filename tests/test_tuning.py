@@ -150,6 +150,20 @@ def test_the_command_prints_what_the_configuration_should_say(
     assert {path.name for path in tmp_path.iterdir()} == {"llm-qat-Llama-2-7B.json", "llm-qat-Llama-2-13B.json"}
 
 
+@pytest.mark.parametrize("stage", ["rotations", "weights", "runs"])
+def test_a_kept_number_is_of_the_code_of_all_stages(
+    project: Project, measured: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Of the learner's too, which is no part of making the weights."""
+    chosen(project, tmp_path / "record.json", 1e-4)
+    chosen(project, tmp_path / "record.json", 1e-4)
+    assert len(measured) == 2
+    digest = tuning.stage_digest
+    monkeypatch.setattr(tuning, "stage_digest", lambda name, recipe: digest(name, recipe) + "x" * (name == stage))
+    chosen(project, tmp_path / "record.json", 1e-4)
+    assert len(measured) == 4
+
+
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
