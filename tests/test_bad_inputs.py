@@ -59,7 +59,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(run, says, place, run_line
     said = capsys.readouterr().err
     assert status == 2, said
     *progress, sentence = said.splitlines()
-    assert all(re.search(r"(, |: done, )\d+ s$", line) for line in progress)
+    assert all(re.search(r"(, |: done, )\d+ s(, about \d+ (s|min) left)?$", line) for line in progress)
     assert sentence.startswith("rotquant: ")
     assert Template(says).substitute(places) in sentence
     assert sentence.endswith(".")

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from rotquant.foundation.files import cache_folder, canonical_json, short_hash, write_text
@@ -17,6 +17,8 @@ from rotquant.foundation.progress import task
 
 #: Smaller files are hashed each time: looking up what is kept takes as long.
 _KEPT_BYTES = 1_000_000
+#: Less than this is hashed too soon to speak of it.
+_SHOWN_BYTES = 500_000_000
 #: Seconds within which a file may change again and show the same time.
 _SETTLED = 2.0
 
@@ -61,9 +63,12 @@ def content_digest(path: str | Path) -> str:
 def content_digests(paths: Iterable[Path], what: str) -> dict[Path, str]:
     """`content_digest` of several files, in parallel; `what` names them where progress is shown."""
     files = list(dict.fromkeys(paths))
-    with task(f"checking the content of {what}", "file", len(files)) as under_way, ThreadPoolExecutor() as threads:
+    long = sum(path.stat().st_size for path in files if path.is_file()) > _SHOWN_BYTES
+    shown = task(f"checking the content of {what}", "file", len(files)) if long else nullcontext()
+    with shown as under_way, ThreadPoolExecutor() as threads:
         found = {}
         for path, digest in zip(files, threads.map(content_digest, files), strict=True):
             found[path] = digest
-            under_way.advance()
+            if under_way is not None:
+                under_way.advance()
     return found
