@@ -16,7 +16,7 @@ def checkpoint_digest(checkpoint: str | Path, revision: str | None = None) -> st
     A folder's digest covers the content of configuration, tokenizer and weights; that of low-rank deltas covers them
     and their base. A hub id, which may carry its revision (`owner/name@revision`), is the commit that this names now,
     or without the network in the hub's local copy; where neither is there it is `id@unresolved`, under which nothing
-    is ever computed (`refuse_unresolved`).
+    is ever computed (`refuse_other`).
 
     Raises:
         CheckpointError: the folder does not exist, is no checkpoint with safetensors weights, or has deltas that do not
@@ -28,6 +28,8 @@ def checkpoint_digest(checkpoint: str | Path, revision: str | None = None) -> st
     if not deltas.is_delta(folder):
         return _digest([*settings_files(folder), *weight_files(folder)], folder.name)
     base_digest = checkpoint_digest(checked_base(folder))
+    if base_digest.endswith(f"@{UNRESOLVED}"):
+        return base_digest
     own = _digest([folder / deltas.CONFIG, folder / deltas.WEIGHTS], folder.name)
     return short_hash(canonical_json([base_digest, own]))
 
