@@ -101,7 +101,8 @@ def _mirror() -> str:
 def _pip_settings(folder: Path) -> list[str]:
     """This machine's settings of pip as options that mount them, with the files and folders that they name."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
-    lines, mounts = ["[global]"], []
+    settings: dict[str, str] = {}  # variables of the environment come last, and count
+    mounts = []
     for line in listed.splitlines():
         name, _, quoted = line.partition("=")
         value = ast.literal_eval(quoted)
@@ -110,8 +111,9 @@ def _pip_settings(folder: Path) -> list[str]:
             value = f"/host-pip/{Path(value).name}"
         elif Path(value).is_dir():
             mounts += ["--volume", f"{value}:{value}:ro"]
-        lines.append(f"{name.rpartition('.')[2]} = {value}")
-    (folder / "pip.conf").write_text("\n".join(lines) + "\n")
+        settings[name.rpartition(".")[2]] = value
+    lines = [f"{name} = {value}\n" for name, value in settings.items()]
+    (folder / "pip.conf").write_text("".join(["[global]\n", *lines]))
     return [*mounts, "--volume", f"{folder}:/host-pip:ro", "--volume", f"{folder}/pip.conf:/etc/pip.conf:ro"]
 
 
