@@ -34,6 +34,13 @@ def needed(wildcards):
     return archives.archives_needed(PLAN, kind, sentence(archives.target_of, PLAN, name))
 
 
+def run_of(wildcards):
+    """The run that an archive is of, or one of its runs, of whose kind all are."""
+    key = sentence(archives.target_of, PLAN, f"{wildcards.kind}/{wildcards.name}.tar")
+    planned = {"rotations": PLAN.rotations, "weights": PLAN.weights}.get(wildcards.kind)
+    return planned[key].run if planned else PLAN.parts[key].runs[0]
+
+
 rule archive:
     input:
         needed,
@@ -41,16 +48,19 @@ rule archive:
         "{kind}/{name}.tar",
     log:
         "logs/{kind}/{name}.log",
-    threads: WORKERS
+    threads: workers
     resources:
         gpu=GPU,
+        mem_mb=lambda wildcards, threads, attempt: memory(run_of(wildcards), threads, attempt),
+        runtime=lambda wildcards, attempt: attempt * MINUTES,
+        processes=lambda wildcards, threads: processes(run_of(wildcards), threads),
     params:
         needs=lambda wildcards, input: [f"--needs {path}" for path in input],
     message:
         "archive {wildcards.kind}/{wildcards.name}"
     shell:
         "OMP_NUM_THREADS=1 workflow/scripts/job.sh {output} {log} "
-        "rotquant runs archive {output} {params.needs} --jobs {threads}" + BY_PLAN
+        "rotquant runs archive {output} {params.needs} --jobs {resources.processes}" + BY_PLAN
 
 
 def lacking(tables):

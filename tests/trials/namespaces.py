@@ -12,7 +12,9 @@ _INSIDE = "ROTQUANT_TRIAL_NAMESPACES"
 
 
 def enter(*kinds: str) -> None:
-    """Start this program anew inside of new namespaces (mount, net); returns where it is in them already.
+    """Start this program anew inside of new namespaces (mount, net, pid); returns where it is in them already.
+
+    In a namespace of processes it is the first, and all others end with it.
 
     Raises:
         Skip: this machine does not allow them.
@@ -20,8 +22,8 @@ def enter(*kinds: str) -> None:
     if os.environ.get(_INSIDE) == "+".join(kinds):
         return
     command = ["unshare", *(f"--{kind}" for kind in kinds)]
-    if os.geteuid() != 0:
-        command.append("--map-root-user")
+    command += ["--fork", "--mount-proc", "--kill-child"] if "pid" in kinds else []
+    command += ["--map-root-user"] if os.geteuid() != 0 else []
     try:
         allowed = subprocess.run([*command, "true"], capture_output=True, text=True)
     except FileNotFoundError:
@@ -29,7 +31,6 @@ def enter(*kinds: str) -> None:
     if allowed.returncode != 0:
         raise Skip(f"this machine allows no new namespaces ({allowed.stderr.strip()}).")
     os.environ[_INSIDE] = "+".join(kinds)
-    assert sys.orig_argv[0]
     os.execvp(command[0], [*command, sys.executable, *sys.orig_argv[1:]])
 
 
@@ -55,3 +56,19 @@ def with_packages(*packages: str) -> Path:
     if mounted.returncode != 0:
         raise Skip(f"this machine allows no overlay of /usr ({mounted.stderr.strip()}).")
     return folder
+
+
+def over(place: str, folder: Path) -> None:
+    """Keep what is written at a place of the machine in a folder, for this program and what it starts.
+
+    Raises:
+        Skip: this machine does not allow it.
+    """
+    for name in ("written", "work"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    options = f"lowerdir={place},upperdir={folder}/written,workdir={folder}/work"
+    mounted = subprocess.run(
+        ["mount", "-t", "overlay", "overlay", "-o", options, place], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        raise Skip(f"this machine allows no overlay of {place} ({mounted.stderr.strip()}).")

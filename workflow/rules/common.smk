@@ -40,8 +40,31 @@ onstart:
         sentence(check_gpu, PLAN.device)
 
 
-# Processes of one job; those of a GPU are as many as `--set-threads measure=N` says.
-WORKERS = 1 if GPU else workflow.cores or 1
+def workers(wildcards):
+    """Processes of one job; those of a GPU, and those on a cluster, are as many as `--set-threads measure=N` says."""
+    return 1 if GPU else workflow.cores
+
+
+# Parts of tables on small models are called as their tables (rotquant/study/project.py); their runs are small too.
+SMALL = {run for name, part in PLAN.parts.items() if name in PLAN.tables for run in part.runs}
+
+# What a job asks of a cluster, megabytes and minutes, more at each attempt. Of small models a process takes MEASURED_MB
+# (results/reliability/slurm.json), of which a third is added. A model of real size is one process, and streams layer by
+# layer: Llama-2-7B's shape went through GPTQ on a machine with 128 GB (results/bench), less was not tried.
+PROCESS_MB = 3000
+LARGE_MB = 96000
+MINUTES = 240
+
+
+def memory(run, threads, attempt):
+    """Megabytes of a job that computes such a run."""
+    return attempt * (1000 + PROCESS_MB * threads if run in SMALL else LARGE_MB)
+
+
+def processes(run, threads):
+    """How many processes share a job's threads and its GPU: models of real size fill one alone."""
+    return threads if run in SMALL else 1
+
 
 # Speed tables and tables of settings have rules of their own for the same kinds of files.
 SPEED = "|".join(PLAN.speed) or "none"

@@ -7,7 +7,7 @@ rule train:
         directory("results/models/{model}"),
     log:
         "logs/models/{model}.log",
-    threads: workflow.cores
+    threads: lambda wildcards: workflow.cores
     resources:
         gpu=GPU,
     shell:

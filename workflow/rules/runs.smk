@@ -20,6 +20,11 @@ rule tasks:
         JOB + "runs tasks {wildcards.tasks}" + BY_PLAN
 
 
+def run_of(wildcards):
+    """A run of a part of a table, of whose kind all are."""
+    return sentence(PLAN.part, wildcards.part).runs[0]
+
+
 rule measure:
     input:
         tasks=lambda wildcards: task_files(sentence(PLAN.part, wildcards.part).tasks),
@@ -27,12 +32,15 @@ rule measure:
         update("results/measured/{part}.json"),
     log:
         "logs/measured/{part}.log",
-    threads: WORKERS
+    threads: workers
     resources:
         gpu=GPU,
+        mem_mb=lambda wildcards, threads, attempt: memory(run_of(wildcards), threads, attempt),
+        runtime=lambda wildcards, attempt: attempt * MINUTES,
+        processes=lambda wildcards, threads: processes(run_of(wildcards), threads),
     params:
         current=lambda wildcards: sentence(CURRENT.part, wildcards.part),
     message:
         "measure {wildcards.part}"
     shell:
-        "SHOWN=1 " + JOB + "runs execute {wildcards.part} --jobs {threads}" + BY_PLAN
+        "SHOWN=1 " + JOB + "runs execute {wildcards.part} --jobs {resources.processes}" + BY_PLAN
