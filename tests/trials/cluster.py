@@ -20,7 +20,7 @@ from tests.trials.trial import Skip
 
 PACKAGES = ("munge", "slurm-client", "slurmctld", "slurmd")
 NODES = ("n1", "n2")
-#: What SLURM believes of each node, whatever this machine has; memory is not enforced without cgroups.
+#: What SLURM believes of each node, whatever this machine has; it does not enforce memory without cgroups.
 CORES, MEMORY = 16, 400_000
 
 #: What is not about places: a lost node is noticed in seconds, jobs of it are not started again by SLURM itself (the
@@ -55,16 +55,19 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
 class Cluster:
     """A running cluster; as a context manager it ends with its block."""
 
-    def __init__(self, folder: Path, own: Mapping[str, tuple[tuple[Path, Path], ...]] | None = None) -> None:
+    def __init__(
+        self, folder: Path, own: Mapping[str, tuple[tuple[Path, Path], ...]] | None = None, cores: int = CORES
+    ) -> None:
         """Prepare a cluster below a folder, in namespaces of mounts and processes that this program must be in.
 
         Args:
             own: for a node, pairs of a folder and the place that it is mounted at for this node alone.
+            cores: what SLURM believes of each node.
 
         Raises:
             Skip: the packages cannot be had or mounted.
         """
-        self.folder, self.own = folder, own or {}
+        self.folder, self.own, self.cores = folder, own or {}, cores
         namespaces.with_packages(*PACKAGES)
         namespaces.over("/etc", folder / "etc")
         for name in ("munge", "control", *NODES):
@@ -140,7 +143,7 @@ class Cluster:
     def _configuration(self) -> str:
         control, *ports = _free_ports(1 + len(NODES))
         nodes = [
-            f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={CORES} "
+            f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={self.cores} "
             f"RealMemory={MEMORY} State=UNKNOWN"
             for name, port in zip(NODES, ports, strict=True)
         ]
