@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: all setup test test-machines speed lint format schemas lock gallery clean FORCE
+.PHONY: all setup test test-machines trials speed lint format schemas lock gallery clean FORCE
 
 all: setup
 	snakemake --cores all
@@ -31,6 +31,11 @@ test: $(READY)
 test-machines: $(READY)
 	$(BIN)/python -m tests.machines $(QUICK)
 
+# What can go wrong beyond one process on one machine (docs/reliability.md); QUICK=--quick for the part that CI runs.
+TRIALS ?= slurm storage container tracking chaos fuzzing audit
+trials: $(READY)
+	set -e; for trial in $(TRIALS); do $(BIN)/python -m tests.trials.$$trial $(QUICK); done
+
 speed: $(READY)
 	snakemake --cores all speed
 
@@ -52,8 +57,9 @@ schemas: $(READY)
 
 # torch is locked by its public version, so that the same lock takes the CPU or the CUDA build of the machine.
 lock: $(READY)
-	CUSTOM_COMPILE_COMMAND="make lock" pip-compile --quiet --allow-unsafe --strip-extras --extra dev --extra slurm --extra s3 --extra postgresql --no-emit-index-url \
-		--no-emit-find-links --upgrade-package torch==2.13.0 --upgrade-package transformers==5.17.0 \
+	CUSTOM_COMPILE_COMMAND="make lock" pip-compile --quiet --allow-unsafe --strip-extras --extra dev --extra slurm \
+		--extra s3 --extra postgresql --no-emit-index-url --no-emit-find-links \
+		--upgrade-package torch==2.13.0 --upgrade-package transformers==5.17.0 \
 		--output-file requirements.lock pyproject.toml
 	sed -i 's/^torch==\([0-9.]*\)+cpu/torch==\1/' requirements.lock
 
