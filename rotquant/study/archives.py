@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from rotquant.foundation.errors import ConfigError, ResultError, nearest
+from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import atomic_path, canonical_json, check_regular, short_hash
 from rotquant.study.plan import Plan
 from rotquant.study.results import (
@@ -30,9 +30,9 @@ from rotquant.study.results import (
 )
 from rotquant.study.stages import jobs
 
-#: The folders that an archive's files lie in, and the files there that say what the others are of.
-_FOLDERS = ("results/rotations", "results/weights", "results/runs", "results/tasks")
-_RECORDS = (ROTATION_RECORD, WEIGHTS_RECORD)
+#: The folders of `results/` that an archive's files lie in, and the files there that say what the others are of.
+_RECORDS = {"rotations": ROTATION_RECORD, "weights": WEIGHTS_RECORD, "runs": None, "tasks": None}
+_KINDS = ("rotations", "weights", "measured")
 
 
 def archive_of(plan: Plan, kind: str, key: str) -> str:
@@ -78,10 +78,8 @@ def target_of(plan: Plan, archive: str) -> str:
     """
     kind, _, name = archive.rpartition("/")
     kind, key = PurePosixPath(kind).name, name.removesuffix(".tar").rpartition("-")[0]
-    if kind not in ("rotations", "weights", "measured"):
-        raise ConfigError(
-            f"the archive {archive!r} is of no kind{nearest(kind, ('rotations', 'weights', 'measured'))}."
-        )
+    if kind not in _KINDS:
+        raise ConfigError(f"the archive {archive!r} is not in a folder called {', '.join(_KINDS)}.")
     if archive_of(plan, kind, key) != f"{kind}/{name}":
         raise ConfigError(
             f"the archive {kind}/{name} is of other code or settings than this machine has, whose is "
@@ -183,8 +181,8 @@ def _room() -> Path:
 
 
 def _check(archive: Path, member: tarfile.TarInfo) -> None:
-    path = PurePosixPath(member.name)
-    inside = any(path.is_relative_to(folder) for folder in _FOLDERS) and ".." not in path.parts
+    parts = PurePosixPath(member.name).parts
+    inside = parts[:1] == ("results",) and len(parts) > 2 and parts[1] in _RECORDS and ".." not in parts
     if not (inside and member.isfile()):
         raise ResultError(f"the archive {archive} holds {member.name[:100]!r}, which is no result's file.")
 
@@ -209,8 +207,7 @@ def _place(source: Path, path: Path) -> None:
     """Move an unpacked file to its place, unless the same is there."""
     if path.is_file() and filecmp.cmp(source, path, shallow=False):
         return
-    for record in _RECORDS:
-        if path.parts[1] in ("rotations", "weights"):
-            (Path(*path.parts[:3]) / record).unlink(missing_ok=True)
+    if record := _RECORDS[path.parts[1]]:
+        (Path(*path.parts[:3]) / record).unlink(missing_ok=True)
     with atomic_path(path) as temporary:
         shutil.move(source, temporary)
