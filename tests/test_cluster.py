@@ -119,13 +119,18 @@ def state(number: int, said: str) -> str:
 
 def test_a_lost_job_is_a_sentence_with_its_cause_and_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "4.log").write_text("a line\nerror: the weights cannot be read.\n")
+    (tmp_path / "slurm").mkdir()
+    for number in (4, 7):
+        (tmp_path / f"{number}.log").write_text("a line\nrotquant: the weights cannot be read.\n")
+    (tmp_path / "slurm/14.log").write_text("srun: error: n1: task 0: Exited with exit code 1\n")
+    (tmp_path / "slurm/17.log").write_text("srun: error: Node failure on n1\nWaiting at most 60 seconds.\n")
     node = "SLURM-job '12' failed due to a node failure, SLURM status is: 'NODE_FAIL'. Failed nodes will be excluded."
     (tmp_path / "log").write_text(
         block("measure", 1, state(1, "CANCELLED"), "1.log", f"{tmp_path}/slurm/11.log")
         + block("measure", 2, node, "2.log", f"{tmp_path}/slurm/12.log")
         + block("measure", 3, state(3, "TIMEOUT"), "3.log", f"{tmp_path}/slurm/13.log")
         + block("measure", 4, state(4, "FAILED"), "4.log", f"{tmp_path}/slurm/14.log")
+        + block("measure", 7, state(7, "FAILED"), "7.log", f"{tmp_path}/slurm/17.log")
         + block("table", 5, "None", "5.log")  # not of the cluster
         + block("measure", 6, state(6, "OUT_OF_MEMORY"), "6.log", f"{tmp_path}/slurm/16.log")
         + "[a day]\nFinished jobid: 6 (Rule: measure)\n"
@@ -136,6 +141,8 @@ def test_a_lost_job_is_a_sentence_with_its_cause_and_logs(tmp_path: Path, monkey
         f"failed: job 11 of rule measure (TIMEOUT): {passed} Its log is 1.log, SLURM's own slurm/21.log.",
         "failed: job 12 of rule measure (NODE_FAIL): its node was lost. Its log is 2.log, SLURM's own slurm/12.log.",
         f"failed: job 13 of rule measure (TIMEOUT): {passed} Its log is 3.log, SLURM's own slurm/13.log.",
-        "failed: job 14 of rule measure (FAILED): error: the weights cannot be read. "
+        "failed: job 14 of rule measure (FAILED): rotquant: the weights cannot be read. "
         "Its log is 4.log, SLURM's own slurm/14.log.",
+        "failed: job 17 of rule measure (FAILED): srun: error: Node failure on n1. "
+        "Its log is 7.log, SLURM's own slurm/17.log.",
     ]

@@ -35,6 +35,7 @@ _ERROR = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _STATE = re.compile(r"SLURM-job '(?P<job>[\d_]+)' failed.*SLURM status is: '(?P<state>\w+)'")
+_COMPLAINT = re.compile(r"(?:srun|slurmstepd): error: (?!.*Exited with exit code)")
 _REFUSED = re.compile(
     r"(?:sbatch failed\. The error message was '|submission failed with exception: )"
     r"(?P<reason>.*?)(?:'\.\n|For further|\Z)",
@@ -68,12 +69,18 @@ def _sentence(error: re.Match[str]) -> str:
     ended = _STATE.search(error["message"])
     if ended is None:
         return ""
-    why = _ENDINGS.get(ended["state"], "").format(rule=rule) or _last_line(Path(own)) or "it left no message"
+    why = _ENDINGS.get(ended["state"], "").format(rule=rule) or _last_words(own, others)
     also = f", SLURM's own {os.path.relpath(others[0])}" if others else ""
     return f"failed: job {ended['job']} of rule {rule} ({ended['state']}): {why.rstrip('.')}. Its log is {own}{also}."
 
 
-def _last_line(log: Path) -> str:
-    """The last words of a job; empty where there are none."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1].strip() if lines else ""
+def _last_words(own: str, others: list[str]) -> str:
+    """What SLURM complains of in its log of a job, such as a lost node; else the last line of the job's log."""
+    complaints = [line for log in others for line in _lines(Path(log)) if _COMPLAINT.match(line)]
+    said = complaints or _lines(Path(own))
+    return said[-1] if said else "it left no message"
+
+
+def _lines(log: Path) -> list[str]:
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    return [line.strip() for line in text.splitlines() if line.strip()]
