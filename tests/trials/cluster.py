@@ -124,9 +124,19 @@ class Cluster:
         lines = _output("sinfo", "--noheader", "--Node", "--format=%N %t").splitlines()
         return dict(line.split() for line in lines if line.count(" ") == 1)
 
-    def jobs(self, state: str = "running") -> list[str]:
-        """The ids of jobs in a state."""
-        return _output("squeue", "--noheader", f"--states={state}", "--format=%i").split()
+    def jobs(self, state: str = "running", folder: Path | None = None) -> list[str]:
+        """The ids of jobs in a state; of those that were submitted in a folder, where one is given."""
+        said = _output("squeue", "--noheader", f"--states={state}", "--format=%i %Z").splitlines()
+        found = [line.split() for line in said]
+        return sorted((job for job, place in found if folder is None or Path(place) == folder), key=int)
+
+    def memory_asked(self, folder: Path) -> list[int]:
+        """Megabytes that each job of a folder asked for, ended ones too, in the order of submission."""
+        lines = _output("scontrol", "--oneliner", "show", "jobs").splitlines()
+        found = [re.search(r"JobId=(\d+).* MinMemoryNode=([\d.]+)([MG]).* WorkDir=(\S+)", line) for line in lines]
+        unit = {"M": 1, "G": 1024}
+        asked = {int(job[1]): round(float(job[2]) * unit[job[3]]) for job in found if job and Path(job[4]) == folder}
+        return [asked[job] for job in sorted(asked)]
 
     def cancel(self, job: str) -> None:
         """End a job as its user would."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from rotquant.foundation.errors import RotquantError
+from rotquant.study.cluster import lost_jobs
 from rotquant.study.planning import current_plan
 from rotquant.study.states import States
 
@@ -38,6 +39,17 @@ onstart:
 
     if workflow.local_exec and any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs()):
         sentence(check_gpu, PLAN.device)
+
+
+def say_lost_jobs(logs):
+    """Print a sentence for each job that a cluster has lost. `logs` are Snakemake's own."""
+    for log in logs:
+        for line in lost_jobs(Path(log)):
+            print(line, file=sys.stderr)
+
+
+onerror:
+    say_lost_jobs(log)
 
 
 def workers(wildcards):

@@ -86,9 +86,10 @@ onsuccess:
     refresh_index()
 
 
-# Of several targets that --keep-going goes on with, those that succeeded.
+# Of several targets that --keep-going goes on with, those that succeeded. This takes the place of common.smk's.
 onerror:
     refresh_index()
+    say_lost_jobs(log)
 
 
 # The accuracy half of QuaRot: Tables 1 to 13, Figure 1 and the switches.
