@@ -15,6 +15,7 @@ from pathlib import Path
 WAITING = """
 import json, os, sys
 import matplotlib, pandas, pydantic, smart_open, snakemake.cli
+import snakemake_executor_plugin_slurm, snakemake_storage_plugin_s3
 
 sys.dont_write_bytecode = True
 assert not any(name.split(".")[0] == "rotquant" for name in sys.modules)

@@ -162,8 +162,13 @@ def test_a_gpu_that_is_not_here_is_told_before_the_first_job(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """A project with learned rotations, which each test computes where it must."""
+    return with_rotations(tmp_path_factory.mktemp("learned"))
+
+
+def with_rotations(folder: Path) -> Copy:
     """A project whose table has two rows on the same learned rotations, and one without, on one model."""
-    project = one_column(tmp_path_factory.mktemp("learned"), figure=False)
+    project = one_column(folder, figure=False)
     rtn = {"methods": {"gptq": None}}
     rows = [
         {"name": "Baseline", "method": "baseline"},

@@ -5,7 +5,20 @@ from typing import Annotated
 import typer
 
 from rotquant import __version__
-from rotquant.commands import bench, convert, data, diagnose, distil, methods, models, prefix, tasks, tracking, tune
+from rotquant.commands import (
+    archives,
+    bench,
+    convert,
+    data,
+    diagnose,
+    distil,
+    methods,
+    models,
+    prefix,
+    tasks,
+    tracking,
+    tune,
+)
 from rotquant.commands.report import report_app
 from rotquant.commands.runs import runs_app
 
@@ -33,6 +46,8 @@ cli.command()(data.train)
 runs_app.command("init-tracking")(tracking.init_tracking)
 runs_app.command("sync-tracking")(tracking.sync_tracking)
 runs_app.command("ui")(tracking.ui)
+runs_app.command()(archives.archive)
+runs_app.command()(archives.receive)
 cli.add_typer(bench.bench_app, name="bench")
 cli.add_typer(runs_app, name="runs")
 cli.add_typer(report_app, name="report")

@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from tests.trials.trial import Skip
+from rotquant.foundation.files import cache_folder
+from tests.trials.trial import REPOSITORY, Skip
 
 _INSIDE = "ROTQUANT_TRIAL_NAMESPACES"
 
@@ -29,3 +31,27 @@ def enter(*kinds: str) -> None:
     os.environ[_INSIDE] = "+".join(kinds)
     assert sys.orig_argv[0]
     os.execvp(command[0], [*command, sys.executable, *sys.orig_argv[1:]])
+
+
+def with_packages(*packages: str) -> Path:
+    """Debian packages as if they were installed, for this program and what it starts: unpacked, and laid over /usr.
+
+    What the machine has itself comes first. The program must be in a mount namespace of its own (`enter`).
+
+    Returns:
+        The folder that the packages are unpacked in, kept in the user's cache.
+
+    Raises:
+        Skip: they cannot be had, or not be mounted.
+    """
+    folder = cache_folder("debian") / "-".join(packages)
+    unpacked = subprocess.run(
+        ["scripts/debian", str(folder), *packages], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    if unpacked.returncode != 0:
+        raise Skip(unpacked.stderr.strip().removeprefix("skipped: "))
+    over = ["mount", "-t", "overlay", "overlay", "-o", f"lowerdir=/usr:{folder}/usr", "/usr"]
+    mounted = subprocess.run(over, capture_output=True, text=True)
+    if mounted.returncode != 0:
+        raise Skip(f"this machine allows no overlay of /usr ({mounted.stderr.strip()}).")
+    return folder

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 RECORDS = REPOSITORY / "results/reliability"
 
 
-class Skip(Exception):
+class Skip(Exception):  # noqa: N818 - no error of the project
     """The machine lacks what a trial needs; the message is a sentence that says what."""
 
 

@@ -1,0 +1,216 @@
+"""Archives: what one job computed as one tar file, for machines that share no file system (workflow/storage.smk).
+
+An archive's name holds a digest of all that its content follows from, runs and code. So an archive that is there is
+current and is never replaced, and several configurations, projects and people may share one place for them.
+
+Archives hold files of `results/` by their paths, data before the record that says what it is of. The archive of a
+table's part has everything that pages are made from: runs, tasks, and of weights and rotations all but the tensors.
+"""
+
+import filecmp
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from rotquant.foundation.errors import ConfigError, ResultError, nearest
+from rotquant.foundation.files import atomic_path, canonical_json, check_regular, short_hash
+from rotquant.study.plan import Plan
+from rotquant.study.results import (
+    HISTORY_FILE,
+    ROTATION_RECORD,
+    ROTATIONS_FILE,
+    WEIGHTS_RECORD,
+    part_path,
+    rotation_path,
+    run_path,
+    task_set_path,
+    weights_path,
+)
+from rotquant.study.stages import jobs
+
+#: The folders that an archive's files lie in, and the files there that say what the others are of.
+_FOLDERS = ("results/rotations", "results/weights", "results/runs", "results/tasks")
+_RECORDS = (ROTATION_RECORD, WEIGHTS_RECORD)
+
+
+def archive_of(plan: Plan, kind: str, key: str) -> str:
+    """The name of an archive, a path below the place where archives are kept.
+
+    Args:
+        kind: rotations, weights or measured. key: of the rotations, of the weights, or the part of a table.
+
+    Raises:
+        ConfigError: the plan has no such thing.
+    """
+    basis: list[object] = []
+    if kind == "rotations":
+        basis = [plan.rotation(key).code]
+    elif kind == "weights":
+        basis = [plan.stored(key).code]
+    else:
+        part = plan.part(key)
+        basis = [plan.codes["tasks"], [[run, plan.planned(run).code] for run in part.runs]]
+    return f"{kind}/{key}-{short_hash(canonical_json([basis, archives_needed(plan, kind, key)]), 8)}.tar"
+
+
+def archives_needed(plan: Plan, kind: str, key: str) -> list[str]:
+    """The archives that a job needs: of rotations for weights, of weights for the part of a table.
+
+    Raises:
+        ConfigError: the plan has no such thing.
+    """
+    if kind == "weights":
+        rotation = plan.stored(key).rotation
+        return [] if rotation is None else [archive_of(plan, "rotations", rotation)]
+    if kind == "measured":
+        keys = dict.fromkeys(plan.planned(run).weights for run in plan.part(key).runs)
+        return [archive_of(plan, "weights", weights) for weights in keys if weights]
+    return []
+
+
+def target_of(plan: Plan, archive: str) -> str:
+    """What `rotquant runs execute` computes for an archive.
+
+    Raises:
+        ConfigError: the archive's name is not one of this plan, as where another machine has other code.
+    """
+    kind, _, name = archive.rpartition("/")
+    kind, key = PurePosixPath(kind).name, name.removesuffix(".tar").rpartition("-")[0]
+    if kind not in ("rotations", "weights", "measured"):
+        raise ConfigError(
+            f"the archive {archive!r} is of no kind{nearest(kind, ('rotations', 'weights', 'measured'))}."
+        )
+    if archive_of(plan, kind, key) != f"{kind}/{name}":
+        raise ConfigError(
+            f"the archive {kind}/{name} is of other code or settings than this machine has, whose is "
+            f"{archive_of(plan, kind, key)}: have the same commit and configuration on all machines."
+        )
+    return key
+
+
+def pack(plan: Plan, archive: Path) -> None:
+    """Write the archive of that name from the results that are here.
+
+    Raises:
+        ConfigError: the name is not one of this plan.
+        ResultError: something of it is not here.
+    """
+    key = target_of(plan, archive.as_posix())
+    kind = archive.parent.name
+    with atomic_path(archive) as temporary, tarfile.open(temporary, "w") as file:
+        for path in _files(plan, kind, key):
+            if not path.is_file():
+                raise ResultError(f"{archive} cannot be written: {path} is not here.")
+            file.add(path, arcname=path.as_posix(), recursive=False)
+
+
+def _files(plan: Plan, kind: str, key: str) -> list[Path]:
+    """The files of an archive in their order: each record after what it is of."""
+    if kind == "rotations":
+        return [rotation_path(key) / name for name in (ROTATIONS_FILE, HISTORY_FILE, ROTATION_RECORD)]
+    if kind == "weights":
+        return [*_learned(plan, [key]), *_stored(key, tensors=True)]
+    part = plan.part(key)
+    weights = [one for one in dict.fromkeys(plan.planned(run).weights for run in part.runs) if one]
+    stored = [path for one in weights for path in _stored(one, tensors=False)]
+    return [*_learned(plan, weights), *stored, *map(task_set_path, part.tasks), *map(run_path, part.runs)]
+
+
+def _learned(plan: Plan, weights: Iterable[str]) -> list[Path]:
+    """What pages need of the rotations that weights are made with."""
+    keys = dict.fromkeys(key for one in weights if (key := plan.stored(one).rotation))
+    return [rotation_path(key) / name for key in keys for name in (HISTORY_FILE, ROTATION_RECORD)]
+
+
+def _stored(key: str, tensors: bool) -> list[Path]:
+    """The files of stored weights, their record last."""
+    folder = weights_path(key)
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != WEIGHTS_RECORD]
+    kept = [path for path in files if tensors or path.suffix != ".safetensors"]
+    return [*kept, folder / WEIGHTS_RECORD]
+
+
+def unpack(plan: Plan, archives: Sequence[Path]) -> None:
+    """Write the files of archives where results lie, but for those that are here and current.
+
+    The record of a folder is removed before its data is written, and comes last: an interruption leaves nothing that
+    looks whole.
+
+    Raises:
+        ResultError: an archive is damaged, or holds a file that is no result.
+    """
+    for archive in archives:
+        check_regular(archive)
+        with tempfile.TemporaryDirectory(dir=_room()) as folder:
+            try:
+                with tarfile.open(archive) as file:
+                    members = file.getmembers()
+                    for member in members:
+                        _check(archive, member)
+                    file.extractall(folder, members, filter="data")
+            except (tarfile.TarError, EOFError, OSError) as error:
+                raise ResultError(f"the archive {archive} is damaged ({error}); delete it and make it anew.") from None
+            names = [Path(member.name) for member in members]
+            for path in [path for path in names if not _is_here(plan, path)]:
+                _place(Path(folder) / path, path)
+
+
+def record_received(plan: Plan, part: str) -> None:
+    """Record a part of a table whose runs have been received.
+
+    Raises:
+        ResultError: one of them is not here, or not of this plan.
+    """
+    results = {run: jobs.result_current(plan, run) for run in plan.part(part).runs}
+    missing = [run for run, result in results.items() if result is None]
+    if missing:
+        raise ResultError(f"{part}: run {missing[0]} was not received; `rotquant runs execute {missing[0]}` makes it.")
+    jobs.record_part(plan, part, {run: result.value for run, result in results.items() if result is not None})
+
+
+def received(plan: Plan, part: str) -> bool:
+    """Whether a part's runs are all here and current, and recorded."""
+    return part_path(part).exists() and all(jobs.result_current(plan, run) for run in plan.part(part).runs)
+
+
+def _room() -> Path:
+    """The folder that archives are unpacked in, on the same file system as results."""
+    room = Path("results")
+    room.mkdir(exist_ok=True)
+    return room
+
+
+def _check(archive: Path, member: tarfile.TarInfo) -> None:
+    path = PurePosixPath(member.name)
+    inside = any(path.is_relative_to(folder) for folder in _FOLDERS) and ".." not in path.parts
+    if not (inside and member.isfile()):
+        raise ResultError(f"the archive {archive} holds {member.name[:100]!r}, which is no result's file.")
+
+
+def _is_here(plan: Plan, path: Path) -> bool:
+    """Whether what a file belongs to is here and current, hence stays as it is."""
+    kind, key = path.parts[1], Path(path.parts[2]).stem
+    if kind == "runs":
+        return key in plan.runs and jobs.result_current(plan, key) is not None
+    if kind == "weights":
+        return (
+            key in plan.weights
+            and jobs.weights_current(plan, key)
+            and (path.suffix != ".safetensors" or jobs.weights_at_hand(key))
+        )
+    if kind == "rotations":
+        return key in plan.rotations and jobs.rotation_current(plan, key, at_hand=path.name == ROTATIONS_FILE)
+    return False
+
+
+def _place(source: Path, path: Path) -> None:
+    """Move an unpacked file to its place, unless the same is there."""
+    if path.is_file() and filecmp.cmp(source, path, shallow=False):
+        return
+    for record in _RECORDS:
+        if path.parts[1] in ("rotations", "weights"):
+            (Path(*path.parts[:3]) / record).unlink(missing_ok=True)
+    with atomic_path(path) as temporary:
+        shutil.move(source, temporary)

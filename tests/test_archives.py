@@ -1,0 +1,120 @@
+"""Results travel as archives between machines that share no file system: whole, once, and never what is no result."""
+
+import io
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.project import Copy
+from tests.test_workflow import REPORT, with_rotations
+from tests.trials.projects import digests
+
+KINDS = ("rotations", "weights", "measured")
+
+
+def make(project: Copy, archive: str, *needed: Path) -> tuple[int, str]:
+    """Make an archive below `store/`, on a machine that has what it needs in the store alone."""
+    needs = [f"--needs={path}" for path in needed]
+    return project.run("rotquant", "runs", "archive", f"store/{archive}", *needs, "--jobs", "1")
+
+
+def names(project: Copy) -> dict[str, list[str]]:
+    """The archives of a project's table, by kind."""
+    code = """
+from pathlib import Path
+from rotquant.study.archives import archive_of
+from rotquant.study.planning import current_plan
+plan = current_plan(Path.cwd())
+for kind, keys in (("rotations", plan.rotations), ("weights", plan.weights), ("measured", plan.parts)):
+    print(*(archive_of(plan, kind, key) for key in keys))
+"""
+    status, output = project.run("python", "-c", code)
+    assert status == 0, output
+    return {kind: line.split() for kind, line in zip(KINDS, output.splitlines(), strict=True)}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Copy, Path]:
+    """A project that has made all archives, and the folder that they lie in.
+
+    Before each kind its results are taken away, as on a machine that has none, so that it makes them from archives.
+    """
+    project = with_rotations(tmp_path_factory.mktemp("node"))
+    made: dict[str, list[str]] = names(project)
+    needed: list[Path] = []
+    for kind in KINDS:
+        shutil.rmtree(project.root / "results", ignore_errors=True)
+        for archive in made[kind]:
+            status, output = make(project, archive, *needed)
+            assert status == 0, output
+            assert all(f": {other} " not in output for other in KINDS if other != kind), "it was in an archive"
+        needed = [project.root / "store" / archive for archive in made[kind]]
+    return project, project.root / "store"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Copy:
+    """The same project on another machine, which has computed nothing."""
+    return with_rotations(tmp_path / "home")
+
+
+def test_pages_are_made_from_what_was_received_and_nothing_is_computed(store: tuple[Copy, Path], home: Copy) -> None:
+    (archive,) = (store[1] / "measured").iterdir()
+    status, output = home.run("rotquant", "runs", "receive", str(archive))
+    assert (status, output) == (0, f"{archive.name[:22]}: 7 runs are here\n")
+    assert not list(home.root.glob("results/**/*.safetensors"))
+    assert set(home.planned(REPORT)) == {"table", "report"}
+    status, output = home.snakemake(REPORT)
+    assert status == 0, output
+    theirs = digests(store[0].root)
+    assert theirs.items() <= digests(home.root).items()
+    assert len([name for name in theirs if name.startswith("rotations")]) == 2
+
+    earlier = {path: path.stat().st_mtime_ns for path in home.root.glob("results/[!p]*/**/*")}
+    assert home.run("rotquant", "runs", "receive", str(archive))[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in home.root.glob("results/[!p]*/**/*")} == earlier
+
+
+def test_an_archive_of_other_code_is_neither_made_nor_received(store: tuple[Copy, Path], home: Copy) -> None:
+    (archive,) = (store[1] / "measured").iterdir()
+    home.edit("rotquant/study/stages/weights.py", "sleep(0.05)", "sleep(0.04)")
+    for command in (("receive",), ("archive",)):
+        path = str(archive) if command == ("receive",) else f"measured/{archive.name}"
+        status, output = home.run("rotquant", "runs", *command, path)
+        assert (status, "is of other code or settings than this machine has" in output) == (2, True)
+    assert not list(home.root.glob("results/runs/*"))
+
+
+def _outside(archive: tarfile.TarFile) -> None:
+    archive.addfile(tarfile.TarInfo("results/runs/../../escaped"), io.BytesIO())
+
+
+def _link(archive: tarfile.TarFile) -> None:
+    link = tarfile.TarInfo("results/runs/link.json")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+    archive.addfile(link)
+
+
+def _source(archive: tarfile.TarFile) -> None:
+    archive.addfile(tarfile.TarInfo("rotquant/cli.py"), io.BytesIO())
+
+
+@pytest.mark.parametrize("add", [_outside, _link, _source, None])
+def test_an_archive_with_anything_else_is_refused_whole(store: tuple[Copy, Path], home: Copy, add) -> None:
+    (archive,) = (store[1] / "measured").iterdir()
+    copy = home.root / "measured" / archive.name
+    copy.parent.mkdir()
+    shutil.copy(archive, copy)
+    if add is None:
+        copy.write_bytes(copy.read_bytes()[:-9000])
+    else:
+        with tarfile.open(copy, "a") as file:
+            add(file)
+    before = {path for path in home.root.rglob("*") if "results" not in path.parts}
+    status, output = home.run("rotquant", "runs", "receive", str(copy))
+    assert (status, output.count("\n")) == (2, 1)
+    assert ("which is no result's file" if add else "is damaged") in output
+    assert not list(home.root.glob("results/runs/*"))
+    assert {path for path in home.root.rglob("*") if "results" not in path.parts} == before

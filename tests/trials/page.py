@@ -1,0 +1,99 @@
+"""docs/reliability.md, made from the records of the trials: `python -m tests.trials.page`."""
+
+from pathlib import Path
+from typing import Any
+
+from rotquant.foundation.files import read_json, write_text
+from tests.trials.trial import RECORDS, REPOSITORY
+
+PAGE = REPOSITORY / "docs/reliability.md"
+
+#: The trials in the page's order: their headings, and what each does.
+TRIALS = {
+    "slurm": (
+        "A SLURM cluster",
+        "munge, slurmctld and two slurmd run on one machine. QuaRot's Table 1 is computed through `profiles/slurm` and "
+        "compared with a local run. Then jobs are cancelled, nodes lost and time limits passed.",
+    ),
+    "storage": (
+        "A cluster without a shared file system",
+        "Each node has a file system of its own. Results and weights travel as archives through an object store that "
+        "speaks S3 (`workflow/storage.smk`).",
+    ),
+    "container": (
+        "A container",
+        "The image of `Containerfile` is built without a daemon, and computes a column of Table 1.",
+    ),
+    "tracking": (
+        "A tracking server that a team shares",
+        "Many processes write to one MLflow store in PostgreSQL at once. The server is killed while they write.",
+    ),
+    "chaos": (
+        "Faults",
+        "Processes are killed with -9 at random moments, disks are full, the clock is set back, two Snakemakes run at "
+        "once, results are read-only, and there is no network.",
+    ),
+    "fuzzing": (
+        "Foreign input",
+        "Every format that is read gets mutated examples, by structure and by bytes.",
+    ),
+    "audit": (
+        "Known vulnerabilities",
+        "pip-audit compares the locked packages with the Python Packaging Advisory Database.",
+    ),
+}
+
+OPENING = """# Reliability
+
+Nothing that was computed is lost, whatever fails: this page shows how that was tried, and what held. Each section is
+a trial, a program that sets up what it needs and removes it afterwards. Its figures are those of its last whole run on
+the machine named there; continuous integration runs the quick form of each.
+
+```
+python -m tests.trials.slurm            # again here; --quick is CI's part, --seed N draws other moments and inputs
+make trials                             # all of them, an hour on 2 cores; make trials QUICK=--quick, some minutes
+```
+"""
+
+
+def page() -> str:
+    """The page, with a section for each record."""
+    sections = [OPENING]
+    for name, (heading, what) in TRIALS.items():
+        path = RECORDS / f"{name}.json"
+        if path.exists():
+            sections.append(_section(heading, what, read_json(path, "record")))
+        else:
+            sections.append(f"## {heading}\n\n{what} It has not been run as a whole.\n")
+    return "\n".join(sections)
+
+
+def _section(heading: str, what: str, record: dict[str, Any]) -> str:
+    checks = [f"| {check} | {one['tried']:,} | {one['held']:,} |" for check, one in record["checks"].items()]
+    figures = [f"- {name}: {_figure(value)}" for name, value in record["figures"].items()]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    lines = [
+        f"## {heading}",
+        "",
+        what,
+        "",
+        "| what must hold | tried | held |",
+        "| --- | --: | --: |",
+        *checks,
+        "",
+        *([*figures, ""] if figures else []),
+        f"`python -m tests.trials.{record['trial']} --seed {record['seed']}`: {record['seconds']:,.0f} s on "
+        f"{record['cpu_count']} cores ({record['cpu']}), {record['date'][:10]}, commit {record['git_commit'][:7]}; "
+        f"{versions}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _figure(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
+
+
+if __name__ == "__main__":
+    write_text(PAGE, page())
+    print(PAGE.relative_to(Path.cwd()))
