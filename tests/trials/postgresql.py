@@ -17,7 +17,8 @@ from typing import Any
 
 import psycopg2
 
-from tests.trials.trial import REPOSITORY, Skip
+from tests.trials.namespaces import enter, with_packages
+from tests.trials.trial import Skip
 
 ADMIN, WRITER = "admin", "writer"
 
@@ -30,7 +31,7 @@ class Server:
         self.folder, self.data = folder, folder / "data"
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        self._programs, self._process = _programs(folder), None
+        self._programs, self._process = _programs(), None
         # PostgreSQL refuses to run as root: then nobody has it, and the folder.
         nobody = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         self._user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []} if nobody else {}
@@ -39,11 +40,22 @@ class Server:
         if nobody:
             for path in (folder, secret):
                 os.chown(path, nobody.pw_uid, nobody.pw_gid)
-        made = self._run("initdb", "-D", self.data, "-U", ADMIN, "-A", "scram-sha-256", "--pwfile", secret, "--no-locale")
+        made = self._run(
+            "initdb",
+            "-D",
+            self.data,
+            "-U",
+            ADMIN,
+            "-A",
+            "scram-sha-256",
+            "--pwfile",
+            secret,
+            "--locale=C",
+            "-E",
+            "UTF8",
+        )
         if made.returncode != 0:
             raise Skip(f"PostgreSQL's initdb ends with: {made.stdout.strip().splitlines()[-1]}.")
-        self.start()
-        self.execute(f"CREATE ROLE {WRITER} LOGIN PASSWORD '{self.password}'")
 
     @property
     def version(self) -> str:
@@ -59,9 +71,9 @@ class Server:
         """A database as MLFLOW_TRACKING_URI names it."""
         return f"postgresql://{user}:{password or self.password}@{host}:{self.port}/{database}"
 
-    def fresh(self, database: str) -> str:
-        """The address of a new, empty database."""
-        self.execute(f"CREATE DATABASE {database} OWNER {WRITER}")
+    def fresh(self, database: str, like: str = "template1") -> str:
+        """The address of a new database, empty or a copy of another."""
+        self.execute(f"CREATE DATABASE {database} OWNER {WRITER} TEMPLATE {like}")
         return self.uri(database)
 
     def start(self) -> None:
@@ -108,10 +120,6 @@ class Server:
         finally:
             connection.close()
 
-    def close(self) -> None:
-        """End it."""
-        self.crash(signal.SIGQUIT)
-
     def _run(self, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         command = [str(self._programs / program), *map(str, arguments)]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -126,13 +134,15 @@ def running() -> Iterator[Server]:
         Skip: this machine has no PostgreSQL, and none can be had.
     """
     folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
-    server = None
     try:
         server = Server(folder)
-        yield server
+        try:
+            server.start()
+            server.execute(f"CREATE ROLE {WRITER} LOGIN PASSWORD '{server.password}'")
+            yield server
+        finally:
+            server.crash(signal.SIGQUIT)
     finally:
-        if server:
-            server.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -158,15 +168,17 @@ class Connections:
                 self.most = max(self.most, cursor.fetchone()[0])
 
 
-def _programs(folder: Path) -> Path:
-    """The folder of PostgreSQL's programs: in the path, Debian's, or unpacked from Debian's packages."""
+def _programs() -> Path:
+    """The folder of PostgreSQL's programs: in the path, Debian's, or unpacked from its packages."""
     found = shutil.which("initdb")
-    places = [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if places:
-        return places[-1]
-    done = subprocess.run(
-        [REPOSITORY / "scripts/debian", folder / "debian", "postgresql"], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise Skip(f"there is no PostgreSQL ({(done.stderr.strip().splitlines() or ['nothing said'])[-1]})")
-    return next(iter((folder / "debian").glob("usr/lib/postgresql/*/bin")))
+    if found:
+        return Path(found).resolve().parent
+    if not (places := _installed()):
+        enter("mount")
+        with_packages("postgresql")
+        places = _installed()
+    return places[-1]
+
+
+def _installed() -> list[Path]:
+    return sorted(Path("/usr/lib/postgresql").glob("*/bin"))

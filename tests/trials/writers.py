@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from tests.project import Copy
 
 _WAITING = """
 import json, os, sys
-import alembic.command, jinja2, mlflow, pandas, psycopg2, pydantic, rich.console, sqlalchemy, typer, yaml
+import alembic.command, jinja2, mlflow, pandas, psycopg2, pydantic, pyarrow.parquet, rich.console, rich.table
+import scipy.optimize, scipy.stats, sqlalchemy, typer, yaml
 import mlflow.store.tracking.sqlalchemy_store
 
 sys.dont_write_bytecode = True
@@ -41,7 +43,7 @@ for line in sys.stdin:
             import rotquant.cli, rotquant.commands.root, rotquant.commands.report, rotquant.reporting.pages.report
             os.write(is_ready, b".")
             os.read(wait, 1)
-            sys.exit(rotquant.cli.main())
+            rotquant.cli.app()
     for _ in processes:
         os.read(ready, 1)
     print(json.dumps(processes), flush=True)
@@ -80,7 +82,12 @@ class Writers:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         asked = [
-            [str(copy.root), {**copy.environment(), **environment}, ["rotquant", *command.split()], str(self._log(place))]
+            [
+                str(copy.root),
+                {**copy.environment(), **environment},
+                ["rotquant", *command.split()],
+                str(self._log(place)),
+            ]
             for place, (copy, command) in enumerate(writers)
         ]
         self._commands = [command for _, command in writers]
@@ -100,10 +107,15 @@ class Writers:
         self.start(writers, environment)
         return self.wait()
 
+    def kill(self, place: int = 0) -> None:
+        """Kill one that was started, where it has not ended yet."""
+        with suppress(ProcessLookupError):
+            os.kill(self.processes[place], signal.SIGKILL)
+
     def close(self) -> None:
         """End it, and what it has started."""
-        for process in self.processes:
-            os.kill(process, signal.SIGKILL)
+        for process in range(len(self.processes)):
+            self.kill(process)
         self._server.kill()
         self._server.wait()
 

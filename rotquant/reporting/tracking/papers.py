@@ -11,7 +11,7 @@ from rotquant.identity.run import Run
 from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe
 from rotquant.reporting.tracking.experiments import writer
-from rotquant.reporting.tracking.runs import PARENT, Entry, Experiment, Logged
+from rotquant.reporting.tracking.runs import NOTE, PARENT, Entry, Experiment, Logged
 from rotquant.reporting.tracking.store import Store, opened
 from rotquant.reporting.tracking.views import PERCENT, TABLE, by_model, by_row
 from rotquant.study.project import Project
@@ -90,7 +90,7 @@ class Paper(Experiment):
             f"{table.caption}\n\nAll runs of this table, those shown under other tables included: "
             f"search for ``tags.`{TABLE}.{table.id}` != ''``."
         )
-        tags = {"paper": self.paper, "title": table.title, "mlflow.note.content": note}
+        tags = {"paper": self.paper, "title": table.title, NOTE: note}
         return self.show(Entry(table.id, "table", table.id, tags))
 
     def _run(self, key: str, result: RunResult) -> Entry:

@@ -38,8 +38,9 @@ _METRICS_AT_ONCE = 900
 #: Runs that a search takes at a time.
 _PAGE = 1000
 
-#: Most characters of a run's overview, a tag: MLflow takes 5,000 or 8,000, by its version.
-_NOTE = 5000
+#: A run's overview, a tag, which says what a run is until a report's beginning takes its place; and the most characters
+#: of one: MLflow takes 5,000 or 8,000, by its version.
+NOTE, _LONGEST_NOTE = "mlflow.note.content", 5000
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,8 @@ class Experiment:
         best = min((run for run in older.values() if self._stands(run, entry)), key=_rank, default=None)
         kept = self._create(entry) if best is None else best.info.run_id
         if best is not None:
-            same = _shows(best, entry.digest)
-            self._update_tags(best, entry.all_tags if same else _of_tables(entry.all_tags))
+            tags = entry.all_tags if _shows(best, entry.digest) else _of_tables(entry.all_tags)
+            self._update_tags(best, {name: value for name, value in tags.items() if name != NOTE})
         for run in older.keys() - {kept}:
             self._delete(run)
         self.shown[entry.key] = kept
@@ -169,7 +170,8 @@ class Experiment:
         """Bring the description and the views up to date, once its runs are, and drop doubles on a server."""
         if self.store.location.path is None:
             self.drop_doubles()
-        describe(self.store, self.project, self.paper, [run for runs in self._live_runs().values() for run in runs])
+        live = (run for runs in self._live_runs().values() for run in runs)
+        describe(self.store, self.project, self.paper, [run for run in live if _is_whole(run)])
 
     def drop_doubles(self) -> None:
         """Of the whole runs of a key that processes made at the same time keep one, in each of them the same one.
@@ -294,7 +296,7 @@ def log_report(root: Path, logged: Logged, report: "Report", files: Sequence[Pat
         parent = _current(store, logged)
         kept = files if store.location.reaches(str(parent.info.artifact_uri)) else []
         for page in (path for path in files if path.suffix == ".md"):
-            tags["mlflow.note.content"] = _overview(replace(logged, parent=parent.info.run_id), page, kept)
+            tags[NOTE] = _overview(replace(logged, parent=parent.info.run_id), page, kept)
         store.client.log_batch(parent.info.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
         for path in kept:
             store.client.log_artifact(parent.info.run_id, str(path))
@@ -317,7 +319,7 @@ def _overview(logged: Logged, page: Path, files: Sequence[Path]) -> str:
         links.append(f"[charts]({view_link(logged.experiment_id, page.stem)})")
     text = re.sub(r"!\[.*\n", "", page.read_text(encoding="utf-8").partition("<details>")[0])
     shown = f"{' · '.join(links)}\n\n{text}"
-    return shown if len(shown) < _NOTE else shown[:_NOTE].rpartition("\n")[0]
+    return shown if len(shown) < _LONGEST_NOTE else shown[:_LONGEST_NOTE].rpartition("\n")[0]
 
 
 def _rounded(number: float) -> float:
@@ -331,6 +333,7 @@ def _shows(run: "MlflowRun", digest: str | None) -> bool:
 
 
 def _is_whole(run: "MlflowRun") -> bool:
+    """Whether all of a run was there when it was read: MLflow reads its status first, and its tags last."""
     return run.info.status == "FINISHED"
 
 

@@ -2,7 +2,7 @@
 
 from rotquant.bench.records import Record
 from rotquant.reporting.tracking.experiments import writer
-from rotquant.reporting.tracking.runs import Entry, Experiment, Logged
+from rotquant.reporting.tracking.runs import NOTE, Entry, Experiment, Logged
 from rotquant.reporting.tracking.store import opened
 from rotquant.study.project import Project
 from rotquant.study.speed.definitions import SpeedTable
@@ -22,7 +22,7 @@ def log_speed(project: Project, record: Record, table: SpeedTable) -> Logged:
         for name, measured in known[cell.key].quantities.items()
         if measured.low is not None or name.endswith("bytes")
     }
-    about = {"paper": table.paper, "gpu": record.gpu, "title": table.title, "mlflow.note.content": table.caption}
+    about = {"paper": table.paper, "gpu": record.gpu, "title": table.title, NOTE: table.caption}
     environment = record.sittings[-1].environment
     entry = Entry(table.id, "speed", table.id, about, record.model_dump(mode="json"), environment, metrics)
     with opened(project.root, writer(project)) as store:
