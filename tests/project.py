@@ -52,6 +52,7 @@ def compute_rotations(run, checkpoint, folder, device, code):
         "key": run.rotation_key,
         "digest": file_digest(folder / "rotations.safetensors"),
         "checkpoint": run.checkpoint,
+        "checkpoint_digest": run.checkpoint_digest,
         "first": history[0],
         "last": history[-1],
         "seed": run.seed,

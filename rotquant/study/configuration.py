@@ -145,8 +145,9 @@ class Settings(Written):
     tables together have about a thousand runs for each."""
     trials: Annotated[int, Field(gt=0, le=1000)] | None = None
     """Tables about the distribution over seeds take the seeds 0 to trials - 1; without it, `seeds`, as others do."""
-    tracking: bool = True
-    """Whether MLflow shows the runs of each report."""
+    tracking: bool | Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,63}$")] = True
+    """Whether MLflow shows the runs of each report. A name does too, in experiments `name/paper` instead of `paper`: a
+    server, which projects share, asks for one."""
     allow_code_execution: bool = False
     """Whether programs that models write for HumanEval may be run, in a process that can do little (docs/tasks.md)."""
 

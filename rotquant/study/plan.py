@@ -129,7 +129,7 @@ class Plan(Entry):
     sources: str
     config: dict[str, Any]
     device: str
-    tracking: bool
+    tracking: bool | str
     allow_code_execution: bool
     codes: dict[str, str]
     local: tuple[str, ...]

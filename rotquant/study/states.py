@@ -107,8 +107,8 @@ class States:
         return self._state(REPORTS / "index.md", self.plan.codes["index"])
 
     def tracking(self, place: str) -> str:
-        """The state of MLflow's database, for where it lies."""
-        return self._state(Path("results/tracking.json"), place)
+        """The state of MLflow's database, for where it lies and under which name this project's runs are in it."""
+        return self._state(Path("results/tracking.json"), [place, self.plan.tracking])
 
     def _state(self, output: Path, basis: Any, whole: bool = True) -> str:
         """What an output is computed from, and after a dash what became of it: nothing where all went well."""

@@ -9,9 +9,12 @@ import json
 import zlib
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote, urlsplit
 
-from rotquant.reporting.tracking.store import Store
+from rotquant.reporting.tracking.location import TrackingError
+from rotquant.reporting.tracking.store import Store, gone
 from rotquant.reporting.tracking.views import views
 from rotquant.study.project import Project
 
@@ -22,9 +25,31 @@ _VIEW = "mlflow.sharedViewState."
 _DESCRIPTION = "mlflow.note.content"
 
 
-def open_experiment(store: Store, paper: str) -> str:
-    """The id of a paper's experiment, made or restored where needed."""
-    experiment = store.client.get_experiment_by_name(paper) or _create(store, paper)
+def experiment_name(store: Store, project: Project, paper: str) -> str:
+    """The experiment of a paper: its short name, behind that under which the project is known where it has one.
+
+    Raises:
+        TrackingError: the store is a server and the project has none: two projects would relabel each other's runs.
+    """
+    name = project.config.tracking
+    if isinstance(name, str):
+        return f"{name}/{paper}"
+    if store.location.path is None:
+        raise TrackingError(
+            f"the MLflow store {store.uri} is a server, where projects are kept apart by their names: write "
+            "`tracking: NAME` in the configuration, the same name for all who work on this project."
+        )
+    return paper
+
+
+def writer(project: Project) -> str:
+    """Who writes: processes of the same project take turns."""
+    return str(project.config.tracking)
+
+
+def open_experiment(store: Store, name: str) -> str:
+    """The id of an experiment, made or restored where needed."""
+    experiment = store.client.get_experiment_by_name(name) or _create(store, name)
     if experiment.lifecycle_stage == "deleted":
         store.client.restore_experiment(experiment.experiment_id)
     return experiment.experiment_id
@@ -32,26 +57,36 @@ def open_experiment(store: Store, paper: str) -> str:
 
 def describe(store: Store, project: Project, paper: str, runs: "Sequence[Run]") -> None:
     """Give a paper's experiment its description, and the views that its runs make; views of former tables go."""
-    experiment = cast("Experiment", store.client.get_experiment_by_name(paper))
-    wanted = _tags(project, experiment, views(runs))
-    for name, value in wanted.items():
-        if experiment.tags.get(name) != value:
-            store.client.set_experiment_tag(experiment.experiment_id, name, value)
+    from mlflow.exceptions import MlflowException
+
+    name = experiment_name(store, project, paper)
+    experiment = cast("Experiment", store.client.get_experiment_by_name(name))
+    wanted = _tags(project, paper, experiment, views(runs))
+    for tag, value in wanted.items():
+        if experiment.tags.get(tag) != value:
+            try:
+                store.client.set_experiment_tag(experiment.experiment_id, tag, value)
+            except MlflowException:  # another process added it at the same moment: now there is one to change
+                store.client.set_experiment_tag(experiment.experiment_id, tag, value)
     for view in _view_names(experiment.tags):
         if f"{_VIEW}{view}" not in wanted:
-            store.client.delete_experiment_tag(experiment.experiment_id, f"{_VIEW}{view}")
+            with gone():
+                store.client.delete_experiment_tag(experiment.experiment_id, f"{_VIEW}{view}")
 
 
-def _create(store: Store, paper: str) -> "Experiment":
+def _create(store: Store, name: str) -> "Experiment":
     """A new experiment, or the one that another process has made in the meantime."""
     from mlflow.exceptions import MlflowException
 
+    artifacts = store.location.artifacts(name)
+    if artifacts and store.location.is_database_server and urlsplit(artifacts).scheme in ("", "file"):
+        Path(unquote(urlsplit(artifacts).path)).mkdir(parents=True, exist_ok=True)  # `Location.reaches` looks for it
     try:
-        store.client.create_experiment(paper, artifact_location=store.location.artifacts(paper))
+        store.client.create_experiment(name, artifact_location=artifacts)
     except MlflowException:
-        if store.client.get_experiment_by_name(paper) is None:
+        if store.client.get_experiment_by_name(name) is None:
             raise
-    return cast("Experiment", store.client.get_experiment_by_name(paper))
+    return cast("Experiment", store.client.get_experiment_by_name(name))
 
 
 def links(store: Store, server: str) -> dict[str, str]:
@@ -70,9 +105,11 @@ def view_link(experiment: str, view: str) -> str:
     return f"#/experiments/{experiment}/runs?workflowType=machine_learning&{mode}viewStateShareKey={view}"
 
 
-def _tags(project: Project, experiment: "Experiment", states: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _tags(
+    project: Project, paper: str, experiment: "Experiment", states: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
     """The tags that an experiment should have; a description that is there stays, a user may have written it."""
-    tables = [table for table in (*project.tables.values(), *project.speed.values()) if table.paper == experiment.name]
+    tables = [table for table in (*project.tables.values(), *project.speed.values()) if table.paper == paper]
     wanted = {"mlflow.experimentKind": "custom_model_development"}
     for view, state in states.items():
         made = {"name": _title(view), "createdAt": experiment.creation_time, "state": _packed(state)}

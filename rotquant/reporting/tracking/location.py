@@ -5,13 +5,17 @@ would refuse, or write where nobody looks for it, is refused here in one sentenc
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from rotquant.foundation.errors import RotquantError
 
 VARIABLE = "MLFLOW_TRACKING_URI"
+
+#: Where tables' files go that runs in a database name, by MLflow's own variable.
+FILES = "MLFLOW_DEFAULT_ARTIFACT_ROOT"
 
 #: What MLflow takes for a service by its name alone.
 _NAMES = ("databricks", "databricks-uc", "uc")
@@ -25,11 +29,13 @@ class TrackingError(RotquantError):
 class Location:
     """A store of MLflow.
 
-    uri: as MLflow takes it, with absolute paths. path: its file or folder on this machine; None for a server.
+    uri: as MLflow takes it, with absolute paths. path: its file or folder on this machine; None for a server, which
+    other machines and other projects may write to at any time. root: the project's folder.
     """
 
     uri: str
     path: Path | None = None
+    root: Path = Path()
 
     @property
     def database(self) -> Path | None:
@@ -41,11 +47,33 @@ class Location:
         """Whether it is a tracking server with an interface of its own for the browser."""
         return self.uri.startswith(("http://", "https://"))
 
+    @property
+    def is_database_server(self) -> bool:
+        """Whether it is a database that MLflow talks to itself, such as PostgreSQL."""
+        return self.path is None and re.match(r"(postgresql|mysql|mssql)\b", self.uri) is not None
+
     def artifacts(self, experiment: str) -> str | None:
-        """Where an experiment keeps reports and figures: beside our database; None: elsewhere the store decides."""
-        if self.database is None:
+        """Where an experiment keeps reports and figures: beside our database; None: elsewhere the store decides.
+
+        Of a database server the same folder of this project, unless MLFLOW_DEFAULT_ARTIFACT_ROOT names another place:
+        MLflow would take the working folder.
+        """
+        if self.is_database_server and os.environ.get(FILES):
+            return f"{os.environ[FILES].rstrip('/')}/{experiment}"
+        if self.database is None and not self.is_database_server:
             return None
-        return (self.database.parent / "mlartifacts" / experiment).as_uri()
+        folder = self.database.parent if self.database else self.root
+        return (folder / "mlartifacts" / experiment).as_uri()
+
+    def reaches(self, artifacts: str) -> bool:
+        """Whether files can be put into a run's folder of artifacts: not where a database names another machine's.
+
+        MLflow would make the same folders on every machine, each with files that the others do not see.
+        """
+        place = urlsplit(artifacts)
+        if not self.is_database_server or place.scheme not in ("", "file"):
+            return True
+        return Path(unquote(place.path)).parents[1].is_dir()  # the experiment's, which was made with it
 
 
 def find_location(root: Path) -> Location:
@@ -59,20 +87,20 @@ def find_location(root: Path) -> Location:
     try:
         scheme = urlsplit(given).scheme
     except ValueError as error:
-        raise TrackingError(f"{VARIABLE}={given} is not a URI ({error}).") from None
+        raise TrackingError(f"{VARIABLE}={printable(given)} is not a URI ({error}).") from None
     if scheme.partition("+")[0] == "sqlite":
         return _sqlite(given, root)
     if scheme in ("", "file") and given not in _NAMES:
         return _folder(given, root)
     if scheme in ("http", "https") and not urlsplit(given).hostname:
-        raise TrackingError(f"{VARIABLE}={given} names no host; a server is written http://127.0.0.1:5000.")
-    return Location(given)
+        raise TrackingError(f"{VARIABLE}={printable(given)} names no host; a server is written http://127.0.0.1:5000.")
+    return Location(given, root=root)
 
 
-def printable(uri: str) -> str:
-    """A tracking URI without the password it may contain."""
-    password = urlsplit(uri).password
-    return uri.replace(f":{password}@", ":***@") if password else uri
+def printable(text: str) -> str:
+    """A tracking URI, or a text that has one in it, without the password that it may contain."""
+    text = re.sub(r"(://[^/:@\s]*:)[^\s'\"]*@", r"\1***@", text)
+    return re.sub(r"([?&]password=)[^&#\s'\"]*", r"\1***", text)
 
 
 def _sqlite(given: str, root: Path) -> Location:
@@ -80,20 +108,22 @@ def _sqlite(given: str, root: Path) -> Location:
     name, question, options = rest.partition("?")
     if not name or name == ":memory:" or name.startswith("file:"):
         raise TrackingError(
-            f"{VARIABLE}={given} names no file to keep runs in; a database is written sqlite:///mlflow.db (relative to "
-            "the project folder) or, with four slashes, sqlite:////absolute/path/mlflow.db."
+            f"{VARIABLE}={printable(given)} names no file to keep runs in; a database is written sqlite:///mlflow.db "
+            "(relative to the project folder) or, with four slashes, sqlite:////absolute/path/mlflow.db."
         )
     path = root / name
     if not path.parent.is_dir():
-        raise TrackingError(f"{VARIABLE}={given}: there is no folder {path.parent}; make it, or correct the path.")
-    return Location(f"{start}:///{path}{question}{options}", path)
+        raise TrackingError(
+            f"{VARIABLE}={printable(given)}: there is no folder {path.parent}; make it, or correct the path."
+        )
+    return Location(f"{start}:///{path}{question}{options}", path, root)
 
 
 def _folder(given: str, root: Path) -> Location:
     path = root / given.removeprefix("file://").removeprefix("file:")
     if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() not in ("true", "1"):
         raise TrackingError(
-            f"{VARIABLE}={given} is a folder, in which MLflow 3 keeps no runs of itself: name a database, "
+            f"{VARIABLE}={printable(given)} is a folder, in which MLflow 3 keeps no runs of itself: name a database, "
             "sqlite:///mlflow.db, or a server, http://127.0.0.1:5000, or set MLFLOW_ALLOW_FILE_STORE=true."
         )
-    return Location(path.as_uri(), path)
+    return Location(path.as_uri(), path, root)

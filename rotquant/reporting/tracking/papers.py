@@ -10,7 +10,8 @@ from rotquant.foundation.progress import task, track
 from rotquant.identity.run import Run
 from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe
-from rotquant.reporting.tracking.runs import PARENT, Entry, Experiment, Logged
+from rotquant.reporting.tracking.experiments import writer
+from rotquant.reporting.tracking.runs import NOTE, PARENT, Entry, Experiment, Logged
 from rotquant.reporting.tracking.store import Store, opened
 from rotquant.reporting.tracking.views import PERCENT, TABLE, by_model, by_row
 from rotquant.study.project import Project
@@ -43,15 +44,12 @@ def log_tables(project: Project, tables: Sequence[Table], read: Mapping[str, Res
         TrackingError: the store cannot be reached or written.
     """
     found = read or {table.id: collect(project, table)[1] for table in tables}
-    with task("MLflow"), opened(project.root) as store:
+    with task("MLflow"), opened(project.root, writer(project)) as store:
         papers = {name: Paper(store, project, name) for name in dict.fromkeys(table.paper for table in tables)}
         for table in tables:
             papers[table.paper].show_table(table, found[table.id])
-        if store.location.path is None:
-            for paper in papers.values():
-                paper.drop_doubles()
         for paper in papers.values():
-            paper.describe()
+            paper.finish()
         return [
             papers[table.paper].logged(table.id, found[table.id], rotations_of(found[table.id].values()))
             for table in tables
@@ -87,12 +85,12 @@ class Paper(Experiment):
     def _parent(self, table: Table) -> str:
         """The table's own MLflow run, kept over re-renderings."""
         if table.id in self.shown:
-            return self.shown[table.id][0]
+            return self.shown[table.id]
         note = (
             f"{table.caption}\n\nAll runs of this table, those shown under other tables included: "
             f"search for ``tags.`{TABLE}.{table.id}` != ''``."
         )
-        tags = {"paper": self.paper, "title": table.title, "mlflow.note.content": note}
+        tags = {"paper": self.paper, "title": table.title, NOTE: note}
         return self.show(Entry(table.id, "table", table.id, tags))
 
     def _run(self, key: str, result: RunResult) -> Entry:

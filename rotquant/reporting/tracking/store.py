@@ -1,4 +1,4 @@
-"""The MLflow store, opened: one process at a time where it is a file, and with errors in one sentence.
+"""The MLflow store, opened: one process at a time where it can be locked, and with errors in one sentence.
 
 MLflow is a view of the result files. So whatever is wrong with the store becomes a `TrackingError`, soon and without
 holding up other processes, and callers go on without it.
@@ -6,6 +6,7 @@ holding up other processes, and callers go on without it.
 
 import fcntl
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rotquant.reporting.tracking.location import Location, TrackingError, find_location, printable
+from rotquant.reporting.tracking.turns import Turn, turns
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,7 +28,11 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "PGCONNECT_TIMEOUT": "5",
 }
+
+#: More of them for a database server. MLflow would keep up to 15 connections in every process, and PostgreSQL has 100.
+_DATABASE_SETTINGS = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
 
 
 @dataclass(frozen=True)
@@ -53,30 +59,47 @@ def initialise(root: Path) -> str:
 
 
 @contextmanager
-def opened(root: Path) -> Iterator[Store]:
+def opened(root: Path, writer: str | None = None) -> Iterator[Store]:
     """The project's store, its tables made where they are missing. Whatever fails in it is a `TrackingError`.
 
-    Where the store is a file, other processes wait: a fresh database's migration and the replacing of runs are not safe
-    otherwise. No process waits for another that talks to a server, which may take its time.
+    Where the store is a file or PostgreSQL, other processes wait: a fresh database's migration and the replacing of
+    runs are not safe otherwise. No process waits for another that talks to a tracking server, which may take its time.
+
+    Args:
+        writer: whose runs are to be written; of a database server others may be written at the same time.
 
     Raises:
         TrackingError: the store cannot be reached, read or written.
     """
     location = find_location(root)
-    for name, value in _SETTINGS.items():
+    for name, value in (_SETTINGS | (_DATABASE_SETTINGS if location.is_database_server else {})).items():
         os.environ.setdefault(name, value)
     import logging
 
-    for name in ("alembic", "mlflow.store.db.utils"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints what it raises, with tracebacks
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        with _locked(location.path) if location.path else nullcontext():
-            yield Store(location, _client(location))
-    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
+        with _taking_turns(location) as turn:
+            turn("opens the store")
+            store = Store(location, _client(location))
+            turn(writer and f"writes {writer}")
+            yield store
+    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:
         raise unusable(location, error) from None
+
+
+@contextmanager
+def _taking_turns(location: Location) -> Iterator[Turn]:
+    """What makes other processes wait: of a file its lock all the time, of a database server turns."""
+    if location.is_database_server:
+        with turns(location) as turn:
+            yield turn
+    else:
+        with _locked(location.path) if location.path else nullcontext():
+            yield lambda _: None
 
 
 def _client(location: Location) -> "MlflowClient":
@@ -103,6 +126,18 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def gone() -> Iterator[None]:
+    """Pass over that what is to be removed is not there: another process was faster."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+
+
 def unusable(location: Location, error: Exception) -> TrackingError:
     """What is wrong with a store, in a sentence that says what to do."""
     if location.database:
@@ -111,8 +146,10 @@ def unusable(location: Location, error: Exception) -> TrackingError:
         except TrackingError as damage:
             return damage
         advice = "see to the file, unset MLFLOW_TRACKING_URI"
+    elif isinstance(error, ImportError) and location.uri.startswith("postgresql"):
+        advice = "install the driver, `pip install -e .[postgresql]`, unset MLFLOW_TRACKING_URI"
     else:
-        advice = "start it, unset MLFLOW_TRACKING_URI"
+        advice = "start it, correct or unset MLFLOW_TRACKING_URI"
     return TrackingError(
         f"the MLflow store {printable(location.uri)} cannot be used ({_reason(error)}); {advice}, or "
         "set `tracking: false` in the configuration to go without."
@@ -121,7 +158,8 @@ def unusable(location: Location, error: Exception) -> TrackingError:
 
 def _reason(error: Exception) -> str:
     """What an error says, of a request that failed only the end, which names the cause."""
-    text = " ".join(str(error).split()).rstrip(".")
+    text = printable(" ".join(str(error).split()))
+    text = re.sub(r"^\(\w+(\.\w+)*\) |( \[SQL: .*)?( ?\(Background on .*)$", "", text).rstrip(".")
     _, request, cause = text.rpartition("(Caused by ")
     if not request:
         return f"{type(error).__name__}: {text[:200]}"

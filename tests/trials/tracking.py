@@ -1,0 +1,477 @@
+"""Trial of a tracking server that a team shares: MLflow on PostgreSQL, by itself and behind an `mlflow server`.
+
+What a store shows is read from its tables, and compared with what one process alone shows of the same files in SQLite.
+"""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from tests.project import CONFIG, TABLES, Copy
+from tests.trials import postgresql, projects
+from tests.trials.postgresql import Connections, Server
+from tests.trials.shown import Shown, shown
+from tests.trials.trial import Skip, Trial, run
+from tests.trials.writers import Ended, Writers
+
+SYNC = "runs sync-tracking"
+ONE_SENTENCE = "A writer that loses the server says so in one sentence, and its page is written"
+COMPLETE = "A later `rotquant runs sync-tracking` completes to exactly the result files"
+UNCHANGED = "Started again, `rotquant runs sync-tracking` changes nothing"
+
+
+@dataclass
+class Stage:
+    """What every part of the trial works with: a server, a computed project, and what should be shown of it."""
+
+    trial: Trial
+    folder: Path
+    server: Server
+    writers: Writers
+    project: Copy
+    reference: Shown
+
+    def show(self, uri: str, *commands: str, project: Copy | None = None) -> list[Ended]:
+        """Run commands of a project on a store, all at once."""
+        return self.writers.run([(project or self.project, one) for one in commands], {"MLFLOW_TRACKING_URI": uri})
+
+    def shown(self, database: str, name: str = "group") -> Shown:
+        """What a database shows of a project's paper."""
+        with self.server.connected(database) as cursor:
+            return shown(cursor, f"{name}/quarot")
+
+    def complete(self, what: str, database: str) -> None:
+        """Check that a database shows exactly the result files, as one writer alone shows them."""
+        problem = self.shown(database).missing(self.reference)
+        self.trial.check(what, not problem, problem)
+
+    def clean(self, what: str, ended: Sequence[Ended]) -> None:
+        """Check that commands ended well and without a warning."""
+        for one in ended:
+            self.trial.check(what, one.status == 0 and not one.sentences, f"{one.command}: {one.status}, {one.said}")
+
+    def settled(self, uri: str, database: str) -> None:
+        """Check that showing the files makes the database complete, and that doing it again writes nothing."""
+        self.clean("A sync that nothing disturbs ends well", self.show(uri, SYNC))
+        self.complete(COMPLETE, database)
+        if self.trial.quick and UNCHANGED in self.trial.checks:  # once is enough
+            return
+        before, written = self.shown(database), rows_written(self.server, database)
+        self.show(uri, SYNC)
+        again = rows_written(self.server, database) - written
+        held = before == self.shown(database) and again == 0
+        self.trial.check(UNCHANGED, held, f"{again} rows written")
+
+
+def main(trial: Trial) -> None:
+    """Try all of it; the quick form has fewer writers and less of what is killed."""
+    draw = random.Random(trial.seed)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="tracking-"))
+    except OSError as error:
+        raise Skip(f"there is no place for temporary files ({error.strerror}).") from None
+    writers = Writers(folder)
+    try:
+        with postgresql.running() as server:
+            trial.versions |= {"postgresql": server.version.split()[0]}
+            trial.versions |= {name: version(name) for name in ("mlflow", "SQLAlchemy", "psycopg2-binary")}
+            project = computed(folder / "project", writers, 2 if trial.quick else 16)
+            stage = Stage(trial, folder, server, writers, project, alone(project, writers))
+            trial.figure("tables", len(tables_of(project)))
+            trial.figure("MLflow runs that are to be shown", len(stage.reference.runs))
+            many_writers(stage)
+            stage.show(server.fresh("tables"), "runs init-tracking")
+            server_lost(stage)
+            sync_killed(stage, draw)
+            two_projects(stage)
+            clones(stage)
+            refusals(stage)
+            tracking_server(stage)
+    finally:
+        writers.close()
+        shutil.rmtree(folder)
+
+
+def many_writers(stage: Stage) -> None:
+    """Many processes on a fresh database, which show the same and different tables of one project."""
+    trial, uri = stage.trial, stage.server.fresh("load")
+    count = 6 if trial.quick else 32
+    tables = tables_of(stage.project)
+    pages = [f"report page {table}" for table in tables]
+    commands = [*pages, *pages, *[SYNC] * count][: count - count // 8] + [SYNC] * (count // 8)
+    started = time.monotonic()
+    with Connections(stage.server, "load") as connections:
+        ended = stage.show(uri, *commands)
+    trial.figure("writers at once", len(ended))
+    trial.figure("seconds until the last of them ended", round(time.monotonic() - started, 1))
+    trial.figure("rows written by them", rows_written(stage.server, "load"))
+    trial.figure("most connections at once", connections.most)
+    trial.figure("connections that PostgreSQL takes", stage.server.max_connections)
+    stage.clean("A writer on a fresh database ends well, its migration included", ended)
+    stage.complete("After all writers at once nothing is lost and nothing is shown twice", "load")
+    found = stage.shown("load")
+    trial.check("No run is made twice, not even to be deleted", found.deleted == 0, f"{found.deleted} were deleted")
+    spare = stage.server.max_connections - connections.most
+    trial.check("Half of the connections that PostgreSQL takes stay free", spare >= stage.server.max_connections / 2)
+    stage.settled(uri, "load")
+
+
+def server_lost(stage: Stage) -> None:
+    """The server killed, shut down, and not there from the start, while processes write."""
+    trial, tables = stage.trial, tables_of(stage.project)
+    for place, how in enumerate([signal.SIGKILL] if trial.quick else [signal.SIGKILL, signal.SIGQUIT, signal.SIGKILL]):
+        database = f"lost{place}"
+        uri = stage.server.fresh(database, like="tables")
+        commands = [f"report page {table}" for table in tables[:7]] + [SYNC]
+        started = time.time()
+        stage.writers.start([(stage.project, one) for one in commands], {"MLFLOW_TRACKING_URI": uri})
+        some_runs(stage.server, database, 3 + 8 * place)
+        stage.server.crash(how)
+        lost_in_a_sentence(stage, started, stage.writers.wait())
+        lost_in_a_sentence(stage, started, stage.show(uri, f"report page {tables[0]}"))
+        stage.server.start()
+        some = count_runs(stage.server, database)
+        trial.figure(f"runs shown when the server was lost, {how.name}, {place + 1}", some)
+        stage.settled(uri, database)
+
+
+def lost_in_a_sentence(stage: Stage, since: float, ended: Sequence[Ended]) -> None:
+    """Check writers whose server was lost, and which began at that time."""
+    for one in ended:
+        page = one.command.startswith("report page") and one.command.split()[-1]
+        written = not page or (stage.project.root / f"reports/{page}.md").stat().st_mtime >= since
+        right = one.status == (0 if page else 2) or not one.sentences  # it was done before
+        quiet = (
+            len(one.sentences) <= 1
+            and "Traceback" not in one.said
+            and len(one.said.splitlines()) <= 2 + len(tables_of(stage.project))
+        )
+        stage.trial.check(ONE_SENTENCE, written and right and quiet, f"{one.command}: {one.status}, {one.said}")
+        no_password(stage, one)
+
+
+def sync_killed(stage: Stage, draw: random.Random) -> None:
+    """A sync killed at random moments, and in the middle of a run that it writes."""
+    trial, uri = stage.trial, stage.server.fresh("killed", like="tables")
+    started = time.monotonic()
+    stage.show(stage.server.fresh("whole", like="tables"), SYNC)
+    whole = time.monotonic() - started
+    moments = [draw.uniform(0.05, 0.9) * whole for _ in range(2 if trial.quick else 10)]
+    for moment in moments:
+        stage.writers.start([(stage.project, SYNC)], {"MLFLOW_TRACKING_URI": uri})
+        time.sleep(moment)
+        stage.writers.kill()
+        stage.writers.wait()
+        twice = [key for key, count in stage.shown("killed").keys.items() if count > 1]
+        trial.check("A sync killed at a random moment leaves no run twice", not twice, ", ".join(twice))
+    left = 0
+    for _ in range(1 if trial.quick else 3):
+        stage.server.execute("DELETE FROM tags WHERE key = 'rotquant.key'", "killed")  # so that there is work to do
+        left += killed_in_a_run(stage, uri)
+    trial.figure("syncs killed at random moments", len(moments))
+    found = stage.shown("killed").unfinished
+    trial.figure("unfinished runs left by killed syncs", found)
+    stage.show(uri, SYNC)
+    trial.check(
+        "A young unfinished run is left alone: another machine may be writing it",
+        left == 0 or (stage.shown("killed").unfinished == found),
+    )
+    stage.server.execute("UPDATE tags SET value = '0' WHERE key = 'rotquant.begun'", "killed")
+    stage.show(uri, SYNC)
+    found = stage.shown("killed").unfinished
+    trial.check("An unfinished run of an hour ago is deleted", found == 0, f"{found} are left")
+    stage.settled(uri, "killed")
+
+
+def killed_in_a_run(stage: Stage, uri: str) -> bool:
+    """Start a sync and kill it while a run that it writes has no key yet; whether that was met."""
+    before = stage.shown("killed").unfinished
+    stage.writers.start([(stage.project, SYNC)], {"MLFLOW_TRACKING_URI": uri})
+    (process,) = stage.writers.processes
+    deadline = time.monotonic() + 60
+    try:
+        while time.monotonic() < deadline and Path(f"/proc/{process}").exists():
+            os.kill(process, signal.SIGSTOP)
+            if stage.shown("killed").unfinished > before:
+                return True
+            os.kill(process, signal.SIGCONT)
+            time.sleep(0.003)
+        return False
+    finally:
+        stage.writers.kill()
+        stage.writers.wait()
+
+
+def two_projects(stage: Stage) -> None:
+    """Two projects of one server, whose tables have the same names and some of the same runs."""
+    trial, uri = stage.trial, stage.server.fresh("projects", like="tables")
+    other = clone(stage, "other")
+    other.set_config({**CONFIG, "tracking": "other-group"})
+    other.set_tables(some_tables(2, row="Another row"))
+    compute(other, stage.writers)
+    for project in (stage.project, other, stage.project):
+        stage.clean("Two projects show their runs on one server", stage.show(uri, SYNC, project=project))
+    ours, theirs = stage.shown("projects"), stage.shown("projects", "other-group")
+    stage.complete("A project shows exactly its own files beside another", "projects")
+    other.set_tables(some_tables(1, row="Renamed"))
+    compute(other, stage.writers)
+    stage.show(uri, SYNC, project=other)
+    trial.check("What another project shows, renames or deletes changes nothing", stage.shown("projects") == ours)
+    changed = stage.shown("projects", "other-group")
+    trial.check("It changes its own", changed != theirs and changed.runs.keys() <= theirs.runs.keys())
+    unnamed = clone(stage, "unnamed")
+    unnamed.set_config({**CONFIG, "tracking": True})
+    (page,) = stage.show(uri, "report page quarot_table1", project=unnamed)
+    written = (unnamed.root / "reports/quarot_table1.md").exists()
+    trial.check(
+        "A project without a name writes nothing to a server, and says what to write",
+        page.status == 0 and written and len(page.sentences) == 1 and "`tracking: NAME`" in page.sentences[0],
+        page.said,
+    )
+
+
+def clones(stage: Stage) -> None:
+    """Two clones of one project: with the same files, and with some computed again later."""
+    trial, uri = stage.trial, stage.server.fresh("clones", like="tables")
+    second = clone(stage, "clone")
+    stage.show(uri, SYNC)
+    before = stage.shown("clones")
+    stage.show(uri, SYNC, project=second)
+    trial.check("The same files in two clones are shown once", stage.shown("clones") == before)
+    second.edit("rotquant/study/stages/runs.py", "FACTOR = 1.0", "FACTOR = 1.5")
+    shutil.rmtree(second.root / "results/runs")
+    compute(second, stage.writers)
+    stage.show(uri, SYNC, project=second)
+    later = stage.shown("clones")
+    measured = {path.stem for path in second.root.glob("results/runs/*.json")}
+    replaced = all(later.runs[key]["metrics"] != before.runs[key]["metrics"] for key in measured)
+    twice = [key for key, count in later.keys.items() if count > 1]
+    trial.check("Of a run that two clones computed the later result is shown, once", replaced and not twice)
+    stage.show(uri, SYNC)
+    again = stage.shown("clones")
+    trial.check("The clone with the earlier result does not take it back", again.identities == later.identities)
+
+
+def refusals(stage: Stage) -> None:
+    """What a server refuses: each a sentence, without the password, and the page is written."""
+    server, trial = stage.server, stage.trial
+    server.execute(f"CREATE ROLE narrow LOGIN CONNECTION LIMIT 1 PASSWORD '{server.password}'")
+    server.execute("CREATE DATABASE narrow OWNER narrow")
+    cases = {
+        "authentication failed": server.uri("load", password="not-" + server.password),
+        "does not exist": server.uri("nothing"),
+        "could not translate host name": server.uri("load", host="no-such-host.invalid"),
+        "too many connections": server.uri("narrow", user="narrow"),
+    }
+    with closing(postgresql.psycopg2.connect(cases["too many connections"])):
+        for said, uri in cases.items():
+            (page,) = stage.show(uri, "report page quarot_table1")
+            right = len(page.sentences) == 1 and said in page.sentences[0] and len(page.said.splitlines()) == 2
+            trial.check("What a server refuses is one sentence that says why", page.status == 0 and right, page.said)
+            no_password(stage, page)
+
+
+def tracking_server(stage: Stage) -> None:
+    """The same behind `mlflow server`, where nobody takes turns."""
+    trial, uri = stage.trial, stage.server.fresh("served")
+    with mlflow_server(stage, uri) as address:
+        tables = tables_of(stage.project)
+        count = 4 if trial.quick else 32
+        commands = [*[f"report page {table}" for table in tables] * 2][: count - count // 8] + [SYNC] * (count // 8)
+        started = time.monotonic()
+        with Connections(stage.server, "served") as connections:
+            ended = stage.writers.run(
+                [(stage.project, one) for one in commands],
+                {"MLFLOW_TRACKING_URI": address, "MLFLOW_HTTP_REQUEST_TIMEOUT": "60"},
+            )
+        trial.figure("writers at once, through one mlflow server", len(ended))
+        trial.figure(
+            "seconds until the last of them ended, through one mlflow server", round(time.monotonic() - started)
+        )
+        trial.figure("most connections at once, of one mlflow server", connections.most)
+        stage.clean("A writer through an mlflow server ends well", ended)
+        stage.complete(
+            "After all writers through an mlflow server nothing is lost and nothing is shown twice", "served"
+        )
+        trial.figure("runs made at the same time by several writers and dropped", stage.shown("served").deleted)
+        stage.settled(address, "served")
+        if not trial.quick:
+            behind_it(stage, address)
+
+
+def behind_it(stage: Stage, address: str) -> None:
+    """The database lost behind an mlflow server."""
+    stage.server.execute("DELETE FROM tags WHERE key = 'rotquant.key'", "served")
+    before = count_runs(stage.server, "served")
+    commands = [f"report page {table}" for table in tables_of(stage.project)[:7]] + [SYNC]
+    started = time.time()
+    stage.writers.start([(stage.project, one) for one in commands], {"MLFLOW_TRACKING_URI": address})
+    some_runs(stage.server, "served", before + 8)
+    stage.server.crash()
+    lost_in_a_sentence(stage, started, stage.writers.wait())
+    stage.server.start()
+    stage.server.execute("UPDATE tags SET value = '0' WHERE key = 'rotquant.begun'", "served")
+    stage.settled(address, "served")
+
+
+@contextmanager
+def mlflow_server(stage: Stage, uri: str) -> Iterator[str]:
+    """An `mlflow server` before a database, on this machine alone."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    workers = "1" if stage.trial.quick else "4"
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        workers,
+    ]
+    environment = {
+        **os.environ,
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    where = stage.folder / "server"
+    where.mkdir()
+    with (where / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, cwd=where, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_for(lambda: process.poll() is not None or answers(address))
+        if process.poll() is not None:
+            raise Skip(f"mlflow server does not start: {(where / 'log').read_text().strip().splitlines()[-1]}")
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def answers(address: str) -> bool:
+    """Whether a server is there."""
+    try:
+        return requests.get(f"{address}/health", timeout=1).ok
+    except requests.RequestException:
+        return False
+
+
+def some_tables(count: int, row: str = "QuaRot") -> dict[str, Any]:
+    """Tables that share two rows, each with one of its own; the last has learned rotations."""
+    (table,) = TABLES["tables"]
+    shared = [{"name": "Baseline", "method": "baseline"}, {"name": row, "method": "quarot-rtn"}]
+    made = []
+    for place in range(count):
+        recipe = {"weights": {"scheme": {"bits": 2 + place % 7}}, "activations": {"bits": 8 - place // 7}}
+        own = {"name": f"Own {place}", "method": "quarot-rtn", "recipe": recipe}
+        learned = [{"name": "Learned", "method": "spinquant-easy"}] if place == count - 1 else []
+        about = {"id": f"quarot_table{place + 1}", "rows": [*shared, own, *learned], "claims": [], "figure": None}
+        made.append({**table, **about, "published": None})
+    return {**TABLES, "tables": made}
+
+
+def computed(root: Path, writers: Writers, tables: int) -> Copy:
+    """A project with that many tables, all of it computed and no page rendered."""
+    project = projects.mechanics(root)
+    project.set_config({**CONFIG, "tracking": "group"})
+    project.set_tables(some_tables(tables))
+    compute(project, writers)
+    return project
+
+
+def compute(project: Copy, writers: Writers) -> None:
+    """Compute what is not current of a project."""
+    environment = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:1"}
+    (done,) = writers.run([(project, "runs execute --jobs 1")], environment)
+    made = writers.run([(project, f"report table {table}") for table in tables_of(project)], environment)
+    for one in (done, *made):
+        assert one.status == 0, one.said
+
+
+def alone(project: Copy, writers: Writers) -> Shown:
+    """What one process shows of a project in SQLite, its pages rendered."""
+    for table in tables_of(project):
+        project.write(f"reports/{table}.md", "")  # a sync writes the pages that are there
+    (done,) = writers.run([(project, SYNC)], {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"})
+    assert done.status == 0, done.said
+    with closing(sqlite3.connect(project.root / "mlflow.db")) as database:
+        return shown(database.cursor(), "group/quarot")
+
+
+def clone(stage: Stage, name: str) -> Copy:
+    """A copy of the computed project in a folder of its own."""
+    made = projects.mechanics(stage.folder / name)
+    made.set_config({**CONFIG, "tracking": "group"})
+    made.set_tables(some_tables(len(tables_of(stage.project))))
+    for part in ("results", "reports"):
+        shutil.copytree(stage.project.root / part, made.root / part)
+    return made
+
+
+def tables_of(project: Copy) -> list[str]:
+    """The names of a project's tables."""
+    import yaml
+
+    text = (project.root / "workflow/papers/quarot/tables.yaml").read_text(encoding="utf-8")
+    return [table["id"] for table in yaml.safe_load(text)["tables"]]
+
+
+def no_password(stage: Stage, ended: Ended) -> None:
+    """Check that a command printed no password."""
+    stage.trial.check("No message names the password", stage.server.password not in ended.said, ended.said)
+
+
+def rows_written(server: Server, database: str) -> int:
+    """How many rows have been inserted, changed and deleted in a database, once it has counted all."""
+    wait_for(
+        lambda: not server.query(f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}' AND state = 'active'")
+    )
+    time.sleep(1.2)  # a server process that stays reports within a second
+    counted = server.query(
+        f"SELECT tup_inserted + tup_updated + tup_deleted FROM pg_stat_database WHERE datname = '{database}'"
+    )
+    return int(counted[0][0])
+
+
+def some_runs(server: Server, database: str, count: int) -> None:
+    """Wait until a database has so many runs."""
+    wait_for(lambda: count_runs(server, database) >= count)
+
+
+def count_runs(server: Server, database: str) -> int:
+    """How many runs a database has; 0 before it has tables."""
+    if not server.query("SELECT 1 FROM pg_tables WHERE tablename = 'runs'", database):
+        return 0
+    return server.query("SELECT count(*) FROM runs", database)[0][0]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+    """Wait until something holds, at most for some minutes."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    run("tracking", __doc__ or "", main)
