@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from rotquant.foundation.files import atomic_path
 from rotquant.reporting.tracking.location import Location, TrackingError, find_location, printable
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def _client(location: Location) -> "MlflowClient":
     if location.database:
         _check_whole(location.database)
     try:
+        if location.database and not location.database.exists():
+            _create(location.uri, location.database)
         client = MlflowClient(location.uri)
         client.search_experiments(max_results=1)
     except Exception as error:  # MLflow, its stores and their drivers raise many types
@@ -92,6 +95,14 @@ def _client(location: Location) -> "MlflowClient":
     if location.database:
         _relocate(location, location.database)
     return client
+
+
+def _create(uri: str, database: Path) -> None:
+    """Make a database with MLflow's tables, whole or not at all: MLflow cannot use one whose tables are half made."""
+    from mlflow import MlflowClient
+
+    with atomic_path(database) as temporary:
+        MlflowClient(uri.replace(str(database), str(temporary))).search_experiments(max_results=1)
 
 
 @contextmanager
@@ -121,7 +132,7 @@ def unusable(location: Location, error: Exception) -> TrackingError:
 
 def _reason(error: Exception) -> str:
     """What an error says, of a request that failed only the end, which names the cause."""
-    text = " ".join(str(error).split()).rstrip(".")
+    text = " ".join(str(error).partition("[SQL:")[0].split()).rstrip(".")
     _, request, cause = text.rpartition("(Caused by ")
     if not request:
         return f"{type(error).__name__}: {text[:200]}"
