@@ -6,6 +6,7 @@ imports the others only where it can answer for them.
 """
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 def app() -> None:
     """Run the command line; an expected error is one sentence on standard error and exit status 2."""
+    _end_with(os.environ.pop("ROTQUANT_ENDS_WITH", ""))
     earlier = signal.getsignal(signal.SIGINT)
     listens = earlier is signal.default_int_handler and threading.current_thread() is threading.main_thread()
     if listens:
@@ -44,6 +46,24 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             os._exit(_INTERRUPTED)
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _end_with(process: str) -> None:
+    """End this process, at any point, when another has ended: the Snakemake whose job it is, and which may be killed.
+
+    Args:
+        process: its number; nothing where there is none. One that is not to be seen from here is not waited for.
+    """
+    try:
+        ended = os.pidfd_open(int(process))
+    except (ValueError, OSError, AttributeError):  # the last where the system is no Linux
+        return
+
+    def wait() -> None:
+        select.select([ended], [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _run() -> int:

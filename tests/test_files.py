@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import signal
 import socket
 import tempfile
 from pathlib import Path
@@ -23,6 +24,7 @@ from rotquant.foundation.files import (
     check_regular,
     check_regular_files,
     file_inside,
+    folder_beside,
     read_json,
     write_json,
     write_text,
@@ -55,6 +57,23 @@ def test_a_failed_directory_leaves_the_earlier_one_and_no_litter(tmp_path):
         (path / "c").write_text("new")
     assert [entry.name for entry in folder.iterdir()] == ["c"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["weights"]
+
+
+@pytest.mark.parametrize("write", [atomic_path, atomic_directory, folder_beside])
+def test_what_a_killed_process_left_is_removed_and_what_is_being_written_stays(tmp_path, write):
+    target = tmp_path / "result"
+    child = os.fork()
+    if child == 0:
+        with write(target):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert [entry.name[:12] for entry in tmp_path.iterdir()] == [".tmp-result-"]
+    with write(target) as first:
+        assert [*tmp_path.iterdir()] == [first]
+        with atomic_path(target) as second:
+            assert {*tmp_path.iterdir()} == {first, second}
+        target.unlink()
+    assert [entry for entry in tmp_path.iterdir() if entry != target] == []
 
 
 def test_a_link_is_followed_to_the_file_that_it_means(tmp_path):

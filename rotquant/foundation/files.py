@@ -1,12 +1,15 @@
 """Files that are either whole or absent: every result is written under a temporary name and renamed.
 
-A process killed at any point leaves at most a stray `.tmp-*` entry beside an intact earlier result.
+A process killed at any point leaves at most a stray `.tmp-*` entry beside an intact earlier result, which the next one
+that writes the same path removes.
 """
 
 import atexit
 import contextlib
 import errno
+import fcntl
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -15,7 +18,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -118,11 +121,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     Raises:
         ResultError: the block or the replacing failed because the disk is full or cannot be written.
     """
-    with _sibling(path) as (target, temporary):
+    with _sibling(path) as (target, temporary), _claimed(temporary, _new_file) as handle:
         try:
-            handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # less what the umask takes
             mode = stat.S_IMODE(os.fstat(handle).st_mode)
-            os.close(handle)
             yield temporary
             temporary.chmod(mode)
             temporary.replace(target)
@@ -140,20 +141,33 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     Raises:
         ResultError: the block or the replacing failed because the disk is full or cannot be written.
     """
-    with _sibling(path) as (target, temporary):
+    with _sibling(path) as (target, temporary), _claimed(temporary, _new_folder) as handle:
         try:
-            temporary.mkdir()
-            mode = stat.S_IMODE(temporary.stat().st_mode)
+            mode = stat.S_IMODE(os.fstat(handle).st_mode)
             yield temporary
             for inside in temporary.rglob("*"):
                 inside.chmod(mode if inside.is_dir() else mode & 0o666)
             if target.exists():
-                old = Path(tempfile.mkdtemp(prefix=".tmp-old-", dir=target.parent))
-                target.replace(old / "was")
+                aside = _temporary(target)
+                target.replace(aside)
                 temporary.replace(target)
-                shutil.rmtree(old, ignore_errors=True)
+                shutil.rmtree(aside, ignore_errors=True)
             else:
                 temporary.replace(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def folder_beside(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`, on the same disk, and remove it: for what is moved to `path` from there.
+
+    Raises:
+        ResultError: the block failed because the disk is full or cannot be written.
+    """
+    with _sibling(path) as (_, temporary), _claimed(temporary, _new_folder):
+        try:
+            yield temporary
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -190,13 +204,60 @@ def _sibling(path: str | Path) -> Iterator[tuple[Path, Path]]:
     target = _target(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        yield target, target.with_name(f".tmp-{target.name[:100]}-{uuid.uuid4().hex[:12]}")
+        _remove_strays(target)
+        yield target, _temporary(target)
     except Exception as error:
         number = _error_number(error) or (error.__cause__ and _error_number(error.__cause__))
         if number not in _FAILURES:
             raise
         sentence = f"{path} could not be written: {os.strerror(number)}; make room or name another place."
         raise ResultError(sentence) from error
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f"{_prefix(target)}{uuid.uuid4().hex[:12]}")
+
+
+def _prefix(target: Path) -> str:
+    return f".tmp-{target.name[:100]}-"
+
+
+def _new_file(path: Path) -> int:
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # less what the umask takes
+
+
+def _new_folder(path: Path) -> int:
+    path.mkdir()
+    return os.open(path, os.O_RDONLY)
+
+
+@contextlib.contextmanager
+def _claimed(temporary: Path, make: Callable[[Path], int]) -> Iterator[int]:
+    """Make a temporary file or folder, locked for as long as the block runs: what is not locked is a stray."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # taken for a stray before it was locked, and removed
+            handle = make(temporary)
+            with contextlib.suppress(OSError):  # a file system without locks, where no stray is removed
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink:
+                break
+            os.close(handle)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _remove_strays(target: Path) -> None:
+    """Remove what processes that were killed have left of writing `target`: the system has dropped their locks."""
+    for stray in target.parent.glob(f"{glob.escape(_prefix(target))}*"):
+        with contextlib.suppress(OSError):
+            handle = os.open(stray, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
+            finally:
+                os.close(handle)
 
 
 def _error_number(error: BaseException) -> int | None:

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
@@ -24,6 +23,7 @@ from rotquant.foundation.files import (
     check_regular,
     check_regular_files,
     file_inside,
+    folder_beside,
     short_hash,
 )
 from rotquant.foundation.progress import downloading, task
@@ -237,9 +237,8 @@ def _merged(folder: Path) -> Path:
     if not place.is_dir():
         for path in (folder / deltas.WEIGHTS, *weight_files(plain)):
             check_floating(path, read_safetensors_header(path))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with task("merging the low-rank deltas"), TemporaryDirectory(prefix=".tmp-", dir=place.parent) as temporary:
-            new = Path(temporary) / place.name
+        with task("merging the low-rank deltas"), folder_beside(place) as temporary:
+            new = temporary / place.name
             deltas.merge(folder, delta, plain, weight_files(plain), new)
             with suppress(OSError):  # processes that do so at once make the same, and the first stays
                 new.rename(place)

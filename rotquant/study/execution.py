@@ -16,9 +16,9 @@ from typing import Any
 
 from rotquant.foundation import progress
 from rotquant.foundation.errors import ConfigError, ResultError, RotquantError, nearest
-from rotquant.foundation.files import folder_size
+from rotquant.foundation.files import check_output_file, folder_size
 from rotquant.metrics.zeroshot.suites import RUN_CODE
-from rotquant.study.locks import locked
+from rotquant.study.locks import LOCKS, locked
 from rotquant.study.plan import Plan
 from rotquant.study.results import RunResult
 from rotquant.study.stages import jobs
@@ -164,7 +164,7 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
 
     Raises:
         ConfigError: a target does not exist.
-        ResultError: something could not be computed; all else was.
+        ResultError: results cannot be written, or something could not be computed; all else was.
     """
     asked, refused = permitted(plan, wanted(plan, targets, again))
     if refused:
@@ -176,6 +176,7 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
     todo = [unit for unit in todo if unit not in lacking]
     needed = {need for unit in todo for need in unit.after}
     if todo := [unit for unit in todo if unit.kind != "tasks" or ("tasks", unit.key) in needed]:
+        check_output_file(LOCKS)
         check_gpu(plan.device)
         several = workers > 1  # one alone says itself how far it is
         with Workers(workers, functools.partial(perform, plan, several)) as processes:
@@ -205,10 +206,10 @@ def perform(plan: Plan, silently: bool, unit: Unit) -> Outcome:
     """Compute a unit, in a worker."""
     said: list[str] = []
     problem = ""
-    with locked([unit.key, *unit.runs]) as mine, progress.silenced(silently):
-        if not mine:
-            return Outcome(locked=True)
-        try:
+    try:
+        with locked([unit.key, *unit.runs]) as mine, progress.silenced(silently):
+            if not mine:
+                return Outcome(locked=True)
             if unit.kind == "tasks":
                 jobs.prepare_tasks(plan, unit.key, lambda _: None)
             elif unit.kind == "rotation":
@@ -217,12 +218,12 @@ def perform(plan: Plan, silently: bool, unit: Unit) -> Outcome:
                 jobs.make_weights(plan, unit.key, said.append, unit.again)
             else:
                 jobs.measure(plan, unit.runs, said.append, unit.again)
-        except RotquantError as error:
-            problem = str(error)
-        except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":  # torch's
-                raise
-            problem = "the GPU's memory does not suffice: use fewer workers, a smaller batch or another GPU."
+    except RotquantError as error:
+        problem = str(error)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's
+            raise
+        problem = "the GPU's memory does not suffice: use fewer workers, a smaller batch or another GPU."
     results = {key: jobs.result_current(plan, key) for key in unit.runs}
     values = {key: result.value for key, result in results.items() if result is not None}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import short_hash
 
 LOCKS = Path("results/units.lock")
@@ -21,9 +22,16 @@ def locked(keys: Sequence[str]) -> Iterator[bool]:
     """Lock results by their keys, all or none, while the block runs; yields whether they were free.
 
     A process may have one such block at a time: closing the file drops all of its locks.
+
+    Raises:
+        ResultError: the file cannot be written.
     """
-    LOCKS.parent.mkdir(parents=True, exist_ok=True)
-    with LOCKS.open("ab") as file:
+    try:
+        LOCKS.parent.mkdir(parents=True, exist_ok=True)
+        file = LOCKS.open("ab")
+    except OSError as error:
+        raise ResultError(f"{LOCKS.absolute()} cannot be written: {error.strerror}.") from None
+    with file:
         yield all(_lock(file.fileno(), key) for key in sorted(keys))
 
 

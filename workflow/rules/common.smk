@@ -11,6 +11,7 @@ from snakemake.exceptions import WorkflowError
 from rotquant.foundation.errors import RotquantError
 from rotquant.study.cluster import lost_jobs
 from rotquant.study.planning import current_plan
+from rotquant.study.starting import begin
 from rotquant.study.states import States
 
 
@@ -22,13 +23,19 @@ def sentence(function, *arguments):
         raise WorkflowError(str(error)) from None
 
 
+# Kept open for as long as this Snakemake lives (rotquant/study/starting.py). A cluster's jobs are Snakemakes as well.
+if workflow.is_main_process and not workflow.dryrun:
+    RUNNING = sentence(begin)
+
 # The files of --configfile are read there and not taken as `config`, where Snakemake has merged them: a file that stands
 # alone would show no trace of that. The plan's file is named by all that it follows from, so a running job's stays.
 PLAN = sentence(current_plan, Path.cwd(), workflow.overwrite_configfiles, workflow.config_settings.config)
 CURRENT = States(PLAN)
 
-# The commands are those of the environment that runs Snakemake, activated or not.
-shell.prefix(f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; set -euo pipefail; ")
+# The commands are those of the environment that runs Snakemake, activated or not, and end with it, however it ends.
+shell.prefix(
+    f"export PATH='{Path(sys.executable).parent}':\"$PATH\" ROTQUANT_ENDS_WITH={os.getpid()}; set -euo pipefail; "
+)
 
 GPU = int(PLAN.device == "cuda" or (PLAN.device == "auto" and shutil.which("nvidia-smi") is not None))
 

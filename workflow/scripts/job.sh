@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run a job's command: STATE=... job.sh OUTPUT LOG COMMAND...   All messages go to LOG; the last one of a failure
 # and warnings also to the screen, or with SHOWN=1 all of standard error. While the job runs, and after a failure, its output
-# has a mark; at the end the mark is that of the state the job was started for (rotquant/study/currency.py says why).
+# has a mark; at the end the mark is that of the state the job was started for (rotquant/study/states.py says why).
 set -euo pipefail
 output=$1
 log=$2
@@ -9,7 +9,13 @@ shift 2
 
 mark=.snakemake/attempts/$output
 mkdir -p "$(dirname "$mark")"
-date +%s%N > "$mark"
+set_mark() { # to what it says, or on a full disk as it was, and the job fails
+    if ! { echo "$1" > "$mark.new" && mv "$mark.new" "$mark"; }; then
+        echo "rotquant: $PWD/$mark cannot be written; make room." >&2
+        exit 1
+    fi
+}
+set_mark "$(date +%s%N)"
 
 : > "$log"
 if [ "${SHOWN:-}" ]; then # a long job, whose progress and errors are on standard error
@@ -18,6 +24,8 @@ else
     "$@" >> "$log" 2>&1 || {
         status=$?
         tail -n 1 "$log" >&2
+        head -c 4096 /dev/zero > "$log.room" || echo "rotquant: $PWD/$log cannot be written; make room." >&2
+        rm -f "$log.room"
         exit $status
     }
     grep '^warning: ' "$log" >&2 || true
@@ -25,4 +33,4 @@ fi
 
 earlier=${STATE:-}
 earlier=${earlier#*-}
-if [ -n "$earlier" ]; then echo "$earlier" > "$mark"; else rm "$mark"; fi
+if [ -n "$earlier" ]; then set_mark "$earlier"; else rm "$mark"; fi

@@ -1,14 +1,13 @@
 """The folder of task definitions that an evaluation reads: made once, named by its content, never changed."""
 
 import importlib.metadata
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rotquant.foundation import progress
 from rotquant.foundation.contents import content_digest
-from rotquant.foundation.files import cache_folder, canonical_json, short_hash
+from rotquant.foundation.files import cache_folder, canonical_json, folder_beside, short_hash
 from rotquant.foundation.hub import commit_of
 from rotquant.identity.code import code_digest
 from rotquant.metrics.zeroshot import paper, shipped
@@ -89,9 +88,8 @@ def identity(metric: ZeroShot, folder: Path) -> dict[str, Any]:
 def _made(folder: Path, build: Callable[[Path], None]) -> Path:
     """Build `folder` unless it exists. Processes may do so at once: the first to finish wins, the others agree."""
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as temporary:
-            new = Path(temporary) / folder.name
+        with folder_beside(folder) as temporary:
+            new = temporary / folder.name
             with progress.task("making the zero-shot tasks"):
                 build(new)
             try:

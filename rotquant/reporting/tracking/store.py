@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from rotquant.foundation.files import atomic_path
 from rotquant.reporting.tracking.location import Location, TrackingError, find_location, printable
 from rotquant.reporting.tracking.turns import Turn, turns
 
@@ -108,6 +109,8 @@ def _client(location: Location) -> "MlflowClient":
     if location.database:
         _check_whole(location.database)
     try:
+        if location.database and not location.database.exists():
+            _create(location.uri, location.database)
         client = MlflowClient(location.uri)
         client.search_experiments(max_results=1)
     except Exception as error:  # MLflow, its stores and their drivers raise many types
@@ -115,6 +118,14 @@ def _client(location: Location) -> "MlflowClient":
     if location.database:
         _relocate(location, location.database)
     return client
+
+
+def _create(uri: str, database: Path) -> None:
+    """Make a database with MLflow's tables, whole or not at all: MLflow cannot use one whose tables are half made."""
+    from mlflow import MlflowClient
+
+    with atomic_path(database) as temporary:
+        MlflowClient(uri.replace(str(database), str(temporary))).search_experiments(max_results=1)
 
 
 @contextmanager
