@@ -10,12 +10,11 @@ table's part has everything that pages are made from: runs, tasks, and of weight
 import filecmp
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from rotquant.foundation.errors import ConfigError, ResultError
-from rotquant.foundation.files import atomic_path, canonical_json, check_regular, short_hash
+from rotquant.foundation.files import atomic_path, canonical_json, check_regular, folder_beside, short_hash
 from rotquant.study.plan import Plan
 from rotquant.study.results import (
     HISTORY_FILE,
@@ -137,22 +136,22 @@ def unpack(plan: Plan, archives: Sequence[Path]) -> None:
     looks whole.
 
     Raises:
-        ResultError: an archive is damaged, or holds a file that is no result.
+        ResultError: an archive is damaged, or holds a file that is no result; the disk is full.
     """
     for archive in archives:
         check_regular(archive)
-        with tempfile.TemporaryDirectory(dir=_room()) as folder:
+        with folder_beside(Path("results/received")) as folder:
             try:
                 with tarfile.open(archive) as file:
                     members = file.getmembers()
                     for member in members:
                         _check(archive, member)
                     file.extractall(folder, members, filter="data")
-            except (tarfile.TarError, EOFError, OSError) as error:
+            except (tarfile.TarError, EOFError) as error:
                 raise ResultError(f"the archive {archive} is damaged ({error}); delete it and make it anew.") from None
             names = [Path(member.name) for member in members]
             for path in [path for path in names if not _is_here(plan, path)]:
-                _place(Path(folder) / path, path)
+                _place(folder / path, path)
 
 
 def record_received(plan: Plan, part: str) -> None:
@@ -171,13 +170,6 @@ def record_received(plan: Plan, part: str) -> None:
 def received(plan: Plan, part: str) -> bool:
     """Whether a part's runs are all here and current, and recorded."""
     return part_path(part).exists() and all(jobs.result_current(plan, run) for run in plan.part(part).runs)
-
-
-def _room() -> Path:
-    """The folder that archives are unpacked in, on the same file system as results."""
-    room = Path("results")
-    room.mkdir(exist_ok=True)
-    return room
 
 
 def _check(archive: Path, member: tarfile.TarInfo) -> None:
