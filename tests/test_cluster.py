@@ -58,9 +58,8 @@ def submitted(project: Copy, *arguments: str) -> tuple[list[dict[str, int]], str
 def test_a_job_asks_for_more_at_each_attempt_and_a_refusal_is_a_sentence(refusing: Copy) -> None:
     (first, *others), output = submitted(refusing)
     assert first.keys() == {"memory", "minutes", "cores"}
-    assert others == [
-        {**first, "memory": times * first["memory"], "minutes": times * first["minutes"]} for times in (2, 3)
-    ]
+    assert [asked["memory"] / first["memory"] for asked in others] == [1.5, 2]
+    assert [asked["minutes"] / first["minutes"] for asked in others] == [2, 3]
     reason = "sbatch: error: Requested node configuration is not available"
     assert re.search(
         rf"failed: SLURM did not accept a job of rule measure \(logs/measured/.*\.log\): {reason}\n", output
@@ -74,10 +73,24 @@ def test_a_gpu_is_asked_for_by_its_number_and_threads_are_as_said(refusing: Copy
     assert (asked["gpus"], asked["cores"]) == (1, 12)  # more than this machine has
 
 
-def test_jobs_are_submitted_at_once_and_pages_rendered_here(refusing: Copy) -> None:
+def test_jobs_that_do_not_need_each_other_are_submitted_at_once(refusing: Copy) -> None:
     refusing.set_config({**CONFIG, "device": "cuda"})
     asked, _ = submitted(refusing, "--retries", "0")
     assert len(asked) == 2  # of the two models' parts, though profiles/default says that one GPU job runs at a time
+
+
+def test_what_renders_is_local_and_what_computes_says_what_it_needs() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "workflow/rules").glob("*.smk"))
+    local = {
+        name.strip()
+        for block in re.findall(r"^localrules:\n((?:    \w+,\n)+)", text, re.M)
+        for name in block.split(",")
+    }
+    rules = dict(re.findall(r"^ *(?:rule|use rule \w+ as) (\w+)(?::| with:)\n(.*?)(?=^\S|\Z)", text, re.M | re.S))
+    computing = {name: rule for name, rule in rules.items() if name not in local}
+    assert computing.keys() == {"measure", "train", "measure_speed"}
+    assert all(f"{what}=" in rule for rule in computing.values() for what in ("gpu", "mem_mb", "runtime"))
+    assert all("threads:" in rule for rule in computing.values())
 
 
 def test_without_the_executor_a_sentence_says_how_to_install_it(tmp_path: Path) -> None:

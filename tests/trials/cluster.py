@@ -24,7 +24,7 @@ NODES = ("n1", "n2")
 CORES, MEMORY = 16, 400_000
 
 #: What is not about places: a lost node is noticed in seconds, jobs of it are not started again by SLURM itself (the
-#: workflow starts them), ended jobs are remembered for as long as the plugin may ask.
+#: workflow starts them), ended jobs are remembered until the trial asks for them.
 CONFIGURATION = """
 ClusterName=trial
 SlurmctldHost=localhost
@@ -41,7 +41,7 @@ SelectTypeParameters=CR_Core_Memory
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
-MinJobAge=300
+MinJobAge=7200
 SlurmdTimeout=10
 KillWait=2
 JobRequeue=0

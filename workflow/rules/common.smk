@@ -67,17 +67,19 @@ def workers(wildcards):
 # Parts of tables on small models are called as their tables (rotquant/study/project.py); their runs are small too.
 SMALL = {run for name, part in PLAN.parts.items() if name in PLAN.tables for run in part.runs}
 
-# What a job asks of a cluster, megabytes and minutes, more at each attempt. Of small models a process takes MEASURED_MB
-# (results/reliability/slurm.json), of which a third is added. A model of real size is one process, and streams layer by
-# layer: Llama-2-7B's shape went through GPTQ on a machine with 128 GB (results/bench), less was not tried.
+# What a job asks of a cluster, megabytes and minutes, more at each attempt. A process on small models takes PROCESS_MB at
+# most, three times what was measured (results/reliability/slurm.json). A model of real size is one process, and streams
+# layer by layer: Llama-2-7B's shape went through GPTQ on a machine with 128 GB (results/bench), less was not tried. Table 1
+# with three seeds takes 6 minutes on 2 cores, the largest table more than 35; 7B's GPTQ takes one for each set of weights on
+# an H200. What a job has computed when its time is up is kept, and the next attempt goes on from there.
 PROCESS_MB = 3000
 LARGE_MB = 96000
 MINUTES = 240
 
 
 def memory(run, threads, attempt):
-    """Megabytes of a job that computes such a run."""
-    return attempt * (1000 + PROCESS_MB * threads if run in SMALL else LARGE_MB)
+    """Megabytes of a job that computes such a run, half more at each attempt."""
+    return (1 + attempt) * (1000 + PROCESS_MB * threads if run in SMALL else LARGE_MB) // 2
 
 
 def processes(run, threads):

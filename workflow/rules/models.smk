@@ -8,7 +8,10 @@ rule train:
     log:
         "logs/models/{model}.log",
     threads: lambda wildcards: workflow.cores
+    # The longest of the shipped models took 8 minutes of an H200, as their cards say.
     resources:
         gpu=GPU,
+        mem_mb=lambda wildcards, attempt: attempt * 16000,
+        runtime=lambda wildcards, attempt: attempt * 60,
     shell:
         "OMP_NUM_THREADS={threads} rotquant train {input} --output {output} --device {PLAN.device} > {log} 2>&1"

@@ -6,6 +6,7 @@ localrules:
     quarot_accuracy,
     spinquant,
     prefixquant,
+    rcp,
     all,
 
 

@@ -33,8 +33,11 @@ if GPU:
         log:
             "logs/speed/{speed}.log",
         threads: 1
+        # The longest table took 9 minutes of an H200 (results/bench), whose host's memory was not recorded.
         resources:
             gpu=1,
+            mem_mb=lambda wildcards, attempt: attempt * 32000,
+            runtime=lambda wildcards, attempt: attempt * 60,
         params:
             current=lambda wildcards: CURRENT.speed(wildcards.speed),
         message:
