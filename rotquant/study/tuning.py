@@ -163,7 +163,7 @@ def tune(
         "environment": environment(project.root),
         "device": device,
     }
-    known: dict[str, Any] = read_json(record, "record of a tuning")["runs"] if record.exists() else {}
+    known = recorded_runs(record) if record.exists() else {}
     checkpoint = project.checkpoint_path(slot.checkpoint)
     jobs = [TuningJob(run, checkpoint, device, slot.batch_size, _code(run)) for run in runs.values()]
     lacking = [job for job in jobs if known.get(job.run.key, {}).get("code_digest") != job.code]
@@ -177,6 +177,15 @@ def tune(
     found["chosen"] = min(found["points"], key=lambda point: point["perplexity"])["methods"]
     write_json(record, found)
     return found
+
+
+def recorded_runs(record: Path) -> dict[str, dict[str, Any]]:
+    """What the record of a tuning says of each run that was measured, by the run's key.
+
+    Raises:
+        ResultError: it is damaged.
+    """
+    return read_json(record, "record of a tuning")["runs"]
 
 
 @dataclass(frozen=True)
