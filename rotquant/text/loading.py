@@ -13,7 +13,7 @@ from typing import Any
 
 from rotquant.foundation.errors import CorpusError
 from rotquant.foundation.files import broken_line, cache_folder
-from rotquant.foundation.hub import commit_of
+from rotquant.foundation.hub import commit_of, keep_to_files
 from rotquant.foundation.progress import at_terminal, downloading, task
 from rotquant.recipes.corpus import INSTALLED, SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
 from rotquant.text.docstrings import docstring_rows
@@ -211,6 +211,7 @@ def _text_lines(spec: CorpusSpec, file: Path) -> Iterable[str]:
 def _data_file(spec: CorpusSpec, file: Path) -> Iterable[dict]:
     from datasets import load_dataset, logging
 
+    keep_to_files()
     logging.set_verbosity(logging.CRITICAL)  # it would log what is raised too, as lines before our sentence
     try:
         return load_dataset(_BUILDERS[file.suffix], data_files=str(file), split="train", streaming=True)

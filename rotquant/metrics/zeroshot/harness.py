@@ -13,6 +13,7 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
 from rotquant.foundation.errors import TaskError
+from rotquant.foundation.hub import keep_to_files
 from rotquant.metrics.zeroshot import paper
 from rotquant.metrics.zeroshot.definitions import data_files, read_definition
 from rotquant.metrics.zeroshot.scoring import Scorer
@@ -28,6 +29,7 @@ def load_tasks(folder: Path, names: tuple[str, ...]) -> dict[str, Task]:
     Raises:
         TaskError: a definition is missing, or the hub's data cannot be read.
     """
+    keep_to_files()
     manager = TaskManager(include_defaults=False)
     state = random.getstate()  # loading draws from the global generator, which others may be using
     try:

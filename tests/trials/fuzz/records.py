@@ -163,7 +163,7 @@ def _runs(project: Project) -> list:
 
 def _rendered(root: Path) -> list[Format]:
     """Records of times, and what pages are made of."""
-    files = content_of(root, "config/*.yaml", "workflow/papers/**/*", "results/bench/**/*", "reports/**/*")
+    files = content_of(root, "config/*.yaml", "workflow/papers/**/*", "text/*", "results/bench/**/*", "reports/**/*")
     files[MACHINES] = (REPOSITORY / MACHINES).read_bytes()
     bench = f"results/bench/some-gpu/{SPEED_NAME}.json"
     files[f"results/speed/{SPEED_NAME}.json"] = files[bench]

@@ -33,7 +33,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "qasper": {"input": "i", "context": "c", "answers": ["a"], "all_classes": None, "length": 3},
 }
 ROWS = {name: row for name, row in ROWS.items() if name in paper.PAPER_TASKS}
-ITEM = {"context": "w3 w4", "choices": [" w5", " w6"], "label": 0, "target": " w5"}
+ITEM = {"context": "w3 w4", "choices": [" w5", " w6"], "answer": 0}
 LINES = "".join(f"line {number} of a text\n" for number in range(40))
 TEXTS = [{"text": f"row {number}", "more": number} for number in range(12)]
 
@@ -92,7 +92,7 @@ def _definitions(root: Path) -> Format:
         "task": "next_word",
         "output_type": "multiple_choice",
         "doc_to_text": "{{context}}",
-        "doc_to_target": "label",
+        "doc_to_target": "answer",
         "target_delimiter": "",
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": "next_word.jsonl", "examples": "next_word.examples.jsonl"}},

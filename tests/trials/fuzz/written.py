@@ -1,8 +1,7 @@
 """Formats that people write: configuration, tables of all kinds with what the papers print, recipes, options."""
 
+import json
 from pathlib import Path
-
-import yaml
 
 from rotquant.commands.options import changed, changes_of, rotation_fields
 from rotquant.recipes.presets import preset
@@ -32,7 +31,8 @@ def formats(root: Path) -> list[Format]:
     files = content_of(root, "config/*.yaml", "workflow/papers/**/*", "models/**/*", "text/*") | {OVER: OVER_TEXT.encode()}
     fast = {name: content for name, content in files.items() if not name.startswith("models")}
     trainings = content_of(REPOSITORY, "config/training/rq-7b.yaml", "config/finetuning/rq-7b-math.yaml")
-    recipe = yaml.safe_dump(preset("quarot").model_dump(mode="json"), sort_keys=False).encode()
+    sections = preset("quarot").model_dump(mode="json").items()
+    recipe = "\n".join(f"{name}: {json.dumps(section)}" for name, section in sections).encode()
     return [
         Format("configuration", files, kinds("config/config.yaml", OVER), _project, 2.0, names_places=True),
         Format("tables of accuracy", files, kinds(TABLES), _tables, 2.0),
@@ -49,10 +49,10 @@ def formats(root: Path) -> list[Format]:
 
 
 OPTIONS = """weights.scheme.bits=3
-rotation=null
+rotation.residual=none
 methods.gptq={act_order: true}
 activations.clip_ratio=0.8
-rotation.heads=false"""
+grid.gptq.damping=0.01,0.1"""
 
 
 def _project(folder: Path) -> None:
@@ -99,17 +99,16 @@ def _text(folder: Path, name: str) -> str:
 
 
 def _recipe(folder: Path) -> None:
-    """The recipe's sections as `--set` gives them."""
+    """The whole recipe as `--set` takes it, section by section where it is a mapping in flow style."""
     text = _text(folder, "recipe.yaml")
-    rows = [line for line in text.split("\n") if line]
-    options = [f"{name.strip()}={value}" for name, _, value in (row.partition(":") for row in rows)]
-    for option in (*options[:3], f"weights={text}", f"methods.gptq={text}"):
-        changed(preset("quarot"), [option])
+    sections = [line.partition(": ") for line in text.split("\n")] if not text.startswith("{") else []
+    changed(preset("quarot"), [f"{name}={value}" for name, _, value in sections] or [f"rotation={text}"])
 
 
 def _options(folder: Path) -> None:
     lines = _text(folder, "options").split("\n")
-    changed(preset("quarot"), lines)
-    changes_of(lines)
-    rotation_fields(lines)
-    list(points(read_grid([line for line in lines if line.startswith(("gptq", "methods"))], preset("quarot"))))
+    changes = [line for line in lines if "grid." not in line]
+    changed(preset("quarot"), changes)
+    changes_of(changes)
+    rotation_fields(changes)
+    list(points(read_grid([line.replace("grid.", "") for line in lines if "grid." in line], preset("quarot"))))
