@@ -274,6 +274,21 @@ def read_json(
         raise error(f"{what} {path} is damaged ({problem}); {remedy}.") from None
 
 
+def read_text(path: str | Path, what: str = "file") -> str:
+    """Read a text in UTF-8.
+
+    Raises:
+        ResultError: it is missing, damaged or no regular file.
+    """
+    check_regular(path)
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ResultError(f"{what} {path} does not exist.") from None
+    except UnicodeDecodeError as error:
+        raise ResultError(f"{what} {path} is damaged ({error}); {_RECOMPUTE}.") from None
+
+
 def read_object(
     path: str | Path, what: str = "file", error: type[RotquantError] = ResultError, remedy: str = _RECOMPUTE
 ) -> dict[str, Any]:

@@ -134,7 +134,6 @@ def merge(folder: Path, delta: Delta, base: Path, files: Sequence[Path], output:
     from safetensors.torch import save_file
 
     from rotquant.models.integrity import read_tensors
-
     from rotquant.training.lowrank import merged
 
     deltas = read_tensors(folder / WEIGHTS)

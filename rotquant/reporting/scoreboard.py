@@ -115,19 +115,19 @@ def machine_noise(root: Path) -> str:
     path = root / MACHINES
     if not path.exists():
         return ""
-    cells = read_object(path, "record of machines").get("cells")
+    cells = read_object(path, "record of machines").get("cells", [])
     try:
         moved, kept = (
             [abs(100 * (cell[name] / cell["perplexity"] - 1)) for cell in cells]
             for name in ("elsewhere", "same_weights")
         )
-        largest, usual, stored = max(moved), median(moved), max(kept)
+        largest, usual, stored, count = max(moved), median(moved), max(kept), len(cells)
     except (TypeError, LookupError, ValueError, ArithmeticError):
         raise ResultError(f"record of machines {path} is damaged (cells); take the committed one.") from None
     return (
         "In another CPU's arithmetic the same seeds move the perplexity of a quantized model by up to "
         f"{largest:.1f} % (median {usual:.1f} %), and by up to {stored:.1f} % with "
-        f"the same stored weights ({MACHINES}, {len(cells)} models, 20 windows)."
+        f"the same stored weights ({MACHINES}, {count} models, 20 windows)."
     )
 
 

@@ -7,6 +7,7 @@ computed. Nothing here imports torch.
 """
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -305,5 +306,5 @@ def _typed(value: Any) -> Any:
 
 def _shown(path: str | Path, root: Path) -> str:
     """A file's name in sentences: relative to the project where it lies inside."""
-    whole, top = Path(path).resolve(), root.resolve()
+    whole, top = Path(os.path.realpath(path)), root.resolve()
     return whole.relative_to(top).as_posix() if whole.is_relative_to(top) else str(path)

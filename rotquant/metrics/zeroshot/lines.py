@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.errors import TaskError
-from rotquant.foundation.files import check_regular, parse_json
+from rotquant.foundation.files import parse_json
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, Any]]:
@@ -35,9 +35,12 @@ def json_list(file: Path) -> Iterator[tuple[str, Any]]:
 
 def _parsed(content: bytes, place: str) -> Any:
     try:
+        content.decode("utf-8")
         return parse_json(content)
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{place} is not UTF-8 (byte {error.start + 1}).") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}" if b"\n" in content.strip() else f"column {error.colno}"
         raise TaskError(f"{place} is no JSON ({where}: {error.msg}).") from None
-    except ValueError as error:  # bytes that are no UTF-8, a number of too many digits, lists in lists in lists
+    except ValueError as error:  # a number of too many digits, lists in lists in lists
         raise TaskError(f"{place} cannot be read ({error}).") from None

@@ -21,8 +21,8 @@ from rotquant.reporting.words.describe import corpus_words, is_about_models, is_
 from rotquant.reporting.words.numbers import not_finite
 from rotquant.reporting.words.templates import sentences
 from rotquant.study.project import Project
-from rotquant.study.quantities import ROUGE_L, quantities
 from rotquant.study.provenance import RotationProvenance, told
+from rotquant.study.quantities import ROUGE_L, quantities
 from rotquant.study.results import HISTORY_FILE, rotation_path, rotations_of, table_path
 from rotquant.study.tables import Table
 from rotquant.study.values import Values

@@ -1,4 +1,4 @@
-"""Formats that are kept in the user's cache or in the project so that they are not made twice; all can be made again."""
+"""Formats of what is kept, in the user's cache or in the project, so that it is not made twice."""
 
 import hashlib
 import json

@@ -36,7 +36,8 @@ def _changed(form: Format, name: str, below: Any) -> bytes | str:
     content, kind = form.files[name], form.changed[name]
     how = below(20)
     if how == 19:
-        return INSTEAD[below(len(INSTEAD))]
+        others = [one for one in INSTEAD if not (form.rewritten and one.startswith("link"))]
+        return others[below(len(others))]
     if kind not in KINDS or how >= 14:
         for _ in range(1 + below(3)):
             content = bend(content, below)

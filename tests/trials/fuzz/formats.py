@@ -1,4 +1,4 @@
-"""What a format is to the fuzzing trial: a valid example of its files, which of them are changed, and who reads them."""
+"""What a format is to the fuzzing trial: a valid example, which of its files are changed, and who reads them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ class Format:
     changed: the files that cases change, each with its kind (`documents.KINDS`; else bytes alone).
     read: reads the example as commands do, in its folder, which is the working folder; returns or raises.
     share: of the cases, relative to others; slow readers have less.
+    rewritten: whether reading may write the file anew, to where a link leads: its cases have no links that lead out.
     names_places: whether the file is its user's own word, which may name any place and the hub.
     """
 
@@ -22,6 +23,7 @@ class Format:
     read: Callable[[Path], object]
     share: float = 1.0
     names_places: bool = False
+    rewritten: bool = False
 
 
 def kinds(*paths: str) -> dict[str, str]:

@@ -120,7 +120,7 @@ class Guard:
         if isinstance(place, int):
             return
         path = os.path.realpath(os.path.join(os.getcwd(), os.fsdecode(place)))
-        if not _below(path, (str(self.folder), f"{self.root}/cache", "/dev/null", "/dev/shm")):
+        if not _below(path, (str(self.folder), f"{self.root}/cache", "/dev/null")):
             self._refuse("outside", f"{event} {path}")
 
     def _refuse(self, kind: str, what: str) -> None:
@@ -144,8 +144,9 @@ def lay(folder: Path, form: Format, case: Case) -> None:
         elif content == "pipe":
             os.mkfifo(path)
         elif content.startswith("link"):
-            target = {"link out": "../outside/secret.txt", "link to itself": path.name, "link to nowhere": "nowhere"}
-            path.symlink_to(folder.parent / target[content] if "out" in content else target.get(content, "/dev/zero"))
+            out = str(folder.parent / "outside/secret.txt")
+            target = {"link out": out, "link to itself": path.name, "link to nowhere": "nowhere"}
+            path.symlink_to(target.get(content, "/dev/zero"))
 
 
 class Reader:

@@ -3,7 +3,6 @@
 import contextlib
 from pathlib import Path
 
-
 from rotquant.commands.tracking import make_report
 from rotquant.reporting import scoreboard
 from rotquant.reporting.figures.arrays import array_of, history_of
@@ -26,6 +25,7 @@ from tests.trials.fuzz.formats import Format, content_of, kinds
 from tests.trials.trial import REPOSITORY
 
 TUNING = "workflow/resources/tuning/llm-qat-Llama-2-7B.json"
+TABLES, PRINTED = "workflow/papers/quarot/[ts]*.*", "workflow/papers/quarot/published/*"
 MACHINES = "workflow/resources/machines.json"
 
 
@@ -85,21 +85,26 @@ def _plans(root: Path, plan: Plan, project: Project) -> list[Format]:
         weights_current(plan, stored)
         result_current(plan, run)
 
+    own = content_of(root, f"{weights_path(stored)}/*", f"{rotation_path(learned)}/*", str(run_path(run)))
+    own |= {name: content for name, content in small.items() if name.startswith("results/tasks")}
+    measured = content_of(root, *(str(run_path(key)) for key in plan.parts[part].runs), str(part_path(part)))
+    marked = content_of(root, f"{MARKS}/**/*")
     records = [f"{weights_path(stored)}/weights.json", f"{rotation_path(learned)}/rotation.json", str(run_path(run))]
     return [
         Format("plans", alone, {planned: "plan"}, use, 1.5),
         Format("places of plans", small, {seen: "json"}, lambda folder: current_plan(folder, write=False), 0.3, True),
-        Format("records of weights", small, {records[0]: "json"}, current),
-        Format("records of rotations", small, {records[1]: "json"}, current),
-        Format("run files that are current", small, {records[2]: "json"}, current),
+        Format("records of weights", own, {records[0]: "json"}, current),
+        Format("records of rotations", own, {records[1]: "json"}, current),
+        Format("run files that are current", own, {records[2]: "json"}, current),
         Format(
             "records of measured parts",
-            small,
+            measured,
             {str(part_path(part)): "json"},
             lambda folder: (record_part(plan, part, dict.fromkeys(plan.parts[part].runs, 1.0)), states(folder)),
+            rewritten=True,
         ),
-        Format("marks of jobs", small, {f"{MARKS}/{part_path('x')}": "txt"}, states, 0.5),
-        _tasks(small, plan, run),
+        Format("marks of jobs", marked, {f"{MARKS}/{part_path('x')}": "txt"}, states, 0.5),
+        _tasks(own, plan, run),
     ]
 
 
@@ -120,7 +125,7 @@ def _results(root: Path, project: Project) -> list[Format]:
     """Run files with the history behind them, as tables, figures and pages read them."""
     key = some_run(project)
     run = project.cells(NAME)[0].runs[0]
-    files = content_of(root, "config/*.yaml", "workflow/papers/**/*", "models/**/*", "text/*", "results/runs/*")
+    files = content_of(root, "config/config.yaml", TABLES, "models/**/*", "text/*", "results/runs/*", PRINTED)
     files |= content_of(root, "results/tables/*", "results/rotations/*/history.json", "reports/*.md")
     history = f"{rotation_path(next(one.rotation_key for one in _runs(project) if one.key == key))}/history.json"
     one = {str(run_path(key)): files[str(run_path(key))]}
@@ -135,7 +140,7 @@ def _results(root: Path, project: Project) -> list[Format]:
 
     def result(folder: Path) -> None:
         found = read_result(folder / run_path(key))
-        found.value, found.seconds, found.rotation
+        repr((found.value, found.seconds, found.rotation))
 
     def learned(folder: Path) -> None:
         found = load_project(root=folder)
@@ -163,7 +168,7 @@ def _runs(project: Project) -> list:
 
 def _rendered(root: Path) -> list[Format]:
     """Records of times, and what pages are made of."""
-    files = content_of(root, "config/*.yaml", "workflow/papers/**/*", "text/*", "results/bench/**/*", "reports/**/*")
+    files = content_of(root, "config/*.yaml", TABLES, PRINTED, "text/*", "results/bench/**/*", "reports/**/*")
     files[MACHINES] = (REPOSITORY / MACHINES).read_bytes()
     bench = f"results/bench/some-gpu/{SPEED_NAME}.json"
     files[f"results/speed/{SPEED_NAME}.json"] = files[bench]
@@ -192,7 +197,7 @@ def _rendered(root: Path) -> list[Format]:
         Format("committed records of times", without, kinds(bench, bench.replace("some", "another")), speed),
         Format("records of machines", files, kinds(MACHINES), scoreboard.machine_noise, 0.5),
         Format("records of tunings", tuning, kinds(TUNING), lambda folder: recorded_runs(folder / TUNING), 0.5),
-        Format("rendered reports", files, {f"reports/{NAME}.md": "md", f"reports/figures/{NAME}.svg": "svg"}, pages, 0.7),
+        Format(
+            "rendered reports", files, {f"reports/{NAME}.md": "md", f"reports/figures/{NAME}.svg": "svg"}, pages, 0.7
+        ),
     ]
-
-

@@ -41,7 +41,9 @@ def formats(root: Path) -> list[Format]:
     return [
         Format("manifests of quantized folders", quantized, kinds(manifest), _manifest, 2.0),
         Format("quantized folders", sure, kinds(manifest, weights, "config.json"), _load, 1.0),
-        Format("quantized folders with a prefix", _without_digests(prefixed, manifest), kinds(manifest, weights), _read),
+        Format(
+            "quantized folders with a prefix", _without_digests(prefixed, manifest), kinds(manifest, weights), _read
+        ),
         Format("manifests of decoders", decoder, kinds("decoder.json"), read_decoder_manifest, 1.5),
         Format("decoders", unsure, kinds("decoder.json", "decoder.safetensors"), _load, 0.7),
         Format("rotations", _rotations(root), kinds("rotations.safetensors"), _rotated, 2.0),
@@ -59,7 +61,7 @@ def _made(root: Path) -> tuple[dict[str, bytes], ...]:
     calibration = {"samples": 2, "sequence_length": 24}
     recipe = override(preset("prefixquant"), {"rotation": {"heads": False}, "calibration": calibration}, "example")
     tokens = torch.randint(3, 90, (2, 24), generator=torch.Generator().manual_seed(0))
-    texts = {name: tokens for name in recipe.own_texts}
+    texts = dict.fromkeys(recipe.own_texts, tokens)
     made = build_weights(small, tiny_tokenizer(), recipe, seed=0, samples=tokens, texts=texts, progress=False)
     save_quantized(root / "prefixed", made)
     return tuple(content_of(root / name) for name in ("quantized", "prefixed", "decoder"))

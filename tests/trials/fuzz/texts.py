@@ -107,8 +107,9 @@ def _definitions(root: Path) -> Format:
         questions = Questions(place, "next_word", 1, None)
         questions.prompts(), questions.setting
         for item in questions.items:
-            questions.judge(item, [(-1.0, True), (-2.0, False)][: len(questions.answers(item))])
-        folders.identity(ZeroShot(suite="shipped", tasks=("next_word",)), place)
+            questions.judge(item, [(-1.0, True)] * len(questions.answers(item)))
+        metric = ZeroShot(suite="shipped", corpus="docstrings", tasks=("next_word",))
+        folders.identity(metric, place)
 
     return Format("tasks: definitions and items", files, kinds(*files), read, 1.5)
 

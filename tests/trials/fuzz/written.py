@@ -28,7 +28,9 @@ zero_shot: {suite: shipped, corpus: wikitext2, tasks: [next_word]}
 
 def formats(root: Path) -> list[Format]:
     """Of a project that lies at `root`."""
-    files = content_of(root, "config/*.yaml", "workflow/papers/**/*", "models/**/*", "text/*") | {OVER: OVER_TEXT.encode()}
+    files = content_of(root, "config/*.yaml", "workflow/papers/**/*", "models/**/*", "text/*") | {
+        OVER: OVER_TEXT.encode()
+    }
     fast = {name: content for name, content in files.items() if not name.startswith("models")}
     trainings = content_of(REPOSITORY, "config/training/rq-7b.yaml", "config/finetuning/rq-7b-math.yaml")
     sections = preset("quarot").model_dump(mode="json").items()
