@@ -101,8 +101,11 @@ def _stop(sentence: Exception | str) -> int:
     from rich.console import Console
     from rich.markup import escape
 
-    if str(sentence):
-        shown = f"[red]rotquant:[/red] {escape(str(sentence))}"
+    from rotquant.foundation.errors import one_line
+
+    text = one_line(sentence) if isinstance(sentence, str) else str(sentence)
+    if text:
+        shown = f"[red]rotquant:[/red] {escape(text)}"
         Console(stderr=True, soft_wrap=True, emoji=False).print(shown, highlight=False)
     return 2
 

@@ -68,6 +68,7 @@ class CellRecord(Frozen):
     def _numbers_or_a_reason(self) -> "CellRecord":
         if bool(self.quantities) == bool(self.missing):
             raise ValueError("a cell holds either quantities or the reason why it has none")
+        cell_key(self.benchmark, self.arguments)  # raises ValueError for a number that is none
         return self
 
     @property

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from rotquant.foundation.data import merge
-from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.errors import ConfigError, RecipeError
+from rotquant.foundation.written import yaml_value
 from rotquant.models.architectures import check_family_of
 from rotquant.recipes.recipe import Recipe, override_all
 from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec
@@ -128,9 +128,9 @@ def _change(text: str) -> dict[str, Any]:
     if not equals or not all(parts) or not value.strip():
         raise RecipeError(f"--set {text}: write it as field.subfield=value; null as the value leaves a section out.")
     try:
-        nested: Any = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        nested: Any = yaml_value(value, "the value")
+    except ConfigError as error:
+        problem = str(error).removeprefix("the value is not valid YAML: ").rstrip(".")
         raise RecipeError(
             f"--set {text}: the value is not YAML ({problem}); write it as 3, true, null or {{a: 1}}."
         ) from None

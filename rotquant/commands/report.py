@@ -9,7 +9,7 @@ import typer
 
 from rotquant.commands.runs import Configs, PlanFile, open_project
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path, write_text
+from rotquant.foundation.files import atomic_path, read_text, write_text
 from rotquant.study.results import FIGURES, REPORTS, table_path
 
 report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
@@ -193,7 +193,7 @@ def gallery(
     target = project.root / output
     depth = "../" * len(output.parts)
     for file in pages:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, "report")
         text = re.sub(r"\[([^\]]*)\]\((?:\.\./results/(?!bench/)[^)]*|index\.html)\)", r"\1", text)
         write_text(target / file.name, text.replace("](../", f"]({depth}"))
     for file in sorted((project.root / FIGURES).glob("*.svg")):

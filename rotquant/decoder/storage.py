@@ -19,7 +19,7 @@ from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.models.checkpoints import DECODER_MANIFEST as MANIFEST
 from rotquant.models.checkpoints import check_kind, load_tokenizer, read_safetensors_header
-from rotquant.models.integrity import check_digests, check_finite, file_digests
+from rotquant.models.integrity import check_digests, check_finite, file_digests, read_tensors
 from rotquant.models.shards import write_shards
 
 if TYPE_CHECKING:
@@ -81,8 +81,6 @@ def load_decoder(folder: str | Path, device: torch.device | str = "cpu") -> Stor
         CheckpointError: another kind of folder, a file that is missing, truncated or not the one that was written, or a
             tensor that does not fit the manifest or is not finite.
     """
-    from safetensors.torch import load_file
-
     folder = Path(folder)
     manifest = read_decoder_manifest(folder)
     files = [folder / file for file in manifest.files]
@@ -93,7 +91,7 @@ def load_decoder(folder: str | Path, device: torch.device | str = "cpu") -> Stor
     check_digests(files, manifest.digests)
     tensors: dict[str, Tensor] = {}
     for path in files:
-        tensors |= load_file(path, device=str(device))
+        tensors |= read_tensors(path, device)
     decoder = Decoder(manifest.config, manifest.precision, "meta")
     _check(folder, decoder, tensors)
     check_finite(folder, tensors.items())

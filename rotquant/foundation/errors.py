@@ -8,9 +8,29 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+#: Characters of a sentence: names in it come from files, which can say anything.
+_LONGEST = 1000
+
+
+def one_line(text: str) -> str:
+    """A text as a terminal only shows it: one line, what cannot be printed as its escape, the middle of a long one cut.
+
+    Sentences name what files say, such as a tensor or a key, which may hold control characters or a million letters.
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST * 2 // 3]} [...] {text[-_LONGEST // 4 :]}"
+    if text.isprintable():
+        return text
+    shown = (letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return "".join(" " if letter == "\\n" else letter for letter in shown)
+
 
 class RotquantError(Exception):
     """Base class of every error that bad input or a bad environment can cause."""
+
+    def __str__(self) -> str:
+        """The sentence, see `one_line`."""
+        return one_line(super().__str__())
 
 
 class RecipeError(RotquantError, ValueError):
@@ -35,6 +55,10 @@ class TaskError(RotquantError):
 
 class KernelError(RotquantError):
     """A CUDA kernel cannot run: unsupported tensor, GPU or architecture, or CuPy or NVRTC is missing."""
+
+    def __str__(self) -> str:
+        """The sentence; what a compiler says follows it, line by line."""
+        return Exception.__str__(self)
 
 
 class ResultError(RotquantError):

@@ -26,6 +26,11 @@ from rotquant.foundation.errors import ResultError, RotquantError
 
 #: What a file system answers when nothing more can be written, whoever asks.
 _FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+#: What Linux's file systems bear, in bytes; a path is below another folder.
+_LONGEST_NAME, _LONGEST_PATH = 255, 2048
+_RECOMPUTE = "delete it and run again to recompute it"
+#: JSON's escape of half of a character, which has none in UTF-8 unless the other half follows.
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def check_output_file(path: str | Path) -> None:
@@ -101,9 +106,11 @@ def file_inside(folder: str | Path, name: object, where: object, error: type[Rot
     Raises:
         error: the name is no text, is absolute, or goes up with `..`.
     """
-    parts = PurePath(name).parts if isinstance(name, str) and "\0" not in name else ()
+    parts = PurePath(name).parts if isinstance(name, str) and name.isprintable() else ()
     if not parts or PurePath(str(name)).is_absolute() or ".." in parts:
         raise error(f"{where} names the file {str(name)[:100]!r}: write a relative path below {folder}, without '..'.")
+    if max(map(len, parts)) > _LONGEST_NAME or len(str(name)) > _LONGEST_PATH:
+        raise error(f"{where} names the file {str(name)[:100]!r}...: no file has so long a name.")
     return Path(folder) / str(name)
 
 
@@ -305,16 +312,83 @@ def json_text(value: Any) -> str:
     return json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read_json(path: str | Path, what: str = "file") -> Any:
-    """Read JSON, or raise `ResultError` naming the file: missing, damaged or no regular file."""
+def read_json(
+    path: str | Path, what: str = "file", error: type[RotquantError] = ResultError, remedy: str = _RECOMPUTE
+) -> Any:
+    """Read JSON that this project or another wrote.
+
+    Args:
+        what: it is, and `remedy`: what to do where it is damaged, for the sentence.
+
+    Raises:
+        error: the file is missing, damaged or no regular file.
+    """
     path = Path(path)
+    check_regular(path, error)
+    try:
+        return parse_json(path.read_bytes())
+    except FileNotFoundError:
+        raise error(f"{what} {path} does not exist.") from None
+    except OSError as problem:
+        raise error(f"{what} {path} cannot be read: {problem.strerror}.") from None
+    except ValueError as problem:
+        raise error(f"{what} {path} is damaged ({problem}); {remedy}.") from None
+
+
+def read_text(path: str | Path, what: str = "file") -> str:
+    """Read a text in UTF-8.
+
+    Raises:
+        ResultError: it is missing, damaged or no regular file.
+    """
     check_regular(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ResultError(f"{what} {path} does not exist.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ResultError(f"{what} {path} is damaged ({error}); delete it and run again to recompute it.") from None
+    except UnicodeDecodeError as error:
+        raise ResultError(f"{what} {path} is damaged ({error}); {_RECOMPUTE}.") from None
+
+
+def read_object(
+    path: str | Path, what: str = "file", error: type[RotquantError] = ResultError, remedy: str = _RECOMPUTE
+) -> dict[str, Any]:
+    """`read_json` of a file that holds an object; anything else is damage too."""
+    data = read_json(path, what, error, remedy)
+    if not isinstance(data, dict):
+        raise error(f"{what} {path} is damaged (it is no JSON object); {remedy}.")
+    return data
+
+
+def parse_json(content: bytes, finite: bool = False) -> Any:
+    """JSON in UTF-8.
+
+    Args:
+        finite: refuse NaN and Infinity, which Python reads and JSON does not have.
+
+    Raises:
+        ValueError: it is none, is nested too deeply, or has a number or a text that Python has no other use for: of
+            thousands of digits, or with half of a character.
+    """
+    try:
+        data = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant if finite else None)
+        if _HALF.search(content):
+            json.dumps(data, ensure_ascii=False).encode()
+        return data
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 at byte {error.start + 1}") from None
+    except UnicodeEncodeError:
+        raise ValueError("a text in it has half of a character") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        if "digits" not in str(error):
+            raise
+        raise ValueError("a number in it has too many digits") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"it has the number {name}")
 
 
 def broken_line(path: str | Path) -> str | None:
@@ -327,6 +401,8 @@ def broken_line(path: str | Path) -> str | None:
                 return f"line {number} is no JSON, {error.msg[:1].lower()}{error.msg[1:]} at character {error.colno}"
             except RecursionError:
                 return f"line {number} is nested too deeply"
+            except ValueError:
+                return f"line {number} has a number of too many digits"
     return None
 
 

@@ -12,6 +12,16 @@ UNRESOLVED = "unresolved"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
+def keep_to_files() -> None:
+    """Let the `datasets` library read files here without a word to the hub, which it would tell of each that it opens.
+
+    A machine without a network would wait seconds for that, and a machine with one would say more than it was asked.
+    """
+    from datasets import config
+
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False
+
+
 @functools.cache
 def commit_of(kind: Literal["model", "dataset"], name: str, revision: str | None = None) -> str | None:
     """The commit of a repository: asked of the hub, or without it that of the local copy; None where neither answers.

@@ -4,9 +4,10 @@ The sentence names the file, the key and what would be right. The same models gi
 complete and check the files (`study.schemas`). Nothing here knows what the data is about.
 """
 
+import csv
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -134,22 +135,74 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     check_regular(path, ConfigError)
     try:
         text = Path(path).read_text(encoding="utf-8")
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-        node = loader.get_single_node()
-        if node is not None:
-            _check_nodes(node, str(path))
-        data = None if node is None else loader.construct_document(node)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist.") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply.") from None
-    except (yaml.YAMLError, ValueError) as error:  # the latter is bad UTF-8, or a date that there is not
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid YAML: {yaml_problem(error)}.") from None
+    data = yaml_value(text, str(path))
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold a mapping of keys to values.")
     return data
+
+
+def yaml_value(text: str, where: str, reader: type[yaml.SafeLoader] | None = None) -> Any:
+    """The value of a text in YAML, without tags that make Python's objects.
+
+    Args:
+        reader: with tags of its own.
+
+    Raises:
+        ConfigError: as `read_yaml`; the sentence begins with `where`.
+    """
+    try:
+        loader = (reader or getattr(yaml, "CSafeLoader", yaml.SafeLoader))(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_nodes(node, where)
+        return loader.construct_document(node)
+    except RecursionError:
+        raise ConfigError(f"{where} is nested too deeply.") from None
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # the latter is half of a character, or a date that there is not
+        raise ConfigError(f"{where} is not valid YAML: {yaml_problem(error)}.") from None
+    except (LookupError, TypeError, AttributeError):  # PyYAML's, of a tag whose text is none of its type: `!!int ""`
+        raise ConfigError(f"{where} is not valid YAML: a tag stands before a value that is none of its type.") from None
+
+
+def read_csv(path: str | Path, columns: Sequence[str], what: str) -> list[dict[str, str]]:
+    """The lines of a CSV file with a head, each with all of the head's columns.
+
+    Args:
+        columns: which the head must have. what: the file holds, for the sentence.
+
+    Raises:
+        ConfigError: it is missing or no regular file, is no CSV in UTF-8, or lacks a column.
+    """
+    check_regular(path, ConfigError)
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as lines:
+            reader = csv.DictReader(lines, strict=True)
+            missing = [column for column in columns if column not in (reader.fieldnames or ())]
+            if missing:
+                raise ConfigError(f"{what} {path} lack the column {missing[0]!r}.")
+            found = []
+            for line in reader:
+                if None in line or None in line.values():
+                    raise ConfigError(f"{what} {path}, line {reader.line_num}: it has not as many cells as the head.")
+                found.append(line)
+            return found
+    except FileNotFoundError:
+        raise ConfigError(f"{what} {path} do not exist.") from None
+    except OSError as error:
+        raise ConfigError(f"{what} {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what} {path} are not UTF-8 text ({error.reason} at byte {error.start + 1}).") from None
+    except csv.Error as error:
+        raise ConfigError(f"{what} {path} are no CSV ({error}).") from None
 
 
 def yaml_problem(error: Exception) -> str:

@@ -25,7 +25,11 @@ def check_signed(record: Told, path: Path) -> None:
     """
     name = path.parent.name
     identity = record.get("identity")
-    if record.get("key") != name or not isinstance(identity, dict) or key_of(identity) != name:
+    try:
+        whole = isinstance(identity, dict) and key_of(identity) == name
+    except ValueError:  # a number in it is none
+        whole = False
+    if record.get("key") != name or not whole:
         raise ResultError(f"{path} says that it is of {record.get('key')}, not of {name}: delete it and start again.")
 
 
@@ -43,7 +47,7 @@ def rotation_is_current(record: Told, path: Path, code: str, matrices: Path, at_
 
 def weights_are_current(record: Told, path: Path, code: str, rotation: str | None) -> bool:
     """Whether stored weights are those of their name, made by that code with the learned rotations of that digest."""
-    made = record.get("code_digest") == code and record.get("rotation", {}).get("digest") == rotation
+    made = record.get("code_digest") == code and _part(record, "rotation").get("digest") == rotation
     return made and _is_of_its_name(record, path)
 
 
@@ -78,9 +82,16 @@ def _same_tasks(answered: Told | None, record: Told | None) -> bool:
     """Whether a run answered the items that a record of tasks is of, wherever their files lie."""
 
     def items(told: Told) -> dict[str, Any]:
-        return {name: {part: one[part] for part in one if part != "file"} for name, one in told["tasks"].items()}
+        tasks = _part(told, "tasks")
+        return {name: {part: one for part, one in _part(tasks, name).items() if part != "file"} for name in tasks}
 
     return record is None or (answered is not None and items(answered) == items(record))
+
+
+def _part(record: Told, name: str) -> Told:
+    """What a record says under a name; nothing where it is damaged, and so of nothing that is there."""
+    part = record.get(name)
+    return part if isinstance(part, Mapping) else {}
 
 
 def none_newer(record: Path, files: Iterable[Path]) -> bool:

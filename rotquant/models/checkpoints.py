@@ -4,7 +4,6 @@ Only safetensors weights are read, never pickles, and no code that comes with a 
 and computing a digest load neither torch nor transformers, so the workflow can do both for every job it plans.
 """
 
-import json
 import re
 import struct
 from collections.abc import Iterator
@@ -24,11 +23,20 @@ from rotquant.foundation.files import (
     check_regular_files,
     file_inside,
     folder_beside,
+    parse_json,
+    read_json,
+    read_object,
     short_hash,
 )
 from rotquant.foundation.progress import downloading, task
 from rotquant.models import deltas
-from rotquant.models.declared import check_activation, check_declared, check_floating, check_tokenizer_settings
+from rotquant.models.declared import (
+    check_activation,
+    check_declared,
+    check_floating,
+    check_header,
+    check_tokenizer_settings,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +51,7 @@ _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@(?P<revision>[\w
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 #: No weight is stored in less than 2 bits: a configuration that asks for more than its files can hold is damaged.
 _WEIGHTS_PER_BYTE = 4
+_COPY = "copy the checkpoint again"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 #: What loading reads beside the weights.
 _SETTINGS = (
@@ -79,11 +88,10 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
         raise CheckpointError(f"{folder} is no model folder: it has no config.json.")
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     if index.is_file():
-        try:
-            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            raise CheckpointError(f"{index} is damaged; copy the checkpoint again.") from None
-        files = sorted({file_inside(folder, name, index, CheckpointError) for name in names})
+        named = read_object(index, "index", CheckpointError, _COPY).get("weight_map")
+        if not isinstance(named, dict):
+            raise CheckpointError(f"index {index} is damaged (weight_map); {_COPY}.")
+        files = sorted({file_inside(folder, name, index, CheckpointError) for name in named.values()})
         missing = [file.name for file in files if not file.is_file()]
         if missing or not files:
             what = f"{missing[0]}, named in its index, is not there" if missing else "its index names no file"
@@ -153,9 +161,9 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > size:
                 raise ValueError
-            header = json.loads(file.read(length))
-        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
+            header = parse_json(file.read(length))
+        end = check_header(header)
+    except (struct.error, ValueError):
         raise CheckpointError(f"{path} is truncated or damaged: its header cannot be read; copy it again.") from None
     if size != 8 + length + end:
         raise CheckpointError(
@@ -291,16 +299,14 @@ def model_max_length(checkpoint: str | Path, revision: str | None = None) -> Any
 
 def _tokenizer_settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    check_regular(path, CheckpointError)
-    told: Any = None
+    told = read_json(path, "tokenizer's settings", CheckpointError, _COPY) if path.exists() else {}
     try:
-        told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         check_tokenizer_settings(told)
         return told
     except ValidationError as error:
         raise CheckpointError(f"{path} is damaged: {first_problem(error, told)}.") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from None
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
@@ -360,7 +366,7 @@ def load_config(folder: Path) -> Any:
 
     said: Any = None
     try:
-        said = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        said = parse_json(path.read_bytes(), finite=True)
         weights = check_shape(said)
         check_declared(folder, said)
         check_activation(said)
@@ -368,7 +374,7 @@ def load_config(folder: Path) -> Any:
         raise CheckpointError(f"{folder} is no model folder: it has no config.json.") from None
     except ValidationError as error:
         raise CheckpointError(f"{path} is damaged: {first_problem(error, said)}.") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
     _check_generation(folder / "generation_config.json")
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -388,7 +394,7 @@ def load_config(folder: Path) -> Any:
 def _check_generation(path: Path) -> None:
     """Refuse a generation_config.json that is no JSON object; one that is not there, or no JSON, changes nothing."""
     with suppress(OSError, ValueError):
-        if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
+        if not isinstance(parse_json(path.read_bytes()), dict):
             raise CheckpointError(f"{path} is damaged: it is no JSON object.")
 
 
@@ -450,11 +456,6 @@ def _download(name: str, revision: str | None) -> Path:
             f"{name} is no folder here, and the hub cannot be reached for a model of that name ({first_line(error)}): "
             f"correct it, or {remedy}."
         ) from None
-
-
-def _refuse_constant(name: str) -> None:
-    """Python reads NaN and Infinity in JSON, which has neither."""
-    raise ValueError(f"it has the number {name}")
 
 
 def first_line(error: Exception) -> str:

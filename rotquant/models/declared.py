@@ -4,6 +4,7 @@ Libraries meet a wrong value deep in a model's construction, or compute with it:
 weights to them. Importing this module loads neither torch nor transformers.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rotquant.foundation.errors import CheckpointError, nearest
 
 Number = Annotated[float, Field(gt=0.0)]
+Count = Annotated[int, Field(ge=0, lt=2**48)]
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]
 
 #: Kinds of rotary embeddings and the fields that each needs; `su` is longrope in configurations of Phi-3 from before.
@@ -29,6 +31,8 @@ ROPE_FIELDS: Mapping[str, tuple[str, ...]] = {
 
 #: Types of tensors in safetensors files that are numbers by themselves.
 _FLOATS = ("F64", "F32", "F16", "BF16")
+#: Bits of a number of each type that is a whole number of bytes.
+_BITS = {"BOOL": 8, "C64": 64, **{f"{kind}{bits}": bits for kind in "FIU" for bits in (8, 16, 32, 64)}, "BF16": 16}
 _STORED_AS = {"F": "8-bit or narrower floats", "I": "integers", "U": "integers", "B": "truth values"}
 #: Keys of a config.json under which libraries say that they quantized the weights.
 _QUANTIZED = ("quantization_config", "compression_config")
@@ -82,6 +86,16 @@ class _Declared(BaseModel):
     initializer_range: Annotated[float, Field(ge=0.0)] = 0.02
     attention_dropout: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+
+
+class _Tensor(BaseModel):
+    """What the header of a safetensors file says of a tensor."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    dtype: str
+    shape: list[Count]
+    data_offsets: Annotated[tuple[Count, Count], Field(strict=False)]
 
 
 class _Tokenizer(BaseModel):
@@ -151,6 +165,37 @@ def check_floating(path: Path, header: Mapping[str, Any]) -> None:
                 f"{path} is quantized already: {name} holds {what} ({dtype}), which are no weights without their "
                 "scales; give the checkpoint in floating point that it was made from."
             )
+
+
+def check_header(header: Any) -> int:
+    """Check the header of a safetensors file; how many bytes of tensors it promises.
+
+    Raises:
+        ValueError: it is none: a tensor lacks something or has it of another type, or its bytes are not so many as its
+            shape and type take, or are another tensor's too.
+    """
+    if not isinstance(header, dict):
+        raise ValueError("it is no JSON object")
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("its metadata are no texts")
+    spans = sorted(_span(entry) for name, entry in header.items() if name != "__metadata__")
+    end = 0
+    for start, stop in spans:
+        if start != end:
+            raise ValueError("its tensors do not follow each other")
+        end = stop
+    return end
+
+
+def _span(entry: Any) -> tuple[int, int]:
+    """The first byte of a tensor, and that behind its last."""
+    tensor = _Tensor.model_validate(entry)
+    start, stop = tensor.data_offsets
+    bits = _BITS.get(tensor.dtype)
+    if stop < start or (bits is not None and 8 * (stop - start) != math.prod(tensor.shape) * bits):
+        raise ValueError("a tensor has not as many bytes as its shape takes")
+    return start, stop
 
 
 def _by(said: object) -> str:

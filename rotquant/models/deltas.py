@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError
-from rotquant.foundation.files import check_regular_files
+from rotquant.foundation.files import check_regular_files, read_object
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -69,11 +69,9 @@ def read_delta(folder: Path) -> Delta:
     """
     check_regular_files(folder, CheckpointError)
     try:
-        delta = Delta.model_validate(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        delta = Delta.model_validate(read_object(folder / CONFIG, "adapter", CheckpointError, "copy it again"))
     except ValidationError as error:
         raise CheckpointError(f"{folder / CONFIG} is no plain low-rank delta: {first_problem(error)}.") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{folder / CONFIG} is damaged: {error}.") from None
     if not (folder / WEIGHTS).is_file():
         raise CheckpointError(f"{folder} is incomplete: {WEIGHTS} is not there.")
     return delta
@@ -133,12 +131,13 @@ def merge(folder: Path, delta: Delta, base: Path, files: Sequence[Path], output:
         files: the base's safetensors files.
     """
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
+    from rotquant.models.integrity import read_tensors
     from rotquant.training.lowrank import merged
 
-    deltas = load_file(folder / WEIGHTS)
-    tensors = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    deltas = read_tensors(folder / WEIGHTS)
+    tensors = {name: tensor for path in files for name, tensor in read_tensors(path).items()}
     for name in [name.removesuffix(_FIRST) for name in deltas if name.endswith(_FIRST)]:
         weight = f"{name.removeprefix(_PREFIX)}.weight"
         tensors[weight] = merged(tensors[weight], deltas[name + _FIRST], deltas[name + _SECOND], delta.scale)

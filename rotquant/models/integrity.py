@@ -27,6 +27,21 @@ def first_not_finite(tensors: Named) -> str | None:
     return next((name for name, tensor in tensors if tensor.is_floating_point() and not _is_finite(tensor)), None)
 
 
+def read_tensors(path: Path, device: "torch.device | str" = "cpu") -> dict[str, Tensor]:
+    """The tensors of a safetensors file whose header was checked.
+
+    Raises:
+        CheckpointError: they cannot be read all the same, as those of a type that this version does not know.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path, device=str(device))
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # of a type, a shape, their bytes
+        raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}; copy it again.") from None
+
+
 def check_finite(where: object, tensors: Named) -> None:
     """Raise `CheckpointError` for a tensor that holds inf or nan: the sentence names it, and `where` it was read."""
     name = first_not_finite(tensors)

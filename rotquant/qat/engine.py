@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import read_json, write_json
+from rotquant.foundation.files import read_object, write_json
 from rotquant.models.architectures import base_model, decoder_layers, lm_head
 from rotquant.models.stream import on_device
 from rotquant.training.state import Checkpoint, Part, Record
@@ -249,13 +249,16 @@ class ShardedCheckpoint:
         """
         if not self.path.is_file():
             return 0, []
-        latest = read_json(self.path, "checkpoint of a training")
-        if latest["processes"] != self.processes:
+        latest = read_object(self.path, "checkpoint of a training", remedy="delete it to learn from the start")
+        processes, step = latest.get("processes"), latest.get("step")
+        if processes != self.processes:
             raise ResultError(
-                f"checkpoint {self.folder} is of {latest['processes']} processes, and these are {self.processes}: "
+                f"checkpoint {self.folder} is of {processes} processes, and these are {self.processes}: "
                 "start as many, or delete it to learn from the start."
             )
-        own = self._own(latest["step"])
+        if not isinstance(step, int):
+            raise ResultError(f"checkpoint {self.folder} is damaged (step); delete it to learn from the start.")
+        own = self._own(step)
         if not own.path.is_file():
             raise ResultError(f"checkpoint {self.folder} lacks {own.path.name}; delete it to learn from the start.")
         return own.load(parts)

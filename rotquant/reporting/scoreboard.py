@@ -5,7 +5,6 @@ its measurements from another machine's GPU. The list is config/targets.yaml; wh
 from a list. `index` writes it as Markdown; `rotquant.reporting.html` shows the same standings as a page.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Literal
 
 from rotquant.bench.records import gpu_folder
 from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import read_object
 from rotquant.reporting.claims import Score
 from rotquant.reporting.pages.markdown import page_path, rendered
 from rotquant.reporting.pages.model import Report
@@ -115,14 +115,19 @@ def machine_noise(root: Path) -> str:
     path = root / MACHINES
     if not path.exists():
         return ""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    moved, kept = (
-        [abs(100 * (cell[name] / cell["perplexity"] - 1)) for cell in cells] for name in ("elsewhere", "same_weights")
-    )
+    cells = read_object(path, "record of machines").get("cells", [])
+    try:
+        moved, kept = (
+            [abs(100 * (cell[name] / cell["perplexity"] - 1)) for cell in cells]
+            for name in ("elsewhere", "same_weights")
+        )
+        largest, usual, stored, count = max(moved), median(moved), max(kept), len(cells)
+    except (TypeError, LookupError, ValueError, ArithmeticError):
+        raise ResultError(f"record of machines {path} is damaged (cells); take the committed one.") from None
     return (
         "In another CPU's arithmetic the same seeds move the perplexity of a quantized model by up to "
-        f"{max(moved):.1f} % (median {median(moved):.1f} %), and by up to {max(kept):.1f} % with "
-        f"the same stored weights ({MACHINES}, {len(cells)} models, 20 windows)."
+        f"{largest:.1f} % (median {usual:.1f} %), and by up to {stored:.1f} % with "
+        f"the same stored weights ({MACHINES}, {count} models, 20 windows)."
     )
 
 

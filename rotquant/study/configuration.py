@@ -7,11 +7,11 @@ computed. Nothing here imports torch.
 """
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     Field,
     GetCoreSchemaHandler,
@@ -25,7 +25,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from rotquant.foundation.data import first_problem, merge, problem_keys
 from rotquant.foundation.errors import ConfigError, lookup, nearest
-from rotquant.foundation.written import Many, Written, by_name, read_yaml, some_of
+from rotquant.foundation.written import Many, Written, by_name, read_yaml, some_of, yaml_value
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.registry import find_method, method_names, settings_by_name
 from rotquant.recipes.schemes import Calibration, Perplexity, WeightKurtosis, ZeroShot
@@ -302,10 +302,10 @@ def _typed(value: Any) -> Any:
         return {key: _typed(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_typed(inner) for inner in value]
-    return yaml.safe_load(value) if isinstance(value, str) else value
+    return yaml_value(value, "--config") if isinstance(value, str) else value
 
 
 def _shown(path: str | Path, root: Path) -> str:
     """A file's name in sentences: relative to the project where it lies inside."""
-    whole, top = Path(path).resolve(), root.resolve()
+    whole, top = Path(os.path.realpath(path)), root.resolve()
     return whole.relative_to(top).as_posix() if whole.is_relative_to(top) else str(path)

@@ -193,11 +193,15 @@ class Plan(Entry):
 
         Raises:
             ConfigError: when no table asks for it under this configuration.
+            ResultError: the plan is damaged.
         """
         from rotquant.identity.run import Run  # recipes take time to load, and most readers of a plan need none
 
         fields = self.planned(key).fields
-        return Run.model_validate({**fields, **{name: self.shared[fields[name]] for name in LARGE}})
+        try:
+            return Run.model_validate({**fields, **{name: self.shared[fields[name]] for name in LARGE}})
+        except (ValidationError, LookupError, TypeError):
+            raise ResultError(f"the plan {self.path} is damaged at run {key}; start Snakemake again.") from None
 
     def place(self, run: "Run") -> str:
         """Where a run's checkpoint lies: a path that is valid from anywhere, or its id on the hub with the commit."""

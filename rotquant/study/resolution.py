@@ -4,15 +4,16 @@ The papers' group sizes and numbers of outlier features are scaled, amounts of t
 of the configuration that no table knows are refused before anything is computed. Nothing here imports torch.
 """
 
-import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from rotquant.foundation.data import first_problem, merge
-from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError, nearest
+from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, RotquantError, nearest
+from rotquant.foundation.files import read_object
 from rotquant.foundation.written import read_yaml
 from rotquant.metrics.zeroshot.suites import task_names
 from rotquant.recipes.method import Method
@@ -101,15 +102,13 @@ def site_widths(folder: Path) -> dict[str, int]:
     """Input features of a local checkpoint's linear layers by site, from its config.json; nothing where that does not
     say them or there is none, which loading the checkpoint tells better."""
     path = folder / "config.json"
-    if not path.is_file():  # nor is it a pipe, which would be waited for
-        return {}
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+    with suppress(CheckpointError, KeyError, TypeError, ZeroDivisionError):
+        fields = read_object(path, error=CheckpointError)
         hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
         attention = heads * (fields.get("head_dim") or hidden // heads)
-        return {"attention_input": hidden, "attention_output": attention, "mlp_output": fields["intermediate_size"]}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
-        return {}
+        found = {"attention_input": hidden, "attention_output": attention, "mlp_output": fields["intermediate_size"]}
+        return found if all(isinstance(width, int) and width > 0 for width in found.values()) else {}
+    return {}
 
 
 def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None:

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import read_json, write_json
+from rotquant.foundation.files import read_object, write_json
 from rotquant.identity.run import Run
+from rotquant.study.provenance import Provenance, WeightsProvenance
 from rotquant.study.quantities import quantities
 from rotquant.study.samples import Samples, check_samples
 
@@ -127,7 +128,7 @@ def read_result(path: Path) -> RunResult:
     Raises:
         ResultError: it is missing, damaged, or not what its name says.
     """
-    data = read_json(path, "run file")
+    data = read_object(path, "run file")
     try:
         run = Run.model_validate(data["run"])
         metrics = {name: float(value) for name, value in data["metrics"].items()}
@@ -137,7 +138,10 @@ def read_result(path: Path) -> RunResult:
         if missing:
             raise _damaged(path, f"it lacks the metric {missing[0]}")
         samples = check_samples(run.metric, metrics, data.get("samples", {}))
-        beside = (dict(data["provenance"]), data["weights"], data.get("arrays", {}))
+        Provenance.model_validate(data["provenance"])
+        if data["weights"] is not None:
+            WeightsProvenance.model_validate(data["weights"])
+        beside = (data["provenance"], data["weights"], dict(data.get("arrays", {})))
         result = RunResult(run, metrics, *beside, samples, texts)
     except ValidationError as error:
         raise _damaged(path, first_problem(error)) from None

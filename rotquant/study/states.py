@@ -123,4 +123,4 @@ class States:
     @cached_property
     def _marks(self) -> dict[str, str]:
         files = (path for path in MARKS.rglob("*") if path.is_file())
-        return {str(path.relative_to(MARKS)): path.read_text(encoding="utf-8").strip() for path in files}
+        return {str(path.relative_to(MARKS)): path.read_text(errors="replace").strip() for path in files}

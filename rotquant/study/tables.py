@@ -4,7 +4,6 @@ Everything is validated on reading, names that must refer to each other too. Not
 `study.project`), computes or imports torch.
 """
 
-import csv
 import math
 import re
 from collections.abc import Mapping
@@ -14,8 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 from pydantic import Field, field_validator, model_validator
 
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.foundation.files import check_regular, file_inside
-from rotquant.foundation.written import Many, Written, by_name, parse, read_yaml, some_of
+from rotquant.foundation.files import file_inside
+from rotquant.foundation.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Metric, Normalization
 from rotquant.study.checks import Claim, Names, named_by
@@ -321,16 +320,9 @@ def read_published(file: str, root: Path) -> Published:
         ConfigError: as `published_values`.
     """
     path = root / file
-    check_regular(path, ConfigError)
+    lines = read_csv(path, ("row", "column", "metric", "value"), "published values")
     try:
-        with path.open(newline="", encoding="utf-8") as lines:
-            return {
-                (line["row"], line["column"], line["metric"]): _printed(line, file) for line in csv.DictReader(lines)
-            }
-    except FileNotFoundError:
-        raise ConfigError(f"published values {path} do not exist.") from None
-    except KeyError as error:
-        raise ConfigError(f"published values {path} lack the column {error}.") from None
+        return {(line["row"], line["column"], line["metric"]): _printed(line, file) for line in lines}
     except ValueError as error:
         raise ConfigError(f"published values {path}: {error}; write a number, or - where the paper has none.") from None
 

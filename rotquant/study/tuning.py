@@ -15,13 +15,12 @@ from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
-
 from rotquant.foundation.data import merge
 from rotquant.foundation.environment import environment
-from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError, nearest
-from rotquant.foundation.files import read_json, short_hash, write_json
+from rotquant.foundation.errors import ConfigError, RecipeError, ResultError, RotquantError, nearest
+from rotquant.foundation.files import read_object, short_hash, write_json
 from rotquant.foundation.progress import silenced, task
+from rotquant.foundation.written import yaml_value
 from rotquant.identity.code import stage_digest
 from rotquant.identity.run import Run
 from rotquant.recipes.presets import preset
@@ -72,12 +71,13 @@ def read_grid(options: Sequence[str], recipe: Recipe) -> Grid:
 def _value(text: str) -> Any:
     """A value as YAML reads it, but for 2e-4, which it takes for text."""
     try:
-        value = yaml.safe_load(text)
+        value = yaml_value(text, f"--grid: {text.strip()!r}")
+    except ConfigError:
+        raise RecipeError(f"--grid: {text.strip()!r} is no value: write numbers, names, true, false or null.") from None
+    try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return text.strip()
-    except yaml.YAMLError:
-        raise RecipeError(f"--grid: {text.strip()!r} is no value: write numbers, names, true, false or null.") from None
 
 
 def points(grid: Grid) -> Iterator[Point]:
@@ -163,7 +163,7 @@ def tune(
         "environment": environment(project.root),
         "device": device,
     }
-    known: dict[str, Any] = read_json(record, "record of a tuning")["runs"] if record.exists() else {}
+    known = recorded_runs(record) if record.exists() else {}
     checkpoint = project.checkpoint_path(slot.checkpoint)
     jobs = [TuningJob(run, checkpoint, device, slot.batch_size, _code(run)) for run in runs.values()]
     lacking = [job for job in jobs if known.get(job.run.key, {}).get("code_digest") != job.code]
@@ -177,6 +177,24 @@ def tune(
     found["chosen"] = min(found["points"], key=lambda point: point["perplexity"])["methods"]
     write_json(record, found)
     return found
+
+
+def recorded_runs(record: Path) -> dict[str, dict[str, Any]]:
+    """What the record of a tuning says of each run that was measured, by the run's key.
+
+    Raises:
+        ResultError: it is damaged.
+    """
+    runs = read_object(record, "record of a tuning").get("runs")
+    if not isinstance(runs, dict) or not all(map(_is_measured, runs.values())):
+        raise ResultError(f"record of a tuning {record} is damaged (runs); delete it and run again to recompute it.")
+    return runs
+
+
+def _is_measured(run: Any) -> bool:
+    """Whether a record says of a run what is computed with."""
+    numbers = [run.get(name) for name in ("perplexity", "seconds")] if isinstance(run, dict) else [None]
+    return all(isinstance(number, int | float) or number in ("inf", "nan") for number in numbers)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path
+from rotquant.foundation.files import atomic_path, check_regular
 from rotquant.metrics.zeroshot.suites import TASKS
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.study.project import Cell, Project
@@ -226,6 +226,9 @@ def read_values(root: Path, name: str) -> Values:
     """
     path = root / table_path(name)
     frame = read_frame(path, FIELDS)
+    nameless = frame[["row", "column", "quantity", "origin"]].isna().any()
+    if nameless.any():
+        raise _damaged(path, f"a line has no {nameless.idxmax()}")
     ours, numbers = frame["origin"] != PUBLISHED, frame["text"].isna()
     for lines, fields in ((ours & numbers, ["seed", "value", "mean", "run"]), (ours & ~numbers, ["seed", "run"])):
         lacking = frame.loc[lines, fields].isna().any()
@@ -301,6 +304,7 @@ def read_frame(path: Path, fields: pa.Schema) -> pd.DataFrame:
     Raises:
         ResultError: it is missing, or damaged: a field is missing or is not of its type.
     """
+    check_regular(path)
     try:
         if path.suffix == ".parquet":
             return cast("pd.DataFrame", pd.read_parquet(path, dtype_backend="pyarrow")[fields.names])
@@ -309,7 +313,7 @@ def read_frame(path: Path, fields: pa.Schema) -> pd.DataFrame:
         return csv.read_csv(path, convert_options=convert).cast(fields).to_pandas(types_mapper=pd.ArrowDtype)
     except FileNotFoundError:
         raise ResultError(f"table {path} does not exist.") from None
-    except (pa.ArrowException, KeyError, ValueError) as error:
+    except (pa.ArrowException, KeyError, ValueError, OSError) as error:
         raise _damaged(path, " ".join(str(error).split())) from None
 
 

@@ -1,7 +1,7 @@
 """Reading a corpus: what every installation has, a hub dataset, a local folder or one text file.
 
 The papers' protocol joins the rows with a blank line (GPTQ's `datautils.py`, used by every paper here). Only data files
-are read, through the builders of the `datasets` library: no dataset script runs.
+are read, those of the hub through the `datasets` library: no dataset script runs.
 """
 
 import re
@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.errors import CorpusError
-from rotquant.foundation.files import broken_line, cache_folder
+from rotquant.foundation.files import cache_folder, check_regular
 from rotquant.foundation.hub import commit_of
 from rotquant.foundation.progress import at_terminal, downloading, task
 from rotquant.recipes.corpus import INSTALLED, SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
 from rotquant.text.docstrings import docstring_rows
 from rotquant.text.modules import module_names, module_rows
 from rotquant.text.packages import PACKAGES, lists_of_files, package_files, versions
+from rotquant.text.rows import SUFFIXES, data_rows
 
-_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
+_SUFFIXES = (*SUFFIXES, ".txt")
 _SPLIT_NAMES = {"train": {"train"}, "validation": {"validation", "valid", "val", "dev"}, "test": {"test"}}
 #: Which tenths of the rows of a single file are which split: where the first begins, where the last ends.
 _TENTHS = {"train": (0, 8), "validation": (8, 9), "test": (9, 10)}
@@ -153,27 +154,26 @@ def _bars_at_terminals() -> Iterator[None]:
         enable_progress_bars()
 
 
-def _column(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[str]:
+def _column(spec: CorpusSpec, data: Iterable[Any], where: str) -> Iterable[str]:
     """The text of each row."""
-    columns = getattr(data, "column_names", None)
-    for name in spec.columns:
-        if columns is not None and name not in columns:
-            raise CorpusError(f"Corpus {spec.name}: {where} has no field {name!r}; its fields: {', '.join(columns)}.")
-    for row in _whole(spec, data, where):
+    for number, row in enumerate(_whole(spec, data, where)):
         for name in spec.columns:
-            if not isinstance(row.get(name), str):
+            if number == 0 and isinstance(row, dict) and name not in row:
+                fields = ", ".join(map(str, row))
+                raise CorpusError(f"Corpus {spec.name}: {where} has no field {name!r}; its fields: {fields}.")
+            if not isinstance(row, dict) or not isinstance(row.get(name), str):
                 raise CorpusError(f"Corpus {spec.name}: a row of {where} has no text in its field {name!r}.")
         yield row[spec.text_field] if spec.text_field in row else spec.text_field.format_map(row)
 
 
-def _whole(spec: CorpusSpec, data: Iterable[dict], where: str) -> Iterable[dict]:
+def _whole(spec: CorpusSpec, data: Iterable[Any], where: str) -> Iterable[Any]:
     """Yield the rows; a reader that fails on the way (damaged file, lost connection) becomes a `CorpusError`."""
     try:
         yield from data
-    except Exception as error:  # The readers' failures have no common type.
-        why = (broken_line(where) if where.endswith(".jsonl") and spec.source == "local" else None) or type(
-            error
-        ).__name__
+    except ValueError as error:  # of `data_rows`, which says what is wrong, or one of the hub's
+        raise CorpusError(f"Corpus {spec.name}: {where} could not be read to its end ({error}).") from error
+    except Exception as error:  # The hub's readers' failures have no common type.
+        why = type(error).__name__
         raise CorpusError(f"Corpus {spec.name}: {where} could not be read to its end ({why}).") from error
 
 
@@ -196,7 +196,8 @@ def _share(spec: CorpusSpec, split: Split) -> str | None:
 
 
 def _file_rows(spec: CorpusSpec, file: Path) -> Iterable[str]:
-    return _text_lines(spec, file) if file.suffix == ".txt" else _column(spec, _data_file(spec, file), str(file))
+    check_regular(file, CorpusError)
+    return _text_lines(spec, file) if file.suffix == ".txt" else _column(spec, data_rows(file), str(file))
 
 
 def _text_lines(spec: CorpusSpec, file: Path) -> Iterable[str]:
@@ -206,16 +207,6 @@ def _text_lines(spec: CorpusSpec, file: Path) -> Iterable[str]:
                 yield line if line.strip() else ""
     except UnicodeDecodeError as error:
         raise CorpusError(f"Corpus {spec.name}: {file} is not UTF-8 text ({error}).") from None
-
-
-def _data_file(spec: CorpusSpec, file: Path) -> Iterable[dict]:
-    from datasets import load_dataset, logging
-
-    logging.set_verbosity(logging.CRITICAL)  # it would log what is raised too, as lines before our sentence
-    try:
-        return load_dataset(_BUILDERS[file.suffix], data_files=str(file), split="train", streaming=True)
-    except Exception as error:
-        raise CorpusError(f"Corpus {spec.name}: {file} could not be read ({type(error).__name__}).") from error
 
 
 def _root(spec: CorpusSpec) -> Path:
@@ -238,7 +229,7 @@ def _split_files(spec: CorpusSpec, split: Split) -> list[Path]:
     """
     root = _root(spec)
     if root.is_file():
-        if root.suffix not in (*_BUILDERS, ".txt"):
+        if root.suffix not in _SUFFIXES:
             raise CorpusError(f"Corpus {spec.name}: {root} is not a parquet, json, jsonl or txt file.")
         named = _splits_named(Path(root.name))
         if named and split not in named:
@@ -249,7 +240,7 @@ def _split_files(spec: CorpusSpec, split: Split) -> list[Path]:
         return [root]
     if not root.is_dir():
         raise CorpusError(f"Corpus {spec.name}: there is no folder or file {root}.")
-    known = sorted(file for file in root.rglob("*") if file.suffix in (*_BUILDERS, ".txt") and file.is_file())
+    known = sorted(file for file in root.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
     chosen = [file for file in known if split in _splits_named(file.relative_to(root))]
     if not chosen:
         found = ", ".join(file.relative_to(root).as_posix() for file in known[:5]) or "none"

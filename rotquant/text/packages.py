@@ -11,12 +11,16 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib.metadata import Distribution
 from pathlib import Path
+from typing import TypeVar
 
-from rotquant.foundation.errors import CorpusError
-from rotquant.foundation.files import atomic_path, short_hash
+from rotquant.foundation.errors import CorpusError, RotquantError
+from rotquant.foundation.files import atomic_path, check_regular, read_json, short_hash
 from rotquant.recipes.corpus import Split
+
+T = TypeVar("T")
 
 TEST_PACKAGES = ("click", "docutils", "flask", "fsspec", "jinja2", "joblib", "more-itertools", "werkzeug")
 VALIDATION_PACKAGES = ("accelerate", "attrs", "docker", "google-auth", "gunicorn", "pyparsing")
@@ -57,7 +61,7 @@ def versions(split: Split) -> dict[str, str | None]:
 @functools.cache
 def _version(name: str) -> str | None:
     distribution = _distribution(name)
-    return None if distribution is None else distribution.version
+    return None if distribution is None else _told(distribution, lambda: distribution.version)
 
 
 def _distribution(name: str) -> Distribution | None:
@@ -88,10 +92,25 @@ def package_files(packages: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
 
 def _installed(distribution: Distribution) -> list[str]:
     """The names of a package's files; read from its record, whose lines `files` makes objects of for seconds."""
-    record = distribution.read_text("RECORD")
+    record = _told(distribution, lambda: distribution.read_text("RECORD"))
     if record is None:
         return [file.as_posix() for file in distribution.files or ()]
-    return [line[0] for line in csv.reader(record.splitlines()) if line]
+    return _told(distribution, lambda: [line[0] for line in csv.reader(record.splitlines()) if line])
+
+
+def _told(distribution: Distribution, read: Callable[[], T]) -> T:
+    """What the files of a package that say what it is hold.
+
+    Raises:
+        CorpusError: they are damaged, as in a folder that was carried here.
+    """
+    place = Path(str(distribution.locate_file("")), str(getattr(distribution, "_path", "")))
+    for name in ("METADATA", "RECORD"):
+        check_regular(place / name, CorpusError)
+    try:
+        return read()
+    except (ValueError, LookupError, csv.Error) as error:
+        raise CorpusError(f"the package in {place} is damaged ({error}); install or carry it again.") from None
 
 
 def _is_text(name: str) -> bool:
@@ -129,10 +148,10 @@ def kept(
         CorpusError: none of the split's packages is installed.
     """
     file = Path(cache) / f"{corpus}-{split}-{_fingerprint(split, rules)}.json"
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
-        pass
+    with suppress(RotquantError):  # not there yet, or damaged: made again
+        rows = read_json(file)
+        if isinstance(rows, list) and rows and all(isinstance(row, str) for row in rows):
+            return rows
     found = [*make()]
     if not found:
         raise CorpusError(

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rotquant.foundation.files import atomic_directory, cache_folder, canonical_json, short_hash, write_json
+from rotquant.foundation.arrays import read_array
+from rotquant.foundation.errors import ResultError, RotquantError
+from rotquant.foundation.files import (
+    atomic_directory,
+    cache_folder,
+    canonical_json,
+    read_object,
+    short_hash,
+    write_json,
+)
 from rotquant.foundation.progress import task
 from rotquant.text import content_hash, load_rows
 from rotquant.training.recipe import TrainingConfig
@@ -19,16 +27,24 @@ class TrainingData:
     """The encoded corpus: the tokenizer and the ids of the train and validation splits (uint16 arrays).
 
     BOS stands in them where the recipe puts it before documents.
+
+    Raises:
+        ResultError: the folder is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
-        import numpy as np
         from transformers import PreTrainedTokenizerFast
 
-        self.tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
-        self.train = np.load(folder / "train.npy", allow_pickle=False)
-        self.validation = np.load(folder / "validation.npy", allow_pickle=False)
-        self.provenance: dict[str, Any] = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+        try:
+            self.tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+            self.train = read_array(folder / "train.npy", "uint16")
+            self.validation = read_array(folder / "validation.npy", "uint16")
+        except RotquantError:
+            raise
+        except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
+            said = " ".join(str(error).split())[:200]
+            raise ResultError(f"the training data in {folder} is damaged ({said}); delete the folder.") from None
+        self.provenance = read_object(folder / "provenance.json", "record of training data")
 
 
 @task("preparing the corpus")

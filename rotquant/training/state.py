@@ -8,15 +8,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path
+from rotquant.foundation.files import atomic_path, parse_json
 
 Record = dict[str, Any]
 
@@ -93,12 +95,21 @@ class Checkpoint:
             return 0, []
         metadata, tensors = self._read()
         ours = (metadata.get("format"), metadata.get("identity")) == (_FORMAT, self.identity)
-        state: dict[str, Any] = json.loads(metadata["state"]) if ours else {"parts": {}}
-        if not ours or state["parts"].keys() != parts.keys():
+        try:
+            state = _State.model_validate(parse_json(metadata.get("state", "").encode()) if ours else {})
+        except ValueError as error:
+            problem = first_problem(error) if isinstance(error, ValidationError) else error
+            raise self._damaged(problem) from None
+        if not ours or state.parts.keys() != parts.keys():
             raise ResultError(f"checkpoint {self.path} belongs to another learning; delete it to learn from the start.")
         for name, part in parts.items():
-            _restore(part, _unpack(state["parts"][name], tensors))
-        return state["step"], state["history"]
+            try:
+                _restore(part, _unpack(state.parts[name], tensors))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # what a strange state makes of torch's classes has no common type
+                raise self._damaged(f"{name}: {type(error).__name__}") from None
+        return state.step, state.history
 
     def _read(self) -> tuple[dict[str, str], dict[str, Tensor]]:
         try:
@@ -115,6 +126,16 @@ class Checkpoint:
 
     def _damaged(self, problem: object) -> ResultError:
         return ResultError(f"checkpoint {self.path} is damaged ({problem}); delete it to learn from the start.")
+
+
+class _State(BaseModel):
+    """What a file says beside its tensors."""
+
+    model_config = ConfigDict(strict=True)
+
+    step: Annotated[int, Field(ge=0)] = 0
+    history: list[dict[str, Any]] = Field(default_factory=list)
+    parts: dict[str, Any] = Field(default_factory=dict)
 
 
 def _state_of(part: Part) -> Any:

@@ -30,7 +30,7 @@ from rotquant.models.checkpoints import (
     read_safetensors_header,
     weight_files,
 )
-from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests
+from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests, read_tensors
 from rotquant.models.shards import write_shards
 from rotquant.models.simulation.kv_cache import static_shape
 from rotquant.models.simulation.wrapping import SiteKey
@@ -203,8 +203,6 @@ def read_quantized(folder: str | Path) -> StoredTensors:
         CheckpointError: another kind of folder, a tensor that is missing, of the wrong shape or not finite, or a file
             that is truncated or not the one that was written.
     """
-    from safetensors.torch import load_file
-
     folder = Path(folder)
     manifest = read_manifest(folder)
     config = load_config(folder)
@@ -214,7 +212,7 @@ def read_quantized(folder: str | Path) -> StoredTensors:
         read_safetensors_header(path)
     check_digests(files, manifest.digests)
     for path in files:
-        tensors |= load_file(path)
+        tensors |= read_tensors(path)
     check_finite(folder, tensors.items())
     architecture = architecture_of(config)
     kept = {

@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from rotquant.foundation.contents import content_digest
-from rotquant.foundation.errors import TaskError
-from rotquant.foundation.files import short_hash
+from rotquant.foundation.errors import ConfigError, ResultError, TaskError
+from rotquant.foundation.files import read_text, short_hash
+from rotquant.foundation.written import yaml_value
 from rotquant.metrics.zeroshot import longbench, reasoning, rouge
 
 _DATASET = re.compile(r"^dataset_path:\s*(\S+)", re.MULTILINE)
@@ -75,15 +76,14 @@ def read_definition(folder: Path, name: str) -> dict[str, Any]:
         TaskError: the folder does not have it, or it is none: no YAML, of another task, with a function of others.
     """
     file = folder / f"{name}.yaml"
+    if not file.exists():
+        raise TaskError(f"task folder {folder} has no definition of {name!r}; prepare it again.")
     try:
-        definition = yaml.load(file.read_text(encoding="utf-8"), Loader=_Reader)
-    except FileNotFoundError:
-        raise TaskError(f"task folder {folder} has no definition of {name!r}; prepare it again.") from None
+        definition = yaml_value(read_text(file), f"task definition {file}", _Reader)
     except TaskError as error:
         raise TaskError(f"task definition {file} {error}") from None
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise TaskError(f"task definition {file} cannot be read ({reason}); remove its folder.") from None
+    except (ConfigError, ResultError) as error:
+        raise TaskError(f"{str(error).rstrip('.')}; remove its folder.") from None
     if not isinstance(definition, dict) or definition.get("task") != name:
         raise TaskError(f"task definition {file} is none of task {name!r}; remove its folder.")
     return definition
@@ -98,7 +98,12 @@ def definition_digest(definition: dict[str, Any]) -> str:
     told = {name: value for name, value in definition.items() if name not in ("dataset_kwargs", "include")}
     included = [] if "include" not in definition else _included(Path(definition["include"]))
     told["included"] = [content_digest(path) for path in included]
-    return short_hash(json.dumps(told, sort_keys=True, default=lambda one: f"{one.__module__}.{one.__name__}"))
+    return short_hash(json.dumps(told, sort_keys=True, default=_name_of))
+
+
+def _name_of(value: Any) -> str:
+    """A function by its name; what else JSON does not have, such as a date, as text."""
+    return f"{value.__module__}.{value.__name__}" if callable(value) else str(value)
 
 
 def hub_dataset(definition: dict[str, Any]) -> str:
@@ -115,6 +120,29 @@ def _included(file: Path) -> list[Path]:
 
 
 def data_files(folder: Path, definition: dict[str, Any]) -> dict[str, Path]:
-    """The absolute paths of a task's local data by split; empty for a task that reads the hub."""
-    files = definition.get("dataset_kwargs", {}).get("data_files", {})
+    """The absolute paths of a task's local data by split; empty for a task that reads the hub.
+
+    Raises:
+        TaskError: the definition has something else in their place.
+    """
+    files = (definition.get("dataset_kwargs") or {}).get("data_files") or {}
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise TaskError(
+            f"task definition {folder / definition['task']}.yaml is damaged (data_files); remove its folder."
+        )
     return {split: (folder / file).resolve() for split, file in files.items()}
+
+
+def item_count(folder: Path, definition: dict[str, Any]) -> int:
+    """How many items a task with local data has.
+
+    Raises:
+        TaskError: the definition does not say.
+    """
+    metadata = definition.get("metadata")
+    count = metadata.get("items") if isinstance(metadata, dict) else None
+    if not isinstance(count, int):
+        raise TaskError(
+            f"task definition {folder / definition['task']}.yaml is damaged (metadata.items); remove its folder."
+        )
+    return count

@@ -11,7 +11,7 @@ from rotquant.foundation.files import cache_folder, canonical_json, folder_besid
 from rotquant.foundation.hub import commit_of
 from rotquant.identity.code import code_digest
 from rotquant.metrics.zeroshot import paper, shipped
-from rotquant.metrics.zeroshot.definitions import data_files, definition_digest, hub_dataset, read_definition
+from rotquant.metrics.zeroshot.definitions import data_files, definition_digest, hub_dataset, item_count
 from rotquant.metrics.zeroshot.suites import task_names
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import CorpusSpec
@@ -71,14 +71,14 @@ def identity(metric: ZeroShot, folder: Path) -> dict[str, Any]:
     """
     tasks = {}
     for name in (part for task in task_names(metric) for part in paper.parts(task)):
-        definition = read_definition(folder, name)
+        definition = paper.checked_definition(folder, name)
         files = data_files(folder, definition)
         examples = files.pop("examples", None)
         tasks[name] = {"definition": definition_digest(definition)}
         if not files:
             tasks[name] |= {"source": "hub", "commit": commit_of("dataset", hub_dataset(definition))}
         for file in files.values():
-            known = {"file": str(file), "sha256": content_digest(file), "items": definition["metadata"]["items"]}
+            known = {"file": str(file), "sha256": content_digest(file), "items": item_count(folder, definition)}
             tasks[name] |= known
         if metric.shots and examples is not None:
             tasks[name]["examples"] = content_digest(examples)

@@ -13,8 +13,9 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
 from rotquant.foundation.errors import TaskError
+from rotquant.foundation.hub import keep_to_files
 from rotquant.metrics.zeroshot import paper
-from rotquant.metrics.zeroshot.definitions import data_files, read_definition
+from rotquant.metrics.zeroshot.definitions import data_files
 from rotquant.metrics.zeroshot.scoring import Scorer
 
 #: lm-eval's own default, by which it draws examples for tasks that do not take the first ones.
@@ -28,6 +29,7 @@ def load_tasks(folder: Path, names: tuple[str, ...]) -> dict[str, Task]:
     Raises:
         TaskError: a definition is missing, or the hub's data cannot be read.
     """
+    keep_to_files()
     manager = TaskManager(include_defaults=False)
     state = random.getstate()  # loading draws from the global generator, which others may be using
     try:
@@ -37,10 +39,8 @@ def load_tasks(folder: Path, names: tuple[str, ...]) -> dict[str, Task]:
 
 
 def _load_task(manager: TaskManager, folder: Path, name: str) -> Task:
-    definition: dict[str, Any] | str = read_definition(folder, name)
+    definition: dict[str, Any] | str = paper.checked_definition(folder, name)
     if "include" in definition:
-        if definition["include"] != paper.included(name):
-            raise TaskError(f"task definition {folder / name}.yaml includes another than lm-eval's; remove its folder.")
         definition = str(folder / f"{name}.yaml")  # only lm-eval's own reader follows an include
     else:
         files = data_files(folder, definition)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.errors import TaskError
+from rotquant.foundation.files import parse_json
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, Any]]:
@@ -25,17 +26,21 @@ def json_lines(file: Path) -> Iterator[tuple[str, Any]]:
 
 def json_list(file: Path) -> Iterator[tuple[str, Any]]:
     """The rows of a file that is one list, each after its place in it, as `row 3`. Raises as `json_lines` does."""
-    for number, row in enumerate(_parsed(file.read_bytes(), str(file)), start=1):
+    rows = _parsed(file.read_bytes(), str(file))
+    if not isinstance(rows, list):
+        raise TaskError(f"{file} holds no list of rows.")
+    for number, row in enumerate(rows, start=1):
         yield f"row {number}", row
 
 
 def _parsed(content: bytes, place: str) -> Any:
     try:
-        return json.loads(content.decode("utf-8"))
+        content.decode("utf-8")
+        return parse_json(content)
     except UnicodeDecodeError as error:
         raise TaskError(f"{place} is not UTF-8 (byte {error.start + 1}).") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}" if b"\n" in content.strip() else f"column {error.colno}"
         raise TaskError(f"{place} is no JSON ({where}: {error.msg}).") from None
-    except (ValueError, RecursionError) as error:  # a number of too many digits, lists in lists in lists
+    except ValueError as error:  # a number of too many digits, lists in lists in lists
         raise TaskError(f"{place} cannot be read ({error}).") from None

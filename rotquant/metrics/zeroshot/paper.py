@@ -17,9 +17,9 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from rotquant.foundation.errors import TaskError
-from rotquant.foundation.files import atomic_directory
+from rotquant.foundation.files import atomic_directory, check_regular
 from rotquant.metrics.zeroshot import longbench, reasoning
-from rotquant.metrics.zeroshot.definitions import write_definition
+from rotquant.metrics.zeroshot.definitions import read_definition, write_definition
 from rotquant.metrics.zeroshot.lines import json_lines, json_list
 from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.rows import (
@@ -206,6 +206,22 @@ def included(part: str) -> str | None:
     return _definition(part).get("include")
 
 
+def checked_definition(folder: Path, part: str) -> dict[str, Any]:
+    """`read_definition` of a task of any suite, which includes lm-eval's own definition of that task and no other.
+
+    Raises:
+        TaskError: as `read_definition`; or it includes another file.
+    """
+    definition = read_definition(folder, part)
+    if "include" in definition and (part not in _parts_of_all() or definition["include"] != included(part)):
+        raise TaskError(f"task definition {folder / part}.yaml includes another than lm-eval's; remove its folder.")
+    return definition
+
+
+def _parts_of_all() -> frozenset[str]:
+    return frozenset(part for name in PAPER_TASKS for part in parts(name))
+
+
 def stands_in_template(part: str) -> bool:
     """Whether what a task asks is written into the metric's template."""
     return _task(part).answered is not None
@@ -260,6 +276,7 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     if file.suffix == ".parquet":
         yield from _parquet_rows(file)
         return
+    check_regular(file, TaskError)
     with file.open("rb") as stream:
         is_list = stream.read(1 << 16).lstrip().startswith(b"[")
     yield from json_list(file) if is_list else json_lines(file)

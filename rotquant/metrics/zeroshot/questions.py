@@ -6,16 +6,60 @@ seconds earlier, and needs no more than the model.
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+
+from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import TaskError
-from rotquant.metrics.zeroshot.definitions import data_files, read_definition
+from rotquant.foundation.files import file_inside
+from rotquant.metrics.zeroshot.definitions import read_definition
 from rotquant.metrics.zeroshot.lines import json_lines
 from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.scoring import Scorer, Setting
 
-#: What a definition must have to be asked here.
-_FIELDS = {"output_type", "doc_to_target", "target_delimiter", "metric_list"}
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class _Files(_Part):
+    data_files: dict[str, str]
+
+
+class _Measured(_Part):
+    metric: str
+
+
+class _Generation(_Part):
+    until: list[str]
+    max_gen_toks: Annotated[int, Field(gt=0)]
+
+
+class _Definition(_Part):
+    """What a definition must have to be asked here."""
+
+    output_type: Literal["multiple_choice", "loglikelihood", "generate_until"]
+    doc_to_target: str
+    target_delimiter: str
+    metric_list: Annotated[list[_Measured], Field(min_length=1)]
+    dataset_kwargs: _Files
+    generation_kwargs: _Generation | None = None
+
+
+class _Choice(_Part):
+    """An item whose answer is one of several."""
+
+    context: str
+    choices: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+    answer: Annotated[int, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _answer_is_a_choice(self) -> Self:
+        if self.answer >= len(self.choices):
+            raise ValueError("its answer is none of its choices")
+        return self
+
 
 Measures = dict[str, float]
 """What an item scores, from 0 to 1, by measure; nan where the network's outputs are not finite."""
@@ -31,11 +75,15 @@ class Questions:
     def __init__(self, folder: Path, name: str, shots: int, limit: int | None) -> None:
         self.name = name
         self.definition = read_definition(folder, name)
-        missing = _FIELDS - self.definition.keys()
-        files = data_files(folder, self.definition)
-        if missing or {"test", "examples"} - files.keys():
-            fields = ", ".join(sorted(missing)) or "files of items and examples"
-            raise TaskError(f"task definition {folder / name}.yaml has no {fields}; remove its folder.")
+        where = f"task definition {folder / name}.yaml"
+        try:
+            self._asked = _Definition.model_validate(self.definition)
+        except ValidationError as error:
+            raise TaskError(f"{where} is damaged: {first_problem(error)}; remove its folder.") from None
+        named = self._asked.dataset_kwargs.data_files
+        files = {split: file_inside(folder, file, where, TaskError) for split, file in named.items()}
+        if {"test", "examples"} - files.keys():
+            raise TaskError(f"{where} has no files of items and examples; remove its folder.")
         examples = self._rows(files["examples"])
         if len(examples) < shots:
             raise TaskError(f"zero-shot task {name!r} has {len(examples)} examples, fewer than {shots} shots.")
@@ -82,13 +130,21 @@ class Questions:
 
     def _rows(self, file: Path) -> list[dict[str, Any]]:
         """The rows of a data file, which have the fields that the task asks for."""
-        has_choices = self.definition["output_type"] == "multiple_choice"
-        fields = {"context"} | ({"choices", "answer"} if has_choices else {self.definition["doc_to_target"]})
+        target = self._asked.doc_to_target
+        texts = dict.fromkeys(("context", target), (str, ...))
+        make: Any = create_model
+        texts = dict.fromkeys(("context", target), (str, ...))
+        item = _Choice if self._asked.output_type == "multiple_choice" else make("_Item", **texts)
         rows = []
         for place, row in json_lines(file):
-            if not isinstance(row, dict) or fields - row.keys():
-                names = ", ".join(repr(field) for field in sorted(fields))
-                raise TaskError(f"{file}, {place}, is none of a task whose items have {names}; remove its folder.")
+            try:
+                item.model_validate(row, strict=True)
+            except ValidationError as error:
+                names = ", ".join(repr(name) for name in sorted(item.model_fields))
+                raise TaskError(
+                    f"{file}, {place}, is none of a task whose items have {names} ({first_problem(error)}); remove its "
+                    "folder."
+                ) from None
             rows.append(row)
         return rows
 

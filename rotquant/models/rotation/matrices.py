@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import atomic_path
+from rotquant.foundation.files import atomic_path, check_regular, parse_json
 from rotquant.models.architectures import Architecture
 from rotquant.models.integrity import check_finite, tensors_digest
 from rotquant.recipes.schemes import RotationScheme
@@ -47,10 +47,17 @@ class Rotations:
 
     @classmethod
     def of_tensors(cls, tensors: dict[str, Tensor]) -> "Rotations":
-        """The inverse of `tensors`, in float64."""
+        """The inverse of `tensors`, in float64.
+
+        Raises:
+            ResultError: one is missing, or is none of them.
+        """
         exact = {name: tensor.to(torch.float64) for name, tensor in tensors.items()}
         residual = exact.pop("residual", None)
-        return cls(residual, tuple(exact[f"values.{index}"] for index in range(len(exact))) or None)
+        names = [f"values.{index}" for index in range(len(exact))]
+        if set(names) != set(exact):
+            raise ResultError(f"these are no rotations: they have {', '.join(sorted(exact))}.")
+        return cls(residual, tuple(exact[name] for name in names) or None)
 
 
 @dataclass(frozen=True)
@@ -179,8 +186,23 @@ def ends_of(history: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
+def _told(path: str | Path, text: str) -> dict[str, Any]:
+    """What a file says of its matrices: their history, and what they were made of where it says so."""
+    try:
+        kept = parse_json(text.encode())
+        told = {"history": kept} if isinstance(kept, list) else kept
+        told = {"made_of": None, **told, "history": told["history"]}
+        whole = isinstance(told["history"], list) and all(isinstance(step, dict) for step in told["history"])
+    except (ValueError, LookupError, TypeError):
+        whole, told = False, {}
+    if not whole:
+        raise ResultError(f"rotations {path} are damaged (their history); delete the file to compute it again.")
+    return told
+
+
 def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The matrices, and what is said of them."""
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -192,8 +214,7 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if _METADATA not in metadata:
         raise ResultError(f"{path} holds no rotations.")
     check_finite(path, tensors.items())
-    kept = json.loads(metadata[_METADATA])
-    told = {"history": kept, "made_of": None} if isinstance(kept, list) else {"made_of": None, **kept}
+    told = _told(path, metadata[_METADATA])
     if "digest" in told and tensors_digest(tensors) != told["digest"]:
         raise ResultError(f"rotations {path} are damaged: a matrix was changed; delete the file to compute it again.")
     return tensors, told

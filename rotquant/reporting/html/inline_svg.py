@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import check_regular
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 #: Elements that are dropped: metadata names outside addresses; a style sheet would hold for the whole page.
@@ -22,6 +23,7 @@ def inline_svg(path: Path, prefix: str, label: str) -> str:
     Raises:
         ResultError: the file is missing or is not SVG.
     """
+    check_regular(path)
     try:
         drawing = ElementTree.fromstring(path.read_bytes())
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import read_text
 from rotquant.reporting.html.inline_svg import inline_svg
 from rotquant.reporting.words.templates import environment
 from rotquant.study.project import Project
@@ -37,10 +37,7 @@ def render_pages(project: Project) -> dict[str, str]:
 
 def _contents(folder: Path, name: str, others: Iterable[str]) -> dict[str, str]:
     """The title and the body of a page."""
-    try:
-        text = (folder / f"{name}.md").read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ResultError(f"report {folder / name}.md is damaged ({error}); delete it and run again.") from None
+    text = read_text(folder / f"{name}.md", "report")
     markdown = MarkdownIt("commonmark").enable("table")
     tokens = markdown.parse(text.translate(_MARKS))
     title = next((_text(token) for token in tokens if token.type == "inline"), name)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rotquant.foundation.files import read_json
+from rotquant.foundation.files import read_object
 from rotquant.recipes.recipe import Recipe
 from rotquant.reporting.pages.model import Fact, RunLine
 from rotquant.reporting.words.describe import measurement, settings
@@ -13,6 +13,7 @@ from rotquant.reporting.words.numbers import show
 from rotquant.reporting.words.templates import sentences
 from rotquant.study.configuration import Slot
 from rotquant.study.project import Project
+from rotquant.study.provenance import told
 from rotquant.study.results import REPORTS, RunResult, rotations_of
 from rotquant.study.tables import Table
 from rotquant.study.values import Values
@@ -84,7 +85,7 @@ def _shape(project: Project, checkpoint: str) -> str:
     path = project.root / checkpoint / "config.json"
     if not path.is_file():
         return "-"
-    config = read_json(path, "model configuration")
+    config = read_object(path, "model configuration")
     heads, kv = config.get("num_attention_heads"), config.get("num_key_value_heads")
     grouped = f", {kv} KV" if kv and kv != heads else ""
     width, ffn, layers = config.get("hidden_size"), config.get("intermediate_size"), config.get("num_hidden_layers")
@@ -138,7 +139,8 @@ def origin_facts(results: Results) -> list[Fact]:
     weights = {result.run.weights_key: result.weights for result in results.values() if result.weights}
     records = [result.provenance for result in results.values()]
     learned = rotations_of(results.values()).values()
-    return _facts("origin", runs=records, weights=list(weights.values()), rotations=list(learned))
+    kinds = {"runs": records, "weights": weights.values(), "rotations": learned}
+    return _facts("origin", **{kind: [told(record) for record in members] for kind, members in kinds.items()})
 
 
 def _facts(macro: str, **arguments: object) -> list[Fact]:

@@ -21,6 +21,7 @@ from rotquant.reporting.words.describe import corpus_words, is_about_models, is_
 from rotquant.reporting.words.numbers import not_finite
 from rotquant.reporting.words.templates import sentences
 from rotquant.study.project import Project
+from rotquant.study.provenance import RotationProvenance, told
 from rotquant.study.quantities import ROUGE_L, quantities
 from rotquant.study.results import HISTORY_FILE, rotation_path, rotations_of, table_path
 from rotquant.study.tables import Table
@@ -92,7 +93,9 @@ def _details(project: Project, table: Table, values: Values, results: origins.Re
         "efforts": given(project, table, results),
         "measurements": origins.measurements(project, table),
         "dtype": runs[0].dtype,
-        "rotations": [(record, rotation_path(key) / HISTORY_FILE) for key, record in rotations],
+        "rotations": [
+            (told(record, RotationProvenance), rotation_path(key) / HISTORY_FILE) for key, record in rotations
+        ],
         "csv": table_path(table.id),
     }
 

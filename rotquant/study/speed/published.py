@@ -1,6 +1,5 @@
 """What the papers printed beside the cells of a speed table, on their own GPUs; numbers are never ours here."""
 
-import csv
 import functools
 import itertools
 from collections.abc import Mapping
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rotquant.foundation.errors import ConfigError
-from rotquant.foundation.files import check_regular
+from rotquant.foundation.written import read_csv
 from rotquant.study.speed.definitions import Column, Grid, Printed, Row, SpeedTable, rows
 
 #: What a printed unit is in SI. QuaRot's Table 17 says GB and counts 2^30 bytes: 0.392 GB with all weights is less than
@@ -80,17 +79,10 @@ def read_printed(path: Path) -> Printout:
     Raises:
         ConfigError: it is missing, lacks a column, or has an unknown unit.
     """
-    check_regular(path, ConfigError)
-    try:
-        with path.open(newline="", encoding="utf-8") as lines:
-            found = {
-                (line["row"], line["column"], line["metric"], line.get("gpu")): Text(line["value"], line["unit"])
-                for line in csv.DictReader(lines)
-            }
-    except FileNotFoundError:
-        raise ConfigError(f"published values {path} do not exist.") from None
-    except KeyError as error:
-        raise ConfigError(f"published values {path} lack the column {error}.") from None
+    found = {
+        (line["row"], line["column"], line["metric"], line.get("gpu")): Text(line["value"], line["unit"])
+        for line in read_csv(path, ("row", "column", "metric", "value", "unit"), "published values")
+    }
     if unknown := {text.unit for text in found.values()} - set(UNITS):
         raise ConfigError(f"published values {path} have the unknown unit {min(unknown)!r}.")
     return found

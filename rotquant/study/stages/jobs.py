@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rotquant.foundation.errors import ConfigError, ResultError
-from rotquant.foundation.files import check_output_file, json_text, read_json, write_json, write_text
+from rotquant.foundation.files import check_output_file, json_text, read_object, write_json, write_text
 from rotquant.identity.checkpoints import refuse_other
 from rotquant.identity.code import refuse_other_code
 from rotquant.identity.records import (
@@ -84,7 +84,7 @@ def make_weights(plan: Plan, key: str, say: Say, again: bool = False) -> None:
     _check_inputs(plan, "weights", planned.code, run)
     provenance = compute_weights(run, plan.place(run), folder, plan.device, planned.code, rotation)
     _check_inputs(plan, "weights", planned.code, run)
-    made = {**provenance, "digests": read_json(folder / MANIFEST, "manifest")["digests"]}
+    made = {**provenance, "digests": read_object(folder / MANIFEST, "manifest")["digests"]}
     write_json(record, signed(made, run.weights_identity() or {}))
     say(f"weights {key}: {provenance['seconds']:.1f} s")
 
@@ -157,7 +157,7 @@ def rotation_current(plan: Plan, key: str, at_hand: bool = True) -> bool:
     path = folder / ROTATION_RECORD
     if not path.exists() or not (folder / HISTORY_FILE).exists():
         return False
-    record = read_json(path, "record of rotations")
+    record = read_object(path, "record of rotations")
     return rotation_is_current(record, path, plan.rotation(key).code, folder / ROTATIONS_FILE, at_hand)
 
 
@@ -176,8 +176,8 @@ def weights_current(plan: Plan, key: str) -> bool:
         path = rotation_path(planned.rotation) / ROTATION_RECORD
         if not path.exists():
             return False
-        learned = read_json(path, "record of rotations")["digest"]
-    return weights_are_current(read_json(record, "weights record"), record, planned.code, learned)
+        learned = read_object(path, "record of rotations").get("digest")
+    return weights_are_current(read_object(record, "weights record"), record, planned.code, learned)
 
 
 def result_current(plan: Plan, key: str) -> RunResult | None:
@@ -187,7 +187,7 @@ def result_current(plan: Plan, key: str) -> RunResult | None:
     if lacks_weights or not path.exists():
         return None
     tasks = None if planned.tasks is None else task_set_path(planned.tasks)
-    record = read_json(tasks, "record of tasks") if tasks is not None and tasks.exists() else None
+    record = read_object(tasks, "record of tasks") if tasks is not None and tasks.exists() else None
     try:
         result = read_result(path)
     except ResultError:
@@ -221,7 +221,7 @@ def _weights_record(plan: Plan, key: str) -> dict[str, Any] | None:
             f"run {key} needs the weights {path.parent.absolute()}, which are not there: "
             f"`rotquant runs execute {weights}` makes them."
         )
-    return read_json(path, "weights record")
+    return read_object(path, "weights record")
 
 
 def _rotation_record(folder: Path) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _rotation_record(folder: Path) -> dict[str, Any]:
             f"the weights need the learned rotations {folder.absolute()}, which are not there: "
             f"`rotquant runs execute {folder.name}` learns them."
         )
-    return read_json(path, "record of rotations")
+    return read_object(path, "record of rotations")
 
 
 def _summary(result: RunResult) -> str:

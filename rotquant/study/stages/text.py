@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rotquant.foundation.arrays import read_array
 from rotquant.foundation.files import atomic_path
 from rotquant.identity.run import Run, named
 from rotquant.identity.texts import refuse_other_text
@@ -70,8 +71,8 @@ def _tokens(
     description = f"{content_hash(text)} {backend.to_str()}"
     path = TOKENS / f"{hashlib.sha256(description.encode()).hexdigest()[:32]}.npy"
     try:
-        return Tokens(torch.from_numpy(np.load(path, allow_pickle=False)), bos_of(tokenizer)), identity
-    except (OSError, ValueError, EOFError):  # not there yet, or damaged: make it
+        return Tokens(torch.from_numpy(read_array(path, "int64")), bos_of(tokenizer)), identity
+    except (OSError, ValueError):  # not there yet, or damaged: make it
         tokens = tokenize(text, tokenizer)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.save(file, tokens.ids.numpy(), allow_pickle=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.environment import environment
-from rotquant.foundation.files import canonical_json, read_json, short_hash, write_json
+from rotquant.foundation.files import canonical_json, read_object, short_hash, write_json
 from rotquant.foundation.progress import task
 from rotquant.identity.run import Run
 from rotquant.study.results import HISTORY_FILE, ROTATION_RECORD, ROTATIONS_FILE
@@ -49,7 +49,7 @@ def compute_weights(
     texts = {}
     for name, text in run.recipe.own_texts.items():
         texts[name], corpora[name] = text_samples(run, text, tokenizer)
-    learned = None if rotation is None else read_json(rotation / ROTATION_RECORD, "record of rotations")
+    learned = None if rotation is None else read_object(rotation / ROTATION_RECORD, "record of rotations")
     # what other code began, or began on other rotations, is not continued
     unfinished = folder.with_name(f"{folder.name}.unfinished-{short_hash(canonical_json([code, learned]))}")
     kept = Checkpoint(unfinished, str(run.weights_key), every=None, seconds=_interval(model.num_parameters()))

@@ -1,0 +1,109 @@
+"""Formats of what is kept, in the user's cache or in the project, so that it is not made twice."""
+
+import hashlib
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from rotquant.foundation.contents import content_digest, stamp
+from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.identity.code import _read_python, _rules
+from rotquant.study.stages.text import TOKENS, token_ids
+from rotquant.text import CorpusSpec
+from rotquant.text.packages import kept
+from rotquant.training.data import TrainingData
+from tests.test_checkpoints import tiny_tokenizer
+from tests.trials.fuzz.formats import Format, content_of
+
+KEPT = "kept"
+SOURCE = b"A = 'kernel.cu'\n"
+TEXT = " ".join(f"w{number}" for number in range(3, 60))
+
+
+def formats(root: Path) -> list[Format]:
+    """Each cache with a file that is found there."""
+    return [
+        Format("digests of contents", {KEPT: b"[]\n" + b"0" * 64}, {KEPT: "lines"}, _contents),
+        Format("digests of syntax", {KEPT: b'["0123", ["a.cu"]]'}, {KEPT: "json"}, _syntax),
+        Format("kept corpora", {"corpora/kept.json": b'["row", "other"]'}, {"corpora/kept.json": "json"}, _corpora),
+        _tokens(root),
+        _training(root),
+    ]
+
+
+def _place(path: Path, folder: Path) -> None:
+    """Put the case's file where a cache has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    kept_file = folder / KEPT
+    if kept_file.is_file() and kept_file.stat().st_size < 1 << 22:
+        path.write_bytes(kept_file.read_bytes())
+
+
+def _cache(name: str) -> Path:
+    from rotquant.foundation.files import cache_folder
+
+    return cache_folder(name)
+
+
+def _contents(folder: Path) -> None:
+    """The digest of a file that is large enough for it to be kept; what is kept names the file as it is."""
+    large = folder / "large"
+    large.write_bytes(bytes(1_000_001))
+    place = _cache("contents") / short_hash(str(large.resolve()), 32)
+    _place(place, folder)
+    if place.is_file():
+        told = canonical_json([str(large.resolve()), stamp(large)]).encode()
+        place.write_bytes(place.read_bytes().replace(b"[]", told, 1))
+    content_digest(large)
+
+
+def _syntax(folder: Path) -> None:
+    source = folder / "module.py"
+    source.write_bytes(SOURCE)
+    _place(_cache("syntax") / hashlib.sha256(SOURCE + _rules()).hexdigest(), folder)
+    _read_python.__wrapped__(source) if hasattr(_read_python, "__wrapped__") else _read_python(source)
+
+
+def _corpora(folder: Path) -> None:
+    cache = folder / "corpora"
+    for path in [*cache.iterdir()]:
+        from rotquant.text.packages import _fingerprint
+
+        path.rename(cache / f"docstrings-test-{_fingerprint('test', (1,))}.json")
+    for row in kept("docstrings", "test", cache, (1,), lambda: ["made again"]):
+        len(row)
+
+
+def _tokens(root: Path) -> Format:
+    import os
+
+    files = {"text.test.txt": TEXT.encode()}
+    place = root / "tokens"
+    place.mkdir()
+    (place / "text.test.txt").write_bytes(files["text.test.txt"])
+    earlier = Path.cwd()
+    os.chdir(place)
+    _ids(place)
+    os.chdir(earlier)
+    (name,) = content_of(place, f"{TOKENS}/*.npy")
+    return Format("texts as tokens", content_of(place), {name: "npy"}, _ids)
+
+
+def _ids(folder: Path) -> None:
+    spec = CorpusSpec(name="text", source="local", path="text.test.txt")
+    tokens, _ = token_ids(spec, "test", tiny_tokenizer())
+    assert tokens.ids.ndim == 1
+
+
+def _training(root: Path) -> Format:
+    folder = root / "training"
+    folder.mkdir()
+    tiny_tokenizer().save_pretrained(folder)
+    for split in ("train", "validation"):
+        np.save(folder / f"{split}.npy", np.arange(50, dtype=np.uint16))
+    (folder / "provenance.json").write_text(json.dumps({"corpus": {"name": "text"}, "sha256": {}, "made": time.time()}))
+    changed = {"train.npy": "npy", "provenance.json": "json", "tokenizer.json": "json"}
+    return Format("training data", content_of(folder), changed, TrainingData, 0.7)

@@ -1,0 +1,116 @@
+"""Formats that people write: configuration, tables of all kinds with what the papers print, recipes, options."""
+
+import json
+from pathlib import Path
+
+from rotquant.commands.options import changed, changes_of, rotation_fields
+from rotquant.recipes.presets import preset
+from rotquant.study.project import load_project
+from rotquant.study.speed.published import read_printed
+from rotquant.study.targets import load_targets
+from rotquant.study.tuning import points, read_grid
+from rotquant.training import TrainingConfig
+from rotquant.training.finetuning import FineTuning, is_fine_tuning
+from tests.trials.fuzz.example import SETTINGS, SPEEDS
+from tests.trials.fuzz.formats import Format, content_of, kinds
+from tests.trials.trial import REPOSITORY
+
+TABLES = "workflow/papers/quarot/tables.yaml"
+PUBLISHED = "workflow/papers/quarot/published/"
+OVER = "config/over.yaml"
+OVER_TEXT = """seeds: [0]
+device: cpu
+slots:
+  Llama-2-7B: {batch_size: 4, group_sizes: {128: 16}, methods: {gptq: {act_order: true}}}
+zero_shot: {suite: shipped, corpus: wikitext2, tasks: [next_word]}
+"""
+
+
+def formats(root: Path) -> list[Format]:
+    """Of a project that lies at `root`."""
+    files = content_of(root, "config/*.yaml", "workflow/papers/**/*", "models/**/*", "text/*") | {
+        OVER: OVER_TEXT.encode()
+    }
+    fast = {name: content for name, content in files.items() if not name.startswith("models")}
+    trainings = content_of(REPOSITORY, "config/training/rq-7b.yaml", "config/finetuning/rq-7b-math.yaml")
+    sections = preset("quarot").model_dump(mode="json").items()
+    recipe = "\n".join(f"{name}: {json.dumps(section)}" for name, section in sections).encode()
+    return [
+        Format("configuration", files, kinds("config/config.yaml", OVER), _project, 2.0, names_places=True),
+        Format("tables of accuracy", files, kinds(TABLES), _tables, 2.0),
+        Format("tables of speed", fast, kinds(SPEEDS), _speed, 2.0),
+        Format("tables of settings", files, kinds(SETTINGS), _settings, 2.0),
+        Format("targets", fast, kinds("config/targets.yaml"), load_targets, 0.5),
+        Format("printed numbers", files, kinds(f"{PUBLISHED}small.csv"), _tables, 1.5),
+        Format("printed settings", files, kinds(f"{PUBLISHED}settings.csv"), _settings),
+        Format("printed times", fast, kinds(f"{PUBLISHED}table14.csv"), _speed),
+        Format("training recipes", trainings, kinds(*trainings), _training, 1.5, names_places=True),
+        Format("recipes", {"recipe.yaml": recipe}, {"recipe.yaml": "yaml"}, _recipe, 2.0),
+        Format("options", {"options": OPTIONS.encode()}, {"options": "lines"}, _options),
+    ]
+
+
+OPTIONS = """weights.scheme.bits=3
+rotation.residual=none
+methods.gptq={act_order: true}
+activations.clip_ratio=0.8
+grid.gptq.damping=0.01,0.1"""
+
+
+def _project(folder: Path) -> None:
+    project = load_project([folder / OVER], folder)
+    for name in project.tables:
+        project.cells(name)
+
+
+def _tables(folder: Path) -> None:
+    project = load_project((), folder)
+    for table in project.tables.values():
+        project.cells(table.id)
+        project.published(table)
+
+
+def _speed(folder: Path) -> None:
+    from rotquant.study.speed.loading import load_speed
+    from rotquant.study.speed.published import references
+
+    read_printed.cache_clear()
+    for table in load_speed(folder).values():
+        references(table, folder)
+
+
+def _settings(folder: Path) -> None:
+    from rotquant.reporting.pages.markdown import markdown
+    from rotquant.reporting.settings.report import settings_report
+
+    project = load_project((), folder)
+    for found in project.settings.values():
+        markdown(settings_report(found))
+
+
+def _training(folder: Path) -> None:
+    for path in sorted(folder.rglob("*.yaml")):
+        recipe = FineTuning.from_yaml(path) if is_fine_tuning(path) else TrainingConfig.from_yaml(path)
+        recipe.learning_rate_at(3)
+
+
+def _text(folder: Path, name: str) -> str:
+    """A file of the case's as a user types it: what a command line can hold."""
+    path = folder / name
+    return path.read_bytes().decode(errors="replace") if path.is_file() and path.stat().st_size < 1 << 20 else ""
+
+
+def _recipe(folder: Path) -> None:
+    """The whole recipe as `--set` takes it, section by section where it is a mapping in flow style."""
+    text = _text(folder, "recipe.yaml")
+    sections = [line.partition(": ") for line in text.split("\n")] if not text.startswith("{") else []
+    changed(preset("quarot"), [f"{name}={value}" for name, _, value in sections] or [f"rotation={text}"])
+
+
+def _options(folder: Path) -> None:
+    lines = _text(folder, "options").split("\n")
+    changes = [line for line in lines if "grid." not in line]
+    changed(preset("quarot"), changes)
+    changes_of(changes)
+    rotation_fields(changes)
+    list(points(read_grid([line.replace("grid.", "") for line in lines if "grid." in line], preset("quarot"))))
