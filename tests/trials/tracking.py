@@ -278,6 +278,8 @@ def refusals(stage: Stage) -> None:
         "could not translate host name": server.uri("load", host="no-such-host.invalid"),
         "too many connections": server.uri("narrow", user="narrow"),
     }
+    if trial.quick:
+        del cases["does not exist"], cases["could not translate host name"]
     with closing(postgresql.psycopg2.connect(cases["too many connections"])):
         for said, uri in cases.items():
             (page,) = stage.show(uri, "report page quarot_table1")
@@ -447,9 +449,7 @@ def rows_written(server: Server, database: str) -> int:
         lambda: not server.query(f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}' AND state = 'active'")
     )
     time.sleep(1.2)  # a server process that stays reports within a second
-    counted = server.query(
-        f"SELECT tup_inserted + tup_updated + tup_deleted FROM pg_stat_database WHERE datname = '{database}'"
-    )
+    counted = server.query("SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_user_tables", database)
     return int(counted[0][0])
 
 
