@@ -254,6 +254,8 @@ BAD = [
         "slots: {Llama-2-7B: {zero_shot: {corpus: c5}}}",
         "slots.Llama-2-7B.zero_shot.corpus: unknown corpus 'c5'; known: wikitext2",
     ),
+    ("tracking: our project", "tracking: use true, false, or the project's name: letters, digits, '-', '_' and '.'"),
+    ("tracking: 1", "tracking: use true, false, or the project's name"),
     ("seeds: [0]\ndevice: cpu\nseeds: [1]", "line 3: the key 'seeds' occurs twice in one mapping"),
     ("methods:\n  {spinquant: {steps: 3,\n   steps: 4}}", "line 3: the key 'steps' occurs twice in one mapping"),
     ("slots: &a {Llama-2-7B: *a}", "line 1: an alias stands inside of what it names"),

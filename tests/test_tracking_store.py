@@ -290,6 +290,7 @@ def test_the_interface_starts_on_this_machine_alone_and_its_links_are_printed(
 ) -> None:
     (logged,) = log(project, "quarot_table1")
     started: list[list[str]] = []
+    monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", "")  # to be put back
     monkeypatch.setattr(os, "execv", lambda _, command: started.append(command))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -299,5 +300,6 @@ def test_the_interface_starts_on_this_machine_alone_and_its_links_are_printed(
     commands.ui(port)
     address = f"http://127.0.0.1:{port}/#/experiments/{logged.experiment_id}/runs?"
     assert f"quarot runs: {address}" in capsys.readouterr().out
-    ((*_, store, _, host, _, given, _, _),) = started
+    ((*_, host, _, given, _, _),) = started
+    store = os.environ["MLFLOW_BACKEND_STORE_URI"]
     assert (store, host, given) == (f"sqlite:///{project.root}/mlflow.db", "127.0.0.1", str(port))

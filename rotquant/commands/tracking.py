@@ -121,8 +121,9 @@ def ui(
             ) from None
     sys.stdout.flush()
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # ten processes that nothing here needs
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", location.uri, "--host", HOST]
-    os.execv(sys.executable, [*command, "--port", str(port), "--workers", "1"])
+    os.environ["MLFLOW_BACKEND_STORE_URI"] = location.uri  # all users of a machine can read a command's arguments
+    command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    os.execv(sys.executable, command)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ computed. Nothing here imports torch.
 
 import functools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,6 +33,9 @@ from rotquant.recipes.schemes import Calibration, Perplexity, WeightKurtosis, Ze
 
 DEFAULT = Path("config/config.yaml")
 PAPERS = Path("workflow/papers")
+
+#: What a project may be called on a server that it shares with others.
+PROJECT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 CalibrationText = Annotated[dict[str, Any], some_of(Calibration, "corpus")]
 EvaluationText = Annotated[dict[str, Any], some_of(Perplexity, "kind", "corpus", "split", "bos")]
@@ -145,11 +149,18 @@ class Settings(Written):
     tables together have about a thousand runs for each."""
     trials: Annotated[int, Field(gt=0, le=1000)] | None = None
     """Tables about the distribution over seeds take the seeds 0 to trials - 1; without it, `seeds`, as others do."""
-    tracking: bool | Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,63}$")] = True
+    tracking: bool | Annotated[str, Field(pattern=PROJECT_NAME)] = True
     """Whether MLflow shows the runs of each report. A name does too, in experiments `name/paper` instead of `paper`: a
     server, which projects share, asks for one."""
     allow_code_execution: bool = False
     """Whether programs that models write for HumanEval may be run, in a process that can do little (docs/tasks.md)."""
+
+    @field_validator("tracking", mode="before")
+    @classmethod
+    def _tracking_is_named(cls, given: object) -> object:
+        if not (isinstance(given, bool) or (isinstance(given, str) and re.match(PROJECT_NAME, given))):
+            raise ValueError("use true, false, or the project's name: letters, digits, '-', '_' and '.'")
+        return given
 
     @field_validator("seeds")
     @classmethod

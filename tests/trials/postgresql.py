@@ -31,7 +31,7 @@ class Server:
         self.folder, self.data = folder, folder / "data"
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        self._programs, self._process = _programs(), None
+        self._programs, self._process = programs(), None
         # PostgreSQL refuses to run as root: then nobody has it, and the folder.
         nobody = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         self._user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []} if nobody else {}
@@ -168,8 +168,14 @@ class Connections:
                 self.most = max(self.most, cursor.fetchone()[0])
 
 
-def _programs() -> Path:
-    """The folder of PostgreSQL's programs: in the path, Debian's, or unpacked from its packages."""
+def programs() -> Path:
+    """The folder of PostgreSQL's programs: in the path, Debian's, or unpacked from its packages.
+
+    To be asked first of all: the program may be started anew in a mount namespace (`enter`).
+
+    Raises:
+        Skip: there are none.
+    """
     found = shutil.which("initdb")
     if found:
         return Path(found).resolve().parent
