@@ -1,0 +1,138 @@
+"""A project that is computed without any fault, and the checks that one with faults computes the same in the end."""
+
+import json
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rotquant.foundation.data import merge
+from rotquant.foundation.errors import RotquantError
+from rotquant.foundation.files import file_digest
+from rotquant.study.results import read_result
+from tests.project import Copy
+from tests.trials import projects
+from tests.trials.faults import Job
+from tests.trials.trial import Trial
+
+WORKFLOW = ("snakemake", "--cores", "2", projects.REPORT)
+DONE = "Nothing to be done"
+#: What a run leaves in a project.
+LEFT = ("results", "reports", "logs", ".snakemake", "mlartifacts", "mlflow.db", "mlflow.db.lock")
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A project, how it is set up, and what an undisturbed run of it computed in how many seconds."""
+
+    make: Callable[[Path], Copy]
+    digests: dict[str, str]
+    shown: list[tuple[str, str]]
+    seconds: float
+
+
+def shipped(root: Path) -> Copy:
+    """The default job, Table 1, with one seed and two of its three models."""
+    return changed(projects.shipped(root), {"seeds": [0], "slots": {"Llama-2-70B": {"compute": False}}})
+
+
+def tiny(root: Path) -> Copy:
+    """A small project that computes for real, with MLflow."""
+    return changed(projects.tiny(root), {"tracking": True})
+
+
+def mechanics(root: Path) -> Copy:
+    """A small project with stand-ins for what computes, with MLflow.
+
+    Its checkpoints are folders, though nothing reads them: what is none is a name on the hub, which is asked.
+    """
+    project = changed(projects.mechanics(root), {"tracking": True})
+    for name in ("small", "larger"):
+        (root / "models" / name).mkdir(parents=True)
+    project.edit("rotquant/identity/checkpoints.py", "short_hash(str(path))", 'short_hash(str(path).split("/")[-1])')
+    return project
+
+
+def changed(project: Copy, changes: dict[str, Any]) -> Copy:
+    """A project with another configuration."""
+    config = yaml.safe_load((project.root / "config/config.yaml").read_text(encoding="utf-8"))
+    project.set_config(merge(config, changes))
+    return project
+
+
+def undisturbed(trial: Trial, make: Callable[[Path], Copy], place: Path) -> Undisturbed:
+    """Compute a project without any fault."""
+    project = make(place)
+    started = time.monotonic()
+    status, output = Job(project, *WORKFLOW).ends()
+    seconds = time.monotonic() - started
+    trial.check("An undisturbed run completes", status == 0 and completes(project), output[-1000:])
+    trial.say(f"the undisturbed run of {place.name} took {seconds:.0f} s")
+    return Undisturbed(make, projects.digests(place), shown_in_mlflow(place), seconds)
+
+
+def completes(project: Copy, *around: str) -> bool:
+    """Whether a start has nothing to do any more."""
+    status, output = Job(project, *around, *WORKFLOW).ends()
+    return status == 0 and DONE in output
+
+
+def shown_in_mlflow(root: Path) -> list[tuple[str, str]]:
+    """Name and status of each run that MLflow shows."""
+    with closing(sqlite3.connect(root / "mlflow.db")) as database:
+        return sorted(database.execute("SELECT name, status FROM runs WHERE lifecycle_stage = 'active'"))
+
+
+def ends_well(trial: Trial, what: str, project: Copy, calm: Undisturbed, *around: str) -> None:
+    """Check the start after a fault: it completes, with the digests of an undisturbed run, and leaves nothing behind.
+
+    Args:
+        around: what stands before the commands.
+    """
+    status, output = Job(project, *around, *WORKFLOW).ends()
+    trial.check(f"After {what} the next start completes", status == 0, output[-2000:])
+    other = projects.difference(calm.digests, projects.digests(project.root))
+    trial.check(f"After {what} all digests equal those of an undisturbed run", not other, other)
+    trial.check("A completed start leaves nothing to do", completes(project, *around))
+    left = [str(path) for path in project.root.rglob(".tmp-*")]
+    trial.check("No temporary file is left after a completed start", not left, ", ".join(left))
+
+
+def in_sentences(output: str) -> bool:
+    """Whether an output is without a traceback."""
+    return "Traceback (most recent call last)" not in output
+
+
+def finished(root: Path) -> dict[Path, int]:
+    """Results that lie in a project, and when each was written."""
+    patterns = ("results/runs/*.json", "results/weights/*/weights.json", "results/rotations/*/rotation.json")
+    return {path: path.stat().st_mtime_ns for pattern in patterns for path in root.glob(pattern)}
+
+
+def is_whole(root: Path) -> bool:
+    """Whether everything that lies in a project under its own name is whole."""
+    try:
+        for path in root.glob("results/runs/*.json"):
+            read_result(path)
+        for path in (*root.glob("results/*/*/*.json"), *root.glob("results/measured/*.json")):
+            json.loads(path.read_text(encoding="utf-8"))
+        for path in root.glob("results/rotations/*/rotation.json"):
+            told = json.loads(path.read_text(encoding="utf-8"))["digest"]
+            if file_digest(path.with_name("rotations.safetensors")) != told:
+                return False
+    except (RotquantError, ValueError):
+        return False
+    return True
+
+
+def empty(project: Copy) -> None:
+    """Remove all that was computed."""
+    for name in LEFT:
+        path = project.root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
