@@ -93,6 +93,12 @@ class Record(Frozen):
     sittings: tuple[Sitting, ...]
     cells: tuple[CellRecord, ...]
 
+    @model_validator(mode="after")
+    def _cells_have_sittings(self) -> "Record":
+        if any(cell.sitting >= len(self.sittings) for cell in self.cells):
+            raise ValueError("a cell is of a sitting that is not there")
+        return self
+
     @property
     def by_key(self) -> dict[str, CellRecord]:
         """The cells by key."""

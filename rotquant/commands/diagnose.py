@@ -9,7 +9,7 @@ from rich.table import Table
 
 from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec, print_table
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import check_output_file, write_json, write_text
+from rotquant.foundation.files import check_output_file, read_text, write_json, write_text
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import TASKS, Scores, identity, prepare, scores
 from rotquant.recipes.presets import preset
@@ -70,7 +70,7 @@ def diagnose(
     for file in (card, output):
         if file is not None:
             check_output_file(file)
-    if card and CARD_START not in card.read_text(encoding="utf-8"):
+    if card and CARD_START not in read_text(card, "model card"):
         raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis behind.")
     spec, tasks = corpus_spec(corpus), _tasks(split, tasks_limit)
     folder = None if tasks is None else prepare(tasks, None, MODULES)
@@ -198,7 +198,7 @@ def _print(part: "FigureTable") -> None:
 
 def _write_card(card: Path, head: str, parts: "list[FigureTable]") -> None:
     """Replace what stands between the markers of a model card by the tables, in Markdown."""
-    before, _, rest = card.read_text(encoding="utf-8").partition(CARD_START)
+    before, _, rest = read_text(card, "model card").partition(CARD_START)
     _, _, after = rest.partition(CARD_END)
     written = [head]
     for part in parts:

@@ -152,7 +152,7 @@ def make_report(
 
     report = report_of(project, table, values, results, logged)
     text, file = markdown(report), project.root / page_path(table.id)
-    if write and not (file.exists() and file.read_text(encoding="utf-8") == text):
+    if write and not (file.exists() and file.read_bytes() == text.encode()):
         write_text(file, text)
     return report
 

@@ -147,7 +147,7 @@ def merge(folder: Path, delta: Delta, base: Path, files: Sequence[Path], output:
     for pattern in _BESIDE:
         for path in base.glob(pattern):
             shutil.copyfile(path, output / path.name)
-    config = json.loads((output / "config.json").read_text(encoding="utf-8"))
+    config = read_object(output / "config.json", "configuration", CheckpointError, "copy the checkpoint again")
     config["dtype"] = str(torch.float32).removeprefix("torch.")
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

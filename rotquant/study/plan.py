@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
-from rotquant.foundation.files import canonical_json, short_hash, write_json, write_text
+from rotquant.foundation.files import canonical_json, check_regular, short_hash, write_json, write_text
 
 if TYPE_CHECKING:
     from rotquant.identity.run import Run
@@ -225,6 +225,7 @@ def read_plan(path: Path) -> Plan:
     Raises:
         ResultError: it is missing, damaged or not what its name says.
     """
+    check_regular(path)
     try:
         digest, _, text = path.read_text(encoding="utf-8").partition("\n")
         if digest != short_hash(text):

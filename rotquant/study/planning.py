@@ -13,7 +13,7 @@ from typing import Any
 
 from rotquant.foundation.contents import stamp
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import canonical_json, short_hash, write_text
+from rotquant.foundation.files import canonical_json, check_regular, short_hash, write_text
 from rotquant.foundation.hub import commit_of
 from rotquant.identity.code import below, sources, sources_digest
 from rotquant.study.plan import PLANS, Places, Plan, read_plan, write_plan
@@ -39,7 +39,7 @@ def current_plan(
     code = sources_digest(sources())
     said = _said_digest(root, overrides, options or {}, code)
     with contextlib.suppress(ResultError, OSError, ValueError):
-        seen = Places.model_validate_json((root / PLANS / f"{said}.seen").read_bytes())
+        seen = Places.model_validate_json(_content(root / PLANS / f"{said}.seen"))
         return read_plan(root / PLANS / f"{_inputs(root, said, seen)}.json")
     from rotquant.study.configuration import load_config
     from rotquant.study.expansion import make_plan, places_seen  # what an unchanged project does without
@@ -66,10 +66,16 @@ def _files_digest(basis: Any, root: Path, files: Iterable[str | Path]) -> str:
     """Digest of a basis and of files, each with its path from `root`."""
     digest = hashlib.sha256(canonical_json(basis).encode())
     for path in files:
-        with contextlib.suppress(OSError):  # which is told by whoever reads the file for what it says
-            content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        with contextlib.suppress(OSError, ResultError):  # told by whoever reads the file for what it says
+            content = hashlib.sha256(_content(Path(path))).hexdigest()
             digest.update(f"{os.path.relpath(path, root)}:{content}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file, which may be anything but is not waited for."""
+    check_regular(path)
+    return path.read_bytes()
 
 
 def _inputs(root: Path, said: str, seen: Places) -> str:

@@ -226,9 +226,9 @@ def read_values(root: Path, name: str) -> Values:
     """
     path = root / table_path(name)
     frame = read_frame(path, FIELDS)
-    nameless = frame[["row", "column", "quantity", "origin"]].isna().any()
-    if nameless.any():
-        raise _damaged(path, f"a line has no {nameless.idxmax()}")
+    nameless = [name for name in ("row", "column", "quantity", "origin") if frame[name].hasnans]
+    if nameless:
+        raise _damaged(path, f"a line has no {nameless[0]}")
     ours, numbers = frame["origin"] != PUBLISHED, frame["text"].isna()
     for lines, fields in ((ours & numbers, ["seed", "value", "mean", "run"]), (ours & ~numbers, ["seed", "run"])):
         lacking = frame.loc[lines, fields].isna().any()

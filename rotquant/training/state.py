@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path, parse_json
+from rotquant.foundation.files import atomic_path, parse_json, short_hash
 
 Record = dict[str, Any]
 
@@ -79,8 +79,9 @@ class Checkpoint:
         if not self.writes:
             return
         state = json.dumps({"step": step, "history": history, "parts": packed})
+        told = {"format": _FORMAT, "identity": self.identity, "state": state, "digest": short_hash(state)}
         with atomic_path(self.path) as temporary:
-            save_file(tensors, temporary, metadata={"format": _FORMAT, "identity": self.identity, "state": state})
+            save_file(tensors, temporary, metadata=told)
 
     def load(self, parts: Mapping[str, Part]) -> tuple[int, list[Record]]:
         """Continue from the file, if there is one: bring the parts to its state.
@@ -95,6 +96,10 @@ class Checkpoint:
             return 0, []
         metadata, tensors = self._read()
         ours = (metadata.get("format"), metadata.get("identity")) == (_FORMAT, self.identity)
+        if ours and metadata.get("digest", short_hash(metadata.get("state", ""))) != short_hash(
+            metadata.get("state", "")
+        ):
+            raise self._damaged("its state was changed")
         try:
             state = _State.model_validate(parse_json(metadata.get("state", "").encode()) if ours else {})
         except ValueError as error:

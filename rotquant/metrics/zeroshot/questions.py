@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import TaskError
@@ -103,7 +103,7 @@ class Questions:
     def answers(self, row: dict[str, Any]) -> list[str]:
         """What an item may be continued by: its choices, or the one true answer."""
         delimiter = self.definition["target_delimiter"]
-        return [delimiter + choice for choice in row.get("choices", [self._true(row)])]
+        return [delimiter + choice for choice in (row["choices"] if "choices" in row else [self._true(row)])]
 
     def judge(self, row: dict[str, Any], found: list[tuple[float, bool]]) -> Measures:
         """Accuracy by the log-likelihoods of an item's answers, also with these by character of the answer."""
@@ -130,23 +130,24 @@ class Questions:
 
     def _rows(self, file: Path) -> list[dict[str, Any]]:
         """The rows of a data file, which have the fields that the task asks for."""
-        target = self._asked.doc_to_target
-        texts = dict.fromkeys(("context", target), (str, ...))
-        make: Any = create_model
-        texts = dict.fromkeys(("context", target), (str, ...))
-        item = _Choice if self._asked.output_type == "multiple_choice" else make("_Item", **texts)
         rows = []
         for place, row in json_lines(file):
-            try:
-                item.model_validate(row, strict=True)
-            except ValidationError as error:
-                names = ", ".join(repr(name) for name in sorted(item.model_fields))
-                raise TaskError(
-                    f"{file}, {place}, is none of a task whose items have {names} ({first_problem(error)}); remove its "
-                    "folder."
-                ) from None
+            if problem := self._problem(row):
+                raise TaskError(f"{file}, {place}, is none of a task whose items have {problem}; remove its folder.")
             rows.append(row)
         return rows
+
+    def _problem(self, row: Any) -> str | None:
+        """What an item must have and has not, or has otherwise."""
+        if self._asked.output_type == "multiple_choice":
+            try:
+                _Choice.model_validate(row)
+            except ValidationError as error:
+                return f"'answer', 'choices', 'context' ({first_problem(error)})"
+            return None
+        names = sorted({"context", self._asked.doc_to_target})
+        whole = isinstance(row, dict) and all(isinstance(row.get(name), str) for name in names)
+        return None if whole else ", ".join(map(repr, names))
 
     def _target(self, row: dict[str, Any]) -> str:
         """The true answer as it stands behind a solved example."""

@@ -135,8 +135,16 @@ def _title(view: str) -> str:
     return view.capitalize() if view in ("runs", "tables") else f"Table {view}"
 
 
+def _name_in(tag: str) -> str | None:
+    """The name of a view in a tag; None where somebody wrote something else there."""
+    try:
+        return json.loads(tag)["name"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
 def _view_names(tags: Mapping[str, str]) -> list[str]:
     """The views that were made here, those of all runs and tables first: users' own have other names."""
-    shared = {tag.removeprefix(_VIEW): json.loads(value) for tag, value in tags.items() if tag.startswith(_VIEW)}
-    ours = [view for view, made in shared.items() if made.get("name") == _title(view)]
+    shared = {tag.removeprefix(_VIEW): value for tag, value in tags.items() if tag.startswith(_VIEW)}
+    ours = [view for view, made in shared.items() if _name_in(made) == _title(view)]
     return sorted(ours, key=lambda view: (view not in ("runs", "tables"), view))

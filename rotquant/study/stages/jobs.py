@@ -147,7 +147,7 @@ def record_part(plan: Plan, name: str, values: Mapping[str, float]) -> None:
     part, path = plan.part(name), part_path(name)
     text = json_text({"part": name, "runs": {run: values[run] for run in part.runs}})
     behind = [*map(run_path, part.runs), *map(task_set_path, part.tasks)]
-    if not (none_newer(path, behind) and path.read_text(encoding="utf-8") == text):
+    if not (none_newer(path, behind) and path.read_bytes() == text.encode()):
         write_text(path, text)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import read_json
 from rotquant.identity.run import Run, named
 from rotquant.recipes.schemes import (
@@ -234,7 +234,9 @@ def training_loss(metric: TrainingLoss, subject: Subject) -> Measurement:
 
     path = subject.weights and subject.weights / HISTORY_FILE
     history = read_json(path, "history of a training") if path and path.exists() else []
-    losses = [record["loss"] for record in history if "loss" in record]
+    if not isinstance(history, list) or not all(isinstance(record, dict) for record in history):
+        raise ResultError(f"history of a training {path} is damaged (no list of steps); make the weights again.")
+    losses = [float(record["loss"]) for record in history if isinstance(record.get("loss"), int | float)]
     if len(losses) < 2:
         raise RecipeError("training_loss looks at a training: the recipe needs a method that trains weights by steps.")
     metrics, arrays = training_loss(losses, metric)

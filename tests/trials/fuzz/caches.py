@@ -27,7 +27,13 @@ def formats(root: Path) -> list[Format]:
     return [
         Format("digests of contents", {KEPT: b"[]\n" + b"0" * 64}, {KEPT: "lines"}, _contents),
         Format("digests of syntax", {KEPT: b'["0123", ["a.cu"]]'}, {KEPT: "json"}, _syntax),
-        Format("kept corpora", {"corpora/kept.json": b'["row", "other"]'}, {"corpora/kept.json": "json"}, _corpora),
+        Format(
+            "kept corpora",
+            {"corpora/kept.json": b'["row", "other"]'},
+            {"corpora/kept.json": "json"},
+            _corpora,
+            rewritten=True,
+        ),
         _tokens(root),
         _training(root),
     ]
@@ -89,7 +95,7 @@ def _tokens(root: Path) -> Format:
     _ids(place)
     os.chdir(earlier)
     (name,) = content_of(place, f"{TOKENS}/*.npy")
-    return Format("texts as tokens", content_of(place), {name: "npy"}, _ids)
+    return Format("texts as tokens", content_of(place), {name: "npy"}, _ids, rewritten=True)
 
 
 def _ids(folder: Path) -> None:

@@ -69,7 +69,7 @@ class Guard:
     def __init__(self, root: Path) -> None:
         self.root = os.path.realpath(root)
         self.folder: str | None = None
-        self.names_places = False
+        self.names_places = self.linked = False
         self.seen: list[tuple[str, str]] = []
         readable = (sys.prefix, sys.base_prefix, *_SYSTEM)
         own = [str(REPOSITORY / name) for name in _OURS]
@@ -77,9 +77,9 @@ class Guard:
         sys.addaudithook(self._hear)
 
     @contextmanager
-    def watching(self, folder: Path, names_places: bool) -> Iterator[None]:
-        """While open, what happens is noted."""
-        self.seen, self.names_places, self.folder = [], names_places, os.path.realpath(folder)
+    def watching(self, folder: Path, names_places: bool, linked: bool) -> Iterator[None]:
+        """While open, what happens is noted; `linked`: a link in the folder leads to the secret, which may be read."""
+        self.seen, self.names_places, self.folder, self.linked = [], names_places, os.path.realpath(folder), linked
         try:
             yield
         finally:
@@ -111,9 +111,8 @@ class Guard:
             self._written("open", place)
             return
         path = os.path.normpath(os.path.join(os.getcwd(), os.fsdecode(place)))  # by its name: links may lead out
-        if not self.names_places and not _below(path, (self.root, *self.readable)):
-            self.seen.append(("outside", f"read {path}"))
-        if not self.names_places and _below(path, (f"{self.root}/outside",)):
+        secret = _below(path, (f"{self.root}/outside",)) and not self.linked
+        if not self.names_places and (secret or not _below(path, (self.root, *self.readable))):
             self.seen.append(("outside", f"read {path}"))
 
     def _written(self, event: str, place: Any) -> None:
@@ -257,7 +256,7 @@ def _read(guard: Guard, folder: Path, form: Format, case: Case) -> Outcome:
     lay(folder, form, case)
     os.chdir(folder)
     found, started = Outcome("accepted"), time.monotonic()
-    with guard.watching(folder, form.names_places):
+    with guard.watching(folder, form.names_places, "link out" in case.values()):
         try:
             form.read(folder)
         except RotquantError as error:

@@ -43,7 +43,7 @@ def formats(root: Path) -> list[Format]:
         Format(
             "low-rank deltas",
             _deltas(deltas, files),
-            kinds("deltas/adapter_config.json", "deltas/adapter_model.safetensors"),
+            kinds("deltas/adapter_config.json", "deltas/adapter_model.safetensors", "model/config.json"),
             _delta,
             1.0,
             names_places=True,

@@ -1,9 +1,13 @@
 """Formats that the project writes and reads back: plans, run files, records, tables' files, rendered reports, marks."""
 
 import contextlib
+import json
 from pathlib import Path
+from typing import Any
 
 from rotquant.commands.tracking import make_report
+from rotquant.identity.run import Run
+from rotquant.recipes.schemes import TrainingLoss
 from rotquant.reporting import scoreboard
 from rotquant.reporting.figures.arrays import array_of, history_of
 from rotquant.reporting.html.pages import render_pages
@@ -17,6 +21,7 @@ from rotquant.study.planning import current_plan
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import part_path, read_result, rotation_path, run_path, weights_path
 from rotquant.study.stages.jobs import record_part, result_current, rotation_current, weights_current
+from rotquant.study.stages.measures import Subject, training_loss
 from rotquant.study.states import MARKS, States
 from rotquant.study.tuning import recorded_runs
 from tests.speed import SPEED
@@ -150,16 +155,30 @@ def _results(root: Path, project: Project) -> list[Format]:
 
     def frames(folder: Path) -> None:
         for name in table:
-            values.Values.of(values.read_frame(folder / name, values.FIELDS))
+            values.read_frame(folder / name, values.FIELDS)
         values.read_values(folder, NAME)
 
     return [
         Format("run files", one, kinds(*one), result, 2.0),
         Format("run files behind pages", files, kinds(str(run_path(run.key)), str(run_path(key))), page),
         Format("histories of rotations", files, kinds(history), learned, 0.5),
+        _training(run),
         Format("tables' numbers", tables, table, frames, 1.5),
         Format("tables' numbers behind pages", files, table, page, 0.5),
     ]
+
+
+def _training(run: Run) -> Format:
+    """The history of a training, which a metric of it reads beside the weights."""
+    metric = TrainingLoss()
+    nothing: Any = None
+
+    def read(folder: Path) -> None:
+        subject = Subject(run, nothing, nothing, nothing, nothing, 1, weights=folder)
+        training_loss(metric, subject)
+
+    steps = [{"step": step, "loss": 3.0 - step / 10} for step in range(30)]
+    return Format("histories of trainings", {"history.json": json.dumps(steps).encode()}, kinds("history.json"), read)
 
 
 def _runs(project: Project) -> list:
