@@ -47,6 +47,7 @@ class Stage:
     def shown(self, database: str, name: str = "group") -> Shown:
         """What a database shows of a project's paper."""
         with self.server.connected(database) as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")  # all of it as it was at one moment
             return shown(cursor, f"{name}/quarot")
 
     def complete(self, what: str, database: str) -> None:
@@ -85,7 +86,7 @@ def main(trial: Trial) -> None:
         with postgresql.running() as server:
             trial.versions |= {"postgresql": server.version.split()[0]}
             trial.versions |= {name: version(name) for name in ("mlflow", "SQLAlchemy", "psycopg2-binary")}
-            project = computed(folder / "project", writers, 2 if trial.quick else 16)
+            project = computed(folder / "project", writers, 2 if trial.quick else 10)
             stage = Stage(trial, folder, server, writers, project, alone(project, writers))
             trial.figure("tables", len(tables_of(project)))
             trial.figure("MLflow runs that are to be shown", len(stage.reference.runs))
@@ -166,7 +167,7 @@ def sync_killed(stage: Stage, draw: random.Random) -> None:
     started = time.monotonic()
     stage.show(stage.server.fresh("whole", like="tables"), SYNC)
     whole = time.monotonic() - started
-    moments = [draw.uniform(0.05, 0.9) * whole for _ in range(2 if trial.quick else 10)]
+    moments = [draw.uniform(0.05, 0.9) * whole for _ in range(2 if trial.quick else 8)]
     for moment in moments:
         stage.writers.start([(stage.project, SYNC)], {"MLFLOW_TRACKING_URI": uri})
         time.sleep(moment)
@@ -195,14 +196,14 @@ def sync_killed(stage: Stage, draw: random.Random) -> None:
 
 def killed_in_a_run(stage: Stage, uri: str) -> bool:
     """Start a sync and kill it while a run that it writes has no key yet; whether that was met."""
-    before = stage.shown("killed").unfinished
+    before = unfinished(stage.server)
     stage.writers.start([(stage.project, SYNC)], {"MLFLOW_TRACKING_URI": uri})
     (process,) = stage.writers.processes
     deadline = time.monotonic() + 60
     try:
         while time.monotonic() < deadline and Path(f"/proc/{process}").exists():
             os.kill(process, signal.SIGSTOP)
-            if stage.shown("killed").unfinished > before:
+            if unfinished(stage.server) > before:
                 return True
             os.kill(process, signal.SIGCONT)
             time.sleep(0.003)
@@ -210,6 +211,13 @@ def killed_in_a_run(stage: Stage, uri: str) -> bool:
     finally:
         stage.writers.kill()
         stage.writers.wait()
+
+
+def unfinished(server: Server) -> int:
+    """How many live runs without a key there are."""
+    keyed = "SELECT run_uuid FROM tags WHERE key = 'rotquant.key'"
+    statement = f"SELECT count(*) FROM runs WHERE lifecycle_stage = 'active' AND run_uuid NOT IN ({keyed})"
+    return int(server.query(statement, "killed")[0][0])
 
 
 def two_projects(stage: Stage) -> None:
