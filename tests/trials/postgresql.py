@@ -18,6 +18,7 @@ from typing import Any
 import psycopg2
 
 from tests.trials.namespaces import enter, with_packages
+from tests.trials.served import wait_for
 from tests.trials.trial import Skip
 
 ADMIN, WRITER = "admin", "writer"
@@ -108,6 +109,14 @@ class Server:
         with self.connected(database) as cursor:
             cursor.execute(statement)
             return cursor.rowcount
+
+    def rows_written(self, database: str) -> int:
+        """How many rows have been inserted, changed and deleted in a database's tables, once all are counted."""
+        active = f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}' AND state = 'active'"
+        wait_for(lambda: not self.query(active))
+        time.sleep(1.2)  # a server process that stays reports within a second
+        counted = self.query("SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_user_tables", database)
+        return int(counted[0][0])
 
     @contextmanager
     def connected(self, database: str) -> Iterator[Any]:

@@ -7,29 +7,23 @@ import os
 import random
 import shutil
 import signal
-import socket
-import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import requests
-
-from tests.project import CONFIG, TABLES, Copy
-from tests.trials import postgresql, projects
+from tests.project import CONFIG, Copy
+from tests.trials import postgresql
+from tests.trials.group import SYNC, alone, clone, compute, computed, some_tables, tables_of
 from tests.trials.postgresql import Connections, Server
+from tests.trials.served import mlflow_server, wait_for
 from tests.trials.shown import Shown, shown
 from tests.trials.trial import Skip, Trial, run
 from tests.trials.writers import Ended, Writers
 
-SYNC = "runs sync-tracking"
 ONE_SENTENCE = "A writer that loses the server says so in one sentence, and its page is written"
 COMPLETE = "A later `rotquant runs sync-tracking` completes to exactly the result files"
 UNCHANGED = "Started again, `rotquant runs sync-tracking` changes nothing"
@@ -53,6 +47,7 @@ class Stage:
     def shown(self, database: str, name: str = "group") -> Shown:
         """What a database shows of a project's paper."""
         with self.server.connected(database) as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")  # all of it as it was at one moment
             return shown(cursor, f"{name}/quarot")
 
     def complete(self, what: str, database: str) -> None:
@@ -71,9 +66,9 @@ class Stage:
         self.complete(COMPLETE, database)
         if self.trial.quick and UNCHANGED in self.trial.checks:  # once is enough
             return
-        before, written = self.shown(database), rows_written(self.server, database)
+        before, written = self.shown(database), self.server.rows_written(database)
         self.show(uri, SYNC)
-        again = rows_written(self.server, database) - written
+        again = self.server.rows_written(database) - written
         held = before == self.shown(database) and again == 0
         self.trial.check(UNCHANGED, held, f"{again} rows written")
 
@@ -91,7 +86,7 @@ def main(trial: Trial) -> None:
         with postgresql.running() as server:
             trial.versions |= {"postgresql": server.version.split()[0]}
             trial.versions |= {name: version(name) for name in ("mlflow", "SQLAlchemy", "psycopg2-binary")}
-            project = computed(folder / "project", writers, 2 if trial.quick else 16)
+            project = computed(folder / "project", writers, 2 if trial.quick else 10)
             stage = Stage(trial, folder, server, writers, project, alone(project, writers))
             trial.figure("tables", len(tables_of(project)))
             trial.figure("MLflow runs that are to be shown", len(stage.reference.runs))
@@ -120,7 +115,7 @@ def many_writers(stage: Stage) -> None:
         ended = stage.show(uri, *commands)
     trial.figure("writers at once", len(ended))
     trial.figure("seconds until the last of them ended", round(time.monotonic() - started, 1))
-    trial.figure("rows written by them", rows_written(stage.server, "load"))
+    trial.figure("rows written by them", stage.server.rows_written("load"))
     trial.figure("most connections at once", connections.most)
     trial.figure("connections that PostgreSQL takes", stage.server.max_connections)
     stage.clean("A writer on a fresh database ends well, its migration included", ended)
@@ -172,7 +167,7 @@ def sync_killed(stage: Stage, draw: random.Random) -> None:
     started = time.monotonic()
     stage.show(stage.server.fresh("whole", like="tables"), SYNC)
     whole = time.monotonic() - started
-    moments = [draw.uniform(0.05, 0.9) * whole for _ in range(2 if trial.quick else 10)]
+    moments = [draw.uniform(0.05, 0.9) * whole for _ in range(2 if trial.quick else 8)]
     for moment in moments:
         stage.writers.start([(stage.project, SYNC)], {"MLFLOW_TRACKING_URI": uri})
         time.sleep(moment)
@@ -201,14 +196,14 @@ def sync_killed(stage: Stage, draw: random.Random) -> None:
 
 def killed_in_a_run(stage: Stage, uri: str) -> bool:
     """Start a sync and kill it while a run that it writes has no key yet; whether that was met."""
-    before = stage.shown("killed").unfinished
+    before = unfinished(stage.server)
     stage.writers.start([(stage.project, SYNC)], {"MLFLOW_TRACKING_URI": uri})
     (process,) = stage.writers.processes
     deadline = time.monotonic() + 60
     try:
         while time.monotonic() < deadline and Path(f"/proc/{process}").exists():
             os.kill(process, signal.SIGSTOP)
-            if stage.shown("killed").unfinished > before:
+            if unfinished(stage.server) > before:
                 return True
             os.kill(process, signal.SIGCONT)
             time.sleep(0.003)
@@ -218,10 +213,17 @@ def killed_in_a_run(stage: Stage, uri: str) -> bool:
         stage.writers.wait()
 
 
+def unfinished(server: Server) -> int:
+    """How many live runs without a key there are."""
+    keyed = "SELECT run_uuid FROM tags WHERE key = 'rotquant.key'"
+    statement = f"SELECT count(*) FROM runs WHERE lifecycle_stage = 'active' AND run_uuid NOT IN ({keyed})"
+    return int(server.query(statement, "killed")[0][0])
+
+
 def two_projects(stage: Stage) -> None:
     """Two projects of one server, whose tables have the same names and some of the same runs."""
     trial, uri = stage.trial, stage.server.fresh("projects", like="tables")
-    other = clone(stage, "other")
+    other = clone(stage.project, stage.folder / "other")
     other.set_config({**CONFIG, "tracking": "other-group"})
     other.set_tables(some_tables(2, row="Another row"))
     compute(other, stage.writers)
@@ -235,7 +237,7 @@ def two_projects(stage: Stage) -> None:
     trial.check("What another project shows, renames or deletes changes nothing", stage.shown("projects") == ours)
     changed = stage.shown("projects", "other-group")
     trial.check("It changes its own", changed != theirs and changed.runs.keys() <= theirs.runs.keys())
-    unnamed = clone(stage, "unnamed")
+    unnamed = clone(stage.project, stage.folder / "unnamed")
     unnamed.set_config({**CONFIG, "tracking": True})
     (page,) = stage.show(uri, "report page quarot_table1", project=unnamed)
     written = (unnamed.root / "reports/quarot_table1.md").exists()
@@ -249,7 +251,7 @@ def two_projects(stage: Stage) -> None:
 def clones(stage: Stage) -> None:
     """Two clones of one project: with the same files, and with some computed again later."""
     trial, uri = stage.trial, stage.server.fresh("clones", like="tables")
-    second = clone(stage, "clone")
+    second = clone(stage.project, stage.folder / "clone")
     stage.show(uri, SYNC)
     before = stage.shown("clones")
     stage.show(uri, SYNC, project=second)
@@ -294,7 +296,7 @@ def refusals(stage: Stage) -> None:
 def tracking_server(stage: Stage) -> None:
     """The same behind `mlflow server`, where nobody takes turns."""
     trial, uri = stage.trial, stage.server.fresh("served")
-    with mlflow_server(stage, uri) as address:
+    with mlflow_server(stage.folder / "server", uri, 1 if trial.quick else 4) as address:
         tables = tables_of(stage.project)
         count = 4 if trial.quick else 32
         commands = [*[f"report page {table}" for table in tables] * 2][: count - count // 8] + [SYNC] * (count // 8)
@@ -334,126 +336,9 @@ def behind_it(stage: Stage, address: str) -> None:
     stage.settled(address, "served")
 
 
-@contextmanager
-def mlflow_server(stage: Stage, uri: str) -> Iterator[str]:
-    """An `mlflow server` before a database, on this machine alone."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    workers = "1" if stage.trial.quick else "4"
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--workers",
-        workers,
-    ]
-    environment = {
-        **os.environ,
-        "MLFLOW_BACKEND_STORE_URI": uri,
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-    }
-    where = stage.folder / "server"
-    where.mkdir()
-    with (where / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, cwd=where, stdout=log, stderr=log, start_new_session=True)
-    try:
-        wait_for(lambda: process.poll() is not None or answers(address))
-        if process.poll() is not None:
-            raise Skip(f"mlflow server does not start: {(where / 'log').read_text().strip().splitlines()[-1]}")
-        yield address
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def answers(address: str) -> bool:
-    """Whether a server is there."""
-    try:
-        return requests.get(f"{address}/health", timeout=1).ok
-    except requests.RequestException:
-        return False
-
-
-def some_tables(count: int, row: str = "QuaRot") -> dict[str, Any]:
-    """Tables that share two rows, each with one of its own; the last has learned rotations."""
-    (table,) = TABLES["tables"]
-    shared = [{"name": "Baseline", "method": "baseline"}, {"name": row, "method": "quarot-rtn"}]
-    made = []
-    for place in range(count):
-        recipe = {"weights": {"scheme": {"bits": 2 + place % 7}}, "activations": {"bits": 8 - place // 7}}
-        own = {"name": f"Own {place}", "method": "quarot-rtn", "recipe": recipe}
-        learned = [{"name": "Learned", "method": "spinquant-easy"}] if place == count - 1 else []
-        about = {"id": f"quarot_table{place + 1}", "rows": [*shared, own, *learned], "claims": [], "figure": None}
-        made.append({**table, **about, "published": None})
-    return {**TABLES, "tables": made}
-
-
-def computed(root: Path, writers: Writers, tables: int) -> Copy:
-    """A project with that many tables, all of it computed and no page rendered."""
-    project = projects.mechanics(root)
-    project.set_config({**CONFIG, "tracking": "group"})
-    project.set_tables(some_tables(tables))
-    compute(project, writers)
-    return project
-
-
-def compute(project: Copy, writers: Writers) -> None:
-    """Compute what is not current of a project."""
-    environment = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:1"}
-    (done,) = writers.run([(project, "runs execute --jobs 1")], environment)
-    made = writers.run([(project, f"report table {table}") for table in tables_of(project)], environment)
-    for one in (done, *made):
-        assert one.status == 0, one.said
-
-
-def alone(project: Copy, writers: Writers) -> Shown:
-    """What one process shows of a project in SQLite, its pages rendered."""
-    for table in tables_of(project):
-        project.write(f"reports/{table}.md", "")  # a sync writes the pages that are there
-    (done,) = writers.run([(project, SYNC)], {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"})
-    assert done.status == 0, done.said
-    with closing(sqlite3.connect(project.root / "mlflow.db")) as database:
-        return shown(database.cursor(), "group/quarot")
-
-
-def clone(stage: Stage, name: str) -> Copy:
-    """A copy of the computed project in a folder of its own."""
-    made = projects.mechanics(stage.folder / name)
-    made.set_config({**CONFIG, "tracking": "group"})
-    made.set_tables(some_tables(len(tables_of(stage.project))))
-    for part in ("results", "reports"):
-        shutil.copytree(stage.project.root / part, made.root / part)
-    return made
-
-
-def tables_of(project: Copy) -> list[str]:
-    """The names of a project's tables."""
-    import yaml
-
-    text = (project.root / "workflow/papers/quarot/tables.yaml").read_text(encoding="utf-8")
-    return [table["id"] for table in yaml.safe_load(text)["tables"]]
-
-
 def no_password(stage: Stage, ended: Ended) -> None:
     """Check that a command printed no password."""
     stage.trial.check("No message names the password", stage.server.password not in ended.said, ended.said)
-
-
-def rows_written(server: Server, database: str) -> int:
-    """How many rows have been inserted, changed and deleted in a database, once it has counted all."""
-    wait_for(
-        lambda: not server.query(f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}' AND state = 'active'")
-    )
-    time.sleep(1.2)  # a server process that stays reports within a second
-    counted = server.query("SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_user_tables", database)
-    return int(counted[0][0])
 
 
 def some_runs(server: Server, database: str, count: int) -> None:
@@ -466,14 +351,6 @@ def count_runs(server: Server, database: str) -> int:
     if not server.query("SELECT 1 FROM pg_tables WHERE tablename = 'runs'", database):
         return 0
     return server.query("SELECT count(*) FROM runs", database)[0][0]
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
-    """Wait until something holds, at most for some minutes."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.02)
 
 
 if __name__ == "__main__":
