@@ -18,6 +18,7 @@ from tests.trials import trial as trials
 from tests.trials.fuzz.cases import Case, cases, shown
 from tests.trials.fuzz.formats import Format
 from tests.trials.fuzz.guarded import Outcome, Reader
+from tests.trials.fuzz.readers import FUZZED
 from tests.trials.trial import Trial
 
 #: Where cases lie, each some files that are written and removed: on a disk that would take most of the time.
@@ -55,6 +56,8 @@ def body(trial: Trial) -> None:
         (Path(place) / "made").mkdir()
         formats = all_formats(Path(place) / "made")
         trial.say(f"{len(formats)} formats")
+        named = {name for several in FUZZED.values() for name in several}
+        trial.check("Every reader's formats are fuzzed", named <= formats.keys(), ", ".join(named - formats.keys()))
         (Path(place) / "read").mkdir()
         reader = Reader(Path(place) / "read/root", formats)
         try:
