@@ -53,6 +53,7 @@ def body(trial: Trial) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as place:
         os.environ["ROTQUANT_CACHE"] = f"{place}/cache"
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = f"{place}/hypothesis"
         (Path(place) / "made").mkdir()
         formats = all_formats(Path(place) / "made")
         trial.say(f"{len(formats)} formats")
