@@ -372,7 +372,7 @@ def test_lm_eval_asks_and_judges_the_same(shipped: api.Model, folder: Path, shot
         ("grammar.jsonl", b'"a"\n', ", line 1, is none of a task"),
         ("grammar.examples.jsonl", b'\n{"context": "\xff"}\n', ", line 2 is not UTF-8"),
         ("grammar.examples.jsonl", None, " cannot be read"),
-        ("grammar.yaml", b"task: grammar\n", " has no doc_to_target, metric_list, output_type, target_delimiter"),
+        ("grammar.yaml", b"task: grammar\n", " is damaged: output_type is missing"),
         ("grammar.yaml", b"task: last_word\n", " is none of task 'grammar'"),
     ],
 )

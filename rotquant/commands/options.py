@@ -130,7 +130,9 @@ def _change(text: str) -> dict[str, Any]:
     try:
         nested: Any = yaml_value(value, "the value")
     except ConfigError as error:
-        problem = str(error).removeprefix("the value is not valid YAML: ").rstrip(".")
+        problem = re.sub(
+            r"^the value(?:, line \d+| is not valid YAML)?(?:: line \d+, column \d+)?:? ?", "", str(error)
+        ).rstrip(".")
         raise RecipeError(
             f"--set {text}: the value is not YAML ({problem}); write it as 3, true, null or {{a: 1}}."
         ) from None

@@ -96,12 +96,11 @@ class Checkpoint:
             return 0, []
         metadata, tensors = self._read()
         ours = (metadata.get("format"), metadata.get("identity")) == (_FORMAT, self.identity)
-        if ours and metadata.get("digest", short_hash(metadata.get("state", ""))) != short_hash(
-            metadata.get("state", "")
-        ):
+        text = metadata.get("state", "") if ours else "{}"
+        if ours and metadata.get("digest", short_hash(text)) != short_hash(text):  # older files have none
             raise self._damaged("its state was changed")
         try:
-            state = _State.model_validate(parse_json(metadata.get("state", "").encode()) if ours else {})
+            state = _State.model_validate(parse_json(text.encode()))
         except ValueError as error:
             problem = first_problem(error) if isinstance(error, ValidationError) else error
             raise self._damaged(problem) from None

@@ -18,6 +18,7 @@ from tests.trials import trial as trials
 from tests.trials.fuzz.cases import Case, cases, shown
 from tests.trials.fuzz.formats import Format
 from tests.trials.fuzz.guarded import Outcome, Reader
+from tests.trials.fuzz.readers import FUZZED
 from tests.trials.trial import Trial
 
 #: Where cases lie, each some files that are written and removed: on a disk that would take most of the time.
@@ -52,9 +53,12 @@ def body(trial: Trial) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as place:
         os.environ["ROTQUANT_CACHE"] = f"{place}/cache"
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = f"{place}/hypothesis"
         (Path(place) / "made").mkdir()
         formats = all_formats(Path(place) / "made")
         trial.say(f"{len(formats)} formats")
+        named = {name for several in FUZZED.values() for name in several}
+        trial.check("Every reader's formats are fuzzed", named <= formats.keys(), ", ".join(named - formats.keys()))
         (Path(place) / "read").mkdir()
         reader = Reader(Path(place) / "read/root", formats)
         try:

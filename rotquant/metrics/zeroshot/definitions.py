@@ -14,7 +14,7 @@ import yaml
 
 from rotquant.foundation.contents import content_digest
 from rotquant.foundation.errors import ConfigError, ResultError, TaskError
-from rotquant.foundation.files import read_text, short_hash
+from rotquant.foundation.files import check_regular, short_hash
 from rotquant.foundation.written import yaml_value
 from rotquant.metrics.zeroshot import longbench, reasoning, rouge
 
@@ -79,11 +79,14 @@ def read_definition(folder: Path, name: str) -> dict[str, Any]:
     if not file.exists():
         raise TaskError(f"task folder {folder} has no definition of {name!r}; prepare it again.")
     try:
-        definition = yaml_value(read_text(file), f"task definition {file}", _Reader)
+        check_regular(file)
+        definition = yaml_value(file.read_text(encoding="utf-8"), "it", _Reader)
     except TaskError as error:
         raise TaskError(f"task definition {file} {error}") from None
-    except (ConfigError, ResultError) as error:
-        raise TaskError(f"{str(error).rstrip('.')}; remove its folder.") from None
+    except (ConfigError, ResultError, OSError, UnicodeDecodeError) as error:
+        raise TaskError(
+            f"task definition {file} cannot be read ({str(error).rstrip('.')}); remove its folder."
+        ) from None
     if not isinstance(definition, dict) or definition.get("task") != name:
         raise TaskError(f"task definition {file} is none of task {name!r}; remove its folder.")
     return definition
