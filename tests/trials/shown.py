@@ -6,6 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tests.trials.postgresql import Server
+from tests.trials.served import wait_for
+
 #: What differs between two stores that show the same: when a run was written.
 _PASSING = ("rotquant.begun",)
 
@@ -84,6 +87,25 @@ def shown(cursor: Cursor, experiment: str) -> Shown:
     experiment_tags = dict(cursor.fetchall())
     deleted = len(rows("r.run_uuid FROM runs r", "AND r.lifecycle_stage = 'deleted'"))
     return Shown(runs, Counter(keys.values()), len(about) - len(keys), deleted, frozenset(tags), experiment_tags)
+
+
+def unfinished(server: Server, database: str) -> int:
+    """How many live runs without a key there are."""
+    keyed = "SELECT run_uuid FROM tags WHERE key = 'rotquant.key'"
+    statement = f"SELECT count(*) FROM runs WHERE lifecycle_stage = 'active' AND run_uuid NOT IN ({keyed})"
+    return int(server.query(statement, database)[0][0])
+
+
+def some_runs(server: Server, database: str, count: int) -> None:
+    """Wait until a database has so many runs."""
+    wait_for(lambda: count_runs(server, database) >= count)
+
+
+def count_runs(server: Server, database: str) -> int:
+    """How many runs a database has; 0 before it has tables."""
+    if not server.query("SELECT 1 FROM pg_tables WHERE tablename = 'runs'", database):
+        return 0
+    return server.query("SELECT count(*) FROM runs", database)[0][0]
 
 
 def _plain(tags: dict[str, str], keys: dict[str, str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from tests.trials import postgresql
 from tests.trials.group import SYNC, alone, clone, compute, computed, some_tables, tables_of
 from tests.trials.postgresql import Connections, Server
 from tests.trials.served import mlflow_server, wait_for
-from tests.trials.shown import Shown, shown
+from tests.trials.shown import Shown, count_runs, shown, some_runs, unfinished
 from tests.trials.trial import Skip, Trial, run
 from tests.trials.writers import Ended, Writers
 
@@ -196,14 +196,14 @@ def sync_killed(stage: Stage, draw: random.Random) -> None:
 
 def killed_in_a_run(stage: Stage, uri: str) -> bool:
     """Start a sync and kill it while a run that it writes has no key yet; whether that was met."""
-    before = unfinished(stage.server)
+    before = unfinished(stage.server, "killed")
     stage.writers.start([(stage.project, SYNC)], {"MLFLOW_TRACKING_URI": uri})
     (process,) = stage.writers.processes
     deadline = time.monotonic() + 60
     try:
         while time.monotonic() < deadline and Path(f"/proc/{process}").exists():
             os.kill(process, signal.SIGSTOP)
-            if unfinished(stage.server) > before:
+            if unfinished(stage.server, "killed") > before:
                 return True
             os.kill(process, signal.SIGCONT)
             time.sleep(0.003)
@@ -211,13 +211,6 @@ def killed_in_a_run(stage: Stage, uri: str) -> bool:
     finally:
         stage.writers.kill()
         stage.writers.wait()
-
-
-def unfinished(server: Server) -> int:
-    """How many live runs without a key there are."""
-    keyed = "SELECT run_uuid FROM tags WHERE key = 'rotquant.key'"
-    statement = f"SELECT count(*) FROM runs WHERE lifecycle_stage = 'active' AND run_uuid NOT IN ({keyed})"
-    return int(server.query(statement, "killed")[0][0])
 
 
 def two_projects(stage: Stage) -> None:
@@ -339,18 +332,6 @@ def behind_it(stage: Stage, address: str) -> None:
 def no_password(stage: Stage, ended: Ended) -> None:
     """Check that a command printed no password."""
     stage.trial.check("No message names the password", stage.server.password not in ended.said, ended.said)
-
-
-def some_runs(server: Server, database: str, count: int) -> None:
-    """Wait until a database has so many runs."""
-    wait_for(lambda: count_runs(server, database) >= count)
-
-
-def count_runs(server: Server, database: str) -> int:
-    """How many runs a database has; 0 before it has tables."""
-    if not server.query("SELECT 1 FROM pg_tables WHERE tablename = 'runs'", database):
-        return 0
-    return server.query("SELECT count(*) FROM runs", database)[0][0]
 
 
 if __name__ == "__main__":
