@@ -19,7 +19,7 @@ from tests.project import CONFIG, Copy
 from tests.trials import postgresql
 from tests.trials.group import SYNC, alone, clone, compute, computed, some_tables, tables_of
 from tests.trials.postgresql import Connections, Server
-from tests.trials.served import mlflow_server, wait_for
+from tests.trials.served import mlflow_server
 from tests.trials.shown import Shown, count_runs, shown, some_runs, unfinished
 from tests.trials.trial import Skip, Trial, run
 from tests.trials.writers import Ended, Writers

@@ -100,6 +100,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "study.configuration:read_layers": ("configuration",),
     "study.configuration:_typed": ("options",),
     "study.plan:read_plan": ("plans",),
+    "study.archives:unpack": ("archives of results",),
     "study.planning:current_plan": ("places of plans",),
     "study.planning:_content": ("places of plans",),
     "study.resolution:site_widths": ("config.json",),
@@ -147,6 +148,13 @@ _AGAIN = "reads what another reader of the same command has accepted"
 _MLFLOW = "reads, for MLflow, files that read_result and pages have accepted, or MLflow's own answers"
 #: Functions whose calls only look like readers of files, or whose files are nobody's input, and why.
 ASIDE: dict[str, str] = {
+    "foundation.files:_new_file": _WRITES,
+    "foundation.files:_new_folder": _WRITES,
+    "foundation.files:_remove_strays": "opens what is left of a write, to lock and remove it",
+    "study.archives:pack": _WRITES,
+    "study.cluster:_lines": "reads a job's log for its last line",
+    "study.cluster:lost_jobs": "reads Snakemake's log of this run",
+    "study.starting:begin": _WRITES,
     "bench.timing.cpu:_l3_bytes": "reads the kernel's own account of the machine",
     "foundation.environment:cpu_name": "reads the kernel's own account of the machine",
     "commands.diagnose:diagnose": "reads a model card, text in which only a marker is looked for, by read_text",
@@ -158,7 +166,6 @@ ASIDE: dict[str, str] = {
     "study.stages.jobs:make_weights": "reads the manifest that the stage has written just before",
     "study.stages.jobs:_rotation_record": "reads a record whose content check_signed checks, as rotation_current does",
     "study.stages.weights:compute_weights": "reads the record that make_weights has checked",
-    "foundation.files:atomic_path": _WRITES,
     "foundation.progress:task": _WRITES,
     "reporting.tracking.store:_locked": _WRITES,
     "study.locks:locked": _WRITES,

@@ -16,6 +16,7 @@ from rotquant.reporting.speed.frame import speed_frame
 from rotquant.reporting.speed.numbers import read_numbers
 from rotquant.reporting.speed.report import speed_report
 from rotquant.study import values
+from rotquant.study.archives import archive_of, pack, unpack
 from rotquant.study.plan import Plan, config_file, read_plan
 from rotquant.study.planning import current_plan
 from rotquant.study.project import Project, load_project
@@ -110,7 +111,17 @@ def _plans(root: Path, plan: Plan, project: Project) -> list[Format]:
         ),
         Format("marks of jobs", marked, {f"{MARKS}/{part_path('x')}": "txt"}, states, 0.5),
         _tasks(own, plan, run),
+        _archive(root, plan, part),
     ]
+
+
+def _archive(root: Path, plan: Plan, part: str) -> Format:
+    """The archive of a part of a table, as it is received where none of its results are."""
+    name = archive_of(plan, "measured", part)
+    pack(plan, Path(name))
+    archive = content_of(root, name)
+    (root / name).unlink()
+    return Format("archives of results", archive, {name: "bytes"}, lambda folder: unpack(plan, [folder / name]))
 
 
 def _tasks(files: dict[str, bytes], plan: Plan, run: str) -> Format:
