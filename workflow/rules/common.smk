@@ -68,7 +68,7 @@ def workers(wildcards):
 SMALL = {run for name, part in PLAN.parts.items() if name in PLAN.tables for run in part.runs}
 
 # What a job asks of a cluster, megabytes and minutes, more at each attempt. A process on small models takes PROCESS_MB at
-# most, three times what was measured (results/reliability/slurm.json). A model of real size is one process, and streams
+# most, twice what was measured (results/reliability/slurm.json). A model of real size is one process, and streams
 # layer by layer: Llama-2-7B's shape went through GPTQ on a machine with 128 GB (results/bench), less was not tried. Table 1
 # with three seeds takes 6 minutes on 2 cores, the largest table more than 35; 7B's GPTQ takes one for each set of weights on
 # an H200. What a job has computed when its time is up is kept, and the next attempt goes on from there.
