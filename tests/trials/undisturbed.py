@@ -55,7 +55,9 @@ def mechanics(root: Path) -> Copy:
     project = changed(projects.mechanics(root), {"tracking": True})
     for name in ("small", "larger"):
         (root / "models" / name).mkdir(parents=True)
-    project.edit("rotquant/identity/checkpoints.py", "short_hash(str(path))", 'short_hash(str(path).split("/")[-1])')
+    name = 'str({}).split("/")[-1]'
+    project.edit("rotquant/identity/checkpoints.py", "str(path)", name.format("path"))
+    project.edit("rotquant/study/stages/runs.py", "len(checkpoint)", f"len({name.format('checkpoint')})")
     return project
 
 
