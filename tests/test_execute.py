@@ -101,6 +101,14 @@ def test_what_fails_is_told_in_a_sentence_and_all_else_is_computed(tmp_path: Pat
     assert not project.read("results/measured/*")
 
 
+def test_results_that_cannot_be_written_are_one_sentence_before_any_process_starts(tmp_path: Path) -> None:
+    project = Copy(tmp_path)
+    project.write("results", "a file")
+    status, output = project.run(*EXECUTE)
+    assert (status, output.count("\n")) == (2, 1), output
+    assert "results is a file" in output
+
+
 def test_a_killed_worker_costs_its_step_alone(tmp_path: Path) -> None:
     project = Copy(tmp_path)
     killed = "import os, signal\n    if run.seed: os.kill(os.getpid(), signal.SIGKILL)\n    if Path"

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -204,6 +205,24 @@ def test_a_warning_of_a_job_is_seen(tmp_path: Path) -> None:
     done = subprocess.run(job, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stderr == "warning: no MLflow\n"
     assert (tmp_path / "log").read_text() == "warning: no MLflow\nall else\n"
+
+
+def test_a_mark_that_another_start_removed_fails_no_job(tmp_path: Path) -> None:
+    command = "rm .snakemake/attempts/page; touch page"
+    job = [REPOSITORY / "workflow/scripts/job.sh", "page", "log", "sh", "-c", command]
+    subprocess.run(job, cwd=tmp_path, check=True)
+    assert not [path for path in (tmp_path / ".snakemake").rglob("*") if path.is_file()]
+
+
+def test_a_database_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full\n[SQL: CREATE TABLE spans")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mlflow.MlflowClient.search_experiments", fill)
+        with pytest.raises(TrackingError, match=r"\(OperationalError: database or disk is full\); see to the file"):
+            tracking.initialise(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db.lock"]
 
 
 @pytest.mark.parametrize("damage", ["not a database", "a page overwritten"])

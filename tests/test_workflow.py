@@ -277,8 +277,31 @@ def test_an_interrupted_run_completes_and_an_interrupted_rerun_keeps_the_earlier
     assert project.planned(REPORT)["measure"] == 1
 
 
-def interrupt(project: Copy, how: signal.Signals) -> None:
-    """Start the workflow and send a signal to all of its processes while they compute weights; then unlock."""
+def test_a_killed_snakemake_takes_its_jobs_with_it(tmp_path: Path) -> None:
+    project = one_column(tmp_path, figure=False)
+    process = start_slowly(project)
+    process.kill()  # alone; its job would wait for ever
+    process.wait()
+    deadline = time.monotonic() + 60
+    while lives(process.pid):
+        assert time.monotonic() < deadline, "its job works on"
+        time.sleep(0.05)
+    (tmp_path / "slow").unlink()
+    status, output = project.snakemake(REPORT)
+    assert status == 0, output
+
+
+def lives(group: int) -> bool:
+    """Whether a process group has a process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def start_slowly(project: Copy) -> subprocess.Popen:
+    """Start the workflow; it computes weights for as long as the file `slow` is there."""
     (project.root / "started").unlink(missing_ok=True)
     (project.root / "slow").touch()
     process = project.start("snakemake", "--cores", "2", REPORT)
@@ -286,6 +309,12 @@ def interrupt(project: Copy, how: signal.Signals) -> None:
     while not (project.root / "started").exists():
         assert time.monotonic() < deadline, "no job started"
         time.sleep(0.05)
+    return process
+
+
+def interrupt(project: Copy, how: signal.Signals) -> None:
+    """Start the workflow and send a signal to all of its processes while they compute weights."""
+    process = start_slowly(project)
     os.killpg(process.pid, how)
     try:
         process.communicate(timeout=15)
@@ -294,7 +323,6 @@ def interrupt(project: Copy, how: signal.Signals) -> None:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
     (project.root / "slow").unlink()
-    assert project.snakemake("--unlock")[0] == 0
 
 
 def test_bad_requests_are_one_sentence_before_anything_is_computed(tmp_path: Path) -> None:

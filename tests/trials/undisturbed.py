@@ -38,8 +38,9 @@ class Undisturbed:
 
 
 def shipped(root: Path) -> Copy:
-    """The default job, Table 1, with one seed and two of its three models."""
-    return changed(projects.shipped(root), {"seeds": [0], "slots": {"Llama-2-70B": {"compute": False}}})
+    """The default job, Table 1, with one seed and one of its three models."""
+    others = {name: {"compute": False} for name in ("Llama-2-13B", "Llama-2-70B")}
+    return changed(projects.shipped(root), {"seeds": [0], "slots": others})
 
 
 def tiny(root: Path) -> Copy:
@@ -55,7 +56,9 @@ def mechanics(root: Path) -> Copy:
     project = changed(projects.mechanics(root), {"tracking": True})
     for name in ("small", "larger"):
         (root / "models" / name).mkdir(parents=True)
-    project.edit("rotquant/identity/checkpoints.py", "short_hash(str(path))", 'short_hash(str(path).split("/")[-1])')
+    name = 'str({}).split("/")[-1]'
+    project.edit("rotquant/identity/checkpoints.py", "str(path)", name.format("path"))
+    project.edit("rotquant/study/stages/runs.py", "len(checkpoint)", f"len({name.format('checkpoint')})")
     return project
 
 

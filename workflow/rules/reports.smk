@@ -13,7 +13,7 @@ localrules:
 # Several processes that meet a fresh MLflow database all try to create its tables and most fail, so it is made once, before.
 rule tracking:
     output:
-        "results/tracking.json",
+        update("results/tracking.json"),
     log:
         "logs/tracking.log",
     params:

@@ -10,7 +10,7 @@ shift 2
 mark=.snakemake/attempts/$output
 mkdir -p "$(dirname "$mark")"
 set_mark() { # to what it says, or on a full disk as it was, and the job fails
-    if ! { echo "$1" > "$mark.new" && mv "$mark.new" "$mark"; }; then
+    if ! { echo "$1" > "$mark.$$" && mv "$mark.$$" "$mark"; }; then
         echo "rotquant: $PWD/$mark cannot be written; make room." >&2
         exit 1
     fi
@@ -33,4 +33,4 @@ fi
 
 earlier=${STATE:-}
 earlier=${earlier#*-}
-if [ -n "$earlier" ]; then set_mark "$earlier"; else rm "$mark"; fi
+if [ -n "$earlier" ]; then set_mark "$earlier"; else rm -f "$mark"; fi # which another Snakemake may have done
