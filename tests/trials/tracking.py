@@ -19,7 +19,7 @@ from tests.project import CONFIG, Copy
 from tests.trials import postgresql
 from tests.trials.group import SYNC, alone, clone, compute, computed, some_tables, tables_of
 from tests.trials.postgresql import Connections, Server
-from tests.trials.served import mlflow_server, wait_for
+from tests.trials.served import mlflow_server
 from tests.trials.shown import Shown, count_runs, shown, some_runs, unfinished
 from tests.trials.trial import Skip, Trial, run
 from tests.trials.writers import Ended, Writers
@@ -181,7 +181,7 @@ def sync_killed(stage: Stage, draw: random.Random) -> None:
         left += killed_in_a_run(stage, uri)
     trial.figure("syncs killed at random moments", len(moments))
     found = stage.shown("killed").unfinished
-    trial.figure("unfinished runs left by killed syncs", found)
+    trial.figure("syncs killed in the middle of a run that they wrote", left)
     stage.show(uri, SYNC)
     trial.check(
         "A young unfinished run is left alone: another machine may be writing it",
