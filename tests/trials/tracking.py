@@ -181,7 +181,7 @@ def sync_killed(stage: Stage, draw: random.Random) -> None:
         left += killed_in_a_run(stage, uri)
     trial.figure("syncs killed at random moments", len(moments))
     found = stage.shown("killed").unfinished
-    trial.figure("unfinished runs left by killed syncs", found)
+    trial.figure("syncs killed in the middle of a run that they wrote", left)
     stage.show(uri, SYNC)
     trial.check(
         "A young unfinished run is left alone: another machine may be writing it",
