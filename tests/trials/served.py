@@ -31,7 +31,7 @@ def mlflow_server(where: Path, uri: str, workers: int) -> Iterator[str]:
         "--port",
         str(port),
         "--workers",
-        workers,
+        str(workers),
     ]
     environment = {
         **os.environ,
