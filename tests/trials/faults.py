@@ -7,13 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import IO
+from typing import IO, ClassVar
 
 from tests.project import Copy
 from tests.trials.trial import REPOSITORY, Skip
@@ -47,6 +48,8 @@ class Process:
 class Job:
     """A command under way in a project, with all processes that it has started: a session of the system."""
 
+    begun: ClassVar[list["Job"]] = []
+
     def __init__(self, project: Copy, *command: str) -> None:
         self.root, self.started = project.root, time.monotonic()
         self._said: IO[str] = (project.root / f"said-{time.time_ns()}").open("w+", encoding="utf-8")
@@ -59,6 +62,7 @@ class Job:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        self.begun.append(self)
 
     @property
     def runs(self) -> bool:
@@ -99,6 +103,18 @@ class Job:
     def is_gone(self, patience: float = 20) -> bool:
         """Whether none of its processes is left, soon."""
         return soon(lambda: not self.processes, patience)
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Leave no job behind, however the block ends."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        yield
+    finally:
+        for job in Job.begun:
+            if job.runs:
+                job.kill_all()
 
 
 def soon(what: Callable[[], object], patience: float) -> bool:

@@ -5,11 +5,10 @@ server behind it. Nothing answers there; what is sent is counted.
 """
 
 import ipaddress
-import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +38,8 @@ exit $status
 NAME_SERVER = "nameserver 192.0.2.2\noptions timeout:1 attempts:1\n"
 #: A state of /proc/net/tcp.
 LISTENS = "0A"
+#: Seconds for which a server is watched.
+SERVED = 5
 
 
 @dataclass
@@ -52,26 +53,29 @@ class Seen:
     listening: set[str] = field(default_factory=set)
 
 
-def watch(project: Copy, *command: str, until: Callable[[Job, Seen], bool] | None = None) -> Seen:
+def watch(project: Copy, *command: str, serves: bool = False) -> Seen:
     """Run a command where nothing can be reached, and watch it.
 
     Args:
-        until: end it, with all of its processes, once this is so.
+        serves: it listens and would not end by itself; it is ended some seconds later.
 
     Raises:
         Skip: this machine allows no such network.
     """
-    if shutil.which("ip") is None:
-        raise Skip("there is no program ip (iproute2), which sets up a network of its own.")
     seen = Seen()
     with tempfile.NamedTemporaryFile("w") as names:
         names.write(NAME_SERVER)
         names.flush()
-        job = Job(project, "unshare", "--net", "--mount", "bash", "-c", NETWORK, "bash", names.name, *command)
-        while job.runs and time.monotonic() - job.started < PATIENCE:
+        around = ("unshare", "--net", "--mount", "bash", "-c", NETWORK, "bash", names.name)
+        trial = subprocess.run([*around, "true"], capture_output=True, text=True)
+        if trial.returncode != 0:
+            raise Skip(f"this machine allows none ({trial.stderr.strip()}).")
+        job = Job(project, *around, *command)
+        deadline = job.started + PATIENCE
+        while job.runs and time.monotonic() < deadline:
             _look(Path(f"/proc/{job.process.pid}/net"), seen)
-            if until is not None and until(job, seen):
-                break
+            if serves and seen.listening:
+                deadline = min(deadline, time.monotonic() + SERVED)
             time.sleep(0.01)
         if job.runs:
             job.kill_all()
