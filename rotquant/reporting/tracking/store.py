@@ -170,7 +170,7 @@ def unusable(location: Location, error: Exception) -> TrackingError:
 def _reason(error: Exception) -> str:
     """What an error says, of a request that failed only the end, which names the cause."""
     text = printable(" ".join(str(error).split()))
-    text = re.sub(r"^\(\w+(\.\w+)*\) |( \[SQL: .*)?( ?\(Background on .*)$", "", text).rstrip(".")
+    text = re.sub(r"^\(\w+(\.\w+)*\) |( \[SQL: .*)?( ?\(Background on .*)?$", "", text).rstrip(".")
     _, request, cause = text.rpartition("(Caused by ")
     if not request:
         return f"{type(error).__name__}: {text[:200]}"
