@@ -47,11 +47,11 @@ OPENING = """# Reliability
 
 Nothing that was computed is lost, whatever fails: this page shows how that was tried, and what held. Each section is
 a trial, a program that sets up what it needs and removes it afterwards. Its figures are those of its last whole run on
-the machine named there; continuous integration runs the quick form of each. Times are no measurements: the machine did
-other work beside the trials.
+the machine named there; continuous integration runs the quick form of the last but one. Times are no measurements: the
+machine did other work beside the trials.
 
 ```
-python -m tests.trials.slurm            # again here; --quick is CI's part, --seed N draws other moments and inputs
+python -m tests.trials.slurm            # again here; --quick is a short form, --seed N draws other moments and inputs
 make trials                             # all of them, an hour on 2 cores; make trials QUICK=--quick, some minutes
 ```
 """
