@@ -197,6 +197,15 @@ def compiled() -> Path:
     return package
 
 
+def alive(group: int) -> bool:
+    """Whether a process group has a process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class Copy:
     """The copied project; `fake` replaces the computing stages, `small` the tables and the configuration."""
 

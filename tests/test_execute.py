@@ -1,7 +1,6 @@
 """The runner without Snakemake computes what the workflow would, once; whatever ends it, the next call continues."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rotquant.foundation.data import merge
-from tests.project import CONFIG, TABLES, Copy
+from tests.project import CONFIG, TABLES, Copy, alive
 
 REPORT = "reports/quarot_table1.md"
 PROBLEM = {"prompt": "def one():\n", "test": "def check(one):\n    assert one() == 1\n", "entry_point": "one"}
@@ -25,15 +24,6 @@ def until(what: Callable[[], object]) -> None:
     while not what():
         assert time.monotonic() < deadline, "it never was so"
         time.sleep(0.05)
-
-
-def alive(group: int) -> bool:
-    """Whether a process group has a process."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def started(project: Copy) -> subprocess.Popen:

@@ -6,7 +6,6 @@ stages; one test runs everything for real on tiny random models.
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -19,9 +18,8 @@ from rotquant.foundation.data import merge
 from rotquant.foundation.files import write_json
 from rotquant.study.results import read_result
 from rotquant.tensors.devices import has_driver
-from tests.models import VOCABULARY, tiny_model
-from tests.project import CONFIG, TABLES, Copy
-from tests.test_checkpoints import tiny_tokenizer
+from tests.project import CONFIG, TABLES, Copy, alive
+from tests.trials.projects import tiny
 
 REPORT = "reports/quarot_table1.md"
 
@@ -236,7 +234,7 @@ def test_a_run_stays_current_while_its_weights_are_the_same_to_the_byte(learned:
     assert learned.snakemake(REPORT)[0] == 0
     earlier = learned.read("results/runs/*.json")
     for file in learned.root.glob("results/weights/*/weights.json"):
-        write_json(file, {**json.loads(file.read_text()), "date": "another day", "seconds": 1.0})
+        write_json(file, {**json.loads(file.read_text()), "date": "2020-02-02T20:20:20+00:00", "seconds": 1.0})
     assert "nothing to compute" in learned.run("rotquant", "runs", "execute")[1]
     file = sorted(learned.root.glob("results/weights/*/weights.json"))[0]
     write_json(file, {**json.loads(file.read_text()), "digests": {"model.safetensors": "of others"}})
@@ -247,7 +245,8 @@ def test_a_run_stays_current_while_its_weights_are_the_same_to_the_byte(learned:
 
 
 def test_an_edit_of_the_learning_makes_weights_anew_where_the_rotations_differ(learned: Copy) -> None:
-    assert learned.snakemake(REPORT)[0] == 0
+    status, output = learned.snakemake(REPORT)
+    assert status == 0, output
     earlier = learned.read("results/weights/*/weights.json")
     learned.edit("rotquant/study/stages/rotations.py", "learned with seed", "learned otherwise with seed")
     assert set(learned.planned(REPORT)) >= {"measure", "table", "report"}
@@ -283,21 +282,12 @@ def test_a_killed_snakemake_takes_its_jobs_with_it(tmp_path: Path) -> None:
     process.kill()  # alone; its job would wait for ever
     process.wait()
     deadline = time.monotonic() + 60
-    while lives(process.pid):
+    while alive(process.pid):
         assert time.monotonic() < deadline, "its job works on"
         time.sleep(0.05)
     (tmp_path / "slow").unlink()
     status, output = project.snakemake(REPORT)
     assert status == 0, output
-
-
-def lives(group: int) -> bool:
-    """Whether a process group has a process."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def start_slowly(project: Copy) -> subprocess.Popen:
@@ -356,20 +346,7 @@ def test_a_deleted_or_damaged_run_file_is_measured_again(computed: Copy, damage:
 
 
 def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Path) -> None:
-    project = Copy(tmp_path, fake=False)
-    make_checkpoints(project)
-    rows = [
-        {"name": "Baseline", "method": "baseline"},
-        {"name": "QuaRot-128G", "method": "quarot-128g"},
-        {"name": "SpinQuant", "method": "spinquant-hard"},
-    ]
-    (table,) = TABLES["tables"]
-    published = "row,column,metric,value,unit\nBaseline,Llama-2-7B,perplexity,5.47,ppl\n"
-    project.write("workflow/papers/quarot/published/small.csv", published)
-    project.set_tables({**TABLES, "tables": [{**table, "rows": rows, "claims": []}]})
-    slots = {name: {**CONFIG["slots"][name], "group_sizes": {128: 16}} for name in CONFIG["slots"]}
-    learning = {"spinquant": {**CONFIG["methods"]["spinquant"], "steps": 60}}
-    project.set_config({**CONFIG, "slots": slots, "seeds": [1], "tracking": True, "methods": learning})
+    project = tiny(tmp_path, seeds=[1], tracking=True, methods={"spinquant": {"steps": 60}})
 
     status, output = project.snakemake(REPORT, "reports/index.md")
     assert status == 0, output + "".join(log.decode() for log in project.read("logs/**/*.log").values())
@@ -414,15 +391,3 @@ def kill_while_learning(project: Copy, folder: Path) -> None:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
-
-
-def make_checkpoints(project: Copy) -> None:
-    """Two random Llama models with a tokenizer of 96 words, and text of these words."""
-    generator = random.Random(0)
-    for split in ("train", "test"):
-        words = [f"w{generator.randrange(3, VOCABULARY)}" for _ in range(2000)]
-        project.write(f"text/{split}.txt", " ".join(words))
-    for name, width in (("small", 32), ("larger", 64)):
-        folder = project.root / "models" / name
-        tiny_model(hidden_size=width, num_layers=1, num_heads=2, num_kv_heads=1).save_pretrained(folder)
-        tiny_tokenizer().save_pretrained(folder)

@@ -18,12 +18,6 @@ from tests.trials.trial import REPOSITORY, Skip, Trial, run
 
 POLICY = {"default": [{"type": "insecureAcceptAnything"}]}
 IMAGE = "rotquant-trial"
-#: One model of Table 1 with one seed: half a minute, all rows.
-ONE_COLUMN = {
-    "seeds": [0],
-    "tracking": False,
-    "slots": {name: {"compute": False} for name in ("Llama-2-13B", "Llama-2-70B")},
-}
 
 
 class Images:
@@ -145,7 +139,7 @@ def body(trial: Trial) -> None:
 def _compare(trial: Trial, images: Images, place: Path) -> None:
     """A column of Table 1 in the image and here."""
     (place / "out").mkdir()
-    (place / "out/config.yaml").write_text(json.dumps(ONE_COLUMN))
+    (place / "out/config.yaml").write_text(json.dumps({**projects.ONE_COLUMN, "tracking": False}))
     table = f"snakemake --cores 2 {projects.REPORT} --configfile"
     done = images.run(f"{table} /out/config.yaml && cp -r results reports /out")
     trial.check("The image computes a column of Table 1", done.returncode == 0, _last(done.stderr))

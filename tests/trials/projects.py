@@ -1,6 +1,7 @@
 """Projects that trials run on, and the digests by which two of them are compared."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ from tests.project import CONFIG, TABLES, Copy
 from tests.trials.trial import REPOSITORY
 
 REPORT = "reports/quarot_table1.md"
+#: A configuration of one shipped model with one seed: half a minute, all rows of Table 1.
+ONE_COLUMN: dict[str, Any] = {
+    "seeds": [0],
+    "slots": {name: {"compute": False} for name in ("Llama-2-13B", "Llama-2-70B")},
+}
 
 
 def mechanics(root: Path) -> Copy:
@@ -17,26 +23,41 @@ def mechanics(root: Path) -> Copy:
     return Copy(root)
 
 
-def tiny(root: Path) -> Copy:
-    """A project of two tiny random models, a table of three rows and one seed, computed for real in half a minute."""
-    from tests.test_workflow import make_checkpoints  # torch
+def tiny(root: Path, **changes: Any) -> Copy:
+    """A project of two tiny random models, a table of three rows and one seed, computed for real in half a minute.
 
+    Args:
+        changes: of its configuration.
+    """
     project = Copy(root, fake=False)
-    make_checkpoints(project)
+    _make_checkpoints(project)
     rows = [
         {"name": "Baseline", "method": "baseline"},
         {"name": "QuaRot-128G", "method": "quarot-128g"},
         {"name": "SpinQuant", "method": "spinquant-hard"},
     ]
     (table,) = TABLES["tables"]
-    project.write(
-        "workflow/papers/quarot/published/small.csv",
-        "row,column,metric,value,unit\nBaseline,Llama-2-7B,perplexity,5.47,ppl\n",
-    )
+    published = "row,column,metric,value,unit\nBaseline,Llama-2-7B,perplexity,5.47,ppl\n"
+    project.write("workflow/papers/quarot/published/small.csv", published)
     project.set_tables({**TABLES, "tables": [{**table, "rows": rows, "claims": []}]})
     slots = {name: {**slot, "group_sizes": {128: 16}} for name, slot in CONFIG["slots"].items()}
-    project.set_config(merge(CONFIG, {"slots": slots, "seeds": [0]}))
+    project.set_config(merge(CONFIG, {"slots": slots, "seeds": [0], **changes}))
     return project
+
+
+def _make_checkpoints(project: Copy) -> None:
+    """Two random Llama models with a tokenizer of 96 words, and text of these words."""
+    from tests.models import VOCABULARY, tiny_model  # torch, which other projects do without
+    from tests.test_checkpoints import tiny_tokenizer
+
+    generator = random.Random(0)
+    for split in ("train", "test"):
+        words = [f"w{generator.randrange(3, VOCABULARY)}" for _ in range(2000)]
+        project.write(f"text/{split}.txt", " ".join(words))
+    for name, width in (("small", 32), ("larger", 64)):
+        folder = project.root / "models" / name
+        tiny_model(hidden_size=width, num_layers=1, num_heads=2, num_kv_heads=1).save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
 
 
 def shipped(root: Path) -> Copy:

@@ -20,8 +20,6 @@ from tests.trials.trial import Trial, run
 
 KINDS = ("rotations", "weights", "measured")
 BUCKET, PREFIX = "trial", "rotquant"
-#: One model with one seed.
-ONE_COLUMN = {"seeds": [0], "slots": {name: {"compute": False} for name in ("Llama-2-13B", "Llama-2-70B")}}
 
 
 def body(trial: Trial) -> None:
@@ -61,10 +59,7 @@ def body(trial: Trial) -> None:
 def _check_places(trial: Trial, home: Path, place: Path, store: "Store") -> None:
     """Where files are: tensors on nodes and in the store alone, each archive once."""
     names, bytes_ = store.content()
-    kinds = {
-        kind: len([name for name in names if name.startswith(f"{PREFIX}/{kind}/")])
-        for kind in ("rotations", "weights", "measured")
-    }
+    kinds = {kind: sum(name.startswith(f"{PREFIX}/{kind}/") for name in names) for kind in KINDS}
     for kind, count in kinds.items():
         trial.figure(f"archives of {kind} in the store", count)
     trial.figure("megabytes in the store", round(bytes_ / 1e6, 1))
@@ -79,7 +74,7 @@ def _check_places(trial: Trial, home: Path, place: Path, store: "Store") -> None
 
 def _configuration(place: Path) -> str:
     file = place / "one_column.yaml"
-    file.write_text(json.dumps(ONE_COLUMN))
+    file.write_text(json.dumps(projects.ONE_COLUMN))
     return str(file)
 
 
