@@ -9,6 +9,7 @@ computes. With -9, at moments that are drawn; nothing is unlocked, removed or me
 import re
 import tempfile
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -40,45 +41,61 @@ DATABASE, CACHE = "database", "cache"
 ELSEWHERE = ("env", f"MLFLOW_TRACKING_URI=sqlite:///{DATABASE}/mlflow.db", f"ROTQUANT_CACHE={CACHE}")
 
 
-def kills(trial: Trial, calm: Undisturbed, count: int, in_one: int, place: Path) -> None:
+@dataclass
+class Kills:
+    """Kills so far. lost, twice: finished results that lay there no more, or were computed again."""
+
+    counted: Counter[str] = field(default_factory=Counter)
+    moments: list[float] = field(default_factory=list)
+    starts: int = 0
+    lost: int = 0
+    twice: int = 0
+
+    def compare(self, written: dict[Path, int], now: dict[Path, int]) -> None:
+        """Count what became of results that were finished before."""
+        self.lost += len(written.keys() - now.keys())
+        self.twice += sum(now[path] != written[path] for path in written.keys() & now.keys())
+
+    def tell(self, trial: Trial) -> None:
+        """Keep the figures."""
+        for victim, times in self.counted.items():
+            trial.figure(f"kills of {victim}", times)
+        trial.figure("moments of kills, seconds after the start", f"{min(self.moments):.1f} to {max(self.moments):.1f}")
+        trial.figure("starts for these kills", self.starts)
+        trial.figure("finished results computed twice after kills", self.twice)
+        trial.check("No finished result is lost by a kill", self.lost == 0, str(self.lost))
+
+
+def kills(trial: Trial, calm: Undisturbed, count: int, in_one: int, place: Path, so_far: Kills) -> None:
     """Kill so many times at drawn moments, up to `in_one` times on the way to one result."""
     draws = Random(trial.seed)
     victims = [[*VICTIMS][number % len(VICTIMS)] for number in range(count)]
     draws.shuffle(victims)
-    project, counted, moments, starts = calm.make(place), Counter[str](), [], 0
-    lost = twice = 0
-    latest = 0.9 * calm.seconds
+    project, latest = calm.make(place), 0.9 * calm.seconds
     while victims:
         written: dict[Path, int] = {}
         for victim in victims[:in_one]:
-            starts, job = starts + 1, Job(project, *WORKFLOW)
+            job = Job(project, *WORKFLOW)
+            so_far.starts += 1
             moment = faults.kill(job, victim, draws.uniform(0, latest), draws)
             if moment is None:
                 trial.say(f"complete before the kill of {victim}")
                 latest *= 0.8
                 break
             victims.remove(victim)
-            counted[victim] += 1
-            moments.append(moment)
+            so_far.counted[victim] += 1
+            so_far.moments.append(moment)
             trial.say(f"{victim} killed after {moment:.1f} s")
             after_a_kill(trial, job, victim)
             now = finished(place)
-            lost += len(written.keys() - now.keys())
-            twice += sum(now[path] != written[path] for path in written.keys() & now.keys())
+            so_far.compare(written, now)
             written = now
-        starts += 1
+        so_far.starts += 1
         ends_well(trial, "kills", project, calm)
-        now = finished(place)
-        twice += sum(now[path] != written[path] for path in written)
+        so_far.compare(written, finished(place))
         shown = shown_in_mlflow(place)
         trial.check("After kills MLflow shows each run once and finished", shown == calm.shown, str(shown))
         empty(project)
-    for victim, times in counted.items():
-        trial.figure(f"kills of {victim}", times)
-    trial.figure("moments of kills, seconds after the start", f"{min(moments):.1f} to {max(moments):.1f}")
-    trial.figure("starts for these kills", starts)
-    trial.check("No finished result is lost by a kill", lost == 0, str(lost))
-    trial.figure("finished results computed twice after kills", twice)
 
 
 def after_a_kill(trial: Trial, job: Job, victim: str) -> None:
@@ -244,8 +261,10 @@ def body(trial: Trial) -> None:
     with tempfile.TemporaryDirectory() as made, faults.ending():
         folder = Path(made)
         small = undisturbed(trial, mechanics, folder / "mechanics")
+        so_far = Kills()
         if trial.quick:
-            kills(trial, small, 4, 4, folder / "killed")
+            kills(trial, small, 4, 4, folder / "killed", so_far)
+            so_far.tell(trial)
             full_disks(trial, small, ["results", "logs"], folder)
             clock(trial, small, folder)
             read_only(trial, small, folder)
@@ -259,9 +278,11 @@ def body(trial: Trial) -> None:
         read_only(trial, small, folder)
         at_once(trial, real, folder)
         clock(trial, real, folder)
-        places = ["results"] * 5 + [".snakemake"] * 2 + ["logs", "reports", DATABASE, DATABASE, CACHE]
+        places = ["results", "results", "results", ".snakemake", "logs", "reports", DATABASE, CACHE]
         full_disks(trial, real, places, folder)
-        kills(trial, whole, 20, 5, folder / "killed")
+        kills(trial, whole, 8, 8, folder / "killed", so_far)
+        kills(trial, real, 12, 6, folder / "killed-small", so_far)
+        so_far.tell(trial)
 
 
 if __name__ == "__main__":
