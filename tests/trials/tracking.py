@@ -287,19 +287,21 @@ def refusals(stage: Stage) -> None:
 
 
 def tracking_server(stage: Stage) -> None:
-    """The same behind `mlflow server`, where nobody takes turns."""
+    """The same behind `mlflow server`, where clones of a project do not take turns."""
     trial, uri = stage.trial, stage.server.fresh("served")
     with mlflow_server(stage.folder / "server", uri, 1 if trial.quick else 4) as address:
-        tables = tables_of(stage.project)
+        tables, members = tables_of(stage.project), 2 if trial.quick else 4
+        others = (clone(stage.project, stage.folder / f"member {place}") for place in range(1, members))
+        clones = [stage.project, *others]
         count = 4 if trial.quick else 32
-        commands = [*[f"report page {table}" for table in tables] * 2][: count - count // 8] + [SYNC] * (count // 8)
+        commands = [SYNC, *(f"report page {table}" for table in tables)] * count
+        writers = [(clones[place % members], commands[place // members]) for place in range(count)]
         started = time.monotonic()
+        patient = {"MLFLOW_TRACKING_URI": address, "MLFLOW_HTTP_REQUEST_TIMEOUT": "60"}
         with Connections(stage.server, "served") as connections:
-            ended = stage.writers.run(
-                [(stage.project, one) for one in commands],
-                {"MLFLOW_TRACKING_URI": address, "MLFLOW_HTTP_REQUEST_TIMEOUT": "60"},
-            )
+            ended = stage.writers.run(writers, patient)
         trial.figure("writers at once, through one mlflow server", len(ended))
+        trial.figure("clones of the project that they belong to", members)
         trial.figure(
             "seconds until the last of them ended, through one mlflow server", round(time.monotonic() - started)
         )

@@ -9,7 +9,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -34,6 +34,9 @@ _SETTINGS = {
 
 #: More of them for a database server. MLflow would keep up to 15 connections in every process, and PostgreSQL has 100.
 _DATABASE_SETTINGS = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
+
+_OPENING = "opens the store"
+"""The turn in which a database's tables are made."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def opened(root: Path, writer: str | None = None) -> Iterator[Store]:
     """The project's store, its tables made where they are missing. Whatever fails in it is a `TrackingError`.
 
     Where the store is a file or PostgreSQL, other processes wait: a fresh database's migration and the replacing of
-    runs are not safe otherwise. No process waits for another that talks to a tracking server, which may take its time.
+    runs are not safe otherwise. No process waits for another to reach a tracking server, which may take its time.
 
     Args:
         writer: whose runs are to be written; of a database server others may be written at the same time.
@@ -84,7 +87,7 @@ def opened(root: Path, writer: str | None = None) -> Iterator[Store]:
 
     try:
         with _taking_turns(location) as turn:
-            turn("opens the store")
+            turn(_OPENING)
             store = Store(location, _client(location))
             turn(writer and f"writes {writer}")
             yield store
@@ -94,13 +97,20 @@ def opened(root: Path, writer: str | None = None) -> Iterator[Store]:
 
 @contextmanager
 def _taking_turns(location: Location) -> Iterator[Turn]:
-    """What makes other processes wait: of a file its lock all the time, of a database server turns."""
+    """What makes other processes wait: of a file its lock all the time, of a database server turns.
+
+    A tracking server has neither. There the processes of one project folder take turns once the server has answered, so
+    that many do not ask it for the same at once; those of other folders write at the same time.
+    """
     if location.is_database_server:
         with turns(location) as turn:
             yield turn
-    else:
-        with _locked(location.path) if location.path else nullcontext():
+    elif location.path:
+        with _locked(location.path):
             yield lambda _: None
+    else:
+        with ExitStack() as held:
+            yield lambda name: name in (None, _OPENING) or held.enter_context(_locked(location.root / "mlflow.db"))
 
 
 def _client(location: Location) -> "MlflowClient":

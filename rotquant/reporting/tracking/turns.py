@@ -15,7 +15,7 @@ from rotquant.reporting.tracking.location import Location, TrackingError, printa
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-Turn = Callable[[str | None], None]
+Turn = Callable[[str | None], object]
 """Give back the turn that one has and wait for that of another name; None: for no other."""
 
 #: For how many minutes a turn is waited for, longer than showing all tables takes; and after how many seconds without a
