@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rotquant.foundation.errors import ConfigError, CorpusError, KernelError, ResultError, RotquantError
-from rotquant.foundation.files import file_inside, parse_json, read_object
+from rotquant.foundation.files import file_inside, read_object
+from rotquant.foundation.parsing import parse_json
 from rotquant.foundation.written import read_csv, read_yaml, yaml_value
 from rotquant.models.checkpoints import read_safetensors_header
 from rotquant.recipes.corpus import CorpusSpec

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rotquant.foundation.contents import stamp
 from rotquant.foundation.errors import ConfigError, ResultError, RotquantError, nearest
-from rotquant.foundation.files import cache_folder, canonical_json, parse_json, short_hash, write_text
+from rotquant.foundation.files import cache_folder, canonical_json, short_hash, write_text
+from rotquant.foundation.parsing import parse_json
 
 if TYPE_CHECKING:
     from rotquant.recipes.recipe import Recipe

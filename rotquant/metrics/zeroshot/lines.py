@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.errors import TaskError
-from rotquant.foundation.files import check_regular, parse_json
+from rotquant.foundation.files import check_regular
+from rotquant.foundation.parsing import parse_json
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, Any]]:
