@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rotquant.foundation.errors import ConfigError, CorpusError, KernelError, ResultError, RotquantError
-from rotquant.foundation.files import file_inside, parse_json, read_object
+from rotquant.foundation.files import file_inside, read_object
+from rotquant.foundation.parsing import parse_json
 from rotquant.foundation.written import read_csv, read_yaml, yaml_value
 from rotquant.models.checkpoints import read_safetensors_header
 from rotquant.recipes.corpus import CorpusSpec
@@ -203,3 +204,23 @@ def test_a_plan_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "plan.json")
     with pytest.raises(ResultError, match="is a pipe, socket or device"):
         read_plan(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sitting": 1}, {"arguments": {"tokens": float("nan")}}, {"quantities": {"seconds": {"value": 0, "unit": "s"}}}],
+)
+def test_a_record_of_times_that_no_machine_measures_is_damage(change: dict, tmp_path: Path) -> None:
+    from rotquant.bench.records import read_record
+
+    cell = {"benchmark": "linear", "arguments": {}, "code": "0", "sitting": 0, "seconds": 1.0, "missing": "no GPU"}
+    cell |= {"missing": None} | change if "quantities" in change else change
+    record = {
+        "table": "a_table1",
+        "gpu": "Some GPU",
+        "sittings": [{"environment": {}, "gpu_before": {}}],
+        "cells": [cell],
+    }
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    with pytest.raises(ResultError, match=r"record .* is damaged \(.*\); measure it again\."):
+        read_record(tmp_path / "record.json", "a_table1")

@@ -6,7 +6,7 @@ committed. A cell holds numbers or the reason why it has none. Nothing here impo
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -28,10 +28,10 @@ class Measurement:
     value: the median. low, high: tenth and ninetieth percentile of the replays, None for numbers that have no spread.
     """
 
-    value: float
+    value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     unit: str
-    low: float | None = None
-    high: float | None = None
+    low: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    high: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     replays: int | None = None
     calls_per_replay: int | None = None
 
@@ -68,6 +68,8 @@ class CellRecord(Frozen):
     def _numbers_or_a_reason(self) -> "CellRecord":
         if bool(self.quantities) == bool(self.missing):
             raise ValueError("a cell holds either quantities or the reason why it has none")
+        if "seconds" in self.quantities and not self.quantities["seconds"].value:
+            raise ValueError("nothing takes no time")
         cell_key(self.benchmark, self.arguments)  # raises ValueError for a number that is none
         return self
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rotquant.foundation.contents import stamp
 from rotquant.foundation.errors import ConfigError, ResultError, RotquantError, nearest
 from rotquant.foundation.files import cache_folder, canonical_json, short_hash, write_text
+from rotquant.foundation.parsing import parse_json
 
 if TYPE_CHECKING:
     from rotquant.recipes.recipe import Recipe
@@ -181,8 +182,9 @@ def _read_python(path: Path) -> _Said:
     source = path.read_bytes()
     kept = cache_folder("syntax") / hashlib.sha256(source + _rules()).hexdigest()
     with suppress(OSError, ValueError, TypeError):
-        digest, kernels = json.loads(kept.read_text(encoding="utf-8"))
-        return _Said(digest, tuple(kernels))
+        digest, kernels = parse_json(kept.read_bytes())
+        if all(isinstance(text, str) for text in (digest, *kernels)):
+            return _Said(digest, tuple(kernels))
     try:
         tree = ast.parse(source)
     except SyntaxError as error:

@@ -23,11 +23,11 @@ from rotquant.foundation.files import (
     check_regular_files,
     file_inside,
     folder_beside,
-    parse_json,
     read_json,
     read_object,
     short_hash,
 )
+from rotquant.foundation.parsing import parse_json
 from rotquant.foundation.progress import downloading, task
 from rotquant.models import deltas
 from rotquant.models.declared import (

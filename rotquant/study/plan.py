@@ -231,6 +231,7 @@ def read_plan(path: Path) -> Plan:
         if digest != short_hash(text):
             raise ValueError
         plan = Plan.model_validate_json(text)
+        canonical_json(plan.config)  # raises ValueError for a number that is none
     except FileNotFoundError:
         raise ResultError(f"the plan {path} does not exist; start Snakemake again, or name --config.") from None
     except (OSError, ValueError, ValidationError):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rotquant.foundation.files import broken_line, parse_json
+from rotquant.foundation.parsing import broken_line, parse_json
 
 SUFFIXES = (".parquet", ".json", ".jsonl")
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path, parse_json, short_hash
+from rotquant.foundation.files import atomic_path, short_hash
+from rotquant.foundation.parsing import parse_json
 
 Record = dict[str, Any]
 

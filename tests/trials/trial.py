@@ -1,6 +1,7 @@
 """What all trials share: checks that are counted, a record of their figures, and how a skipped one ends."""
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -81,6 +82,7 @@ def run(name: str, summary: str, body: Callable[[Trial], None]) -> None:
     parser.add_argument("--record", action="store_true", help=f"write the figures below {RECORDS.name}/")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn: moments, inputs")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers and mounts are ended on the way
     trial = Trial(name, options.quick, options.seed)
     try:
         body(trial)

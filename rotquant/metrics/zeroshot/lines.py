@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.errors import TaskError
-from rotquant.foundation.files import parse_json
+from rotquant.foundation.files import check_regular
+from rotquant.foundation.parsing import parse_json
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, Any]]:
@@ -15,6 +16,7 @@ def json_lines(file: Path) -> Iterator[tuple[str, Any]]:
     Raises:
         TaskError: the file cannot be read; a line is not UTF-8 or no JSON. It names the file and the line.
     """
+    check_regular(file, TaskError)
     try:
         lines = file.read_bytes().split(b"\n")  # in JSON a string may hold every other mark that Python splits at
     except OSError as error:

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import atomic_path, check_regular, parse_json
+from rotquant.foundation.files import atomic_path, check_regular
+from rotquant.foundation.parsing import parse_json
 from rotquant.models.architectures import Architecture
 from rotquant.models.integrity import check_finite, tensors_digest
 from rotquant.recipes.schemes import RotationScheme

@@ -3,6 +3,7 @@
 An edit of one of them, or of what it alone uses, leaves the results of the others as they are.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,6 +238,8 @@ def training_loss(metric: TrainingLoss, subject: Subject) -> Measurement:
     if not isinstance(history, list) or not all(isinstance(record, dict) for record in history):
         raise ResultError(f"history of a training {path} is damaged (no list of steps); make the weights again.")
     losses = [float(record["loss"]) for record in history if isinstance(record.get("loss"), int | float)]
+    if not all(0 < loss < math.inf for loss in losses):
+        raise ResultError(f"history of a training {path} is damaged (a loss that none has); make the weights again.")
     if len(losses) < 2:
         raise RecipeError("training_loss looks at a training: the recipe needs a method that trains weights by steps.")
     metrics, arrays = training_loss(losses, metric)

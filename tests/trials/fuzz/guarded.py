@@ -27,8 +27,8 @@ from tests.trials.fuzz.cases import Case
 from tests.trials.fuzz.formats import Format
 from tests.trials.trial import REPOSITORY
 
-#: Seconds of computing after which a reader hangs, and seconds after which one does that computes nothing.
-SECONDS, WAITING = 5.0, 20.0
+#: Seconds of computing, or of sleeping, after which a reader hangs; waiting for a core is neither.
+SECONDS = 5.0
 #: Memory that a case may take beyond what the process has.
 BYTES = 2 << 30
 #: Characters of a sentence, however long the names in it are.
@@ -174,14 +174,15 @@ class Reader:
 
     def outcome(self, form: Format, case: Case) -> Outcome:
         """Read a case."""
-        started = time.monotonic()
-        spent = _computed(self.pid)
+        before, slept = _computed(self.pid)[0], 0.0
         self.pipe.send((form.name, case))
-        while not self.pipe.poll(0.02 if time.monotonic() - started < 0.2 else 0.2):
-            waited, computed = time.monotonic() - started, _computed(self.pid) - spent
-            if computed > SECONDS or waited > WAITING:
+        while not self.pipe.poll(0.2):
+            computed, state = _computed(self.pid)
+            slept += 0.2 * (state == "S")
+            if max(computed - before, slept) > SECONDS:
                 self._replace()
-                return Outcome("hang", f"no answer after {computed:.1f} s of computing, {waited:.1f} s", form.name)
+                what = f"{computed - before:.1f} s of computing and {slept:.1f} s of sleeping"
+                return Outcome("hang", f"no answer after {what}", form.name)
         try:
             found = Outcome(*self.pipe.recv())
         except EOFError:
@@ -218,12 +219,12 @@ class Reader:
         os.waitpid(self.pid, 0)
 
 
-def _computed(pid: int) -> float:
-    """Seconds that a process has computed."""
+def _computed(pid: int) -> tuple[float, str]:
+    """Seconds that a process has computed, and its state: S sleeps."""
     with suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0]
+    return 0.0, ""
 
 
 def _serve(pipe: Connection, root: Path, formats: dict[str, Format]) -> None:
