@@ -16,6 +16,8 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar, cast
 
+from rotquant.foundation.errors import RotquantError
+
 _LOADED = "rotquant.study.stages.loaded"
 _THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -88,11 +90,20 @@ class Workers(Generic[Job, Outcome]):
 
     def _start(self) -> _Worker[Job]:
         pipe, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs, self._perform), daemon=True)
-        process.start()
+        process = self._forked(theirs) or self._forked(theirs)
         theirs.close()  # so that its end is seen here
+        if process is None:
+            raise RotquantError("The server that workers are forked from was ended twice; start again.")
         self._workers.append(_Worker(process, pipe))
         return self._workers[-1]
+
+    def _forked(self, pipe: Any) -> BaseProcess | None:
+        """A process that serves; None where the server was ended meanwhile: the next call starts another."""
+        process = self._context.Process(target=_serve, args=(pipe, self._perform), daemon=True)
+        with suppress(EOFError, OSError):
+            process.start()
+            return process
+        return None
 
 
 def usual_workers(device: str) -> int:
