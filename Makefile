@@ -33,8 +33,9 @@ test-machines: $(READY)
 
 # What can go wrong beyond one process on one machine (docs/reliability.md); QUICK=--quick for the part that CI runs.
 TRIALS ?= slurm storage container tracking chaos fuzzing audit
-trials: $(READY)
-	set -e; for trial in $(TRIALS); do $(BIN)/python -m tests.trials.$$trial $(QUICK); done
+trials: $(TRIALS:%=trial-%)
+trial-%: $(READY) FORCE
+	$(BIN)/python -m tests.trials.$* $(QUICK)
 
 speed: $(READY)
 	snakemake --cores all speed
