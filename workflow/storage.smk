@@ -1,6 +1,7 @@
 # Tables on a cluster whose nodes share no file system: what jobs compute travels as archives through an object store.
 #
-#   snakemake -s workflow/storage.smk --profile profiles/slurm-s3 --default-storage-prefix s3://bucket/rotquant quarot_table1
+#   snakemake --snakefile workflow/storage.smk --profile profiles/slurm --default-storage-provider s3 \
+#       --default-storage-prefix s3://bucket/rotquant --shared-fs-usage sources source-cache software-deployment -- quarot_table1
 #   snakemake reports/quarot_table1.md
 #
 # The first computes on the nodes, each of which has this project at the same place (a clone or the container), and brings

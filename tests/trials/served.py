@@ -5,13 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import requests
 
+from tests.trials.faults import soon
 from tests.trials.trial import Skip
 
 
@@ -62,7 +62,4 @@ def answers(address: str) -> bool:
 
 def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
     """Wait until something holds, at most for some minutes."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.02)
+    assert soon(condition, seconds), "what was waited for did not come"

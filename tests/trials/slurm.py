@@ -9,7 +9,6 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from tests.project import Copy
 from tests.trials import cluster, namespaces, projects
 from tests.trials.cluster import Cluster
+from tests.trials.faults import soon
 from tests.trials.trial import Trial, run
 
 SNAKEMAKE = ("snakemake", "--profile", "profiles/slurm", projects.REPORT)
@@ -100,7 +100,7 @@ class _Lost:
 
     def _running(self, project: Copy) -> list[str]:
         """The jobs of a project, once both run and wait."""
-        _until(lambda: len(self.slurm.jobs(folder=project.root)) == 2 and (project.root / "started").exists())
+        soon(lambda: len(self.slurm.jobs(folder=project.root)) == 2 and (project.root / "started").exists(), 120)
         jobs = self.slurm.jobs(folder=project.root)
         self.trial.check("Jobs that do not need each other run at once", len(jobs) == 2, str(jobs))
         return jobs
@@ -147,12 +147,6 @@ class _Lost:
     def _check_equal(self, when: str, project: Copy) -> None:
         differing = projects.difference(projects.digests(self.reference.root), projects.digests(project.root))
         self.trial.check(f"{when} the results are those of an undisturbed run", not differing, differing)
-
-
-def _until(what: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not what() and time.monotonic() < deadline:
-        time.sleep(0.2)
 
 
 if __name__ == "__main__":

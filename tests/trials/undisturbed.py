@@ -39,13 +39,12 @@ class Undisturbed:
 
 def shipped(root: Path) -> Copy:
     """The default job, Table 1, with one seed and one of its three models."""
-    others = {name: {"compute": False} for name in ("Llama-2-13B", "Llama-2-70B")}
-    return changed(projects.shipped(root), {"seeds": [0], "slots": others})
+    return changed(projects.shipped(root), projects.ONE_COLUMN)
 
 
 def tiny(root: Path) -> Copy:
     """A small project that computes for real, with MLflow."""
-    return changed(projects.tiny(root), {"tracking": True})
+    return projects.tiny(root, tracking=True)
 
 
 def mechanics(root: Path) -> Copy:
