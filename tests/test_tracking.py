@@ -49,12 +49,12 @@ def test_one_mlflow_run_per_run_with_parameters_metrics_and_tags(project: Projec
     run = runs[logged.runs[cell.runs[1].key]]
     assert run.data.metrics["perplexity"] == pytest.approx(11.1)
     assert run.data.params["recipe.weights.scheme.bits"] == "4"
-    short = {"method": "quarot-rtn", "model": "Llama-2-7B", "bits": "4-4-4", "seed": "1"}
+    short = {"method": "quarot", "model": "Llama-2-7B", "bits": "4-4-4", "seed": "1"}
     assert short.items() <= run.data.params.items()
     assert run.data.params["recipe.rotation.residual"] == "hadamard"
     expected = {
         "paper": "quarot",
-        "method": "quarot-rtn",
+        "method": "quarot",
         "model": "Llama-2-7B",
         "metric": "perplexity",
         "seed": "1",

@@ -17,7 +17,7 @@ from tests.project import Copy
 
 ROWS = [
     {"name": "Baseline", "method": "baseline"},
-    {"name": "QuaRot", "method": "quarot-rtn"},
+    {"name": "QuaRot", "method": "quarot"},
     {"name": "INT8", "method": "quarot-rtn", "recipe": {"weights": {"scheme": {"bits": 8}}}},
 ]
 COMMON = {

@@ -76,6 +76,13 @@ class Run(Frozen):
             read.append((self.metric.corpus, "train", drawn.characters))
         return tuple(dict.fromkeys(read))
 
+    @property
+    def unquantized(self) -> "Run":
+        """The same measurement of the checkpoint as it is, of which fewer texts are read."""
+        plain = Run.model_validate({**self.model_dump(), "recipe": {}})
+        read = {named(*portion) for portion in plain.portions}
+        return plain.model_copy(update={"texts": {name: text for name, text in self.texts.items() if name in read}})
+
     def identity(self) -> dict[str, Any]:
         """What the key is the hash of."""
         return self.model_dump(mode="json", exclude={"checkpoint", "corpora"})

@@ -142,7 +142,7 @@ class Paper(Experiment):
 
     def _unquantized(self, run: Run) -> float:
         """What the same metric yields of the same model unquantized; nan where no file says it."""
-        key = Run.model_validate({**run.model_dump(), "recipe": {}}).key
+        key = run.unquantized.key
         if key not in self.references:
             try:
                 self.references[key] = read_result(self.project.root / run_path(key)).value
