@@ -43,6 +43,9 @@ TRIALS = {
     ),
 }
 
+#: What the names of figures begin with that are the cases of one format each.
+BY_FORMAT = "cases of "
+
 OPENING = """# Reliability
 
 Nothing that was computed is lost, whatever fails: this page shows how that was tried, and what held. Each section is
@@ -71,7 +74,10 @@ def page() -> str:
 
 def _section(heading: str, what: str, record: dict[str, Any]) -> str:
     checks = [f"| {check} | {one['tried']:,} | {one['held']:,} |" for check, one in record["checks"].items()]
-    figures = [f"- {name}: {_figure(value)}" for name, value in record["figures"].items()]
+    figures = {name: _figure(value) for name, value in record["figures"].items()}
+    formats = [
+        f"{name.removeprefix(BY_FORMAT)} {figures.pop(name)}" for name in list(figures) if name.startswith(BY_FORMAT)
+    ]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     lines = [
         f"## {heading}",
@@ -82,7 +88,8 @@ def _section(heading: str, what: str, record: dict[str, Any]) -> str:
         "| --- | --: | --: |",
         *checks,
         "",
-        *([*figures, ""] if figures else []),
+        *([*(f"- {name}: {value}" for name, value in figures.items()), ""] if figures else []),
+        *([f"By format: {', '.join(formats)}.", ""] if formats else []),
         f"`python -m tests.trials.{record['trial']} --seed {record['seed']}`: {record['seconds']:,.0f} s on "
         f"{record['cpu_count']} cores ({record['cpu']}), {record['date'][:10]}, commit {record['git_commit'][:7]}; "
         f"{versions}.",
