@@ -336,7 +336,12 @@ def load_project(
     tables = {table.id: table for table in sorted(found.values(), key=in_order)}
     config = config or load_config(overrides, root)
     check_names(config, tables, root)
-    project = Project(root, config, tables)
+    left_out = [
+        name
+        for name, table in tables.items()
+        if table.optional and not any(column.slot in config.slots for column in table.columns)
+    ]
+    project = Project(root, config, {name: table for name, table in tables.items() if name not in left_out})
     _check_experiments(project)
     return project
 
