@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from rotquant.foundation.data import merge
-from rotquant.foundation.errors import ConfigError, RotquantError
+from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantError
 from rotquant.foundation.files import short_hash
 from rotquant.foundation.written import read_yaml
+from rotquant.identity.checkpoints import refuse_other
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.study import project as projects
@@ -290,6 +291,16 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, why: str
         load_config([tmp_path / name], REPOSITORY)
 
 
+def test_a_checkpoint_that_is_not_here_may_be_named_by_its_digest(tmp_path: Path) -> None:
+    copy = Copy(tmp_path)
+    slot = {"checkpoint": "results/models/small", "digest": "0123456789abcdef"}
+    copy.set_config({**CONFIG, "slots": dict.fromkeys(CONFIG["slots"], slot)})
+    project = projects.load_project(root=tmp_path)
+    assert {run.checkpoint_digest for run in project.runs.values()} == {slot["digest"]}
+    with pytest.raises(CheckpointError, match="results/models/small"):
+        refuse_other(project.checkpoint_path(slot["checkpoint"]), slot["digest"])
+
+
 @pytest.mark.parametrize(
     ("slot", "sentence"),
     [
@@ -305,6 +316,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, why: str
             {"group_sizes": {128: 3}},
             "slots.Llama-2-7B.group_sizes and outlier_features, in table quarot_table1",
         ),
+        ({"digest": "0123456789abcdef"}, "0.yaml: slots.Llama-2-7B.digest: the digest of "),
         ({"outlier_features": {256: 40}}, "outliers.features is 40, but attention_input has only 32 features"),
     ],
 )

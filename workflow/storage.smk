@@ -81,7 +81,7 @@ rule all:
         lambda wildcards: lacking(PLAN.tables),
     localrule: True
     shell:
-        "rotquant runs receive {input}" + BY_PLAN
+        "rotquant runs import {input}" + BY_PLAN
 
 
 for target, tables in TARGETS.items():
@@ -93,4 +93,4 @@ for target, tables in TARGETS.items():
             lambda wildcards, tables=tables: lacking(tables),
         localrule: True
         shell:
-            "rotquant runs receive {input}" + BY_PLAN
+            "rotquant runs import {input}" + BY_PLAN

@@ -1,4 +1,4 @@
-"""`rotquant runs archive` and `receive`: results as archives, between machines that share no file system."""
+"""`rotquant runs archive`, `export` and `import`: results as files, between machines that share no file system."""
 
 from pathlib import Path
 from typing import Annotated
@@ -34,21 +34,46 @@ def archive(
     archives.pack(chosen, output)
 
 
-def receive(
-    archived: Annotated[list[Path] | None, typer.Argument(help="Archives of parts of tables.")] = None,
+def export(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, e.g. quarot.tar.xz.")],
+    tables: Annotated[
+        list[str] | None, typer.Argument(help="Tables or papers. Default: all that are computed.")
+    ] = None,
     config: Configs = None,
     plan: PlanFile = None,
 ) -> None:
-    """Take results out of archives, but for those that are here and current, and record the parts of tables.
+    """Write all runs behind tables to one file: every seed, window and item, without models.
 
-    Pages are rendered from them as if they had been computed here.
+    `rotquant runs import` reads it elsewhere, where pages and verdicts are made from it again without a GPU.
+    """
+    output = output.absolute()
+    chosen = open_plan(config, plan)
+    check_output_file(output)
+    names = archives.tables_of(chosen, tables or ())
+    count = archives.export(chosen, names, output)
+    typer.echo(f"{output.name}: {count} runs, {output.stat().st_size / 1e6:.1f} MB")
+
+
+def import_(
+    archived: Annotated[list[Path] | None, typer.Argument(help="Files of `runs export` or `runs archive`.")] = None,
+    config: Configs = None,
+    plan: PlanFile = None,
+) -> None:
+    """Take runs out of files, but for those that are here and current, and record the parts of tables.
+
+    Pages are rendered from them as if they had been computed here. Runs of other settings or code stay out.
     """
     paths = [path.absolute() for path in archived or []]
     chosen = open_plan(config, plan)
-    parts = [archives.target_of(chosen, path.as_posix()) for path in paths]
-    if unknown := [part for part in parts if part not in chosen.parts]:
-        raise ResultError(f"{unknown[0]} is no part of a table; name archives below measured/.")
-    archives.unpack(chosen, paths)
-    for part in parts:
-        archives.record_received(chosen, part)
-        typer.echo(f"{part}: {len(chosen.part(part).runs)} runs are here")
+    runs = archives.unpack(chosen, paths)
+    touched = [part for part, planned in chosen.parts.items() if not runs.keys().isdisjoint(planned.runs)]
+    whole = [part for part in touched if archives.record_whole(chosen, part)]
+    others = [run for run, planned in runs.items() if not planned]
+    if runs and len(others) == len(runs):
+        raise ResultError(
+            f"none of the {len(runs)} runs is of the settings and the code that this project has: have the commit and "
+            "the configuration (--config) that they were computed with."
+        )
+    typer.echo(f"{len(runs) - len(others)} runs are here" + (f", of {', '.join(whole)} all" if whole else ""))
+    if others:
+        typer.echo(f"{len(others)} runs of other settings or code were left out")

@@ -4,14 +4,17 @@ An archive's name holds a digest of all that its content follows from, runs and 
 current and is never replaced, and several configurations, projects and people may share one place for them.
 
 Archives hold files of `results/` by their paths, data before the record that says what it is of. The archive of a
-table's part has everything that pages are made from: runs, tasks, and of weights and rotations all but the tensors.
+table's part has everything that pages are made from: runs, tasks, and of weights and rotations all but the tensors. An
+export is the same of whole tables in one compressed file, under any name: its runs say themselves what they are of.
 """
 
 import filecmp
+import lzma
 import shutil
 import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import atomic_path, canonical_json, check_regular, folder_beside, short_hash
@@ -22,6 +25,7 @@ from rotquant.study.results import (
     ROTATIONS_FILE,
     WEIGHTS_RECORD,
     part_path,
+    read_result,
     rotation_path,
     run_path,
     task_set_path,
@@ -95,12 +99,54 @@ def pack(plan: Plan, archive: Path) -> None:
         ResultError: something of it is not here.
     """
     key = target_of(plan, archive.as_posix())
-    kind = archive.parent.name
-    with atomic_path(archive) as temporary, tarfile.open(temporary, "w") as file:
-        for path in _files(plan, kind, key):
+    _write(archive, _files(plan, archive.parent.name, key), "w")
+
+
+def tables_of(plan: Plan, names: Sequence[str]) -> list[str]:
+    """Tables by their names or those of their papers; without names all whose runs are here.
+
+    Raises:
+        ResultError: without names, none is here.
+    """
+    if not names:
+        names = [name for name, table in plan.tables.items() if all(received(plan, part) for part in table.parts)]
+        if not names:
+            raise ResultError("no table's runs are all here; `snakemake` or `rotquant runs execute` computes them.")
+    papers = {name: [one for one, table in plan.tables.items() if table.paper == name] for name in names}
+    return [table for name in names for table in papers[name] or [name]]
+
+
+def export(plan: Plan, tables: Iterable[str], archive: Path) -> int:
+    """Write all that tables' pages are made from to one compressed file; how many runs that is.
+
+    Raises:
+        ConfigError: there is no such table.
+        ResultError: a run of theirs is not here, or not current.
+    """
+    parts = list(dict.fromkeys(part for table in tables for part in plan.table(table).parts))
+    runs = dict.fromkeys(run for part in parts for run in plan.part(part).runs)
+    if missing := [run for run in runs if jobs.result_current(plan, run) is None]:
+        raise ResultError(
+            f"{len(missing)} of {len(runs)} runs are not here or not current, among them {missing[0]}: "
+            "`rotquant runs execute` with the names of the tables makes them."
+        )
+    _write(archive, dict.fromkeys(path for part in parts for path in _files(plan, "measured", part)), "w:xz")
+    return len(runs)
+
+
+def _write(archive: Path, paths: Iterable[Path], mode: Literal["w", "w:xz"]) -> None:
+    with atomic_path(archive) as temporary, tarfile.open(temporary, mode) as file:
+        for path in paths:
             if not path.is_file():
                 raise ResultError(f"{archive} cannot be written: {path} is not here.")
-            file.add(path, arcname=path.as_posix(), recursive=False)
+            file.add(path, arcname=path.as_posix(), recursive=False, filter=_nobodys)
+
+
+def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A file without who made it."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
 
 
 def _files(plan: Plan, kind: str, key: str) -> list[Path]:
@@ -129,15 +175,19 @@ def _stored(key: str, tensors: bool) -> list[Path]:
     return [*kept, folder / WEIGHTS_RECORD]
 
 
-def unpack(plan: Plan, archives: Sequence[Path]) -> None:
-    """Write the files of archives where results lie, but for those that are here and current.
+def unpack(plan: Plan, archives: Sequence[Path]) -> dict[str, bool]:
+    """Write the files of archives where results lie, but for those that are here and current or not of this plan.
 
     The record of a folder is removed before its data is written, and comes last: an interruption leaves nothing that
     looks whole.
 
+    Returns:
+        The archives' runs, and of each whether it is of this plan: of its settings and code.
+
     Raises:
         ResultError: an archive is damaged, or holds a file that is no result; the disk is full.
     """
+    runs: dict[str, bool] = {}
     for archive in archives:
         check_regular(archive)
         with folder_beside(Path("results/received")) as folder:
@@ -147,24 +197,25 @@ def unpack(plan: Plan, archives: Sequence[Path]) -> None:
                     for member in members:
                         _check(archive, member)
                     file.extractall(folder, members, filter="data")
-            except (tarfile.TarError, EOFError) as error:
+            except (tarfile.TarError, EOFError, lzma.LZMAError) as error:
                 raise ResultError(f"the archive {archive} is damaged ({error}); delete it and make it anew.") from None
             names = [Path(member.name) for member in members]
-            for path in [path for path in names if not _is_here(plan, path)]:
+            found = {path.stem: _is_planned(plan, folder, path) for path in names if path.parts[1] == "runs"}
+            behind = {key for run, planned in found.items() if planned for key in _behind(plan, run)}
+            wanted = [path for path in names if not found or Path(path.parts[2]).stem in behind]
+            for path in [path for path in wanted if not _is_here(plan, path)]:
                 _place(folder / path, path)
+            runs |= found
+    return runs
 
 
-def record_received(plan: Plan, part: str) -> None:
-    """Record a part of a table whose runs have been received.
-
-    Raises:
-        ResultError: one of them is not here, or not of this plan.
-    """
+def record_whole(plan: Plan, part: str) -> bool:
+    """Record a part of a table if all of its runs are here and current; whether they are."""
     results = {run: jobs.result_current(plan, run) for run in plan.part(part).runs}
-    missing = [run for run, result in results.items() if result is None]
-    if missing:
-        raise ResultError(f"{part}: run {missing[0]} was not received; `rotquant runs execute {missing[0]}` makes it.")
-    jobs.record_part(plan, part, {run: result.value for run, result in results.items() if result is not None})
+    found = {run: result.value for run, result in results.items() if result is not None}
+    if len(found) == len(results):
+        jobs.record_part(plan, part, found)
+    return len(found) == len(results)
 
 
 def received(plan: Plan, part: str) -> bool:
@@ -177,6 +228,31 @@ def _check(archive: Path, member: tarfile.TarInfo) -> None:
     inside = parts[:1] == ("results",) and len(parts) > 2 and parts[1] in _RECORDS and ".." not in parts
     if not (inside and member.isfile()):
         raise ResultError(f"the archive {archive} holds {member.name[:100]!r}, which is no result's file.")
+
+
+def _is_planned(plan: Plan, folder: Path, path: Path) -> bool:
+    """Whether an unpacked run is one of the plan's, by its settings and its code.
+
+    Raises:
+        ResultError: it is damaged.
+    """
+    result = read_result(folder / path)
+    if (planned := plan.runs.get(path.stem)) is None:
+        return False
+    made = [(result.provenance, planned.code)]
+    if planned.weights is not None:
+        stored = plan.stored(planned.weights)
+        made.append((result.weights or {}, stored.code))
+        if stored.rotation is not None:
+            made.append((result.rotation or {}, plan.rotation(stored.rotation).code))
+    return all(record.get("code_digest") == code for record, code in made)
+
+
+def _behind(plan: Plan, run: str) -> list[str]:
+    """The keys of a run and of what it was measured with: weights, learned rotations, tasks."""
+    planned = plan.planned(run)
+    rotation = None if planned.weights is None else plan.stored(planned.weights).rotation
+    return [key for key in (run, planned.weights, rotation, planned.tasks) if key is not None]
 
 
 def _is_here(plan: Plan, path: Path) -> bool:

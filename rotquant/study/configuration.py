@@ -92,6 +92,9 @@ class SlotFields(Amounts):
 
     checkpoint: Annotated[str, Field(min_length=1)]
     """A local Hugging Face folder (safetensors and tokenizer) or a hub id, `owner/name` or `owner/name@revision`."""
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None = None
+    """Digest of a local checkpoint, as pages show it. One that is here is held to it; where none is, runs that were
+    computed on it elsewhere are shown (`rotquant runs import`), and nothing is computed."""
     compute: bool = True
     """false leaves the columns of this slot uncomputed."""
     batch_size: Annotated[int, Field(gt=0)] = 8

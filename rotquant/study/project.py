@@ -241,12 +241,20 @@ class Project:
         """Digest of the checkpoint that a slot names.
 
         Raises:
-            ConfigError: it does not exist, or is no checkpoint; the sentence names the configuration's file and key.
+            ConfigError: it does not exist and the slot says no digest, it is no checkpoint, or its digest is another
+                than the slot's; the sentence names the configuration's file and key.
         """
+        told = self.config.slot(slot)
+        place = self.checkpoint_path(told.checkpoint)
+        if told.digest is not None and not Path(place).exists():
+            return told.digest
         try:
-            return checkpoint_digest(self.checkpoint_path(self.config.slot(slot).checkpoint))
+            found = checkpoint_digest(place)
         except CheckpointError as error:
             raise ConfigError(f"{self.config.where('slots', slot, 'checkpoint')}: {error}") from None
+        if told.digest not in (None, found):
+            raise ConfigError(f"{self.config.where('slots', slot, 'digest')}: the digest of {place} is {found}.")
+        return found
 
     @functools.cache  # noqa: B019
     def text(self, portion: Portion) -> str:
@@ -336,7 +344,12 @@ def load_project(
     tables = {table.id: table for table in sorted(found.values(), key=in_order)}
     config = config or load_config(overrides, root)
     check_names(config, tables, root)
-    project = Project(root, config, tables)
+    left_out = [
+        name
+        for name, table in tables.items()
+        if table.optional and not any(column.slot in config.slots for column in table.columns)
+    ]
+    project = Project(root, config, {name: table for name, table in tables.items() if name not in left_out})
     _check_experiments(project)
     return project
 

@@ -93,6 +93,21 @@ class Row(Written):
         return self
 
 
+class Effect(Written):
+    """By how much one row is above another, as a paper has it and as it goes with the width of models."""
+
+    name: str
+    """What makes the difference."""
+    row: str
+    """The row."""
+    over: str
+    """The row that it is compared with."""
+    published: Annotated[Many[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)]
+    """What a paper prints for both on Llama-2-7B."""
+    source: str
+    """Where it does."""
+
+
 class Figure(Written):
     """The figure that goes with a table."""
 
@@ -111,6 +126,7 @@ class Figure(Written):
         "loss_curves",
         "weight_kurtosis",
         "hadamard_kurtosis",
+        "widths",
     ]
     """What is drawn."""
     caption: str
@@ -123,6 +139,8 @@ class Figure(Written):
     """Rows that are drawn, by `relative_increase` and `tasks` beside the one that these are compared with; else all."""
     own_scales: bool = False
     """Whether each panel of `magnitudes` has a scale of its own, where rows differ by powers of ten."""
+    effects: Many[Effect] = ()
+    """What `widths` draws, and the page lists; names of columns begin with the width."""
 
 
 class Titled(Written):
@@ -167,6 +185,8 @@ class TableFields(Titled):
     """What the paper says about the numbers; a table of your own needs none."""
     figure: Figure | None = None
     """The figure that goes with it."""
+    optional: bool = False
+    """Whether it is left out where the configuration has none of its slots."""
     transposed: bool = False
     """Whether pages show its columns below each other and its rows side by side, as the paper prints them."""
 
@@ -187,7 +207,10 @@ class TableFields(Titled):
             raise ValueError("rows: a row name occurs twice")
         if len(columns) < len(self.columns):
             raise ValueError("columns: a column name occurs twice")
-        drawn = (self.figure.over or self.baseline, *(self.figure.rows or ())) if self.figure else ()
+        drawn: tuple[str, ...] = ()
+        if self.figure:
+            compared = (row for effect in self.figure.effects for row in (effect.row, effect.over))
+            drawn = (self.figure.over or self.baseline, *(self.figure.rows or ()), *compared)
         for place, name in (("baseline", self.baseline), *(("figure", name) for name in drawn)):
             if lookup(rows, name, f"{place}: unknown row").method is None:
                 raise ValueError(f"row {name!r} is not computed, so nothing can be relative to it or drawn")

@@ -16,6 +16,7 @@ from rotquant.reporting.figures import (
     ranges,
     scaling,
     tokens,
+    widths,
 )
 from rotquant.reporting.figures.axes import PercentAxis, change_label
 from rotquant.reporting.figures.changes import Change, change_between
@@ -153,6 +154,7 @@ KINDS: dict[str, Callable[[Project, Table, Values, Sheet], None]] = {
     "loss_curves": losses.loss_curves,
     "weight_kurtosis": kurtosis.weight_kurtosis,
     "hadamard_kurtosis": kurtosis.hadamard_kurtosis,
+    "widths": widths.widths,
 }
 
 

@@ -5,11 +5,14 @@ else.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from rotquant.reporting.estimates import Interval
 from rotquant.reporting.figures.changes import change_between
 from rotquant.reporting.pages.model import Grid, GridColumn, Tasks, Whose, beside
+from rotquant.reporting.widths import Course
 from rotquant.reporting.words.describe import is_stand_in, model_name
 from rotquant.reporting.words.numbers import show, show_change, words
 from rotquant.study.project import Project
@@ -55,6 +58,36 @@ def change_grids(project: Project, table: Table, values: Values) -> tuple[Grid, 
 
     rows = [row for row in table.computed_rows if row.name != table.baseline]
     return _grids(project, table, rows, pair, mains) if mains and rows else ()
+
+
+def effect_grid(found: Sequence[Course]) -> Grid:
+    """By how much rows are above others on models of several widths, in percent with 95 % intervals."""
+    columns = list(dict.fromkeys(column for course in found for column in course.rises))
+    on_models = [GridColumn([_rise(course.rises.get(column)) for course in found], column) for column in columns]
+    slopes = [
+        "-" if line is None else _interval(*(100 * math.expm1(one) for one in (line.slope, line.low, line.high)))
+        for line in (course.line for course in found)
+    ]
+    papers = [f"{show_change(course.papers)} ({course.effect.source})" for course in found]
+    rest = [
+        GridColumn(slopes, "a doubling of the width"),
+        GridColumn(papers, "published", published=""),
+        GridColumn([course.way or "-" for course in found], "wider models go"),
+    ]
+    compared = [f"{course.effect.row} over {course.effect.over}" for course in found]
+    labels = [[course.effect.name, rows] for course, rows in zip(found, compared, strict=True)]
+    return Grid("", ["Effect", "Rows"], labels, [*on_models, *rest])
+
+
+def _rise(rise: Interval | None) -> str:
+    return "-" if rise is None else _interval(rise.effect, rise.low, rise.high)
+
+
+def _interval(effect: float, low: float, high: float) -> str:
+    if not math.isfinite(effect):
+        return show(effect)
+    digits = 1 if abs(effect) < 100 else 0
+    return f"{show_change(effect)} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def task_grids(project: Project, table: Table, values: Values) -> tuple[Tasks, ...]:

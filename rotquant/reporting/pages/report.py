@@ -13,10 +13,11 @@ from rotquant.recipes.schemes import ZeroShot
 from rotquant.reporting.claims import outcomes
 from rotquant.reporting.pages import origins
 from rotquant.reporting.pages.effort import given
-from rotquant.reporting.pages.grids import change_grids, task_grids, value_grids
+from rotquant.reporting.pages.grids import change_grids, effect_grid, task_grids, value_grids
 from rotquant.reporting.pages.model import Report
 from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.tracking import Logged
+from rotquant.reporting.widths import courses
 from rotquant.reporting.words.describe import corpus_words, is_about_models, is_of_the_paper, is_stand_in, lead, title
 from rotquant.reporting.words.numbers import not_finite
 from rotquant.reporting.words.templates import sentences
@@ -86,6 +87,7 @@ def _details(project: Project, table: Table, values: Values, results: origins.Re
     return {
         "baseline": table.baseline,
         "changes": change_grids(project, table, values),
+        "effects": effect_grid(found) if (found := courses(project, table, values, results)) else None,
         "columns": origins.computed_on(project, table) if is_about_models(table) else (),
         "groups": any(origins.has_groups(run.recipe) for run in runs),
         "outliers": any(run.recipe.held_out for run in runs),
