@@ -67,7 +67,7 @@ OF_MODELS = {
     "Llama-3.2-1B": distilled(epochs=16, batch_size=4),
     "Llama-3.2-3B": distilled(batch_size=4),
 }
-OWN_REPORTS = ("switches", "budget")
+OWN_REPORTS = ("switches", "budget", "causes", "learning")
 INSTRUCTED_TASKS = {("mmlu",): 5, ("tldr",): 1}  # SpinQuant Sec. A.10, RCP Table 2: examples in the prompt
 #: RCP Sec. 5.1, in the prompt of each model: tasks that are asked of models of one domain.
 DOMAIN_TASKS = {
