@@ -256,5 +256,5 @@ def round_block(stage: Stage, learned: Learned, index: int, layer: nn.Module) ->
             rounded.append(QuantizedWeight(quantize(learned.weights[name], qparams, scheme), qparams, scheme))
         stage.store(index, layer, site, rounded)
     for name, gain in learned.norms.items():
-        layer.get_submodule(name).weight.copy_(gain)
+        layer.get_parameter(f"{name}.weight").copy_(gain)
     stage.keep_scales(index, {name: QParams(scale.detach()) for name, scale in learned.static.items()})
