@@ -132,6 +132,15 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
     return QParams(scale, torch.round(-clip * low / scale))
 
 
+def share_of_all_steps(scheme: QuantizationScheme) -> float:
+    """What a symmetric scale that covers a range is multiplied by to become 2 max|x| / (2^b - 1): 7 / 7.5 for 4 bits.
+
+    The range then takes all steps between the 2^b codes, as PrefixQuant's authors' code has it, and the largest value
+    lies on the tie above the largest code. Asymmetric scales take all steps anyway: 1.
+    """
+    return (2**scheme.bits - 2) / (2**scheme.bits - 1) if scheme.symmetric else 1.0
+
+
 def quantize(x: Tensor, qparams: QParams, scheme: QuantizationScheme) -> Tensor:
     """Integer codes round(x / scale) + zero_point, clamped to the range of the scheme; halves round to even.
 
