@@ -38,6 +38,8 @@ KINDS = {
     "nf3": ("bitdistiller-rotated", 3, {}),
     "learned_range": ("rcp", 2, {"quantizer": "lwc"}),
     "ldp": ("rcp", 2, {}),
+    "lwc_exact": ("rcp", 2, {"quantizer": "lwc_exact"}),
+    "nothing": ("rcp", 2, {"learned": "nothing"}),
     "ramp": ("rcp", 2, {"straight_through": "ramp"}),
     "n2uq": ("rcp", 2, {"quantizer": "n2uq"}),
     "nf3_ldp": ("rcp", 3, {}),
@@ -148,7 +150,7 @@ def test_records_say_what_is_learned(kind):
         "learned_range": {"clip_high", "clip_low"},
         "nf3_ldp": {"clip_high", "clip_low", "centre"},
     }.get(kind, {"clip_high", "clip_low", "partition_1", "partition_2", "partition_3"})
-    rates = {"quantizer_gradient"} if learned else set()
+    rates = {"quantizer_gradient"} if learned and kind != "nothing" else set()
     assert set(record) == {"step", "loss", "reverse_kl", "forward_kl", "weight_gradient"} | rates | learned
     assert all(0 < record[name] < 1 for name in learned)
     if "partition_1" in learned:
@@ -298,6 +300,8 @@ def test_what_does_not_fit_is_refused_in_one_sentence():
     assert "2 and 3 bits" in refusal({"weights": {"scheme": {"bits": 4}}})
     assert "between two ends" in refusal({"weights": {"scheme": {"symmetric": True}}}, "bitdistiller")
     assert "only 4" in refusal({"methods": {"rcp": {"text": {"samples": 4}}}})
+    exact = {"methods": {"rcp": {"quantizer": "lwc_exact"}}, "weights": {"scheme": {"bits": 3}}}
+    assert "lwc_exact has 2 bits" in refusal(exact)
     assert "n2uq has 2 bits" in refusal({"methods": {"rcp": {"quantizer": "n2uq"}}, "weights": {"scheme": {"bits": 3}}})
     assert "R1" in refusal({"methods": {"rcp": {"factorized": True}}, "rotation": None})
     assert "clip_search" in refusal({"weights": {"clip_search": True}})
@@ -326,7 +330,8 @@ def test_a_gpu_trains_as_the_host_does(kind, dtype):
 def test_clips_begin_by_the_rounding_that_the_settings_name():
     def lost(rounding):
         """What rounding the first layer's weights adds to the outputs at the start."""
-        work = begun(recipe(start_rounding=rounding), tiny_model(dtype=torch.float64))
+        of = recipe(start_rounding=rounding, start_target="weight")
+        work = begun(of, tiny_model(dtype=torch.float64))
         work._begin(resumed=False)
         with torch.no_grad():
             weight = work.model.model.layers[0].self_attn.q_proj.weight
@@ -337,6 +342,46 @@ def test_clips_begin_by_the_rounding_that_the_settings_name():
     (of_own, clips), (of_uniform, others) = lost("own"), lost("uniform")
     assert not torch.equal(clips, others)
     assert of_own < of_uniform
+
+
+def test_clips_begin_as_equation_6_prints():
+    """By default: the shares at which Eq. 1's rounding is nearest to the clipped weight, pair by pair."""
+    work = begun(recipe(), tiny_model(dtype=torch.float64))
+    work._begin(resumed=False)
+    layer = work.model.model.layers[0]
+    with torch.no_grad():
+        hidden = layer.input_layernorm(work.model.model.embed_tokens(TEXT[:4])).flatten(0, 1)
+        weight = layer.self_attn.q_proj.weight
+        quantizer = work.quantizers[0, "self_attn.q_proj"]
+        for row, group in [(0, 0), (5, 1), (17, 3)]:
+            own, read = weight[row, 16 * group :][:16], hidden[:, 16 * group :][:, :16]
+
+            def error(high, low, own=own, read=read):
+                least, most = low * own.min(), high * own.max()
+                scale = (most - least) / 3
+                zero = -(least / scale).round()
+                rounded = (((own / scale).round() + zero).clamp(0, 3) - zero) * scale
+                return (read @ (rounded - own.clamp(least, most))).square().sum().item()
+
+            grid = [1 - step / 20 for step in range(10)]
+            found = [quantizer.gamma[row, group].sigmoid().item(), quantizer.beta[row, group].sigmoid().item()]
+            best = min(error(high, low) for high in grid for low in grid)
+            # The whole range starts at a share of 0.99, whose logit is finite.
+            chosen = [min(grid, key=lambda share, end=end: abs(min(share, 0.99) - end)) for end in found]
+            assert error(*chosen) == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "still"), [("lwc_exact", ("s1", "s2")), ("nothing", ("gamma", "beta", "s1", "s2"))])
+def test_parameters_that_are_not_learned_stay_where_they_begin(kind, still):
+    of = recipe(kind)
+    begin = begun(of, tiny_model(dtype=torch.float64))
+    begin._begin(resumed=False)
+    end = begun(of, tiny_model(dtype=torch.float64))
+    end.run()
+    for place, quantizer in end.quantizers.items():
+        for name, parameter in quantizer.named_parameters():
+            before = begin.quantizers[place].get_parameter(name)
+            assert torch.equal(parameter, before) == (name in still)
 
 
 def test_the_rate_of_weights_follows_the_cache_where_it_is_not_given():

@@ -77,6 +77,11 @@ class SelfDistillation(Method):
         return "own"
 
     @property
+    def fixed(self) -> tuple[str, ...]:
+        """Parameters of quantizers, by their names, that stay as they begin."""
+        return ()
+
+    @property
     def steps(self) -> int:
         """Of AdamW."""
         return self.epochs * (self.text.samples // self.batch_size)

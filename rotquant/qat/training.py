@@ -155,7 +155,10 @@ class Training:
 
     def _quantizer(self, weight: Tensor, clips: Clips | None) -> TrainableQuantizer:
         kind, scheme = self.settings.kind(self.recipe), self.recipe.rounded.scheme
-        return make_quantizer(kind, weight, self._group_size(weight), scheme.bits, clips, self.settings.slope)
+        quantizer = make_quantizer(kind, weight, self._group_size(weight), scheme.bits, clips, self.settings.slope)
+        for name, parameter in quantizer.named_parameters():
+            parameter.requires_grad_(name not in self.settings.fixed)
+        return quantizer
 
     def _group_size(self, weight: Tensor) -> int:
         return self.recipe.rounded.scheme.group_size or weight.shape[1]
