@@ -212,7 +212,7 @@ def test_level_rounding_is_what_partitioning_starts_as_and_eq_1_with_an_exact_ze
 
 
 def test_ldp_without_learned_partitions_is_lwc_with_an_exact_zero_point() -> None:
-    """RCP's `lwc_exact`, its values and gradients, against rounding to even levels by the scheme with exact zero points."""
+    """RCP's `lwc_exact`, values and gradients, against rounding to even levels by the scheme with exact zero points."""
     weight = random(OUT, IN, dtype=torch.float64).requires_grad_()
     clips, upstream = random_clips(), random(OUT, IN, seed=1, dtype=torch.float64)
     partitioned = make_quantizer("ldp", weight, SIZE, 2, clips)

@@ -159,7 +159,8 @@ def test_the_confidence_may_be_the_mean_of_the_teachers_largest_probabilities():
     with torch.no_grad():
         largest = tiny_model(dtype=torch.float64)(TEXT).logits[:, :-1].softmax(-1).amax(-1).mean().item()
     record = build(recipe("range", epochs=1, confidence="largest")).history[0]
-    assert record["loss"] == pytest.approx(largest * record["reverse_kl"] + (1 - largest) * record["forward_kl"], rel=1e-6)
+    expected = largest * record["reverse_kl"] + (1 - largest) * record["forward_kl"]
+    assert record["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_teacher_writes_the_text_after_its_first_tokens():
@@ -236,11 +237,13 @@ def test_records_say_what_is_learned(kind):
         "nf3": set(),
         "learned_range": {"clip_high", "clip_low"},
         "nf3_ldp": {"clip_high", "clip_low", "centre"},
-    }.get(kind, {"clip_high", "clip_low", "partition_1", "partition_2", "partition_3"})
+    }.get(kind, {"clip_high", "clip_low", "partition_1", "partition_2", "partition_3", "from_uniform"})
     rates = {"quantizer_gradient"} if learned and kind != "nothing" else set()
     rates |= {"validation_loss"} if kind == "authors" else set()
     assert set(record) == {"step", "loss", "reverse_kl", "forward_kl", "weight_gradient"} | rates | learned
-    assert all(0 < record[name] < 1 for name in learned)
+    assert all(0 < record[name] < 1 for name in learned - {"from_uniform"})
+    moved = record.get("from_uniform", 0.0) > 1e-6
+    assert moved == (kind in ("ldp", "ramp", "n2uq", "factorized"))
     if "partition_1" in learned:
         assert sum(record[f"partition_{place}"] for place in (1, 2, 3)) == pytest.approx(1.0)
 

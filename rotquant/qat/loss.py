@@ -162,8 +162,7 @@ def largest_probabilities(hidden: Tensor, head: Tensor, chunk: int | None = None
     """
     states = hidden[:, :-1].flatten(0, 1)
     found = [
-        _logits(states[rows], head).softmax(-1).amax(1)
-        for rows in _chunks(len(states), chunk or tokens_at_once(head))
+        _logits(states[rows], head).softmax(-1).amax(1) for rows in _chunks(len(states), chunk or tokens_at_once(head))
     ]
     return torch.cat(found).unflatten(0, (len(hidden), -1))
 

@@ -38,8 +38,8 @@ class SelfDistillation(Method):
     epochs: Annotated[int, Field(gt=0)] = 8
     """How often each sequence is seen: 8 times, and 16 for LLaMA-3.2 1B (RCP Table 8)."""
     batch_size: Annotated[int, Field(gt=0)] = 64
-    """Sequences in each step. RCP's Table 8 prints 8 for 7B, 4 for 1B, 3B and 8B, 32 for 13B, probably for each of its 8
-    GPUs: App. A.5 cuts a batch "from 8 to 1" for the memory of one, and BitDistiller's script has
+    """Sequences in each step. RCP's Table 8 prints 8 for 7B, 4 for 1B, 3B and 8B, 32 for 13B, probably for each of its
+    8 GPUs: App. A.5 cuts a batch "from 8 to 1" for the memory of one, and BitDistiller's script has
     `per_device_train_batch_size` on 8. So a step has 64 of 7B, and 8,000 samples make some 1,000 steps in 8 epochs, not
     8,000."""
     weight_lr: Annotated[float, Field(gt=0.0)] | None = None
@@ -65,8 +65,9 @@ class SelfDistillation(Method):
     validate_every: Annotated[int, Field(gt=0)] = 4
     """Steps between two measurements of that loss (BitDistiller's `eval_steps`); the last step has one too."""
     gradient_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
-    """At which the norm of all gradients together is cut, the default of the trainer that BitDistiller's code calls; null
-    never cuts. (The code adds the loss up over a sample's tokens. Here it is their mean, so the cut acts less often.)"""
+    """At which the norm of all gradients together is cut, the default of the trainer that BitDistiller's code calls;
+    null never cuts. The code adds the loss up over a sample's tokens. Here it is their mean, so the cut acts less
+    often."""
     factorized: bool = False
     """Whether R1 stays an operator of its own in training, beside weights that are not rotated (RCP Table 12)."""
 
@@ -138,13 +139,13 @@ class SelfDistillation(Method):
         trained = self.text.samples - self.validated
         if trained < self.batch_size:
             raise ValueError(
-                f"{self.name}.batch_size is {self.batch_size}, and {self.name}.text.samples only {self.text.samples}, of "
-                f"which {trained} are trained on: take more samples or smaller batches"
+                f"{self.name}.batch_size is {self.batch_size}, and {self.name}.text.samples only {self.text.samples}, "
+                f"of which {trained} are trained on: take more samples or smaller batches"
             )
         if self.temperature is not None and self.prompt >= self.text.sequence_length:
             raise ValueError(
-                f"{self.name}.prompt is {self.prompt}, and {self.name}.text.sequence_length {self.text.sequence_length}: "
-                "take longer samples, shorter prompts, or set temperature to null"
+                f"{self.name}.prompt is {self.prompt}, and {self.name}.text.sequence_length "
+                f"{self.text.sequence_length}: take longer samples, shorter prompts, or set temperature to null"
             )
         fixed = recipe.fuses_norms and not recipe.has_role("rotations")
         if self.factorized and not fixed:
@@ -179,8 +180,9 @@ class SelfDistillation(Method):
             text += f", {self.validated} of them held out, by which the best step is kept"
         cut = "" if self.gradient_norm is None else f", gradients cut at a norm of {self.gradient_norm:g}"
         return (
-            f"{self.title}, {self.epochs} epochs of {text}, lr {rates}, {self.schedule}{cut}; CAKLD with a = {share}; clips "
-            f"begin by a search on {self.start_samples} samples{', R1 beside the weights' if self.factorized else ''}"
+            f"{self.title}, {self.epochs} epochs of {text}, lr {rates}, {self.schedule}{cut}; CAKLD with a = {share}; "
+            f"clips begin by a search on {self.start_samples} samples"
+            f"{', R1 beside the weights' if self.factorized else ''}"
         )
 
     def apply(self, stage: "Stage") -> None:

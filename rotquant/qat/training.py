@@ -445,12 +445,13 @@ def _share(settings: "SelfDistillation", step: int) -> float:
 
 def _shape_of(learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What quantizers' parameters, [groups] by their names, mean: the shares of the range at which clips and partitions
-    are."""
+    are, and how far the partition that left a third most is from it."""
     ends = {"clip_high": "gamma", "clip_low": "beta"}
     found = {end: learned[name].sigmoid() for end, name in ends.items() if name in learned}
     if "s2" in learned:
         shares = partitions(learned["s1"].unsqueeze(-1), learned["s2"].unsqueeze(-1))
         found |= {f"partition_{place + 1}": shares[:, place] for place in range(3)}
+        found["from_uniform"] = (shares - 1 / 3).abs().amax(-1)
     elif "s1" in learned:
         found["centre"] = learned["s1"].sigmoid()
     return found

@@ -27,9 +27,9 @@ class RCP(SelfDistillation):
     quantizer: Literal["ldp", "lwc", "lwc_exact", "n2uq"] = "ldp"
     """`ldp`, learned partitions with levels between their centres (Eqs. 7 to 11), at 3 bits NF3 around a learned centre
     (Eqs. 12, 13); `lwc`, learned ends and equal distances by Eq. 1, whose zero point is a whole number (Table 9);
-    `lwc_exact`, the same with the lower end itself as the lowest level, as `ldp` has it, at 2 bits: what is left of `ldp`
-    without partitions; `n2uq`, learned partitions with levels at equal distances, against which Section 4.3 argues, at 2
-    bits."""
+    `lwc_exact`, the same with the lower end itself as the lowest level, as `ldp` has it, at 2 bits: what is left of
+    `ldp` without partitions; `n2uq`, learned partitions with levels at equal distances, against which Section 4.3
+    argues, at 2 bits."""
     learned: Literal["all", "nothing"] = "all"
     """Of clips, partitions and centres: `nothing` keeps them where they begin, and the weights alone are trained."""
     quantizer_lr: Annotated[float, Field(gt=0.0)] = 1e-5
@@ -39,11 +39,11 @@ class RCP(SelfDistillation):
     that of a ramp over the step's partition. At 2 bits with learned partitions."""
     start_target: Literal["weight", "clipped"] = "clipped"
     """With what the search by which clips begin compares the rounded weight's outputs: `clipped`, those of the clipped
-    weight, as Eq. 6 prints, which counts no error of clipping; `weight`, those of the weight, as the search that the paper
-    cites and BitDistiller's code."""
+    weight, as Eq. 6 prints, which counts no error of clipping; `weight`, those of the weight, as the search that the
+    paper cites and BitDistiller's code."""
     start_rounding: Literal["own", "uniform"] = "uniform"
-    """How it rounds: `uniform`, by Eq. 1, as Eq. 6 prints, whose whole zero point moves the levels that learned partitions
-    then put elsewhere; `own`, as the quantizer does at its start."""
+    """How it rounds: `uniform`, by Eq. 1, as Eq. 6 prints, whose whole zero point moves the levels that learned
+    partitions then put elsewhere; `own`, as the quantizer does at its start."""
 
     @property
     def slope(self) -> Literal["step", "ramp"]:
@@ -91,7 +91,7 @@ class RCP(SelfDistillation):
         start = "as Eq. 6 prints" if printed else f"with {self.start_rounding} rounding against the {self.start_target}"
         kind = "lwc_exact" if self.quantizer == "lwc_exact" else self.kind(recipe)
         learned = "" if self.learned == "all" else ", nothing learned beside the weights"
-        return f"{super().words(recipe)} {start}; {kind}{learned}"
+        return f"{super().words(recipe)}, {start}; {kind}{learned}"
 
     @classmethod
     def presets(cls) -> Mapping[str, Callable[[], Recipe]]:
