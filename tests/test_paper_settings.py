@@ -59,10 +59,10 @@ def distilled(**settings: int) -> dict[str, dict[str, int]]:
 OF_MODELS = {
     "Llama-3-70B": SLOWER,
     "Llama-3-70B-Instruct": SLOWER,
-    "Llama-2-13B": distilled(batch_size=32),
-    "Llama-3-8B": distilled(batch_size=4),
-    "Llama-3.2-1B": distilled(epochs=16, batch_size=4),
-    "Llama-3.2-3B": distilled(batch_size=4),
+    "Llama-2-13B": distilled(batch_size=256),
+    "Llama-3-8B": distilled(batch_size=32),
+    "Llama-3.2-1B": distilled(epochs=16, batch_size=32),
+    "Llama-3.2-3B": distilled(batch_size=32),
 }
 OWN_REPORTS = ("switches", "budget")
 INSTRUCTED_TASKS = {("mmlu",): 5, ("tldr",): 1}  # SpinQuant Sec. A.10, RCP Table 2: examples in the prompt
