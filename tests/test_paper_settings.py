@@ -62,10 +62,10 @@ OF_MODELS = {
     "Mistral-7B": {"smoothquant": {"alpha": 0.8}},
     "Llama-3-70B": SLOWER,
     "Llama-3-70B-Instruct": SLOWER,
-    "Llama-2-13B": distilled(batch_size=32),
-    "Llama-3-8B": distilled(batch_size=4),
-    "Llama-3.2-1B": distilled(epochs=16, batch_size=4),
-    "Llama-3.2-3B": distilled(batch_size=4),
+    "Llama-2-13B": distilled(batch_size=256),
+    "Llama-3-8B": distilled(batch_size=32),
+    "Llama-3.2-1B": distilled(epochs=16, batch_size=32),
+    "Llama-3.2-3B": distilled(batch_size=32),
 }
 OWN_REPORTS = ("switches", "budget", "causes", "learning")
 INSTRUCTED_TASKS = {("mmlu",): 5, ("tldr",): 1}  # SpinQuant Sec. A.10, RCP Table 2: examples in the prompt
