@@ -109,9 +109,9 @@ def test_outlier_columns_are_kept_in_higher_precision_and_in_their_place(bits: i
     assert quantized.shape == weight.shape
 
 
-def test_outliers_that_break_the_groups_are_refused_in_one_sentence() -> None:
-    split = ColumnSplit(torch.arange(32), outliers=3)
-    with pytest.raises(RecipeError, match=r"group size 8 does not divide the 29 features .*32, less 3 outliers"):
+def test_outliers_that_leave_no_group_are_refused_in_one_sentence() -> None:
+    split = ColumnSplit(torch.arange(32), outliers=25)
+    with pytest.raises(RecipeError, match=r"group size 8 exceeds the 7 features .*32, less 25 outliers"):
         quantize_rtn(gaussian(4, 32), WeightQuantization(scheme=SCHEMES[2]), split)
     with pytest.raises(RecipeError, match="leave nothing to quantize"):
         quantize_rtn(gaussian(4, 32), WeightQuantization(scheme=SCHEMES[0]), ColumnSplit(torch.arange(32), 32))

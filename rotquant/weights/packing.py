@@ -84,7 +84,7 @@ def take_weight(
     parts = {part: tensors.pop(f"{name}.{part}", None) for part in _PARTS}
     outliers = 0 if parts["outlier_values"] is None else parts["outlier_values"].shape[-1]
     normal = features - outliers
-    groups = {"tensor": (), "channel": (rows, 1), "group": (rows, normal // (scheme.group_size or 1), 1)}
+    groups = {"tensor": (), "channel": (rows, 1), "group": (rows, -(-normal // (scheme.group_size or 1)), 1)}
     expected = {
         "codes": (rows, (normal + 1) // 2 if scheme.bits <= 4 else normal),
         "scale": groups[scheme.granularity],
