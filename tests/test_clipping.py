@@ -65,6 +65,14 @@ def test_the_result_does_not_depend_on_how_rows_are_chunked(monkeypatch: pytest.
     torch.testing.assert_close(search_clip(weight, SCHEMES[0], 2.4), whole, rtol=0, atol=0)
 
 
+def test_clips_of_a_ragged_row_are_those_of_each_group_by_itself() -> None:
+    weight, row = gaussian(6, 29, dtype=torch.float64), QuantizationScheme(bits=3, granularity="channel")
+    scheme = QuantizationScheme(bits=3, granularity="group", group_size=8)
+    alone = torch.stack([search_clip(part, row, 2.4) for part in weight.split(8, dim=1)], dim=1)
+    assert alone.shape == (6, 4, 1)
+    torch.testing.assert_close(search_clip(weight, scheme, 2.4), alone, rtol=0, atol=0)
+
+
 def test_one_large_weight_in_a_row_is_clipped_but_not_below_the_last_candidate() -> None:
     weight = gaussian(1, 256)
     weight[0, 0] = 1e4

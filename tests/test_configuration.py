@@ -299,10 +299,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, why: str
         ),  # no hub id: models/ is here
         ({"checkpoint": "a/b/c"}, "0.yaml: slots.Llama-2-7B.checkpoint: model folder"),
         ({"checkpoint": "models"}, "0.yaml: slots.Llama-2-7B.checkpoint: "),
-        ({"group_sizes": {128: 12}}, "group size 12 of weights does not divide the 32 features of attention_input"),
-        ({}, "group size 128 of weights does not divide the 32 features of attention_input: choose a divisor"),
+        ({"group_sizes": {128: 33}}, "group size 33 of weights exceeds the 32 features of attention_input"),
+        ({}, "group size 128 of weights exceeds the 32 features of attention_input: choose 32 or fewer"),
         (
-            {"group_sizes": {128: 3}},
+            {"group_sizes": {128: 60}},
             "slots.Llama-2-7B.group_sizes and outlier_features, in table quarot_table1",
         ),
         ({"outlier_features": {256: 40}}, "outliers.features is 40, but attention_input has only 32 features"),

@@ -10,6 +10,7 @@ import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,8 +26,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from rotquant.foundation.data import first_problem, merge, problem_keys
-from rotquant.foundation.errors import ConfigError, lookup, nearest
+from rotquant.foundation.errors import CheckpointError, ConfigError, lookup, nearest
+from rotquant.foundation.files import read_object
 from rotquant.foundation.written import Many, Written, by_name, read_yaml, some_of, yaml_value
+from rotquant.models.checkpoints import base_folder
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.registry import find_method, method_names, settings_by_name
 from rotquant.recipes.schemes import Calibration, Perplexity, WeightKurtosis, ZeroShot
@@ -50,7 +53,7 @@ Tables = dict[Annotated[int, Field(gt=0, strict=False)], Annotated[int, Field(ge
 #: The rule behind each map of numbers; the group size that `groups_per_row` counts; numbers that the papers have.
 _RULES = {"group_sizes": "groups_per_row", "outlier_features": "outlier_width"}
 _PAPER_GROUP = 128
-_PAPER_NUMBERS = {"group_sizes": (256, 128, 64), "outlier_features": (256, 128)}
+_PAPER_NUMBERS = {"group_sizes": (512, 256, 128, 64), "outlier_features": (256, 128)}
 
 
 class MethodSettings:
@@ -276,6 +279,15 @@ def load_config(
     corpora = {name: CorpusSpec.model_validate(dict(corpus)) for name, corpus in said.corpora.items()}
     shared = {key: getattr(said, key) for key in Settings.model_fields}
     return Config.model_validate({**shared, "corpora": corpora, "slots": slots, "layers": layers})
+
+
+def hidden_size(folder: Path) -> int | None:
+    """The hidden size of a local checkpoint or of its base; None where there is none or it does not say it, which
+    loading the checkpoint tells better."""
+    with suppress(CheckpointError, OSError):
+        found = read_object((base_folder(folder) or folder) / "config.json", error=CheckpointError).get("hidden_size")
+        return found if isinstance(found, int) and found > 0 else None
+    return None
 
 
 def _merged(shared: Any, own: Any) -> Any:
