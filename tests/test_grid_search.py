@@ -51,6 +51,18 @@ def test_of_equally_good_factors_the_nearest_to_one_is_kept() -> None:
     assert best_factors(torch.zeros_like, torch.zeros(2), GridScales()).tolist() == [1.0, 1.0]
 
 
+def test_ratios_of_a_ragged_row_are_those_of_each_group_by_itself() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(6, 21, generator=generator, dtype=torch.float64)
+    x = torch.randn(40, 21, generator=generator, dtype=torch.float64)
+    ratios, options = GridWeights(steps=12).ratios, {"bits": 3, "symmetric": False}
+    grouped = QuantizationScheme(granularity="group", group_size=8, **options)
+    row = QuantizationScheme(granularity="channel", **options)
+    pieces = zip(weight.split(8, dim=1), x.split(8, dim=1), strict=True)
+    alone = torch.stack([search_ratios(part, seen.T @ seen, row, ratios) for part, seen in pieces], dim=1)
+    assert torch.equal(search_ratios(weight, x.T @ x, grouped, ratios), alone)
+
+
 @pytest.mark.parametrize(
     "scheme",
     [

@@ -148,7 +148,7 @@ def test_bad_input_is_one_sentence(place, monkeypatch, capsys):
     assert "2 and 3 bits" in sentence(monkeypatch, capsys, [*command, "--set", "weights.scheme.bits=4"])
     other = [*arguments(place)[:3], "quarot", *arguments(place)[4:6], "--device", "cpu"]
     assert "does not train a whole model" in sentence(monkeypatch, capsys, other)
-    assert "the group size 10 of weights does not divide the inputs of all layers" in sentence(
+    assert "groups of 10 do not divide the 64 features" in sentence(
         monkeypatch, capsys, [*command, "--set", "weights.scheme.group_size=10"]
     )
 

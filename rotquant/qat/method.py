@@ -30,6 +30,7 @@ class SelfDistillation(Method):
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     seeded: ClassVar[bool] = True
     groups: ClassVar[str] = "table_groups"
+    stored_as: ClassVar[Literal["integers", "lattice", "levels"]] = "levels"
     rates: ClassVar[tuple[str, ...]] = ("weight_lr", "quantizer_lr")
 
     text: Calibration = Calibration(corpus="alpaca_wikitext2", samples=8000, sequence_length=1024)
@@ -75,6 +76,11 @@ class SelfDistillation(Method):
     def sees_quantizers(self) -> bool:
         """It trains with them."""
         return True
+
+    def levels_kept(self, recipe: Recipe) -> int:
+        """Of equal distances and of NormalFloat about zero the ends; about a learned centre that too (`spacing`)."""
+        every = super().levels_kept(recipe)
+        return {"ldp": every, "nf3_ldp": 3}.get(self.kind(recipe), 2)
 
     def kind(self, recipe: Recipe) -> "Kind":
         """Which quantizer every weight of the recipe has, by its name in `qat.quantizers`."""

@@ -297,6 +297,7 @@ class Project:
         except RecipeError as error:
             raise ConfigError(f"{where}: {error}") from None
         recipe = override_all(method, [row.recipe, changes], where)
+        digest = self.digest(slot.name)
         recipe = resolve(recipe, slot, where, merge(row.recipe, changes))
         try:
             check_widths(recipe, self.widths(slot.name))
@@ -306,7 +307,7 @@ class Project:
         fields = {name: value for name, value in metric.items() if name != "called"}
         data = {
             "checkpoint": slot.checkpoint,
-            "checkpoint_digest": self.digest(slot.name),
+            "checkpoint_digest": digest,
             "recipe": recipe,
             "metric": resolve_metric({**fields, **row.metrics.get(metric["kind"], {})}, slot, where),
             "corpora": self.config.corpora,

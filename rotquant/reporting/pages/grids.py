@@ -27,8 +27,15 @@ Pair = Callable[[str, str, Quantity], tuple[str, str]]
 """What a place prints of (row, column, quantity): ours, and the paper's."""
 
 
-def value_grids(project: Project, table: Table, values: Values) -> tuple[Grid, ...]:
-    """Mean and deviation of every main quantity beside the published number."""
+BITS = "Bits per weight"
+
+
+def value_grids(project: Project, table: Table, values: Values, bits: Mapping[str, str]) -> tuple[Grid, ...]:
+    """Mean and deviation of every main quantity beside the published number.
+
+    Args:
+        bits: effective bits per weight by row, which get a column of their own; none without any.
+    """
     mains = main_quantities(project, table)
     decimals = {quantity.name: printed_decimals(values, quantity) for quantity in mains}
 
@@ -42,7 +49,17 @@ def value_grids(project: Project, table: Table, values: Values) -> tuple[Grid, .
 
     if table.transposed:
         return (_transposed(project, table, pair, mains),)
-    return _grids(project, table, table.rows, pair, mains)
+    grids = _grids(project, table, table.rows, pair, mains)
+    if not bits:
+        return grids
+    return tuple(
+        replace(
+            grid,
+            stub=[*grid.stub, BITS],
+            labels=[[*labels, bits.get(row.name, "-")] for row, labels in zip(table.rows, grid.labels, strict=True)],
+        )
+        for grid in grids
+    )
 
 
 def change_grids(project: Project, table: Table, values: Values) -> tuple[Grid, ...]:

@@ -30,6 +30,11 @@ from rotquant.study.values import Values
 
 WORDS = "pages/accuracy.jinja"
 
+_BITS = (
+    "Bits per weight count all that a quantized linear layer stores: codes, float32 scales, zero points of one byte, "
+    "outlier features, tables, and permutations and rotations that a method keeps. Codes count without padding."
+)
+
 
 class Measure(NamedTuple):
     """One way in which accuracy is measured: its tasks, each with how many items it has, where that is known."""
@@ -54,6 +59,7 @@ def report_of(
     stand_ins = [name for name in slots if is_stand_in(project.config.slot(name))]
     measures = list(_measures(project, table, results))
     picture = project.picture(table)
+    bits = origins.row_bits(project, table, results) if on_models else {}
     return Report(
         id=table.id,
         title=title(table),
@@ -62,8 +68,8 @@ def report_of(
         reading=_reading(project, table, slots, stand_ins) if on_models else (),
         figure=table.figure.caption if table.figure else None,
         picture=None if picture == table.id else picture,
-        grids=value_grids(project, table, values),
-        notes=(*_footnotes(project, table, values), *table.notes),
+        grids=value_grids(project, table, values, bits),
+        notes=(*_footnotes(project, table, values), *([_BITS] if bits else []), *table.notes),
         claims=claims_of(
             outcomes(project, table, values, results), "Claims of the paper" if is_of_the_paper(table) else "Claims"
         ),
