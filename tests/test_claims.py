@@ -20,7 +20,7 @@ from rotquant.reporting.effects import CHECKS, Numbers
 from rotquant.reporting.findings import Finding
 from rotquant.study.checks import Check
 from rotquant.study.project import Project
-from rotquant.study.quantities import AVERAGE, PERPLEXITY, SNR_DB, Quantity
+from rotquant.study.quantities import AVERAGE, KL, LOG_ODDS, PERPLEXITY, SNR_DB, Quantity
 from rotquant.study.tables import Table
 from rotquant.study.values import Number, Values
 
@@ -343,6 +343,9 @@ class Double(Project):
 
     def quantities(self, _: Table) -> tuple[Quantity, ...]:
         return self.measured
+
+    def endpoints(self, _: Table) -> tuple[Quantity, ...]:
+        return (KL, LOG_ODDS)
 
     def columns(self, table: Table) -> tuple[str, ...]:
         return tuple(column.name for column in table.columns)

@@ -81,7 +81,7 @@ def test_a_run_file_keeps_them_and_one_without_is_read_too(tmp_path: Path):
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
-        ({"last_word": "1102"}, "should match pattern"),
+        ({"last_word": "1102"}, "the answers of last_word are 0 and 1"),
         ({"last_word": [math.nan]}, "finite"),
         ({"last_word": "1111"}, "give 100 and not 75"),
         ({"preposition": "1"}, "'preposition', which is not measured"),
