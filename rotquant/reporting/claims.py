@@ -171,8 +171,9 @@ def outcomes(project: Project, table: Table, values: Values, results: Results) -
             if about == "mechanism" and not own:
                 finer = endpoint(check, endpoints, quantity, values.ours, claim.columns)
             if finer is None:
-                on = quantity if any(one.decides == quantity.name for one in endpoints) else None
-                answers[about] = Answer(ours, papers, about == "mechanism" or own, on)
+                said = about == "mechanism" and any(one.decides == quantity.name for one in endpoints)
+                judged = about == "mechanism" or own
+                answers[about] = Answer(ours, papers, judged, quantity if said else None)
             else:
                 decides = judge(check, table, values.ours, finer, results, claim.columns)
                 answers[about] = Answer(decides, papers, on=finer, by=quantity, second=ours)

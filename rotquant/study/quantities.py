@@ -63,8 +63,8 @@ class Quantity:
 PERPLEXITY = Quantity("perplexity", "PPL", "lower", sampled=True)
 AVERAGE = Quantity("average", "Avg.", "higher", "%", sampled=True)
 ROUGE_L = Quantity("rouge_l", "ROUGE-L", "higher", "%", sampled=True)
-KL = Quantity("kl", "KL divergence", "lower", "nats", relative=False, sampled=True, decides="perplexity")
-LOG_ODDS = Quantity("log_odds", "Log-odds", "higher", "nats", relative=False, sampled=True, decides="average")
+KL = Quantity("kl", "mean", "lower", "nats", relative=False, sampled=True, decides="perplexity")
+LOG_ODDS = Quantity("log_odds", "mean", "higher", "nats", relative=False, sampled=True, decides="average")
 ANSWER_FLIPS = Quantity("answer_flips", "flips", "lower", "%", relative=False, sampled=True)
 OF_WINDOWS = (
     KL,
