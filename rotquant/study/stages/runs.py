@@ -53,12 +53,13 @@ def measure_runs(
 
     started = time.perf_counter()
     accelerator, dtype = torch_device(device), torch_dtype(runs[0].dtype)
-    state = loaded = None
+    state = None
     load = functools.partial(load_checkpoint, checkpoint, dtype, accelerator)
     if folder is None:
-        model, tokenizer = loaded = load()
-    exact = _full_precision(runs, lambda: loaded or load(), str(accelerator), batch_size)
-    if folder is not None:
+        model, tokenizer = plain = load()
+        exact = _full_precision(runs, lambda: plain, str(accelerator), batch_size)
+    else:
+        exact = _full_precision(runs, load, str(accelerator), batch_size)
         model, tokenizer, state = load_quantized(folder, accelerator, dtype)
     text = functools.cache(lambda spec, split, *more: token_ids(spec, split, tokenizer, *more))
     reference = functools.cache(lambda: load()[0].eval())
@@ -98,13 +99,15 @@ def _full_precision(
     found: dict[str, FloatStates] = {}
     of_text: dict[str, FloatStates] = {}
     model, tokenizer = None, None
-    for run in (run for run in runs if run.metric.kind == "perplexity" and run.key != run.unquantized.key):
+    for run in runs:
+        metric = run.metric
+        if metric.kind != "perplexity" or run.key == run.unquantized.key:
+            continue
         about = f"{run.unquantized.key} {device} {batch_size}"
         known = of_text.get(about) or divergence.kept_states(about)
         if known is None:
             if model is None or tokenizer is None:
                 model, tokenizer = load()
-            metric = run.metric
             planned = run.texts.get(named(metric.corpus, metric.split, None))
             tokens, _ = token_ids(run.corpora[metric.corpus], metric.split, tokenizer, None, planned)
             windows = metric_windows(model, tokens, metric)
