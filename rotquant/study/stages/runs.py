@@ -54,15 +54,15 @@ def measure_runs(
     started = time.perf_counter()
     accelerator, dtype = torch_device(device), torch_dtype(runs[0].dtype)
     state = None
-    load = functools.partial(load_checkpoint, checkpoint, dtype, accelerator)
+    as_it_is = functools.partial(load_checkpoint, checkpoint, dtype, accelerator)
     if folder is None:
-        model, tokenizer = plain = load()
+        model, tokenizer = plain = as_it_is()
         exact = _full_precision(runs, lambda: plain, str(accelerator), batch_size)
     else:
-        exact = _full_precision(runs, load, str(accelerator), batch_size)
+        exact = _full_precision(runs, as_it_is, str(accelerator), batch_size)
         model, tokenizer, state = load_quantized(folder, accelerator, dtype)
     text = functools.cache(lambda spec, split, *more: token_ids(spec, split, tokenizer, *more))
-    reference = functools.cache(lambda: load()[0].eval())
+    reference = functools.cache(lambda: as_it_is()[0].eval())
     for run, code in zip(runs, codes, strict=True):
         with quantized_forward(model, run.recipe, state):
             more = (state, allow_code_execution, folder, exact.get(run.key))
@@ -83,7 +83,7 @@ def measure_runs(
 
 def _full_precision(
     runs: Sequence[Run],
-    load: "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]",
+    as_it_is: "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]",
     device: str,
     batch_size: int,
 ) -> "dict[str, FloatStates]":
@@ -91,7 +91,7 @@ def _full_precision(
     run's key; of what this process has not kept, computed on one loaded model.
 
     Args:
-        load: yields the checkpoint with its tokenizer.
+        as_it_is: yields the checkpoint with its tokenizer.
     """
     from rotquant.metrics import divergence
     from rotquant.models.limits import metric_windows
@@ -107,7 +107,7 @@ def _full_precision(
         known = of_text.get(about) or divergence.kept_states(about)
         if known is None:
             if model is None or tokenizer is None:
-                model, tokenizer = load()
+                model, tokenizer = as_it_is()
             planned = run.texts.get(named(metric.corpus, metric.split, None))
             tokens, _ = token_ids(run.corpora[metric.corpus], metric.split, tokenizer, None, planned)
             windows = metric_windows(model, tokens, metric)
