@@ -207,10 +207,8 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     assert "the paper's setting, here: Llama-2-7B: 40.00 to 11.05, at most 2 asked, a loss of -28.95" in text
     assert "the paper's setting, *published*: Llama-2-7B: 5.47 to 8.37, at most 2 asked, a loss of 2.90 ❌" in text
     assert "- fact (Section 5.2)\n   - here: Llama-2-7B: 40.00 to 11.05" in text
-    assert (
-        "mechanism, here, decided on perplexity: Llama-2-7B: 40.00 < 11.05, a gain of -28.95 [-29.59, -28.31] (2 seeds) ❌"
-        in text
-    )
+    gain = "Llama-2-7B: 40.00 < 11.05, a gain of -28.95 [-29.59, -28.31] (2 seeds) ❌"
+    assert f"mechanism, here, decided on perplexity: {gain}" in text
     found = {
         "Six bits": (32.5, "supports it (Llama-2-7B: 11.05 < 32.55, a gain of 21.50"),
         "QuaRot": (14.0, "speaks against"),
@@ -427,7 +425,7 @@ def with_endpoints(project: Project, name: str = "quarot_table1", **finer: float
             metrics, samples = dict(found.metrics), dict(found.samples)
             if run.metric.kind == "perplexity":
                 metrics |= {"kl": value, "kl_median": value / 2, "flips": 100 * value}
-                samples |= {"kl": [value * 1.1, value * 0.9], "flips": [value, value]}
+                samples |= {"kl": [value * 1.1, value * 0.9] * 25, "flips": [value, value]}
             else:
                 metrics |= {"log_odds": value, "log_odds_median": value / 2, "grammar_log_odds": value}
                 samples |= {"grammar_log_odds": [value], "grammar_choices": "0" if cell.row == "Baseline" else "1"}
@@ -453,7 +451,7 @@ def test_divergences_have_a_section_of_their_own_and_decide_beside_perplexity(tm
     assert "mechanism, here, decided on KL divergence to the full-precision model: " in text
     assert "by perplexity, which does not decide" in text
     assert "On stand-ins a mechanism is decided on the KL divergence" in text
-    assert "❌ not reproduced<br>by perplexity: " in text
+    assert "❌ not reproduced<br>by perplexity: reproduced" in text
     frame = collected.collect(project, project.table("quarot_table1"))[0].frame
     assert {"kl", "kl_median", "flips"} <= {*frame["quantity"]}
     collected.read_back(project, project.table("quarot_table1"))

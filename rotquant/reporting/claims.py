@@ -20,9 +20,9 @@ and a fact nowhere (`study.checks`). What is not reproduced is followed by what 
 
 On stand-ins a mechanism is decided on the finest quantity of the same runs: KL divergence from the full-precision model
 in place of perplexity, log-odds of the right answer in place of accuracy. Every number of the rows that are compared
-must be known by it, and none be the full-precision model's own KL, which is 0 whatever any row does. The paper's quantity
-is shown beside it and decides nothing; where it says the opposite, the page says so. On the paper's own models the
-paper's quantity decides, as what it says of their loss does anywhere.
+must be known by it, and none be the full-precision model's own KL, which is 0 whatever any row does. The paper's
+quantity is shown beside it and decides nothing; where it says the opposite, the page says so. On the paper's own models
+the paper's quantity decides, as it does anywhere of how large a loss is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ class Verdict:
 class Answer:
     """The verdict on one check of a claim by our numbers and by the paper's own. judged: whether ours decide.
 
-    on: the quantity that decides. by, second: the paper's quantity and the verdict by ours of it, where another decides.
+    on: the quantity that decides. by, second: the paper's quantity and what it says here, where another one decides.
     """
 
     ours: Verdict

@@ -166,8 +166,8 @@ Checked = Annotated[dict[str, dict[str, Any]], AsData(Check)]
 _BOUNDS = ("loss_at_most", "close", "at_most", "at_least", "range_at_least")
 
 
-#: Checks of which of two rows is better or nearer: a finer quantity may decide them. What asks how large a loss is, in the
-#: paper's units or on other models, is no such question.
+#: Checks of which of two rows is better or nearer: a finer quantity may decide them. What asks how large a loss is, in
+#: the paper's units or on other models, is no such question.
 _DIRECTIONS = (
     *("better", "no_worse", "order", "gains_increasing", "difference_smaller", "better_than_best", "spread_smaller"),
     "best_column",

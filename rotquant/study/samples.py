@@ -1,9 +1,9 @@
 """What a run's numbers are means of: windows of a text, items of tasks. Stored with a run, so that its noise is known.
 
-Perplexity has each window's negative log-likelihood, KL divergence and share of flips, a task each item's score: text of
-0 and 1 for right and wrong, and numbers for ROUGE-L; of a task with choices also the log-odds of the right one, and
-which was taken, a digit each. A quantity of a run is always read back as `observations`, whatever it is computed from. Other
-metrics store none, and neither do networks whose outputs are not finite.
+Perplexity has each window's negative log-likelihood, KL divergence and share of flips, a task each item's score: text
+of 0 and 1 for right and wrong, and numbers for ROUGE-L; of a task with choices also the log-odds of the right one, and
+which was taken, a digit each. A quantity of a run is always read back as `observations`, whatever it is computed from.
+Other metrics store none, and neither do networks whose outputs are not finite.
 """
 
 import math

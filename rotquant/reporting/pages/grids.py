@@ -112,7 +112,7 @@ def endpoint_grids(project: Project, table: Table, values: Values) -> tuple[tupl
 
     Of each nothing where no run file has it. Rows and columns are the table's own, since no paper prints any.
     """
-    shown = {place: number for place, number in values.ours.items()}
+    shown = values.ours
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
         number = shown.get((row, column, quantity.name))

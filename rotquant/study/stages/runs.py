@@ -53,15 +53,16 @@ def measure_runs(
 
     started = time.perf_counter()
     accelerator, dtype = torch_device(device), torch_dtype(runs[0].dtype)
-    state = loaded = None
-    load = functools.partial(load_checkpoint, checkpoint, dtype, accelerator)
+    state = None
+    as_it_is = functools.partial(load_checkpoint, checkpoint, dtype, accelerator)
     if folder is None:
-        model, tokenizer = loaded = load()
-    exact = _full_precision(runs, lambda: loaded or load(), str(accelerator), batch_size)
-    if folder is not None:
+        model, tokenizer = plain = as_it_is()
+        exact = _full_precision(runs, lambda: plain, str(accelerator), batch_size)
+    else:
+        exact = _full_precision(runs, as_it_is, str(accelerator), batch_size)
         model, tokenizer, state = load_quantized(folder, accelerator, dtype)
     text = functools.cache(lambda spec, split, *more: token_ids(spec, split, tokenizer, *more))
-    reference = functools.cache(lambda: load()[0].eval())
+    reference = functools.cache(lambda: as_it_is()[0].eval())
     for run, code in zip(runs, codes, strict=True):
         with quantized_forward(model, run.recipe, state):
             more = (state, allow_code_execution, folder, exact.get(run.key))
@@ -82,7 +83,7 @@ def measure_runs(
 
 def _full_precision(
     runs: Sequence[Run],
-    load: "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]",
+    as_it_is: "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]",
     device: str,
     batch_size: int,
 ) -> "dict[str, FloatStates]":
@@ -90,7 +91,7 @@ def _full_precision(
     run's key; of what this process has not kept, computed on one loaded model.
 
     Args:
-        load: yields the checkpoint with its tokenizer.
+        as_it_is: yields the checkpoint with its tokenizer.
     """
     from rotquant.metrics import divergence
     from rotquant.models.limits import metric_windows
@@ -98,13 +99,15 @@ def _full_precision(
     found: dict[str, FloatStates] = {}
     of_text: dict[str, FloatStates] = {}
     model, tokenizer = None, None
-    for run in (run for run in runs if run.metric.kind == "perplexity" and run.key != run.unquantized.key):
+    for run in runs:
+        metric = run.metric
+        if metric.kind != "perplexity" or run.key == run.unquantized.key:
+            continue
         about = f"{run.unquantized.key} {device} {batch_size}"
         known = of_text.get(about) or divergence.kept_states(about)
         if known is None:
             if model is None or tokenizer is None:
-                model, tokenizer = load()
-            metric = run.metric
+                model, tokenizer = as_it_is()
             planned = run.texts.get(named(metric.corpus, metric.split, None))
             tokens, _ = token_ids(run.corpora[metric.corpus], metric.split, tokenizer, None, planned)
             windows = metric_windows(model, tokens, metric)
