@@ -45,7 +45,7 @@ def test_seeds_have_weights_of_their_own(project: Project) -> None:
 
 
 def test_a_stand_in_keeps_the_papers_share_of_outlier_features_and_has_16_groups_a_row(project: Project) -> None:
-    """Atom's 128 outlier features are one in 32 as on Llama-2-7B, to whole features; "64G" is half of the paper's 128."""
+    """Atom's 128 outlier features are one in 32 as on Llama-2-7B, to whole ones; "64G" is half of the paper's 128."""
     for name in WIDTHS:
         slot = project.config.slot(name)
         hidden = json.loads((REPOSITORY / slot.checkpoint / "config.json").read_text())["hidden_size"]

@@ -334,7 +334,10 @@ def test_the_runtime_part_of_the_recipe_may_change_but_not_the_stored_part() -> 
         ),
         (Recipe(activations=QuantizationScheme(bits=4, granularity="group", group_size=240)), "group size 240"),
         (Recipe(keys=QuantizationScheme(bits=4, granularity="token")), "keys: granularity 'token' has no meaning"),
-        (Recipe(values=QuantizationScheme(bits=4, granularity="group", group_size=240)), r"group size 240 .*\(values\)"),
+        (
+            Recipe(values=QuantizationScheme(bits=4, granularity="group", group_size=240)),
+            r"group size 240 .*\(values\)",
+        ),
         (
             RECIPES["static"].model_copy(update={"activations": QuantizationScheme(bits=4, dynamic=False)}),
             "static activation scales are per tensor",
