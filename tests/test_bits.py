@@ -37,10 +37,11 @@ def stored(recipe: Recipe, folder: Path) -> tuple[dict[str, float], dict[str, fl
     parts |= {"sides": "tables", "centred": "tables"}
     found: dict[str, float] = {}
     with safe_open(folder / "quantized.safetensors", "pt") as file:
-        for name in file.keys():
+        names = set(file.keys())
+        for name in names:
             tensor, (owner, _, part) = file.get_tensor(name), name.rpartition(".")
             if owner in shapes:
-                lattice = f"{owner}.lattice" in file.keys()
+                lattice = f"{owner}.lattice" in names
                 kind = "signs" if lattice and part in ("rows", "columns") else parts[part]
             elif name.startswith(("rotquant.methods.duquant", "rotquant.methods.outliers")):
                 kind = "transforms"

@@ -62,6 +62,8 @@ def test_group_sizes_follow_the_width(project: Project, hidden: int, size: int) 
     assert [slot.scaled("group_sizes", number) for number in (64, 128, 256)] == [size // 2, size, 2 * size]
     assert slot.model_copy(update={"group_sizes": {128: 5}}).scaled("group_sizes", 128) == 5  # a number stands before
     assert slot.mapped("group_sizes")[128] == size
+    real = slot.model_copy(update={"hidden_size": 8192})  # a model of real size has the paper's own
+    assert (real.scaled("group_sizes", 128), real.scaled("outlier_features", 256)) == (128, 256)
 
 
 def test_a_page_says_what_each_method_was_given(project: Project) -> None:
