@@ -230,6 +230,9 @@ class Copy:
             self.write("workflow/papers/quarot/published/small.csv", PUBLISHED)
             for split in ("train", "test"):  # which the stand-ins do not read
                 self.write(f"text/{split}.txt", f"The text of {split}.")
+        else:  # group sizes and outlier features follow from the widths of the shipped models
+            for path in (REPOSITORY / "workflow/resources/models").glob("*/config.json"):
+                self.write(str(path.relative_to(REPOSITORY)), path.read_text())
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the copy."""

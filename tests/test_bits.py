@@ -9,10 +9,16 @@ from rotquant.methods.spinquant.learning import learn_rotations
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
+from rotquant.reporting.pages.grids import BITS, value_grids
+from rotquant.reporting.pages.origins import row_bits
+from rotquant.study.project import load_project
+from rotquant.study.results import RunResult
+from rotquant.study.values import Values
 from rotquant.weights.bits import bits_per_weight
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import save_quantized
 from tests.models import tiny_model, tiny_tokens
+from tests.project import REPOSITORY
 from tests.test_families import method
 
 SAMPLES = tiny_tokens(batch=4, tokens=24, seed=5)
@@ -37,10 +43,11 @@ def stored(recipe: Recipe, folder: Path) -> tuple[dict[str, float], dict[str, fl
     parts |= {"sides": "tables", "centred": "tables"}
     found: dict[str, float] = {}
     with safe_open(folder / "quantized.safetensors", "pt") as file:
-        for name in file.keys():
+        names = set(file.keys())
+        for name in names:
             tensor, (owner, _, part) = file.get_tensor(name), name.rpartition(".")
             if owner in shapes:
-                lattice = f"{owner}.lattice" in file.keys()
+                lattice = f"{owner}.lattice" in names
                 kind = "signs" if lattice and part in ("rows", "columns") else parts[part]
             elif name.startswith(("rotquant.methods.duquant", "rotquant.methods.outliers")):
                 kind = "transforms"
@@ -80,3 +87,24 @@ def test_the_last_group_of_a_ragged_row_costs_a_scale_too(name: str, tmp_path: P
 
 def test_weights_that_are_not_quantized_have_sixteen_bits() -> None:
     assert bits_per_weight(Recipe(), architecture_of(tiny_model()), {})["total"] == 16
+
+
+def test_a_page_shows_the_range_over_columns_and_nothing_without_records() -> None:
+    project = load_project(root=REPOSITORY)
+    table = project.table("quarot_table1")
+    cells = project.cells(table.id)
+    totals = {"Llama-2-7B": 5.5, "Llama-2-13B": 5.25, "Llama-2-70B": 5.0}
+
+    def results(*, recorded: bool) -> dict[str, RunResult]:
+        return {
+            run.key: RunResult(run, {}, {}, {"bits_per_weight": {"total": totals[cell.column]}} if recorded else {})
+            for cell in cells
+            for run in cell.runs
+        }
+
+    found = row_bits(project, table, results(recorded=True))
+    assert found["QuaRot-128G"] == "5.00 to 5.50"
+    assert found["Baseline"] == "16.00"
+    assert row_bits(project, table, results(recorded=False)) == {}
+    grids = value_grids(project, table, Values({}, {}), found)
+    assert all(grid.stub[-1] == BITS and grid.labels[0][-1] == "16.00" for grid in grids)

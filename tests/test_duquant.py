@@ -37,14 +37,11 @@ from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, check_widths, override, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
-from rotquant.study.configuration import load_config
-from rotquant.study.resolution import resolve
 from rotquant.tensors.hadamard import hadamard_transform
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens
-from tests.project import REPOSITORY
 from tests.test_checkpoints import tiny_tokenizer
 
 #: Products of some hundred orthogonal matrices in float64.

@@ -45,7 +45,7 @@ def test_seeds_have_weights_of_their_own(project: Project) -> None:
 
 
 def test_a_stand_in_keeps_the_papers_share_of_outlier_features_and_has_16_groups_a_row(project: Project) -> None:
-    """Atom's 128 outlier features are one in 32 as on Llama-2-7B, to whole features; "64G" is half of the paper's 128."""
+    """Atom's 128 outlier features are one in 32 as on Llama-2-7B, to whole ones; "64G" is half of the paper's 128."""
     for name in WIDTHS:
         slot = project.config.slot(name)
         hidden = json.loads((REPOSITORY / slot.checkpoint / "config.json").read_text())["hidden_size"]
@@ -62,6 +62,8 @@ def test_group_sizes_follow_the_width(project: Project, hidden: int, size: int) 
     assert [slot.scaled("group_sizes", number) for number in (64, 128, 256)] == [size // 2, size, 2 * size]
     assert slot.model_copy(update={"group_sizes": {128: 5}}).scaled("group_sizes", 128) == 5  # a number stands before
     assert slot.mapped("group_sizes")[128] == size
+    real = slot.model_copy(update={"hidden_size": 8192})  # a model of real size has the paper's own
+    assert (real.scaled("group_sizes", 128), real.scaled("outlier_features", 256)) == (128, 256)
 
 
 def test_a_page_says_what_each_method_was_given(project: Project) -> None:

@@ -96,7 +96,8 @@ class Amounts(Written):
     """Groups and text of the metric `weight_kurtosis`, where a table does not say its own."""
     groups_per_row: Annotated[int, Field(gt=0)] | None = None
     """How many of the paper's groups of 128 a row of the checkpoint's hidden size has here; other group sizes in
-    proportion. 16 makes groups of 20 where the hidden size is 320. Without it, the paper's own sizes."""
+    proportion, and never larger than the paper's. 16 makes groups of 20 where the hidden size is 320. Without it, the
+    paper's own sizes."""
     group_sizes: Scaled = Field(default_factory=dict)
     """Single group sizes: the paper's to the one here. They stand before `groups_per_row`."""
     table_groups: Tables = Field(default_factory=dict)
@@ -134,7 +135,8 @@ class Slot(SlotFields):
     def scaled(self, kind: str, number: int) -> int:
         """The paper's group size or number of outlier features on this slot's checkpoint.
 
-        An entry of the map of this kind stands before the rule; with neither, the number is the paper's own.
+        An entry of the map of this kind stands before the rule, which gives no more than the paper's own number; with
+        neither, it is the paper's own.
 
         Raises:
             ConfigError: when the slot's map lacks the number and there is no rule, or the rule lacks the hidden size.
@@ -151,7 +153,7 @@ class Slot(SlotFields):
                     f"add `{kind}: {{{number}: <number for this model>}}`."
                 )
             share = number / (_PAPER_GROUP * whole if kind == "group_sizes" else whole)
-            return max(1, round(self.hidden_size * share))
+            return min(number, max(1, round(self.hidden_size * share)))
         if mapping:
             raise ConfigError(
                 f"slots.{self.name}.{kind} has nothing for the paper's {number}; "

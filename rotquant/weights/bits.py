@@ -1,11 +1,10 @@
 """Effective bits per weight: what a stored weight costs with scales, zero points, outliers, tables and permutations.
 
-Derived from a recipe and the shapes of the linear layers, by the storage format of `weights.packing`; a test compares it
-with stored files. Scales, and zero points that no byte holds, are float32; whole zero points up to 255 are one byte;
-permutations are int16 up to 32,768 features; tables of levels are float16; outlier features of 16 bits are stored in the
-model's own type, which is float32 in simulations on a CPU. Codes count at their own width: padding of rows to whole bytes,
-and of 2- and 3-bit integers to half a byte, is no part of it. A table of RCP whose partitions have not moved is stored
-shorter than is counted here.
+Derived from a recipe and the shapes of the linear layers, by the storage format of `weights.packing`; a test compares
+it with stored files. Scales are float32, whole zero points one byte, permutations int16 up to 32,768 features, tables
+of levels float16. Outlier features of 16 bits are stored in the model's own type, which is float32 in simulations on a
+CPU. Codes count at their own width: the padding of rows to whole bytes, and of 2- and 3-bit integers to half a byte, is
+no part of it. A table of RCP whose partitions have not moved is stored shorter than is counted here.
 """
 
 from collections.abc import Mapping

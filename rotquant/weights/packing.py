@@ -1,9 +1,10 @@
 """Quantized weights as named tensors: packed, and taken back out of what a folder holds, checked part by part.
 
-For a weight `<name>`: integers lie in `<name>.codes` (two codes of up to 4 bits a byte), `.scale`, `.zero_point`,
-`.columns`, `.outlier_values`, `.outlier_scale`, zero points up to 255 as bytes and columns as short numbers; one on a lattice in `.lattice`, `.scale`, `.rows`, `.columns`; one of
-levels in `.codes` (codes of 2 bits four to a byte, of 3 bits eight to three) and `.levels`, or where these are float16
-and follow from a few of them, these under the name of their spacing (`tensors.spacing`).
+For a weight `<name>`: integers lie in `<name>.codes` (two codes of up to 4 bits a byte), `.scale`, `.zero_point` (bytes
+where these hold it), `.columns` (int16 where it suffices), `.outlier_values`, `.outlier_scale`; one on a lattice in
+`.lattice`, `.scale`, `.rows`, `.columns`; one of levels in `.codes` (codes of 2 bits four to a byte, of 3 bits eight to
+three) and `.levels`, or where these are float16 and follow from a few of them, these under the name of their spacing
+(`tensors.spacing`).
 """
 
 from collections.abc import Mapping
