@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rotquant.foundation.errors import RecipeError, ResultError
@@ -71,6 +71,9 @@ class Engine:
         with on_device(distillation.teacher, self.device), on_device(distillation.student, self.device):
             yield
 
+    def settle(self, distillation: nn.Module) -> None:
+        """After passes without a gradient: every process has its parts of all parameters again."""
+
     def gather(self, student: nn.Module, model: nn.Module) -> None:
         """Bring what was trained into the model on the host."""
 
@@ -122,6 +125,12 @@ class Sharded(Engine):
             fully_shard(whole, mesh=self.mesh, reshard_after_forward=False)
         lm_head(teacher).to(self.device)
         yield
+
+    def settle(self, distillation: nn.Module) -> None:
+        """What stays whole after a forward pass would wait for the backward one."""
+        for module in distillation.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     @torch.no_grad()
     def gather(self, student: nn.Module, model: nn.Module) -> None:

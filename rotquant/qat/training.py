@@ -407,6 +407,7 @@ class _Step:
         parts = ids.split(self.engine.at_once or max(1, settings.batch_size // self.engine.processes))
         losses = [self.distillation(part.to(self.engine.device)).loss.double() * len(part) for part in parts]
         loss = torch.stack(losses).sum().item() / len(ids)
+        self.engine.settle(self.distillation)
         self.best.measured(loss)
         return {"validation_loss": loss}
 
