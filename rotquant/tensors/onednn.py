@@ -30,8 +30,10 @@ def _fits(operand: Tensor) -> bool:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Of rows that lie apart, as a slice of wider ones, oneDNN would take its reference loops: a hundred times slower."""
-    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+    """Of a weight that is a slice oneDNN would take its reference loops, which are a thousand times slower."""
+    if not weight.T.is_contiguous():
+        weight = weight.contiguous()
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 class _Linear(torch.autograd.Function):

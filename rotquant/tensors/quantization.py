@@ -101,7 +101,7 @@ def ungrouped(view: Tensor, shape: torch.Size) -> Tensor:
     """The inverse of `grouped`: the elements of a grouped view in the shape [..., features] of what was grouped."""
     if view.numel() == shape.numel():
         return view.reshape(shape)
-    return view.flatten(-2)[..., : shape[-1]]
+    return view.flatten(-2)[..., : shape[-1]].contiguous()
 
 
 def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Tensor | None = None) -> QParams:
