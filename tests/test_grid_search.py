@@ -55,9 +55,10 @@ def test_ratios_of_a_ragged_row_are_those_of_each_group_by_itself() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(6, 21, generator=generator, dtype=torch.float64)
     x = torch.randn(40, 21, generator=generator, dtype=torch.float64)
-    ratios, options = GridWeights(steps=12).ratios, {"bits": 3, "symmetric": False}
+    options = {"bits": 3, "symmetric": False}
     grouped = QuantizationScheme(granularity="group", group_size=8, **options)
     row = QuantizationScheme(granularity="channel", **options)
+    ratios = GridWeights(steps=12).ratios(row)
     pieces = zip(weight.split(8, dim=1), x.split(8, dim=1), strict=True)
     alone = torch.stack([search_ratios(part, seen.T @ seen, row, ratios) for part, seen in pieces], dim=1)
     assert torch.equal(search_ratios(weight, x.T @ x, grouped, ratios), alone)
