@@ -243,7 +243,7 @@ def test_rows_and_columns_are_those_of_the_paper(table: int, project: Project) -
 
 @pytest.mark.parametrize("table", TABLES)
 def test_claims_hold_by_the_papers_own_numbers(table: int, project: Project) -> None:
-    PRINTED.check_claims(project, table, OTHERWISE)
+    PRINTED.check_claims(project, table, OTHERWISE if table in (2, 9) else {})
 
 
 def test_claims_of_figure_1_hold_by_the_numbers_of_table_2(project: Project) -> None:
@@ -350,9 +350,9 @@ def test_the_protocol_of_table_11_is_that_of_the_rows(project: Project) -> None:
 def test_the_number_of_trainings_is_known(project: Project) -> None:
     """Training costs most: a change of a table that adds to it should be one that was meant.
 
-    Fourteen rows on the models of Table 2, of which Table 3 has twelve on its two, whose W2A4KV4 is Table 1's too; two rows on those of
-    Table 4 that are no model of Table 2; LWC and uniform levels of Table 9, five rows of Table 10 and two of Table 12;
-    eight of our own report, and RCP before training on the three models of Table 1.
+    Fourteen rows on the models of Table 2, of which Table 3 has twelve on its two, whose W2A4KV4 is Table 1's too; two
+    rows on those of Table 4 that are no model of Table 2; LWC, uniform levels and nothing learned of Table 9, five rows
+    of Table 10 and two of Table 12; eight of our own report, and RCP before training on the three models of Table 1.
     """
     runs = [
         run for name in project.tables if name.startswith("rcp_") for cell in project.cells(name) for run in cell.runs
