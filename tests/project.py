@@ -211,7 +211,7 @@ class Copy:
 
     def __init__(self, root: Path, *, fake: bool = True, small: bool = True) -> None:
         self.root = root
-        ignore = shutil.ignore_patterns("__pycache__", "resources")
+        ignore = shutil.ignore_patterns("__pycache__", "models", "tuning")
         shutil.copytree(REPOSITORY / "workflow", root / "workflow", ignore=ignore)
         shutil.copytree(REPOSITORY / "profiles", root / "profiles")
         shutil.copytree(REPOSITORY / "config", root / "config")
@@ -230,6 +230,9 @@ class Copy:
             self.write("workflow/papers/quarot/published/small.csv", PUBLISHED)
             for split in ("train", "test"):  # which the stand-ins do not read
                 self.write(f"text/{split}.txt", f"The text of {split}.")
+        else:  # group sizes and outlier features follow from the widths of the shipped models
+            for path in (REPOSITORY / "workflow/resources/models").glob("*/config.json"):
+                self.write(str(path.relative_to(REPOSITORY)), path.read_text())
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the copy."""

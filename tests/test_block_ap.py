@@ -87,6 +87,25 @@ def test_everything_is_trained_and_what_is_stored_is_what_training_saw(family: s
         assert not torch.equal(weight.codes, untuned.weights[name].codes)
 
 
+def test_norms_are_trained_where_asked_and_run_as_they_were_trained() -> None:
+    """The loss of the stored layer on the text of the last step is what its next step would have seen."""
+    before = dict(outlier_model(dtype=torch.float64).named_parameters())
+    for norms in (False, True):
+        asked = recipe(norms=norms)
+        stored = build(asked)
+        gains = {name: gain for name, gain in stored.model.named_parameters() if "layernorm" in name}
+        assert len(gains) == 4
+        assert all(torch.equal(gain, before[name]) != norms for name, gain in gains.items())
+        assert torch.equal(stored.model.model.norm.weight, before["model.norm.weight"])
+    with quantized_forward(stored.model, asked, stored.state):
+        stream = capture_layer_inputs(stored.model, SAMPLES)
+        found = torch.cat(list(stream.outputs(0)))
+    exact = capture_layer_inputs(outlier_model(dtype=torch.float64), SAMPLES)
+    loss = (found - torch.cat(list(exact.outputs(0)))).square().mean().item()
+    losses = [record["loss"] for record in stored.history if record["block"] == 0]
+    assert loss < 1.05 * sum(losses[-2:]) / 2  # the mean of both halves of the text, one step later
+
+
 def test_zero_points_are_trained_and_stay_whole() -> None:
     trained, untrained = (
         build(recipe(GROUPS, {}, weights=None, scale_lr=rate, weight_lr=1e-30)) for rate in (0.3, 1e-30)

@@ -3,6 +3,7 @@
 Without results numbers are compared as they are, as the paper's; `tests/test_verdicts.py` is about numbers with noise.
 """
 
+import itertools
 import math
 import statistics
 from dataclasses import replace
@@ -18,9 +19,9 @@ from rotquant.foundation.errors import ConfigError
 from rotquant.reporting.claims import Score, Verdict, judge, outcomes, score
 from rotquant.reporting.effects import CHECKS, Numbers
 from rotquant.reporting.findings import Finding
-from rotquant.study.checks import Check
+from rotquant.study.checks import Check, is_direction
 from rotquant.study.project import Project
-from rotquant.study.quantities import AVERAGE, PERPLEXITY, SNR_DB, Quantity
+from rotquant.study.quantities import AVERAGE, KL, LOG_ODDS, PERPLEXITY, SNR_DB, Quantity
 from rotquant.study.tables import Table
 from rotquant.study.values import Number, Values
 
@@ -344,6 +345,9 @@ class Double(Project):
     def quantities(self, _: Table) -> tuple[Quantity, ...]:
         return self.measured
 
+    def endpoints(self, _: Table) -> tuple[Quantity, ...]:
+        return (KL, LOG_ODDS)
+
     def columns(self, table: Table) -> tuple[str, ...]:
         return tuple(column.name for column in table.columns)
 
@@ -400,6 +404,69 @@ def test_ours_and_the_papers_numbers_are_judged_apart() -> None:
     assert [answer.papers.decision for answer in answers] == ["holds", "holds", "not checkable"]
     assert score(decided) == Score(not_reproduced=1, unchecked=2)
     assert score(decided).total == 3
+
+
+def of_two(mine: float, other: float, quantity: Quantity) -> dict[tuple[str, str, str], Number]:
+    """QuaRot and QUIK on one model, two seeds each that differ little, with runs of their own."""
+    found = numbers({("QuaRot", "7B"): seeds(mine, mine + 1e-4), ("QUIK", "7B"): seeds(other, other + 1e-4)}, quantity)
+    return {place: replace(one, seeds=(0, 1), runs=(f"{place}0", f"{place}1")) for place, one in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("main", "finer", "good", "bad"),
+    [(PERPLEXITY, KL, (0.1, 0.2), (0.2, 0.1)), (AVERAGE, LOG_ODDS, (0.2, 0.1), (0.1, 0.2))],
+)
+def test_a_mechanism_on_a_stand_in_is_decided_on_the_finer_quantity_whatever_the_papers_says(
+    main: Quantity, finer: Quantity, good: tuple[float, float], bad: tuple[float, float]
+) -> None:
+    """Both ways; on the paper's own models the paper's quantity decides, and a setting by it anywhere."""
+    claim = {"mechanism": BETTER, "setting": {"better": {**BETTER["better"], "points": 0.5}}, "columns": ["7B"]}
+    better = (1.0, 2.0) if main.better == "lower" else (2.0, 1.0)
+    for fine, coarse in itertools.product((True, False), repeat=2):
+        given = {
+            **of_two(*(better if coarse else better[::-1]), main),
+            **of_two(*(good if fine else bad), finer),
+        }
+        words = {True: "reproduced", False: "not reproduced"}
+        (ours,) = outcomes(Double(main, stand_in=True), table(claim), Values(given, {}), {})
+        assert ours.mechanism is not None
+        assert ours.setting is not None
+        assert (ours.mechanism.on, ours.mechanism.by) == (finer, main)
+        assert (ours.mechanism.here, ours.mechanism.there) == (words[fine], words[coarse])
+        assert (ours.setting.here, ours.setting.second) == ("not tested here", None)
+        (theirs,) = outcomes(Double(main), table(claim), Values(given, {}), {})
+        assert theirs.mechanism is not None
+        assert theirs.setting is not None
+        assert (theirs.mechanism.on, theirs.mechanism.here, theirs.mechanism.second) == (main, words[coarse], None)
+        assert theirs.setting.here == words[coarse]
+
+
+def test_the_papers_quantity_decides_where_a_row_lacks_the_finer_one_or_is_the_full_precision_model() -> None:
+    given = of_two(6.0, 7.0, PERPLEXITY)
+    divergences = of_two(0.2, 0.1, KL)
+    lacking = {place: one for place, one in divergences.items() if place[0] == "QuaRot"}
+    exact = {**divergences, ("QUIK", "7B", "kl"): Number(0.0, None, (0.0,), (0,), ("fp",))}
+    for finer in ({}, lacking, exact):
+        chosen = table({"mechanism": BETTER, "columns": ["7B"]})
+        (found,) = outcomes(Double(PERPLEXITY, stand_in=True), chosen, Values({**given, **finer}, {}), {})
+        assert found.mechanism is not None
+        assert (found.mechanism.on, found.mechanism.here, found.mechanism.second) == (PERPLEXITY, "reproduced", None)
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_a_question_of_how_much_is_lost_is_never_decided_on_the_finer_quantity(kind: str) -> None:
+    arguments = CASES[kind][0]
+    bounded = {"loss_at_most", "close", "at_most", "at_least", "range_at_least", "loss_decreasing", "loss_larger"}
+    assert is_direction({kind: arguments}) == (kind not in bounded)
+    assert not is_direction({kind: {**arguments, "points": 0.1}})
+
+
+def test_gains_in_percent_of_perplexity_are_gains_in_nats_of_divergence() -> None:
+    """0.02 of 0.10 nats is less than 0.05 of 1.00, though a larger share of it."""
+    given = numbers({("QuaRot", "7B"): 0.08, ("QUIK", "7B"): 0.10, ("Baseline", "7B"): 0.95, ("Atom", "7B"): 1.0}, KL)
+    found = verdict({"gains_increasing": {"pairs": PAIR}}, given, ["7B"], KL)
+    assert found.decision == "holds"
+    assert "a gain of 0.0500 > 0.0200 nats" in found.findings[0].numbers
 
 
 def test_an_unknown_quantity_of_a_claim_is_named() -> None:

@@ -65,6 +65,14 @@ def test_the_result_does_not_depend_on_how_rows_are_chunked(monkeypatch: pytest.
     torch.testing.assert_close(search_clip(weight, SCHEMES[0], 2.4), whole, rtol=0, atol=0)
 
 
+def test_clips_of_a_ragged_row_are_those_of_each_group_by_itself() -> None:
+    weight, row = gaussian(6, 29, dtype=torch.float64), QuantizationScheme(bits=3, granularity="channel")
+    scheme = QuantizationScheme(bits=3, granularity="group", group_size=8)
+    alone = torch.stack([search_clip(part, row, 2.4) for part in weight.split(8, dim=1)], dim=1)
+    assert alone.shape == (6, 4, 1)
+    torch.testing.assert_close(search_clip(weight, scheme, 2.4), alone, rtol=0, atol=0)
+
+
 def test_one_large_weight_in_a_row_is_clipped_but_not_below_the_last_candidate() -> None:
     weight = gaussian(1, 256)
     weight[0, 0] = 1e4
@@ -109,9 +117,9 @@ def test_outlier_columns_are_kept_in_higher_precision_and_in_their_place(bits: i
     assert quantized.shape == weight.shape
 
 
-def test_outliers_that_break_the_groups_are_refused_in_one_sentence() -> None:
-    split = ColumnSplit(torch.arange(32), outliers=3)
-    with pytest.raises(RecipeError, match=r"group size 8 does not divide the 29 features .*32, less 3 outliers"):
+def test_outliers_that_leave_no_group_are_refused_in_one_sentence() -> None:
+    split = ColumnSplit(torch.arange(32), outliers=25)
+    with pytest.raises(RecipeError, match=r"group size 8 exceeds the 7 features .*32, less 25 outliers"):
         quantize_rtn(gaussian(4, 32), WeightQuantization(scheme=SCHEMES[2]), split)
     with pytest.raises(RecipeError, match="leave nothing to quantize"):
         quantize_rtn(gaussian(4, 32), WeightQuantization(scheme=SCHEMES[0]), ColumnSplit(torch.arange(32), 32))

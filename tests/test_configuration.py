@@ -310,10 +310,10 @@ def test_a_checkpoint_that_is_not_here_may_be_named_by_its_digest(tmp_path: Path
         ),  # no hub id: models/ is here
         ({"checkpoint": "a/b/c"}, "0.yaml: slots.Llama-2-7B.checkpoint: model folder"),
         ({"checkpoint": "models"}, "0.yaml: slots.Llama-2-7B.checkpoint: "),
-        ({"group_sizes": {128: 12}}, "group size 12 of weights does not divide the 32 features of attention_input"),
-        ({}, "group size 128 of weights does not divide the 32 features of attention_input: choose a divisor"),
+        ({"group_sizes": {128: 33}}, "group size 33 of weights exceeds the 32 features of attention_input"),
+        ({}, "group size 128 of weights exceeds the 32 features of attention_input: choose 32 or fewer"),
         (
-            {"group_sizes": {128: 3}},
+            {"group_sizes": {128: 60}},
             "slots.Llama-2-7B.group_sizes and outlier_features, in table quarot_table1",
         ),
         ({"digest": "0123456789abcdef"}, "0.yaml: slots.Llama-2-7B.digest: the digest of "),

@@ -102,24 +102,55 @@ def test_a_full_context_loses_its_last_tokens_to_a_prefix_and_longer_windows_are
         token_maxima(tiny_model(), torch.full((1, 513), 20))
 
 
-def test_a_prefix_has_as_many_tokens_as_windows_have_outliers_the_most_frequent_first_and_bos_last():
+def planted_ratios() -> tuple[torch.Tensor, torch.Tensor]:
+    """Of four windows [2, 4, 10], and these: the first token stands out everywhere, 5 thrice, 6 twice, 7 once.
+
+    5 does in the second layer and 6 in the first alone, 7 in both; the second has 2 a window.
+    """
     ids = torch.arange(4 * 10).view(4, 10) + 10
     ratios = torch.ones(2, 4, 10)
     ratios[:, :, 0] = 100
     ids[0, 3] = ids[1, 4] = ids[2, 5] = 5
     ids[0, 6] = ids[1, 7] = 6
+    ids[3, 8] = 7
     ratios[1, 0, 3] = ratios[1, 1, 4] = ratios[1, 2, 5] = ratios[0, 0, 6] = ratios[0, 1, 7] = 70
-    assert detect_prefix(ratios, ids, BOS) == (5, BOS)  # layer 1 has 1.75 a window, hence two
-    ratios[1, 0, 6] = ratios[1, 1, 7] = 70
-    assert detect_prefix(ratios, ids, BOS) == (5, 6, BOS)  # 2.25
+    ratios[:, 3, 8] = 70
+    return ratios, ids
+
+
+def test_a_prefix_has_the_most_frequent_of_as_many_outlier_tokens_as_a_window_has_and_then_bos():
+    ratios, ids = planted_ratios()
+    assert detect_prefix(ratios, ids, BOS) == (5, 6, BOS)  # the first position counts in 2, and is none of them
     assert detect_prefix(ratios, ids, None) == (5, 6)
     assert detect_prefix(ratios, ids, BOS, threshold=80.0) == (BOS,)
+    ratios[1, 0, 6] = 70
+    assert detect_prefix(ratios, ids, BOS) == (5, 6, 7, BOS)  # 2.25
 
 
-def test_a_token_that_stands_out_once_is_not_put_into_a_prefix():
-    ratios = torch.ones(1, 1, 10)
-    ratios[0, 0, [0, 3]] = 100
-    assert detect_prefix(ratios, torch.arange(10)[None], BOS) == (BOS,)
+def test_bos_is_one_of_the_tokens_of_a_prefix_where_asked():
+    assert detect_prefix(*planted_ratios(), BOS, number="with_bos") == (5, BOS)
+
+
+def test_a_token_counts_in_each_layer_where_asked():
+    ratios, ids = planted_ratios()
+    ratios[0, 3, 8] = ratios[0, 0, 6] = ratios[0, 1, 7] = 1
+    ratios[:, :2, 1] = 70
+    ids[:2, 1] = 9  # twice, in both layers, where 5 is thrice in one
+    assert detect_prefix(ratios, ids, BOS, number="with_bos") == (5, 9, BOS)
+    assert detect_prefix(ratios, ids, BOS, number="with_bos", each_layer=True) == (9, 5, BOS)
+
+
+def test_which_rare_tokens_a_prefix_leaves_out_is_a_choice():
+    ratios = torch.ones(1, 11, 10)
+    ratios[0, :, 0] = ratios[0, 4, 3] = 100
+    ids = torch.arange(110).view(11, 10) + 10
+    lone = ids[4, 3].item()
+    assert detect_prefix(ratios, ids, BOS) == (lone, BOS)
+    assert detect_prefix(ratios, ids, BOS, rare="once") == (BOS,)
+    assert detect_prefix(ratios, ids, BOS, rare="one_type") == (BOS,)  # 1 of 11 windows
+    assert detect_prefix(ratios[:, 2:], ids[2:], BOS, rare="one_type") == (lone, BOS)  # 1 of 9
+    ratios[0, 7, 5] = 100
+    assert detect_prefix(ratios, ids, BOS, rare="one_type") == (lone, ids[7, 5].item(), BOS)  # no lone type
 
 
 @pytest.fixture(scope="module")

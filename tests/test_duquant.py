@@ -35,16 +35,13 @@ from rotquant.models.simulation.wrapping import SiteKey
 from rotquant.models.statistics import collect_statistics
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Recipe, override, parse_recipe
+from rotquant.recipes.recipe import Recipe, check_widths, override, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
-from rotquant.study.configuration import load_config
-from rotquant.study.resolution import resolve
 from rotquant.tensors.hadamard import hadamard_transform
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens
-from tests.project import REPOSITORY
 from tests.test_checkpoints import tiny_tokenizer
 
 #: Products of some hundred orthogonal matrices in float64.
@@ -487,19 +484,15 @@ def test_what_it_does_not_bear_beside_it_is_refused(sections: dict[str, Any], se
         recipe(sections=sections)
 
 
-def test_a_block_that_does_not_divide_the_features_is_refused_before_any_work() -> None:
-    with pytest.raises(
-        RecipeError, match=r"duquant\.block_size is 128, which does not divide the 64 features"
-    ) as error:
-        build_weights(tiny_model(), None, recipe(128), 0, tiny_tokens(4))
+def test_features_without_a_block_are_refused_before_any_work() -> None:
+    with pytest.raises(RecipeError, match=r"block_size is 4, and no number from 2 to that divides the 65 ") as error:
+        check_widths(recipe(4), {"mlp_output": 65})
     assert "\n" not in str(error.value)
 
 
-def test_a_stand_in_has_blocks_of_the_papers_share_of_its_width() -> None:
-    slot = load_config(root=REPOSITORY).slot("Llama-2-7B")
-    for asked, expected in ((128, 4), (64, 2)):
-        chosen = override(preset("duquant"), {"methods": {"duquant": {"block_size": asked}}}, "test")
-        assert DuQuant.of(resolve(chosen, slot, "test")).block_size == expected
+@pytest.mark.parametrize(("features", "size"), [(64, 64), (4096, 128), (11008, 128), (320, 80), (384, 128), (688, 86)])
+def test_a_site_has_blocks_of_the_largest_divisor_of_its_features(features: int, size: int) -> None:
+    assert DuQuant().block(features) == size
 
 
 def test_the_preset_is_the_authors_script_without_learned_clipping() -> None:

@@ -1,7 +1,6 @@
 """Methods are compared on equal terms: seeds draw all that is drawn, and shares of features are the papers'."""
 
 import json
-import math
 
 import pytest
 
@@ -45,14 +44,26 @@ def test_seeds_have_weights_of_their_own(project: Project) -> None:
     assert len({run.weights_key for run in cell.runs}) == len(project.config.seeds)
 
 
-@pytest.mark.parametrize("kind", ["group_sizes", "outlier_features"])
-def test_a_stand_in_keeps_the_papers_shares_of_its_width(project: Project, kind: str) -> None:
-    """So that Atom's 128 outlier features are one in 32 as on Llama-2-7B; to the nearest power of two."""
-    for name, width in WIDTHS.items():
+def test_a_stand_in_keeps_the_papers_share_of_outlier_features_and_has_16_groups_a_row(project: Project) -> None:
+    """Atom's 128 outlier features are one in 32 as on Llama-2-7B, to whole ones; "64G" is half of the paper's 128."""
+    for name in WIDTHS:
         slot = project.config.slot(name)
         hidden = json.loads((REPOSITORY / slot.checkpoint / "config.json").read_text())["hidden_size"]
-        for number, scaled in getattr(slot, kind).items():
-            assert abs(math.log2(scaled / hidden * width / number)) <= 0.5, (name, number)
+        assert slot.hidden_size == hidden
+        for number in (256, 128):
+            assert abs(slot.scaled("outlier_features", number) - hidden * number / 4096) <= 0.5, (name, number)
+        for number, groups in ((256, 8), (128, 16), (64, 32)):
+            assert abs(slot.scaled("group_sizes", number) - hidden / groups) <= 0.5, (name, number)
+
+
+@pytest.mark.parametrize(("hidden", "size"), [(96, 6), (256, 16), (320, 20), (384, 24), (448, 28), (512, 32)])
+def test_group_sizes_follow_the_width(project: Project, hidden: int, size: int) -> None:
+    slot = project.config.slot("Llama-2-7B").model_copy(update={"hidden_size": hidden})
+    assert [slot.scaled("group_sizes", number) for number in (64, 128, 256)] == [size // 2, size, 2 * size]
+    assert slot.model_copy(update={"group_sizes": {128: 5}}).scaled("group_sizes", 128) == 5  # a number stands before
+    assert slot.mapped("group_sizes")[128] == size
+    real = slot.model_copy(update={"hidden_size": 8192})  # a model of real size has the paper's own
+    assert (real.scaled("group_sizes", 128), real.scaled("outlier_features", 256)) == (128, 256)
 
 
 def test_a_page_says_what_each_method_was_given(project: Project) -> None:

@@ -19,6 +19,8 @@ from rotquant.metrics.zeroshot.passages import read
 from rotquant.metrics.zeroshot.practice import practice
 from rotquant.models.checkpoints import kind_of, load_checkpoint, local_folder, weights_digest
 from rotquant.models.deltas import CONFIG, WEIGHTS
+from rotquant.recipes.corpus import CorpusSpec
+from rotquant.text import load_rows
 from rotquant.training.finetuning import FineTuning, fine_tune
 from rotquant.training.lowrank import FIRST, PREFIX, SECOND, merged, with_deltas
 
@@ -265,6 +267,13 @@ def test_no_sum_that_is_asked_is_practised():
         for question, answer in text:
             one, other = map(int, re.findall(r"\d+", question))
             assert answer == f"\n{one + other}"
+
+
+def test_the_text_of_sums_is_what_mathematics_is_practised_on():
+    """RCP's stand-in of MetaMath trains on it; a row is a session."""
+    rows = load_rows(CorpusSpec(name="sums", source="local", path="workflow/resources/corpora/sums"), "train")
+    texts = practice(("arithmetic",), modules=1, items=len(rows))
+    assert rows == ["\n".join(question + answer for question, answer in text) for text in texts]
 
 
 def test_questions_of_the_other_tasks_come_from_training_modules():

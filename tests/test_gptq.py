@@ -22,6 +22,7 @@ from tests.models import tiny_model, tiny_tokens
 CHANNEL = QuantizationScheme(bits=4, granularity="channel")
 ASYMMETRIC = QuantizationScheme(bits=3, granularity="channel", symmetric=False)
 GROUPS = QuantizationScheme(bits=4, granularity="group", group_size=12)
+RAGGED = QuantizationScheme(bits=4, granularity="group", group_size=20)
 
 
 def weights(scheme: QuantizationScheme = CHANNEL) -> WeightQuantization:
@@ -45,7 +46,9 @@ def output_error(restored: torch.Tensor, weight: torch.Tensor, inputs: torch.Ten
     return ((inputs @ (restored - weight).T) ** 2).sum().item()
 
 
-@pytest.mark.parametrize("scheme", [CHANNEL, ASYMMETRIC, GROUPS], ids=["channel", "asymmetric", "groups"])
+@pytest.mark.parametrize(
+    "scheme", [CHANNEL, ASYMMETRIC, GROUPS, RAGGED], ids=["channel", "asymmetric", "groups", "ragged"]
+)
 @pytest.mark.parametrize("block_size", [1, 7, 16, 128])
 def test_codes_equal_the_slow_reference(scheme: QuantizationScheme, block_size: int) -> None:
     # float64 throughout: both derivations agree to ~1e-12, and no weight of this problem lies that close to a tie
@@ -159,6 +162,20 @@ def test_eight_bit_outliers_cost_little_more_than_sixteen_bit_ones() -> None:
     assert error[16] <= error[8] < 1.1 * error[16] < output_error(rtn, weight, inputs)
 
 
+@pytest.mark.parametrize("group_scales", ["updated", "stale"])
+def test_a_last_group_has_the_columns_that_outliers_leave_of_it(group_scales: str) -> None:
+    """36 normal columns in groups of 16: the last scale covers four of them, and no outlier, however large."""
+    weight, inputs = problem()
+    weight[:, 36:] *= 1000
+    scheme = QuantizationScheme(bits=4, granularity="group", group_size=16)
+    split = ColumnSplit(torch.arange(48), outliers=12)
+    options = {"group_scales": group_scales} if group_scales == "updated" else {}
+    quantized = quantize_gptq(weight, inputs.T @ inputs, *settings(scheme, **options), split)
+    assert quantized.qparams.scale.shape == (20, 3, 1)
+    assert quantized.qparams.scale[:, 2].max() < 10 * quantized.qparams.scale[:, 0].max()
+    assert (quantized.dequantize(weight.dtype)[:, 36:] - weight[:, 36:]).abs().max() > 0  # they absorb errors
+
+
 def test_activation_order_leaves_outliers_at_the_end() -> None:
     weight, inputs = problem()
     split = ColumnSplit(torch.arange(48), outliers=12)
@@ -202,13 +219,15 @@ def test_bad_hessians_and_groups_are_refused_in_one_sentence() -> None:
         quantize_gptq(weight, hessian * float("nan"), *settings())
     with pytest.raises(RotquantError, match="not positive definite"):
         quantize_gptq(weight, hessian - 0.5 * hessian.diagonal().diag(), *settings())
-    with pytest.raises(RecipeError, match="group size 7 does not divide"):
-        quantize_gptq(weight, hessian, *settings(QuantizationScheme(bits=4, granularity="group", group_size=7)))
+    with pytest.raises(RecipeError, match="group size 700 exceeds"):
+        quantize_gptq(weight, hessian, *settings(QuantizationScheme(bits=4, granularity="group", group_size=700)))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("scheme", [CHANNEL, ASYMMETRIC, GROUPS], ids=["channel", "asymmetric", "groups"])
+@pytest.mark.parametrize(
+    "scheme", [CHANNEL, ASYMMETRIC, GROUPS, RAGGED], ids=["channel", "asymmetric", "groups", "ragged"]
+)
 def test_the_captured_graph_on_a_gpu_gives_the_codes_of_the_cpu(scheme: QuantizationScheme) -> None:
     weight, inputs = problem(out=300, features=288)
     hessian = inputs.T @ inputs

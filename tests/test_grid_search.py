@@ -51,6 +51,19 @@ def test_of_equally_good_factors_the_nearest_to_one_is_kept() -> None:
     assert best_factors(torch.zeros_like, torch.zeros(2), GridScales()).tolist() == [1.0, 1.0]
 
 
+def test_ratios_of_a_ragged_row_are_those_of_each_group_by_itself() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(6, 21, generator=generator, dtype=torch.float64)
+    x = torch.randn(40, 21, generator=generator, dtype=torch.float64)
+    options = {"bits": 3, "symmetric": False}
+    grouped = QuantizationScheme(granularity="group", group_size=8, **options)
+    row = QuantizationScheme(granularity="channel", **options)
+    ratios = GridWeights(steps=12).ratios(row)
+    pieces = zip(weight.split(8, dim=1), x.split(8, dim=1), strict=True)
+    alone = torch.stack([search_ratios(part, seen.T @ seen, row, ratios) for part, seen in pieces], dim=1)
+    assert torch.equal(search_ratios(weight, x.T @ x, grouped, ratios), alone)
+
+
 @pytest.mark.parametrize(
     "scheme",
     [
@@ -64,7 +77,7 @@ def test_scales_of_weights_are_those_of_least_error_of_the_outputs(scheme: Quant
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(6, 16, generator=generator, dtype=torch.float64)
     x = torch.randn(40, 16, generator=generator, dtype=torch.float64) * torch.rand(16, generator=generator).double()
-    ratios = GridWeights(steps=12).ratios
+    ratios = GridWeights(steps=12).ratios(scheme)
     found = choose_qparams(weight, scheme, search_ratios(weight, x.T @ x, scheme, ratios)).scale
     candidates = [choose_qparams(weight, scheme, ratio) for ratio in ratios]
     errors = [x.unsqueeze(0) * (fake_quantize(weight, scheme, q) - weight).unsqueeze(1) for q in candidates]
@@ -83,7 +96,7 @@ def test_tensor_cores_choose_scales_as_good_as_exact_ones() -> None:
     scheme = QuantizationScheme(bits=4, granularity="channel")
     weight = torch.randn(256, 4096, generator=generator)
     x = torch.randn(512, 4096, generator=generator) * torch.rand(4096, generator=generator)
-    moment, ratios = x.T @ x, GridWeights().ratios
+    moment, ratios = x.T @ x, GridWeights().ratios(scheme)
     before = torch.backends.cuda.matmul.fp32_precision
     chosen = search_ratios(weight.cuda(), moment.cuda(), scheme, ratios).cpu()
     assert torch.backends.cuda.matmul.fp32_precision == before
@@ -98,7 +111,8 @@ def test_tensor_cores_choose_scales_as_good_as_exact_ones() -> None:
 
 
 def test_ratios_run_from_one_down_to_the_least_without_it() -> None:
-    assert GridWeights(smallest=0.5, steps=10).ratios == pytest.approx([1 - 0.05 * i for i in range(10)])
+    scheme = QuantizationScheme(bits=4, granularity="channel")
+    assert GridWeights(smallest=0.5, steps=10).ratios(scheme) == pytest.approx([1 - 0.05 * i for i in range(10)])
 
 
 def test_attention_weights_are_those_that_attention_computes_with() -> None:
@@ -138,11 +152,13 @@ def test_the_scale_of_an_input_is_the_one_of_least_error_of_the_layer_s_outputs(
             assert least <= _output_error(model, name, scheme, other) * (1 + 1e-9)  # sums in other batches
 
 
-@pytest.mark.parametrize("what", ["keys", "values"])
-@pytest.mark.parametrize("keys", ["attention", "own"])
-def test_the_scale_of_a_head_is_the_one_of_least_error_by_what_it_is_judged(keys: str, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "judged"),
+    [("keys", "outputs"), ("keys", "attention"), ("keys", "own"), ("values", "outputs"), ("values", "own")],
+)
+def test_the_scale_of_a_head_is_the_one_of_least_error_by_what_it_is_judged(what: str, judged: str) -> None:
     model = tiny_model(dtype=torch.float64)
-    settings = GridScales(coarse=6, fine=0, keys=keys, samples=3)
+    settings = GridScales.model_validate({"coarse": 6, "fine": 0, "samples": 3, what: judged})
     found = build_weights(model, None, static(settings.model_dump()), 0, SAMPLES, progress=False).state.static
     seen: list[tuple[Tensor, ...]] = []
     stream = capture_layer_inputs(model, SAMPLES[:3])
@@ -156,22 +172,69 @@ def test_the_scale_of_a_head_is_the_one_of_least_error_by_what_it_is_judged(keys
             factor = 1 - number * 0.9 / 5
             own = x[:, head]
             rounded = (own / (factor * own.abs().max() / 7)).round().clamp(-8, 7) * (factor * own.abs().max() / 7)
-            if what == "values" or keys == "own":
+            if judged == "own":
                 errors.append((factor, (rounded - own).square().sum().item()))
                 continue
             share = query.shape[1] // key.shape[1]
             change = 0.0
             for q in range(head * share, (head + 1) * share):
                 for row in range(len(x)):
-                    pairs = [(query[row, q] @ k[row].T / key.shape[-1] ** 0.5) for k in (own, rounded)]
-                    unseen = torch.ones(24, 24, dtype=torch.bool).triu(1)
-                    exact, other = (scores.masked_fill(unseen, -torch.inf).softmax(-1) for scores in pairs)
-                    change += (other - exact).square().sum().item()
+                    pairs = [(key[row, head], own[row])] * 2  # keys and values of the head, exact and rounded
+                    pairs[0] = key[row, head], value[row, head]
+                    pairs[1] = (rounded[row], value[row, head]) if what == "keys" else (key[row, head], rounded[row])
+                    unseen, outputs = torch.ones(24, 24, dtype=torch.bool).triu(1), []
+                    for k, v in pairs:
+                        scores = query[row, q] @ k.T / key.shape[-1] ** 0.5
+                        weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+                        outputs.append(weights if judged == "attention" else weights @ v)
+                    change += (outputs[1] - outputs[0]).square().sum().item()
             errors.append((factor, change))
         best = min(errors, key=lambda pair: pair[1])[0]
         expected = best * x[:, head].abs().max() / 7
         torch.testing.assert_close(found[0, what].scale[head].squeeze(), expected, rtol=1e-9, atol=0)
     assert scheme.granularity == "head"
+
+
+def _covered(**settings: Any) -> dict[Any, QParams]:
+    """Static scales of a model's first layer where shares of 1 and next to 1 alone are tried."""
+    asked = static({"coarse": 2, "fine": 0, "smallest": 1 - 1e-9, "samples": 3, **settings})
+    stored = build_weights(outlier_model(dtype=torch.float64), None, asked, 0, SAMPLES, progress=False)
+    return {name: qparams for (layer, name), qparams in stored.state.static.items() if layer == 0}
+
+
+def test_all_steps_make_a_scale_of_share_one_that_of_twice_the_maximum_over_all_steps() -> None:
+    """With 4 bits max / 7.5 in place of max / 7, of inputs, keys, values and weights; the best of equal shares is 1."""
+    for name, scale in _covered(covering="all_steps").items():
+        torch.testing.assert_close(scale.scale, _covered()[name].scale * 7 / 7.5, rtol=1e-7, atol=0)
+    channel = QuantizationScheme(bits=4, granularity="channel")
+    ratios = GridWeights(covering="all_steps", smallest=0.5, steps=10).ratios(channel)
+    assert ratios == pytest.approx([(1 - 0.05 * i) * 7 / 7.5 for i in range(10)])
+    asymmetric = channel.model_copy(update={"symmetric": False})
+    assert GridWeights(covering="all_steps").ratios(asymmetric) == GridWeights().ratios(asymmetric)
+
+
+def test_averaged_ranges_are_moving_averages_of_each_features_maxima_over_the_samples() -> None:
+    """0.99 of what was, 0.01 of the next sample, beginning with the first sample; then the largest feature."""
+    found, model = _covered(ranges="average"), outlier_model(dtype=torch.float64)
+    attention: list[tuple[Tensor, ...]] = []
+    inputs: list[Tensor] = []
+    linear = decoder_layers(model)[0].mlp.down_proj
+    hook = linear.register_forward_pre_hook(lambda _, x: inputs.append(x[0]), prepend=True)
+    stream = capture_layer_inputs(model, SAMPLES[:3])
+    with observed_queries(model, lambda *parts: attention.append(parts)):
+        list(stream.outputs(0))
+    hook.remove()
+    _, keys, values = (torch.cat(parts) for parts in zip(*attention, strict=True))
+
+    def average(samples: Tensor) -> Tensor:
+        one, two, three = samples
+        return 0.99 * (0.99 * one + 0.01 * two) + 0.01 * three
+
+    largest = average(torch.cat(inputs).abs().amax(1)).max()
+    torch.testing.assert_close(found["mlp_output"].scale, largest / 7, rtol=1e-7, atol=0)
+    for name, x in (("keys", keys), ("values", values)):
+        expected = average(x.abs().amax(2)).amax(-1) / 7
+        torch.testing.assert_close(found[name].scale.flatten(), expected, rtol=1e-7, atol=0)
 
 
 def test_later_layers_see_what_quantized_layers_give() -> None:

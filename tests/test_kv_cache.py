@@ -212,8 +212,8 @@ def test_cropping_and_selecting_act_on_every_stored_tensor() -> None:
         (QuantizationScheme(bits=4, granularity="tensor"), r"keys: granularity 'tensor' has no meaning"),
         (QuantizationScheme(bits=4, granularity="token"), r"keys: granularity 'token' has no meaning"),
         (
-            QuantizationScheme(bits=4, granularity="group", group_size=12),
-            r"group size 12 does not divide the 16 features",
+            QuantizationScheme(bits=4, granularity="group", group_size=17),
+            r"group size 17 exceeds the 16 features",
         ),
         (
             QuantizationScheme(bits=4, granularity="group", group_size=8, dynamic=False),

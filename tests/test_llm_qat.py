@@ -13,6 +13,7 @@ from rotquant.methods.llm_qat.training import distillation_loss, generate, train
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.qat import writing
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
@@ -74,7 +75,7 @@ def test_text_begins_greedily_after_a_random_token_and_then_varies():
 
 def test_bit_widths_of_one_model_and_seed_share_their_text(monkeypatch):
     made = []
-    monkeypatch.setattr(llm_qat, "_TEXTS", {})
+    monkeypatch.setattr(writing, "_TEXTS", {})
     monkeypatch.setattr(llm_qat, "generate", lambda *asked: made.append(asked[1:]) or generate(*asked))
     four = recipe(steps=1)
     histories = [train_model(tiny_model(), settings, seed) for settings, seed in ((four, 0), (four, 0), (four, 1))]

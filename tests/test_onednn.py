@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rotquant.tensors import onednn
 from rotquant.tensors.onednn import OneDNNLinear, linear
@@ -96,3 +97,19 @@ def test_gradients_through_frozen_weights_go_through_onednn(monkeypatch: pytest.
 def test_other_types_keep_torch_s_product(dtype: torch.dtype) -> None:
     x, weight = random(3, 8, dtype=dtype), random(4, 8, dtype=dtype)
     assert torch.equal(linear(x, weight), functional.linear(x, weight))
+
+
+@needs_onednn
+def test_a_weight_that_is_a_slice_is_put_together_first() -> None:
+    seen = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "linear_pointwise" in str(func):
+                seen.append(args[1].stride())
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Seen():
+        linear(random(6, 8), random(4, 9, seed=1)[:, :8])
+        linear(random(6, 8), random(8, 4, seed=1).T)  # as gradients have it, which oneDNN takes as it is
+    assert seen == [(8, 1), (1, 4)]

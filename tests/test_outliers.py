@@ -127,7 +127,7 @@ def test_check_names_the_site_that_has_too_few_features():
         check_recipe(tiny_model(), recipe, None)
 
 
-def test_check_refuses_groups_that_do_not_divide_what_outliers_leave():
+def test_check_refuses_groups_larger_than_what_outliers_leave():
     model, samples = tiny_model(), tiny_tokens()  # 64 and 96 features
     atom = preset("atom-128g")
     scheme = QuantizationScheme(bits=4, granularity="group", group_size=8)
@@ -138,6 +138,6 @@ def test_check_refuses_groups_that_do_not_divide_what_outliers_leave():
         changes = {"methods": methods, "weights": {"scheme": groups}, "activations": groups}
         return override(atom, changes, "test")
 
-    check_recipe(model, recipe(8), samples)
-    with pytest.raises(RecipeError, match=r"group size 8 of .* less 4 outliers\); .*group_size=4"):
-        check_recipe(model, recipe(4), samples)
+    check_recipe(model, recipe(4), samples)
+    with pytest.raises(RecipeError, match=r"group size 8 of .* less 60 outliers\); .*group_size=4"):
+        check_recipe(model, recipe(60), samples)

@@ -48,7 +48,8 @@ PRESETS = all_presets()
 PREFIXQUANT_TASKS = ("winogrande", "hellaswag", "arc_challenge", "arc_easy", "piqa")  # Sec. 6.1
 RCP_TASKS = ("piqa", "hellaswag", "winogrande", "arc_challenge")  # Table 13
 TASKS = {"quarot": QUAROT_TASKS, "spinquant": SPINQUANT_TASKS, "prefixquant": PREFIXQUANT_TASKS, "rcp": RCP_TASKS}
-#: Rates of fine-tuning that a paper has for a model, whatever the table: PrefixQuant Sec. 6.1, RCP Table 8.
+#: What a method's authors have for a model, whatever the table: rates of PrefixQuant Sec. 6.1 and RCP Table 8, alpha of
+#: SmoothQuant's repository.
 SLOWER = {"block_ap": {"scale_lr": 2e-5, "weight_lr": 2e-6}}
 
 
@@ -57,14 +58,16 @@ def distilled(**settings: int) -> dict[str, dict[str, int]]:
 
 
 OF_MODELS = {
+    "Llama-2-70B": {"smoothquant": {"alpha": 0.9}},
+    "Mistral-7B": {"smoothquant": {"alpha": 0.8}},
     "Llama-3-70B": SLOWER,
     "Llama-3-70B-Instruct": SLOWER,
-    "Llama-2-13B": distilled(batch_size=32),
-    "Llama-3-8B": distilled(batch_size=4),
-    "Llama-3.2-1B": distilled(epochs=16, batch_size=4),
-    "Llama-3.2-3B": distilled(batch_size=4),
+    "Llama-2-13B": distilled(batch_size=256),
+    "Llama-3-8B": distilled(batch_size=32),
+    "Llama-3.2-1B": distilled(epochs=16, batch_size=32),
+    "Llama-3.2-3B": distilled(batch_size=32),
 }
-OWN_REPORTS = ("switches", "budget")
+OWN_REPORTS = ("switches", "budget", "causes", "learning")
 INSTRUCTED_TASKS = {("mmlu",): 5, ("tldr",): 1}  # SpinQuant Sec. A.10, RCP Table 2: examples in the prompt
 #: RCP Sec. 5.1, in the prompt of each model: tasks that are asked of models of one domain.
 DOMAIN_TASKS = {

@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
 def recipe(**sections: object) -> Recipe:
     """A recipe with the method and further sections."""
     text = {"corpus": "modules", "samples": 6, "sequence_length": 16}
-    data = {"methods": {"prefixed_outliers": {"threshold": 8.0}}, "calibration": text, **sections}
+    data = {"methods": {"prefixed_outliers": {"threshold": 8.0, "rare": "once"}}, "calibration": text, **sections}
     return parse_recipe(data, "the test's recipe")
 
 

@@ -68,6 +68,20 @@ def test_the_metric_is_of_what_the_weights_hold() -> None:
     assert named == dict.fromkeys(found.metrics, False) | dict.fromkeys(found.texts, True)
 
 
+def test_tokens_are_found_on_a_text_of_their_own_where_asked() -> None:
+    """The calibration text has no SINK, the method's own text has."""
+    own = {"threshold": 8.0, "text": {"samples": 4, "sequence_length": 16}}
+    calibration = {"samples": 4, "sequence_length": 16}
+    found = []
+    for settings in ({"threshold": 8.0}, own):
+        asked = parse_recipe({"methods": {"prefixed_outliers": settings}, "calibration": calibration}, "test")
+        without = text().masked_fill(text() == SINK, 20)
+        texts = {"prefixed_outliers": text()} if asked.own_texts else {}
+        stored = build_weights(planted(), None, asked, 0, without, texts=texts, progress=False)
+        found.append(stored_ids(stored.state.tensors["prefixed_outliers"]))
+    assert found == [(1,), (SINK, 1)]
+
+
 def test_a_recipe_without_a_prefix_is_refused() -> None:
     with pytest.raises(RecipeError, match="needs a method that chooses one"):
         measures.prefix_tokens(PrefixTokens(), subject({}))

@@ -26,6 +26,7 @@ CASES = {
     "ldp": ("ldp", {"family": "qwen2"}),
     "range": ("range", {"tied": True}),
     "factorized": ("factorized", {"family": "llama"}),
+    "authors": ("authors", {"family": "llama"}),
 }
 
 

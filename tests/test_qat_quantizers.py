@@ -20,8 +20,10 @@ from rotquant.qat.start import (
     search_clips,
     uniform_rounding,
 )
+from rotquant.tensors.extents import clipped_extent, uniform_scheme
 from rotquant.tensors.levels import pack_levels, packed_length, unpack_levels
 from rotquant.tensors.partition import StraightThrough
+from rotquant.tensors.quantization import QParams, fake_quantize
 
 OUT, IN, SIZE = 6, 48, 16
 BITS: dict[Kind, tuple[int, ...]] = {
@@ -207,6 +209,29 @@ def test_level_rounding_is_what_partitioning_starts_as_and_eq_1_with_an_exact_ze
         scale = (high - low) / (2**bits - 1)
         exact = ((view - low) / scale).round().clamp(0, 2**bits - 1) * scale + low
         torch.testing.assert_close(level_rounding(bits)(view, clips.extent(view)), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_ldp_without_learned_partitions_is_lwc_with_an_exact_zero_point() -> None:
+    """RCP's `lwc_exact`, values and gradients, against rounding to even levels by the scheme with exact zero points."""
+    weight = random(OUT, IN, dtype=torch.float64).requires_grad_()
+    clips, upstream = random_clips(), random(OUT, IN, seed=1, dtype=torch.float64)
+    partitioned = make_quantizer("ldp", weight, SIZE, 2, clips)
+    partitioned(weight).backward(upstream)
+    other = weight.detach().clone().requires_grad_()
+    plain = make_quantizer("learned_range", other, SIZE, 2, clips)
+    view = other.unflatten(1, (-1, SIZE))
+    low, high = clipped_extent(view, plain.gamma, plain.beta)
+    scale = (high - low) / 3
+    scheme = uniform_scheme(2).model_copy(update={"zero_point": "exact"})
+    clipped = torch.clamp(view, low, high)  # the paper's W_rc: without it half a step beyond the ends has a gradient
+    rounded = fake_quantize(clipped, scheme, QParams(scale, -low / scale)).flatten(1)
+    rounded.backward(upstream)
+    # Parameters are float32, and so are thirds of the range that partitions make of them: 1e-7 of a range.
+    torch.testing.assert_close(partitioned(weight), rounded, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weight.grad, other.grad, rtol=1e-5, atol=1e-5)
+    for name in ("gamma", "beta"):
+        gradients = (quantizer.get_parameter(name).grad for quantizer in (partitioned, plain))
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 def test_clipped_weights_have_the_range_that_the_learned_one_starts_with() -> None:

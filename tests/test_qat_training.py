@@ -31,6 +31,19 @@ AMOUNTS = {
     "batch_size": 4,
     "start_samples": 4,
     "weight_lr": 1e-3,
+    "confidence": "labels",
+    "temperature": None,
+    "validation_share": 0.0,
+    "gradient_norm": None,
+}
+#: What BitDistiller's authors do beside the paper, the defaults.
+AUTHORS = {
+    "confidence": "largest",
+    "temperature": 0.7,
+    "prompt": 6,
+    "validation_share": 0.25,
+    "validate_every": 2,
+    "gradient_norm": 1e-2,
 }
 #: A recipe of every kind of quantizer there is.
 KINDS = {
@@ -38,10 +51,13 @@ KINDS = {
     "nf3": ("bitdistiller-rotated", 3, {}),
     "learned_range": ("rcp", 2, {"quantizer": "lwc"}),
     "ldp": ("rcp", 2, {}),
+    "lwc_exact": ("rcp", 2, {"quantizer": "lwc_exact"}),
+    "nothing": ("rcp", 2, {"learned": "nothing"}),
     "ramp": ("rcp", 2, {"straight_through": "ramp"}),
     "n2uq": ("rcp", 2, {"quantizer": "n2uq"}),
     "nf3_ldp": ("rcp", 3, {}),
     "factorized": ("rcp", 2, {"factorized": True}),
+    "authors": ("bitdistiller", 2, AUTHORS),
 }
 
 
@@ -139,18 +155,95 @@ def test_the_confidence_is_the_teachers_and_the_loss_that_of_both_parts():
     assert other["loss"] == pytest.approx(0.9 * other["reverse_kl"] + 0.1 * other["forward_kl"], rel=1e-12)
 
 
+def test_the_confidence_may_be_the_mean_of_the_teachers_largest_probabilities():
+    with torch.no_grad():
+        largest = tiny_model(dtype=torch.float64)(TEXT).logits[:, :-1].softmax(-1).amax(-1).mean().item()
+    record = build(recipe("range", epochs=1, confidence="largest")).history[0]
+    expected = largest * record["reverse_kl"] + (1 - largest) * record["forward_kl"]
+    assert record["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_teacher_writes_the_text_after_its_first_tokens():
+    """Against decoding whole sequences anew for each token, with equal draws."""
+    of = recipe("range", temperature=0.7, prompt=6)
+    work = begun(of, tiny_model(dtype=torch.float64))
+    found = work._written(tiny_model(dtype=torch.float64), TEXT)
+    generator, expected = torch.Generator().manual_seed(0), TEXT[:, :6]
+    with torch.no_grad():
+        while expected.shape[1] < TEXT.shape[1]:
+            logits = tiny_model(dtype=torch.float64)(expected).logits[:, -1].float() / 0.7
+            drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+            expected = torch.cat([expected, drawn], 1)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, TEXT)
+    assert torch.equal(begun(recipe("range"), tiny_model())._written(tiny_model(), TEXT), TEXT)
+    assert build(of).history != build(recipe("range")).history
+
+
+def test_the_best_step_on_samples_that_are_not_trained_on_is_kept(monkeypatch):
+    # Such a rate that later steps are worse than the first ones.
+    of = recipe("range", validation_share=0.25, validate_every=1, epochs=8, weight_lr=0.1)
+    model, seen, batches = tiny_model(dtype=torch.float64), [], []
+    measured, shuffled = training._Best.measured, training.shuffled_batches
+
+    def spy(best, loss):
+        measured(best, loss)
+        seen.append((loss, torch.nn.utils.parameters_to_vector(best.model.parameters()).detach().clone()))
+
+    monkeypatch.setattr(training._Best, "measured", spy)
+    monkeypatch.setattr(training, "shuffled_batches", lambda n, *rest: batches.append(n) or shuffled(n, *rest))
+    work = begun(of, model)
+    history = work.run()
+    assert batches == [6]
+    assert torch.equal(torch.cat([work.validation, work.ids]), TEXT)
+    losses = [loss for loss, _ in seen]
+    assert [record["validation_loss"] for record in history] == losses
+    least = losses.index(min(losses))
+    assert least < len(losses) - 1
+    assert torch.equal(torch.nn.utils.parameters_to_vector(model.parameters()), seen[least][1])
+
+
+def test_gradients_are_cut_at_a_norm_and_keep_their_direction(monkeypatch):
+    def gradients(most):
+        found, model = [], tiny_model(dtype=torch.float64)
+        with monkeypatch.context() as patch:
+            grads = lambda *_: found.extend(p.grad.double().flatten() for p in model.parameters())  # noqa: E731
+            patch.setattr(torch.optim.AdamW, "step", grads)
+            begun(recipe(epochs=1, batch_size=8, gradient_norm=most), model).run()
+        return torch.cat(found)
+
+    whole = gradients(None)
+    assert whole.norm() > 1e-3
+    torch.testing.assert_close(gradients(1e-3), whole / whole.norm() * 1e-3, rtol=1e-6, atol=1e-12)
+    assert torch.equal(gradients(1e6), whole)
+
+
+@pytest.mark.parametrize("clips_queries", [False, True])
+def test_weights_of_queries_and_keys_are_clipped_by_the_setting_alone(clips_queries):
+    work = begun(recipe("range", clips_queries=clips_queries), tiny_model(dtype=torch.float64))
+    before = {(index, name): layer.weight.clone() for index, name, layer in linears_of(work.model)}
+    work._begin(resumed=False)
+    for index, name, layer in linears_of(work.model):
+        whole = name.endswith(("q_proj", "k_proj")) and not clips_queries
+        assert torch.equal(layer.weight, before[index, name]) == whole
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_say_what_is_learned(kind):
     record = build(recipe(kind, epochs=1)).history[-1]
     learned = {
         "range": set(),
+        "authors": set(),
         "nf3": set(),
         "learned_range": {"clip_high", "clip_low"},
         "nf3_ldp": {"clip_high", "clip_low", "centre"},
-    }.get(kind, {"clip_high", "clip_low", "partition_1", "partition_2", "partition_3"})
-    rates = {"quantizer_gradient"} if learned else set()
+    }.get(kind, {"clip_high", "clip_low", "partition_1", "partition_2", "partition_3", "from_uniform"})
+    rates = {"quantizer_gradient"} if learned and kind != "nothing" else set()
+    rates |= {"validation_loss"} if kind == "authors" else set()
     assert set(record) == {"step", "loss", "reverse_kl", "forward_kl", "weight_gradient"} | rates | learned
-    assert all(0 < record[name] < 1 for name in learned)
+    assert all(0 < record[name] < 1 for name in learned - {"from_uniform"})
+    moved = record.get("from_uniform", 0.0) > 1e-6
+    assert moved == (kind in ("ldp", "ramp", "n2uq", "factorized"))
     if "partition_1" in learned:
         assert sum(record[f"partition_{place}"] for place in (1, 2, 3)) == pytest.approx(1.0)
 
@@ -194,7 +287,7 @@ def test_a_killed_training_continues_with_equal_bits(kind, dies_at, tmp_path: Pa
     assert checkpoint.path.exists() == (dies_at == 4)
     resumed = build(of, tiny_model(dtype=torch.float32), checkpoint=checkpoint)
     assert resumed.history == straight.history
-    assert len(resumed.history) == 6
+    assert len(resumed.history) == (3 if kind == "authors" else 6)  # two samples of eight are held out
     for name, weight in straight.weights.items():
         assert torch.equal(weight.codes, resumed.weights[name].codes)
         assert torch.equal(weight.levels, resumed.weights[name].levels)
@@ -298,11 +391,15 @@ def test_what_does_not_fit_is_refused_in_one_sentence():
     assert "2 and 3 bits" in refusal({"weights": {"scheme": {"bits": 4}}})
     assert "between two ends" in refusal({"weights": {"scheme": {"symmetric": True}}}, "bitdistiller")
     assert "only 4" in refusal({"methods": {"rcp": {"text": {"samples": 4}}}})
+    exact = {"methods": {"rcp": {"quantizer": "lwc_exact"}}, "weights": {"scheme": {"bits": 3}}}
+    assert "lwc_exact has 2 bits" in refusal(exact)
+    assert "of which 8 are trained on" in refusal({"methods": {"rcp": {"text": {"samples": 10}, "batch_size": 9}}})
+    assert "shorter prompts" in refusal({"methods": {"rcp": {"text": {"sequence_length": 32}}}})
     assert "n2uq has 2 bits" in refusal({"methods": {"rcp": {"quantizer": "n2uq"}}, "weights": {"scheme": {"bits": 3}}})
     assert "R1" in refusal({"methods": {"rcp": {"factorized": True}}, "rotation": None})
     assert "clip_search" in refusal({"weights": {"clip_search": True}})
     of = recipe()
-    with pytest.raises(RecipeError, match=r"group size 10 of weights does not divide .*64 of attention_input"):
+    with pytest.raises(RecipeError, match=r"groups of 10 do not divide the 64 features of attention_input"):
         build(override(of, {"weights": {"scheme": {"group_size": 10}}}, "test"))
     with pytest.raises(RecipeError, match="exceed the model's context"):
         build(recipe(text={"samples": 8, "sequence_length": 1000}))
@@ -326,7 +423,8 @@ def test_a_gpu_trains_as_the_host_does(kind, dtype):
 def test_clips_begin_by_the_rounding_that_the_settings_name():
     def lost(rounding):
         """What rounding the first layer's weights adds to the outputs at the start."""
-        work = begun(recipe(start_rounding=rounding), tiny_model(dtype=torch.float64))
+        of = recipe(start_rounding=rounding, start_target="weight")
+        work = begun(of, tiny_model(dtype=torch.float64))
         work._begin(resumed=False)
         with torch.no_grad():
             weight = work.model.model.layers[0].self_attn.q_proj.weight
@@ -337,6 +435,46 @@ def test_clips_begin_by_the_rounding_that_the_settings_name():
     (of_own, clips), (of_uniform, others) = lost("own"), lost("uniform")
     assert not torch.equal(clips, others)
     assert of_own < of_uniform
+
+
+def test_clips_begin_as_equation_6_prints():
+    """By default: the shares at which Eq. 1's rounding is nearest to the clipped weight, pair by pair."""
+    work = begun(recipe(), tiny_model(dtype=torch.float64))
+    work._begin(resumed=False)
+    layer = work.model.model.layers[0]
+    with torch.no_grad():
+        hidden = layer.input_layernorm(work.model.model.embed_tokens(TEXT[:4])).flatten(0, 1)
+        weight = layer.self_attn.q_proj.weight
+        quantizer = work.quantizers[0, "self_attn.q_proj"]
+        for row, group in [(0, 0), (5, 1), (17, 3)]:
+            own, read = weight[row, 16 * group :][:16], hidden[:, 16 * group :][:, :16]
+
+            def error(high, low, own=own, read=read):
+                least, most = low * own.min(), high * own.max()
+                scale = (most - least) / 3
+                zero = -(least / scale).round()
+                rounded = (((own / scale).round() + zero).clamp(0, 3) - zero) * scale
+                return (read @ (rounded - own.clamp(least, most))).square().sum().item()
+
+            grid = [1 - step / 20 for step in range(10)]
+            found = [quantizer.gamma[row, group].sigmoid().item(), quantizer.beta[row, group].sigmoid().item()]
+            best = min(error(high, low) for high in grid for low in grid)
+            # The whole range starts at a share of 0.99, whose logit is finite.
+            chosen = [min(grid, key=lambda share, end=end: abs(min(share, 0.99) - end)) for end in found]
+            assert error(*chosen) == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "still"), [("lwc_exact", ("s1", "s2")), ("nothing", ("gamma", "beta", "s1", "s2"))])
+def test_parameters_that_are_not_learned_stay_where_they_begin(kind, still):
+    of = recipe(kind)
+    begin = begun(of, tiny_model(dtype=torch.float64))
+    begin._begin(resumed=False)
+    end = begun(of, tiny_model(dtype=torch.float64))
+    end.run()
+    for place, quantizer in end.quantizers.items():
+        for name, parameter in quantizer.named_parameters():
+            before = begin.quantizers[place].get_parameter(name)
+            assert torch.equal(parameter, before) == (name in still)
 
 
 def test_the_rate_of_weights_follows_the_cache_where_it_is_not_given():

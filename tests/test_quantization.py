@@ -253,12 +253,39 @@ def test_input_is_left_alone() -> None:
     assert torch.equal(x, before)
 
 
-def test_a_group_size_that_does_not_divide_is_one_clear_error() -> None:
-    scheme = QuantizationScheme(bits=4, granularity="group", group_size=3)
-    with pytest.raises(RecipeError, match=r"group size 3 does not divide the 8 features of mlp\.down_proj"):
+def test_a_group_larger_than_a_row_is_one_clear_error() -> None:
+    scheme = QuantizationScheme(bits=4, granularity="group", group_size=9)
+    with pytest.raises(RecipeError, match=r"group size 9 exceeds the 8 features of mlp\.down_proj"):
         check_groups(8, scheme, "mlp.down_proj")
-    with pytest.raises(RecipeError, match="group size 3"):
+    with pytest.raises(RecipeError, match="group size 9"):
         fake_quantize(torch.ones(2, 8), scheme)
+
+
+@pytest.mark.parametrize("zero_point", [None, "whole", "exact"])
+@pytest.mark.parametrize("features", [1, 5, 16, 19, 24])
+def test_a_ragged_row_is_quantized_as_each_of_its_groups_by_itself(features: int, zero_point: str | None) -> None:
+    """Codes, scales and values are equal bit for bit, and so are gradients, also those through the scales."""
+    size = min(8, features)
+    options = {"bits": 3, "symmetric": zero_point is None} | ({"zero_point": zero_point} if zero_point else {})
+    scheme = QuantizationScheme(granularity="group", group_size=size, **options)
+    alone = QuantizationScheme(granularity="token", **options)
+    x = torch.randn(2, 3, features, generator=torch.Generator().manual_seed(features)) + 0.3
+    pieces = x.split(size, dim=-1)
+    qparams, own = choose_qparams(x, scheme), [choose_qparams(piece, alone) for piece in pieces]
+    assert torch.equal(qparams.scale.squeeze(-1), torch.cat([each.scale for each in own], dim=-1))
+    codes = quantize(x, qparams, scheme)
+    assert torch.equal(codes, torch.cat([quantize(p, q, alone) for p, q in zip(pieces, own, strict=True)], dim=-1))
+    values = torch.cat([fake_quantize(piece, alone) for piece in pieces], dim=-1)
+    assert torch.equal(fake_quantize(x, scheme), values)
+    assert torch.equal(dequantize(codes, qparams, scheme, x.dtype), values)
+    both = [x.double().requires_grad_(), x.double().requires_grad_()]
+    weights = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    (fake_quantize(both[0], scheme, scale_gradients=True) * weights).sum().backward()
+    parts = [fake_quantize(piece, alone, scale_gradients=True) for piece in both[1].split(size, dim=-1)]
+    (torch.cat(parts, dim=-1) * weights).sum().backward()
+    assert both[0].grad is not None
+    assert both[1].grad is not None
+    assert torch.allclose(both[0].grad, both[1].grad, atol=1e-12)  # sums in another order, in float64
 
 
 @pytest.mark.parametrize("scheme", SPLIT_SCHEMES, ids=lambda scheme: scheme.granularity)

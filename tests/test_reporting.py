@@ -30,7 +30,7 @@ from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import AVERAGE, PERPLEXITY
 from rotquant.study.results import read_result, run_path, table_path, write_result
 from tests.project import CONFIG, PUBLISHED, TABLES
-from tests.reports import compute, every_kind, load, page, rows, table
+from tests.reports import KINDS, compute, every_kind, load, page, rows, table
 
 
 @pytest.fixture
@@ -207,7 +207,8 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     assert "the paper's setting, here: Llama-2-7B: 40.00 to 11.05, at most 2 asked, a loss of -28.95" in text
     assert "the paper's setting, *published*: Llama-2-7B: 5.47 to 8.37, at most 2 asked, a loss of 2.90 ❌" in text
     assert "- fact (Section 5.2)\n   - here: Llama-2-7B: 40.00 to 11.05" in text
-    assert "mechanism, here: Llama-2-7B: 40.00 < 11.05, a gain of -28.95 [-29.59, -28.31] (2 seeds) ❌" in text
+    gain = "Llama-2-7B: 40.00 < 11.05, a gain of -28.95 [-29.59, -28.31] (2 seeds) ❌"
+    assert f"mechanism, here, decided on perplexity: {gain}" in text
     found = {
         "Six bits": (32.5, "supports it (Llama-2-7B: 11.05 < 32.55, a gain of 21.50"),
         "QuaRot": (14.0, "speaks against"),
@@ -413,3 +414,70 @@ def test_every_recipe_is_described_in_one_line_that_differs_from_the_others(name
     lines = {other: describe.settings(preset(other)) for other in PRESETS}
     assert "\n" not in lines[name]
     assert [other for other in lines if lines[other] == lines[name]] == [name]
+
+
+def with_endpoints(project: Project, name: str = "quarot_table1", **finer: float) -> None:
+    """Add to the run files of a table KL divergences and log-odds, by row; none of rows that are not named."""
+    for cell in project.cells(name):
+        for run in cell.runs if cell.row in finer else ():
+            path, value = project.root / run_path(run.key), finer[cell.row] * (1 + run.seed / 100)
+            found = read_result(path)
+            metrics, samples = dict(found.metrics), dict(found.samples)
+            if run.metric.kind == "perplexity":
+                metrics |= {"kl": value, "kl_median": value / 2, "flips": 100 * value}
+                samples |= {"kl": [value * 1.1, value * 0.9] * 25, "flips": [value, value]}
+            else:
+                metrics |= {"log_odds": value, "log_odds_median": value / 2, "grammar_log_odds": value}
+                samples |= {"grammar_log_odds": [value], "grammar_choices": "0" if cell.row == "Baseline" else "1"}
+            write_result(path, replace(found, metrics=metrics, samples=samples))
+
+
+def test_divergences_have_a_section_of_their_own_and_decide_beside_perplexity(tmp_path, monkeypatch) -> None:
+    """Perplexity says that QuaRot, 11, is better than QUIK, 12; by KL divergence it is worse."""
+    claim = {"text": "Better.", "section": "1", "mechanism": {"better": {"row": "QuaRot", "than": ["QUIK"]}}}
+    rows = [*TABLES["tables"][0]["rows"], {"name": "QUIK", "method": "quik"}]
+    project = load(tmp_path, monkeypatch, table("table1", rows=rows, claims=[claim], figure=None))
+    compute(project)
+    assert "KL divergence" not in page(project)
+    assert "decided on perplexity" in page(project)
+    with_endpoints(project, Baseline=0.0, QuaRot=0.3, QUIK=0.2)
+    text = page(project)
+    section = text.partition("## KL divergence to the full-precision model")[2].partition("\n## ")[0]
+    assert "| Baseline | 0.000" in section
+    assert "| QuaRot | 0.30" in section
+    assert " ± " in section
+    assert "0.15" in section  # the median window
+    assert "30." in section  # flips in percent
+    assert "mechanism, here, decided on KL divergence to the full-precision model: " in text
+    assert "by perplexity, which does not decide" in text
+    assert "On stand-ins a mechanism is decided on the KL divergence" in text
+    assert "❌ not reproduced<br>by perplexity: reproduced" in text
+    frame = collected.collect(project, project.table("quarot_table1"))[0].frame
+    assert {"kl", "kl_median", "flips"} <= {*frame["quantity"]}
+    collected.read_back(project, project.table("quarot_table1"))
+
+
+def test_log_odds_stand_beside_accuracy_and_flips_need_the_unquantized_run(tmp_path, monkeypatch) -> None:
+    project = load(tmp_path, monkeypatch, *KINDS)
+    compute(project, "quarot_table3")
+    with_endpoints(project, "quarot_table3", QuaRot=0.5)
+    text = page(project, "quarot_table3")
+    section = text.partition("## Log-odds of the right answer")[2].partition("\n## ")[0]
+    assert "0.50" in section
+    assert "so that none is known" in section
+    with_endpoints(project, "quarot_table3", Baseline=0.7)
+    section = page(project, "quarot_table3").partition("## Log-odds of the right answer")[2].partition("\n## ")[0]
+    assert "so that none is known" not in section
+    assert "100.0" in section  # the one choice of grammar is another one
+
+
+def test_a_table_with_run_files_from_before_is_shown_without_what_they_lack(tmp_path, monkeypatch) -> None:
+    """Of some of the rows: the others have no number, and perplexity decides."""
+    project = load(tmp_path, monkeypatch, table("table1"))
+    compute(project)
+    with_endpoints(project, QuaRot=0.3)
+    text = page(project)
+    section = text.partition("## KL divergence to the full-precision model")[2].partition("\n## ")[0]
+    assert "| QuaRot | 0.30" in section
+    assert "| Baseline |" not in section
+    assert "by perplexity, which does not decide" not in text

@@ -17,7 +17,7 @@ from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity, ZeroShot
 from rotquant.study.results import RunResult, read_result, write_result
-from rotquant.study.samples import Samples, check_samples, observations, pack
+from rotquant.study.samples import Samples, check_samples, flipped, observations, pack
 from rotquant.study.values import standard_error
 
 TEXT = Perplexity(corpus="docstrings")
@@ -55,6 +55,37 @@ def test_the_averages_standard_error_is_that_of_independent_tasks(first: list[bo
     assert standard_error([found]) == pytest.approx(math.hypot(*errors) / 2, rel=0.02, abs=1e-9)
 
 
+ODDS: Samples = {"grammar_log_odds": [0.5, -1.25], "next_word_log_odds": [2.0, 1.0, 0.0], "grammar_choices": "03"}
+CHOSEN = ZeroShot(corpus="docstrings", tasks=("last_word", "grammar", "next_word"))
+OF_ODDS = {"grammar_log_odds": -0.375, "next_word_log_odds": 1.0, "log_odds": 0.3125}
+
+
+def test_log_odds_and_divergences_are_means_in_their_own_unit_and_choices_have_none():
+    for name, value in OF_ODDS.items():
+        found = observations(CHOSEN, name, OF_ODDS, ODDS)
+        assert found is not None
+        assert found.mean() == pytest.approx(value)
+    windows: Samples = {"kl": [0.1, 0.3], "flips": [0.25, 0.75]}
+    for name, value in (("kl", 0.2), ("flips", 50.0)):
+        found = observations(TEXT, name, {"kl": 0.2, "flips": 50.0}, windows)
+        assert found is not None
+        assert found == pytest.approx([value / 2, 3 * value / 2])
+    assert check_samples(TEXT, {"kl": 0.2, "flips": 50.0}, windows) == windows
+    assert check_samples(CHOSEN, OF_ODDS, ODDS) == ODDS
+    assert observations(TEXT, "kl_median", {"kl_median": 0.2}, windows) is None
+    with pytest.raises(ValueError, match=r"give 0\.2 and not 0\.3"):
+        check_samples(TEXT, {"kl": 0.3, "flips": 50.0}, windows)
+
+
+def test_a_flip_is_an_item_whose_choice_is_another_one_and_tasks_count_alike():
+    mine: Samples = {"grammar_choices": "0123", "next_word_choices": "01"}
+    other: Samples = {"grammar_choices": "0120", "next_word_choices": "10"}
+    assert flipped(CHOSEN, mine, other) == pytest.approx((25 + 100) / 2)
+    assert flipped(CHOSEN, mine, mine) == 0
+    for lacking in ({}, {"grammar_choices": "0123"}, {**other, "next_word_choices": "011"}):
+        assert flipped(CHOSEN, mine, lacking) is None
+
+
 def test_seeds_that_answer_the_same_items_share_their_noise():
     """The standard error is that of the item means: nothing is gained where every seed answers alike."""
     alike = np.array([0.0, 100.0, 100.0, 0.0])
@@ -81,7 +112,7 @@ def test_a_run_file_keeps_them_and_one_without_is_read_too(tmp_path: Path):
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
-        ({"last_word": "1102"}, "should match pattern"),
+        ({"last_word": "1102"}, "the answers of last_word are 0 and 1"),
         ({"last_word": [math.nan]}, "finite"),
         ({"last_word": "1111"}, "give 100 and not 75"),
         ({"preposition": "1"}, "'preposition', which is not measured"),

@@ -76,8 +76,8 @@ def test_group_sizes_and_outliers_are_the_slots(shipped: Path) -> None:
     slot = project.config.slot("Llama-2-7B")
     cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in project.cells("quarot_table1")}
     grouped = cells["QuaRot-128G", "Llama-2-7B"]
-    assert grouped.weights.scheme.group_size == grouped.activations.group_size == slot.group_sizes[128]
-    assert cells["QUIK-4B", "Llama-2-7B"].methods["outliers"].features == slot.outlier_features[256]
+    assert grouped.weights.scheme.group_size == grouped.activations.group_size == slot.scaled("group_sizes", 128)
+    assert cells["QUIK-4B", "Llama-2-7B"].methods["outliers"].features == slot.scaled("outlier_features", 256)
     assert cells["QuaRot", "Llama-2-7B"].calibration.samples == slot.calibration["samples"]
     paper = projects.load_project([REPOSITORY / "config/paper.yaml"], root=shipped)
     cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in paper.cells("quarot_table1")}

@@ -329,12 +329,15 @@ def test_the_runtime_part_of_the_recipe_may_change_but_not_the_stored_part() -> 
     [
         (ROTATED_GPTQ, "needs calibration text"),
         (
-            Recipe(weights=weights(QuantizationScheme(bits=4, granularity="group", group_size=24))),
-            "group size 24",
+            Recipe(weights=weights(QuantizationScheme(bits=4, granularity="group", group_size=240))),
+            "group size 240",
         ),
-        (Recipe(activations=QuantizationScheme(bits=4, granularity="group", group_size=24)), "group size 24"),
+        (Recipe(activations=QuantizationScheme(bits=4, granularity="group", group_size=240)), "group size 240"),
         (Recipe(keys=QuantizationScheme(bits=4, granularity="token")), "keys: granularity 'token' has no meaning"),
-        (Recipe(values=QuantizationScheme(bits=4, granularity="group", group_size=24)), r"group size 24 .*\(values\)"),
+        (
+            Recipe(values=QuantizationScheme(bits=4, granularity="group", group_size=240)),
+            r"group size 240 .*\(values\)",
+        ),
         (
             RECIPES["static"].model_copy(update={"activations": QuantizationScheme(bits=4, dynamic=False)}),
             "static activation scales are per tensor",

@@ -179,11 +179,11 @@ def test_outlier_features_of_a_site_keep_their_values() -> None:
 @pytest.mark.parametrize(
     ("size", "outliers", "message"),
     [
-        (24, {}, r"group size 24 does not divide the 64 features of layer 0's self_attn\.q_proj and"),
-        (16, {(1, "mlp_output"): 8}, r"group size 16 does not divide the 88 features of layer 1's mlp\.down_proj that"),
+        (65, {}, r"group size 65 exceeds the 64 features of layer 0's self_attn\.q_proj and"),
+        (16, {(1, "mlp_output"): 90}, r"group size 16 exceeds the 6 features of layer 1's mlp\.down_proj that"),
     ],
 )
-def test_a_group_size_that_does_not_divide_names_the_layer_before_anything_is_installed(
+def test_a_group_larger_than_a_row_names_the_layer_before_anything_is_installed(
     size: int, outliers: dict[tuple[int, str], int], message: str
 ) -> None:
     model = tiny_model()

@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from rotquant import api
 from rotquant.foundation.errors import RecipeError, TaskError
 from rotquant.metrics.zeroshot import TASKS, check, evaluate, prepare, scores, suite_of, task_names
 from rotquant.metrics.zeroshot.scoring import Scorer
+from rotquant.metrics.zeroshot.suites import choices_of, has_choices, log_odds_of
 from rotquant.recipes.schemes import ZeroShot
 from tests.test_cli import rotquant
 from tests.watching import long_work
@@ -344,18 +346,56 @@ def test_items_begin_without_bos_where_the_tokenizer_has_none(shipped: api.Model
     assert found == evaluate(shipped.network, shipped.tokenizer, without, folder)
 
 
+def test_log_odds_and_choices_are_those_of_one_item_at_a_time(shipped: api.Model, folder: Path):
+    """By the measure that decides, in float64; tasks without choices have neither."""
+    count = 6
+    metric = ALL.model_copy(update={"limit": count})
+    both = scores(shipped.network, shipped.tokenizer, metric, folder, batch_size=16)
+    means, medians = [], []
+    for task, description in ACCURACIES.items():
+        if task == "last_word":
+            assert not {f"{task}_log_odds", f"{task}_choices"} & both.items.keys()
+            assert f"{task}_log_odds" not in both.metrics
+            continue
+        odds, taken = [], []
+        for row in items(folder, task)[:count]:
+            likelihoods = [score for score, _ in reference_scores(shipped, row["context"], row["choices"])]
+            if description.measure == "acc_norm":
+                likelihoods = [one / len(choice) for one, choice in zip(likelihoods, row["choices"], strict=True)]
+            by = torch.tensor(likelihoods, dtype=torch.float64)
+            wrong = torch.arange(len(by)) != row["answer"]
+            odds.append((by[row["answer"]] - by[wrong].logsumexp(0)).item())
+            taken.append(float(by.argmax()))
+        # Kept to three decimals, of float32 likelihoods that may be in one row with others.
+        assert both.items[f"{task}_log_odds"] == pytest.approx(odds, abs=2e-3)
+        assert both.items[f"{task}_choices"] == tuple(taken)
+        right = [float(odd == row["answer"]) for odd, row in zip(taken, items(folder, task)[:count], strict=True)]
+        assert both.items[task] == tuple(right)
+        assert both.metrics[f"{task}_log_odds"] == pytest.approx(sum(odds) / count, abs=2e-3)
+        means.append(sum(odds) / count)
+        medians.append(statistics.median(odds))
+    assert both.metrics["log_odds"] == pytest.approx(sum(means) / len(means), abs=2e-3)
+    assert both.metrics["log_odds_median"] == pytest.approx(sum(medians) / len(medians), abs=2e-3)
+
+
 def by_lm_eval(model: api.Model, metric: ZeroShot, folder: Path) -> dict[str, tuple[float, ...]]:
     """What each item scores by the quoted measure, asked and judged by lm-eval."""
     from lm_eval.evaluator import evaluate as run_tasks
 
-    from rotquant.metrics.zeroshot.harness import Harness, load_tasks, set_shots
+    from rotquant.metrics.zeroshot.harness import Harness, choices_told, load_tasks, set_shots
 
     names = task_names(metric)
     tasks = load_tasks(folder.resolve(), names)
     set_shots(tasks, metric.shots)
     harness = Harness(Scorer(model.network, model.tokenizer, metric.bos, batch_size=16))
     found: Any = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=True)
-    return {name: tuple(item[TASKS["shipped"][name].measure] for item in found["samples"][name]) for name in names}
+    judged = {name: tuple(item[TASKS["shipped"][name].measure] for item in found["samples"][name]) for name in names}
+    for name in (name for name in names if has_choices(metric, name)):
+        measure = TASKS["shipped"][name].measure
+        told = [choices_told(tasks[name], item, alone=False) for item in found["samples"][name]]
+        judged[log_odds_of(name)] = tuple(one[f"{measure}.log_odds"] for one in told)
+        judged[choices_of(name)] = tuple(one[f"{measure}.choice"] for one in told)
+    return judged
 
 
 @pytest.mark.parametrize("shots", [0, 2])

@@ -59,7 +59,7 @@ def run_is_current(provenance: Told, weights: Told | None, code: str, stored: To
         tasks: of the tasks; None where the run has none, or where they have not been made yet.
     """
     on_them = provenance.get("code_digest") == code and _same_weights(weights, stored)
-    return on_them and _same_tasks(provenance.get("tasks"), tasks)
+    return on_them and same_tasks(provenance.get("tasks"), tasks)
 
 
 def _is_of_its_name(record: Told, path: Path) -> bool:
@@ -78,7 +78,7 @@ def _same_weights(one: Told | None, other: Told | None) -> bool:
     return bool(digests) and digests == (other or {}).get("digests")
 
 
-def _same_tasks(answered: Told | None, record: Told | None) -> bool:
+def same_tasks(answered: Told | None, record: Told | None) -> bool:
     """Whether a run answered the items that a record of tasks is of, wherever their files lie."""
 
     def items(told: Told) -> dict[str, Any]:

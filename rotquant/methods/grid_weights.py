@@ -1,11 +1,12 @@
 """Weights rounded to nearest, with scales by which a layer's outputs change least (PrefixQuant Sec. 6.1)."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rotquant.recipes.method import Method, Role
 from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import QuantizationScheme
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +33,10 @@ class GridWeights(Method):
     steps: Annotated[int, Field(gt=0)] = 50
     """How many shares are tried, evenly from 1 down to it, without it; the authors' code tries ten."""
 
+    covering: Literal["largest_code", "all_steps"] = "largest_code"
+    """The scale of share 1: `largest_code`, max|w| / (2^(b-1) - 1), with which the largest weight has the largest code;
+    `all_steps`, 2 max|w| / (2^b - 1), as the authors' code has it. The paper does not say."""
+
     def check(self, recipe: Recipe) -> None:
         """Weights without another search."""
         self.refuse_clip_search(recipe)
@@ -42,12 +47,15 @@ class GridWeights(Method):
 
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
-        return f"scales by layer outputs, {self.steps} shares from 1 to {self.smallest:g}"
+        steps = "" if self.covering == "largest_code" else " of 2 max / (2^b - 1)"
+        return f"scales by layer outputs, {self.steps} shares from 1 to {self.smallest:g}{steps}"
 
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        """The shares, the largest first."""
-        return tuple(1 - step * (1 - self.smallest) / self.steps for step in range(self.steps))
+    def ratios(self, scheme: QuantizationScheme) -> tuple[float, ...]:
+        """The shares of the scale that covers the weights by `scheme`, the largest first."""
+        from rotquant.tensors.quantization import share_of_all_steps
+
+        first = 1.0 if self.covering == "largest_code" else share_of_all_steps(scheme)
+        return tuple(first * (1 - step * (1 - self.smallest) / self.steps) for step in range(self.steps))
 
     def apply(self, stage: "Stage") -> None:
         """Round site by site."""
@@ -55,7 +63,8 @@ class GridWeights(Method):
         from rotquant.weights.output_error import search_ratios
         from rotquant.weights.rtn import QuantizedWeight
 
-        scheme, ratios = stage.recipe.rounded.scheme, self.ratios
+        scheme = stage.recipe.rounded.scheme
+        ratios = self.ratios(scheme)
 
         def rounded(weight: "Tensor", hessian: "Tensor") -> QuantizedWeight:
             exact = weight.to(hessian.dtype)

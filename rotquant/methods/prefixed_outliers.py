@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rotquant.recipes.method import Method, Role
 from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import Calibration
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,17 @@ class PrefixedOutliers(Method):
 
     threshold: Annotated[float, Field(gt=1.0)] = 64.0
     """How many times the median of a window's tokens the largest |input of down_proj| of an outlier token is (eta)."""
+    number: Literal["beside_bos", "with_bos"] = "beside_bos"
+    """Where a window has o outlier tokens: `beside_bos`, the o most frequent ones and BOS (Sec. 5.1, and the authors'
+    code); `with_bos`, the o - 1 most frequent ones and BOS, to which the counts of Table 1 fit."""
+    rare: Literal["kept", "once", "one_type"] = "kept"
+    """Which outlier tokens do not count: `kept`, all do, as the paper speaks of no exception; `once`, those that stand
+    out once in all text; `one_type`, a lone type of token in less than a tenth of the samples (the authors' code)."""
+    each_layer: bool = False
+    """Whether a token counts in each layer in which it stands out, as in the authors' code, or once."""
+    text: Calibration | None = None
+    """The text on which tokens are found; null takes the calibration text, as the paper names no other. The authors'
+    code has 64 samples of 512 tokens."""
     ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """These tokens, in this order, in place of those that are found."""
     tokens: Annotated[int, Field(gt=0)] | None = None
@@ -45,8 +57,10 @@ class PrefixedOutliers(Method):
         """Tokens that are given are at least one, and all."""
         if self.ids == ():
             raise ValueError("prefixed_outliers.ids has no token: name one, or leave the method out")
-        if self.ids is not None and (self.tokens, self.content) != (None, "frequent"):
-            raise ValueError("prefixed_outliers.ids are the prefix: tokens and content are about those that are found")
+        if self.ids is not None and (self.tokens, self.content, self.text) != (None, "frequent", None):
+            raise ValueError(
+                "prefixed_outliers.ids are the prefix: tokens, content and text are about those that are found"
+            )
 
     def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
         """Every text can stand behind a prefix, and tokens that are given lie in the vocabulary."""
@@ -61,7 +75,15 @@ class PrefixedOutliers(Method):
         which = {"frequent": "outlier tokens", "highest": "the first outlier token", "random": "random tokens"}
         number = f", {self.tokens} of them" if self.tokens is not None else ""
         many = "" if self.content == "frequent" else ", as many as there are outlier tokens"
-        return f"{which[self.content]}, above {self.threshold:g} times the median, in front of every text{number}{many}"
+        text = self.text
+        found = "" if text is None else f", found on {text.samples} samples of {text.sequence_length} tokens"
+        bos = ", BOS one of them" if self.number == "with_bos" else ""
+        rare = {"kept": "", "once": ", none that stands out once", "one_type": ", no lone rare one"}[self.rare]
+        layers = ", counted in each layer" if self.each_layer else ""
+        return (
+            f"{which[self.content]}, above {self.threshold:g} times the median, in front of every text"
+            f"{number}{many}{bos}{rare}{layers}{found}"
+        )
 
     def apply(self, stage: "Stage") -> None:
         """Find the tokens, and have all that follows see them."""
@@ -72,13 +94,18 @@ class PrefixedOutliers(Method):
         model, ids = stage.model, self.ids
         with wrap(model, stage.online):
             if ids is None:
-                samples = stage.calibration_samples
-                ratios = token_maxima(model, samples, device=stage.device).ratios
-                ids = detect_prefix(ratios, samples, model.config.bos_token_id, self.threshold)
+                samples = stage.calibration_samples if self.text is None else stage.texts[self.name]
+                ratios, rule = token_maxima(model, samples, device=stage.device).ratios, self.rule
+                ids = detect_prefix(ratios, samples, model.config.bos_token_id, self.threshold, **rule)
                 ids = self._chosen(ids[: self.tokens], model.config.vocab_size, stage.seed)
             found = compute_prefix(model, ids, stage.device) if ids else empty_prefix(stage.architecture, model.dtype)
         stage.tensors |= stored_tensors(ids, found)
         stage.online = self.runtime(stage.online, stage.tensors)
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        """How tokens are chosen, by the arguments of `rotquant.models.outlier_tokens.detect_prefix`."""
+        return {name: getattr(self, name) for name in ("number", "rare", "each_layer")}
 
     def _chosen(self, found: tuple[int, ...], vocabulary: int, seed: int) -> tuple[int, ...]:
         """What stands in the places of the tokens that were found."""

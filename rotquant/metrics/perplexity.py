@@ -4,16 +4,22 @@ The whole text is tokenized once with a single leading BOS, where the tokenizer 
 windows, the tail is dropped, and exp of the mean negative log-likelihood over each window's predicted tokens is
 reported. lm-eval's `wikitext` task is another metric (word perplexity with BOS per document) and is never mixed with
 this one.
+
+Where the full-precision model's last states are given, the same pass yields each window's KL divergence from it
+(`metrics.divergence`).
 """
 
 import math
 from dataclasses import dataclass
+from statistics import fmean
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
+from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.progress import task
+from rotquant.metrics.divergence import FloatStates, divergence
 from rotquant.models.architectures import config_of
 from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
@@ -32,6 +38,8 @@ class PerplexityResult:
 
     by_window: each window's nll, whose mean is nll: windows have equally many tokens.
     note: what a reader of the number should know: that the tokenizer has no BOS to put where the metric asks for one.
+    kl: each window's mean KL divergence from the full-precision model, nats; flips: each window's share of positions
+    at which the likeliest next token is another one. Both are empty where that model was not asked.
     """
 
     perplexity: float
@@ -41,6 +49,8 @@ class PerplexityResult:
     windows: int
     note: str = ""
     by_window: tuple[float, ...] = ()
+    kl: tuple[float, ...] = ()
+    flips: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         """The perplexity as a sentence's beginning; one that is not finite is said to be no number."""
@@ -49,14 +59,17 @@ class PerplexityResult:
         return f"perplexity not finite ({self.perplexity}: the network's outputs overflow or are no numbers)"
 
     def as_metrics(self) -> dict[str, float]:
-        """Flat numbers for a run file."""
-        return {
+        """Flat numbers for a run file; flips in percent."""
+        found = {
             "perplexity": self.perplexity,
             "nll": self.nll,
             "nll_standard_error": self.standard_error,
             "tokens": self.tokens,
             "windows": self.windows,
         }
+        if self.kl:
+            found |= {"kl": fmean(self.kl), "kl_median": float(np.median(self.kl)), "flips": 100 * fmean(self.flips)}
+        return found
 
 
 def standard_error(values: Tensor) -> float:
@@ -65,22 +78,30 @@ def standard_error(values: Tensor) -> float:
 
 
 @torch.no_grad()
-def window_nll(model: nn.Module, windows: Tensor) -> Tensor:
-    """Mean negative log-likelihood of each window's tokens after its first.
+def window_scores(model: nn.Module, windows: Tensor, exact: FloatStates | None = None) -> Tensor:
+    """What a network makes of each window's tokens after its first, means over them.
 
     Args:
         model: causal language model whose forward returns `.logits` [batch, tokens, vocabulary].
         windows: token ids, int64 [batch, tokens].
+        exact: the full-precision model's last states of these windows.
 
     Returns:
-        float64 [batch], nats per predicted token.
+        float64 [batch, 3]: negative log-likelihood and KL divergence, nats, and share of flips. The last two are zero
+        without `exact`; flips are nan where KL is not finite.
     """
+    scores = windows.new_zeros(len(windows), 3, dtype=torch.float64)
     with OneDNNLinear():
         logits = model(input_ids=windows, use_cache=False).logits
-    losses = []
-    for row, target in zip(logits, windows, strict=True):  # row by row bounds the float32 copy of the logits
-        losses.append(cross_entropy(row[:-1].float(), target[1:], reduction="none").double().mean())
-    return torch.stack(losses)
+        for place, (row, target) in enumerate(zip(logits, windows, strict=True)):  # which bounds the float32 copies
+            found = row[:-1].float().log_softmax(-1)
+            scores[place, 0] = -found.gather(1, target[1:, None]).double().mean()
+            if exact is not None:
+                logits_of_exact = exact.head(exact.states[place, :-1].to(row.device)).float()
+                kl, flips = divergence(logits_of_exact, found)
+                scores[place, 1] = kl.double().mean()
+                scores[place, 2] = flips.double().mean() + 0 * scores[place, 1]
+    return scores
 
 
 @torch.no_grad()
@@ -91,6 +112,7 @@ def perplexity(
     *,
     batch_size: int = 8,
     description: str = "perplexity",
+    exact: FloatStates | None = None,
 ) -> PerplexityResult:
     """Perplexity of `model` on one tokenized text.
 
@@ -98,6 +120,7 @@ def perplexity(
         tokens: the whole text that the metric names (`rotquant.text.tokenize`).
         metric: how it is cut into windows.
         batch_size: windows per forward pass; lowered so that the logits stay within 16 MiB on a CPU, 256 MiB elsewhere.
+        exact: the full-precision model's last states of the windows that the metric asks for.
 
     Returns:
         Its perplexity is inf or nan where the network's outputs are: a result, not an error.
@@ -105,9 +128,11 @@ def perplexity(
     Raises:
         CorpusError: the text is shorter than one window, or the tokenizer has no BOS for each.
         RecipeError: windows are longer than the model's context.
-        CheckpointError: a token lies beyond the model's vocabulary.
+        CheckpointError: a token lies beyond the model's vocabulary, or `exact` is of other windows.
     """
     windows = metric_windows(model, tokens, metric)
+    if exact is not None and not torch.equal(exact.windows, windows):
+        raise CheckpointError("the full-precision model read other tokens: the tokenizers of the two models differ.")
     vocabulary: int = config_of(model).vocab_size
     device = next(model.parameters()).device
     limit = of_device(_LOGITS_AT_ONCE, device)
@@ -116,16 +141,17 @@ def perplexity(
     model.eval()
     parts = []
     with task(description, "window", len(windows)) as under_way:
-        for batch in windows.split(batch_size):
-            parts.append(window_nll(model, batch.to(device)).cpu())
+        for first in range(0, len(windows), batch_size):
+            batch = windows[first : first + batch_size]
+            known = exact and exact.of(first, batch_size)
+            parts.append(window_scores(model, batch.to(device), known).cpu())
             under_way.advance(len(batch))
     model.train(was_training)
-    losses = torch.cat(parts)
+    losses, kl, flips = torch.cat(parts).T
     nll = losses.mean().item()
     error = standard_error(losses)
     value = math.exp(nll) if nll < 700 else math.inf if nll == nll else math.nan
     predicted = losses.numel() * (metric.sequence_length - 1)
     note = NO_BOS if tokens.bos is None and metric.bos != "none" else ""
-    return PerplexityResult(
-        value, nll, error, tokens=predicted, windows=len(losses), note=note, by_window=tuple(losses.tolist())
-    )
+    by_window = [tuple(column.tolist()) for column in (losses, kl, flips)[: 1 if exact is None else 3]]
+    return PerplexityResult(value, nll, error, predicted, len(losses), note, *by_window)

@@ -6,7 +6,6 @@ rotation allows instead (`fitted`); a recipe that somebody wrote is refused with
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from math import gcd
 from typing import Any
 
 from rotquant.foundation.errors import RecipeError
@@ -85,7 +84,7 @@ def check_fits(recipe: Recipe, architecture: Architecture) -> None:
     widths = ", ".join(f"{site.features} of {site.name}" for site in architecture.sites)
     beside = f", less {recipe.held_out} outliers" if recipe.held_out else ""
     given = " and ".join(f"{size} of {what}" for what, size, _ in groups)
-    problems.append(f"the group size {given} does not divide the inputs of all layers ({widths}{beside})")
+    problems.append(f"the group size {given} exceeds the inputs of some layers ({widths}{beside})")
     changes = {f"rotation.{one.field}": one.value for one in missing}
     changes |= {f"{_GROUPS[what]}.group_size": fitting for what, _, fitting in groups}
     raise RecipeError(f"{', and '.join(problems)}; change the recipe, {options(changes)}.")
@@ -131,12 +130,11 @@ def _largest_block(size: int) -> int | bool:
 
 
 def _groups(recipe: Recipe, architecture: Architecture) -> Iterator[tuple[str, int, int]]:
-    """What has groups that do not divide all widths, their size, and the largest below it that does."""
+    """What has groups of more features than some input has, their size, and the least of these inputs."""
     widths = [site.features - recipe.held_out for site in architecture.sites]
     if min(widths) <= 0:
         return  # the method that holds features out says so
-    common = gcd(*widths)
     schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}
     for what, scheme in schemes.items():
-        if scheme and scheme.group_size and common % scheme.group_size:
-            yield what, scheme.group_size, next(size for size in range(scheme.group_size, 0, -1) if not common % size)
+        if scheme and scheme.group_size and scheme.group_size > min(widths):
+            yield what, scheme.group_size, min(widths)

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,11 @@ from rotquant.models.stream import LayerStream, capture_layer_inputs
 
 #: PrefixQuant Sec. 5.1, its threshold eta.
 OUTLIER_RATIO = 64.0
+#: Of how many tokens a prefix is, and which of them are dropped: see `detect_prefix`.
+Number = Literal["beside_bos", "with_bos"]
+Rare = Literal["kept", "once", "one_type"]
+#: The authors' code drops one lone type of token that occurs in less than this share of the windows.
+_FEW = 0.1
 
 
 @dataclass(frozen=True)
@@ -87,20 +93,37 @@ def _layer_maxima(stream: LayerStream, index: int, layer: nn.Module) -> tuple[Te
 
 
 def detect_prefix(
-    ratios: Tensor, windows: Tensor, bos: int | None, threshold: float = OUTLIER_RATIO
+    ratios: Tensor,
+    windows: Tensor,
+    bos: int | None,
+    threshold: float = OUTLIER_RATIO,
+    *,
+    number: Number = "beside_bos",
+    rare: Rare = "kept",
+    each_layer: bool = False,
 ) -> tuple[int, ...]:
     """The tokens to put in front of a text (PrefixQuant Sec. 5.1): the most frequent outlier tokens, then BOS.
 
-    As many as a window has outlier tokens: the mean over windows, rounded up, in the layer that has most. The first
-    position counts among them and BOS is for it; what stands out only once in all windows is no pattern.
+    o is the number of outlier tokens of a window: the mean over windows, rounded up, in the layer that has most. The
+    first position counts in o and not among the tokens (the paper's footnote 1).
 
     Args:
         ratios: Eq. 3 [layers, windows, tokens], of windows without a prefix.
         windows: their token ids, int64 [windows, tokens].
         bos: the last token of the prefix; None where the tokenizer has none.
+        number: `beside_bos`, the top o and BOS (Sec. 5.1 and the authors' code); `with_bos`, o with BOS among them, as
+            the counts of Table 1 are.
+        rare: which tokens do not count: `kept`, all do; `once`, those that stand out once in all windows; `one_type`, a
+            lone type of token in less than a tenth of the windows (the authors' code).
+        each_layer: whether a token counts in each layer in which it stands out (the authors' code), or once.
     """
     outliers = ratios > threshold
-    number = math.ceil(outliers.sum(dim=-1).float().mean(dim=-1).max().item())
+    most = math.ceil(outliers.sum(dim=-1).float().mean(dim=-1).max().item())
     others = Counter(windows[:, 1:][outliers[:, :, 1:].any(dim=0)].tolist())
-    frequent = [token for token, count in others.most_common() if count > 1 and token != bos]
-    return (*frequent[: max(0, number - 1)], *(() if bos is None else (bos,)))
+    if each_layer:
+        others = Counter(windows[:, 1:].expand(len(ratios), -1, -1)[outliers[:, :, 1:]].tolist())
+    if rare == "one_type" and len(others) == 1 and others.total() < _FEW * len(windows):
+        others.clear()
+    least = 2 if rare == "once" else 1
+    frequent = [token for token, count in others.most_common() if count >= least and token != bos]
+    return (*frequent[: max(0, most - (number == "with_bos"))], *(() if bos is None else (bos,)))

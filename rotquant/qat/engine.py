@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rotquant.foundation.errors import RecipeError, ResultError
@@ -52,6 +52,10 @@ class Engine:
         """The sum over processes, known to all."""
         return values
 
+    def same(self, values: Tensor) -> Tensor:
+        """What the first process has, on the host."""
+        return values
+
     def norm(self, tensors: Iterable[Tensor]) -> Tensor:
         """The norm of all tensors together, known to all processes."""
         norm = nn.utils.get_total_norm([local(tensor) for tensor in tensors])
@@ -66,6 +70,9 @@ class Engine:
         """While open, a `qat.student.Distillation` is where it is trained: here both models are on the device."""
         with on_device(distillation.teacher, self.device), on_device(distillation.student, self.device):
             yield
+
+    def settle(self, distillation: nn.Module) -> None:
+        """After passes without a gradient: every process has its parts of all parameters again."""
 
     def gather(self, student: nn.Module, model: nn.Module) -> None:
         """Bring what was trained into the model on the host."""
@@ -103,6 +110,9 @@ class Sharded(Engine):
         dist.all_reduce(values)
         return values
 
+    def same(self, values: Tensor) -> Tensor:
+        return _told(values.clone()).cpu()
+
     def student(self, model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
 
@@ -115,6 +125,12 @@ class Sharded(Engine):
             fully_shard(whole, mesh=self.mesh, reshard_after_forward=False)
         lm_head(teacher).to(self.device)
         yield
+
+    def settle(self, distillation: nn.Module) -> None:
+        """What stays whole after a forward pass would wait for the backward one."""
+        for module in distillation.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     @torch.no_grad()
     def gather(self, student: nn.Module, model: nn.Module) -> None:

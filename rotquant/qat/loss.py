@@ -151,5 +151,21 @@ def label_probabilities(hidden: Tensor, head: Tensor, ids: Tensor, chunk: int | 
     return torch.cat(found).unflatten(0, (len(ids), -1))
 
 
+@torch.no_grad()
+def largest_probabilities(hidden: Tensor, head: Tensor, chunk: int | None = None) -> Tensor:
+    """The largest probability that a model gives to a next token, after all tokens but the last, [texts, tokens - 1].
+
+    Their mean is the a of Equation 3 in BitDistiller's code (`train.py`, `cakld_steps`), which takes some ten batches.
+
+    Args:
+        hidden, head, chunk: as for `label_probabilities`.
+    """
+    states = hidden[:, :-1].flatten(0, 1)
+    found = [
+        _logits(states[rows], head).softmax(-1).amax(1) for rows in _chunks(len(states), chunk or tokens_at_once(head))
+    ]
+    return torch.cat(found).unflatten(0, (len(hidden), -1))
+
+
 def _chunks(tokens: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, tokens, size))

@@ -30,6 +30,7 @@ class SelfDistillation(Method):
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     seeded: ClassVar[bool] = True
     groups: ClassVar[str] = "table_groups"
+    stored_as: ClassVar[Literal["integers", "lattice", "levels"]] = "levels"
     rates: ClassVar[tuple[str, ...]] = ("weight_lr", "quantizer_lr")
 
     text: Calibration = Calibration(corpus="alpaca_wikitext2", samples=8000, sequence_length=1024)
@@ -37,8 +38,11 @@ class SelfDistillation(Method):
     say; Du et al. have 8,000 of these two."""
     epochs: Annotated[int, Field(gt=0)] = 8
     """How often each sequence is seen: 8 times, and 16 for LLaMA-3.2 1B (RCP Table 8)."""
-    batch_size: Annotated[int, Field(gt=0)] = 8
-    """Sequences in each step: 8 for 7B, 4 for 1B, 3B and 8B, 32 for 13B (RCP Table 8)."""
+    batch_size: Annotated[int, Field(gt=0)] = 64
+    """Sequences in each step. RCP's Table 8 prints 8 for 7B, 4 for 1B, 3B and 8B, 32 for 13B, probably for each of its
+    8 GPUs: App. A.5 cuts a batch "from 8 to 1" for the memory of one, and BitDistiller's script has
+    `per_device_train_batch_size` on 8. So a step has 64 of 7B, and 8,000 samples make some 1,000 steps in 8 epochs, not
+    8,000."""
     weight_lr: Annotated[float, Field(gt=0.0)] | None = None
     """Learning rate of weights, embeddings and norms; null takes 1e-6 with a quantized KV cache, 8e-7 without (RCP
     Sec. 5.1)."""
@@ -46,9 +50,25 @@ class SelfDistillation(Method):
     """Of all rates; `cosine` falls to zero. The paper speaks of none."""
     start_samples: Annotated[int, Field(gt=0)] = 64
     """Of the text, so many sequences decide where the clipping begins (RCP Eq. 6)."""
-    confidence: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """The share of KL(S || T) in the loss (RCP Eq. 3); null takes the teacher's mean probability of the text's tokens,
-    as Du et al. do."""
+    confidence: Annotated[float, Field(ge=0.0, le=1.0)] | Literal["largest", "labels"] = "largest"
+    """The share of KL(S || T) in the loss (RCP Eq. 3), a number or what it is measured as on the text: `largest`, the
+    teacher's mean largest probability, as BitDistiller's code does; `labels`, its mean probability of the tokens that
+    follow (Du et al. 2024, Eq. 8)."""
+    temperature: Annotated[float, Field(gt=0.0)] | None = 0.7
+    """At which the full-precision model writes the text that is trained on, as in BitDistiller's code, after the first
+    tokens of each sample; null trains on the samples themselves."""
+    prompt: Annotated[int, Field(gt=0)] = 32
+    """How many first tokens of a sample it writes after. The code takes the first 128 characters of WikiText's samples,
+    about 32 tokens, and Alpaca's instructions."""
+    validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
+    """Of the samples, so many are not trained on, and of all steps the one with the least loss on them is kept, as in
+    BitDistiller's code (`load_best_model_at_end`); 0 trains on all and keeps the last step."""
+    validate_every: Annotated[int, Field(gt=0)] = 4
+    """Steps between two measurements of that loss (BitDistiller's `eval_steps`); the last step has one too."""
+    gradient_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
+    """At which the norm of all gradients together is cut, the default of the trainer that BitDistiller's code calls;
+    null never cuts. The code adds the loss up over a sample's tokens. Here it is their mean, so the cut acts less
+    often."""
     factorized: bool = False
     """Whether R1 stays an operator of its own in training, beside weights that are not rotated (RCP Table 12)."""
 
@@ -56,6 +76,11 @@ class SelfDistillation(Method):
     def sees_quantizers(self) -> bool:
         """It trains with them."""
         return True
+
+    def levels_kept(self, recipe: Recipe) -> int:
+        """Of equal distances and of NormalFloat about zero the ends; about a learned centre that too (`spacing`)."""
+        every = super().levels_kept(recipe)
+        return {"ldp": every, "nf3_ldp": 3}.get(self.kind(recipe), 2)
 
     def kind(self, recipe: Recipe) -> "Kind":
         """Which quantizer every weight of the recipe has, by its name in `qat.quantizers`."""
@@ -77,9 +102,24 @@ class SelfDistillation(Method):
         return "own"
 
     @property
+    def fixed(self) -> tuple[str, ...]:
+        """Parameters of quantizers, by their names, that stay as they begin."""
+        return ()
+
+    def searched(self, linear: str) -> bool:
+        """Whether clips of this linear layer, by its name in a decoder layer, begin by the search; else with all."""
+        del linear
+        return True
+
+    @property
+    def validated(self) -> int:
+        """How many samples, the first ones, are not trained on."""
+        return int(self.validation_share * self.text.samples)
+
+    @property
     def steps(self) -> int:
         """Of AdamW."""
-        return self.epochs * (self.text.samples // self.batch_size)
+        return self.epochs * ((self.text.samples - self.validated) // self.batch_size)
 
     def effort(self, recipe: Recipe) -> Effort:
         """With the rate of weights that the recipe's KV cache asks for."""
@@ -102,10 +142,16 @@ class SelfDistillation(Method):
                 f"{self.name} quantizes each group or row of weights between two ends: set weights.scheme.symmetric to "
                 "false, and granularity to group or channel"
             )
-        if self.text.samples < self.batch_size:
+        trained = self.text.samples - self.validated
+        if trained < self.batch_size:
             raise ValueError(
-                f"{self.name}.batch_size is {self.batch_size}, and {self.name}.text.samples only {self.text.samples}: "
-                "take more samples or smaller batches"
+                f"{self.name}.batch_size is {self.batch_size}, and {self.name}.text.samples only {self.text.samples}, "
+                f"of which {trained} are trained on: take more samples or smaller batches"
+            )
+        if self.temperature is not None and self.prompt >= self.text.sequence_length:
+            raise ValueError(
+                f"{self.name}.prompt is {self.prompt}, and {self.name}.text.sequence_length "
+                f"{self.text.sequence_length}: take longer samples, shorter prompts, or set temperature to null"
             )
         fixed = recipe.fuses_norms and not recipe.has_role("rotations")
         if self.factorized and not fixed:
@@ -132,10 +178,17 @@ class SelfDistillation(Method):
         """As on the pages."""
         text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
         rates = ", ".join(f"{rate:g} {name.removesuffix('_lr')}s" for name, rate in self.effort(recipe).rates)
-        share = "the teacher's confidence" if self.confidence is None else f"{self.confidence:g}"
+        of = {"largest": "the teacher's mean largest probability", "labels": "the teacher's mean probability of labels"}
+        share = of[self.confidence] if isinstance(self.confidence, str) else f"{self.confidence:g}"
+        if self.temperature is not None:
+            text += f", written by the teacher at temperature {self.temperature:g} after {self.prompt} tokens"
+        if self.validated:
+            text += f", {self.validated} of them held out, by which the best step is kept"
+        cut = "" if self.gradient_norm is None else f", gradients cut at a norm of {self.gradient_norm:g}"
         return (
-            f"{self.title}, {self.epochs} epochs of {text}, lr {rates}, {self.schedule}; CAKLD with a = {share}; clips "
-            f"begin by a search on {self.start_samples} samples{', R1 beside the weights' if self.factorized else ''}"
+            f"{self.title}, {self.epochs} epochs of {text}, lr {rates}, {self.schedule}{cut}; CAKLD with a = {share}; "
+            f"clips begin by a search on {self.start_samples} samples"
+            f"{', R1 beside the weights' if self.factorized else ''}"
         )
 
     def apply(self, stage: "Stage") -> None:

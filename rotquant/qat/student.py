@@ -174,6 +174,7 @@ class _Forward:
 
 
 def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """All parameters of a student: those of the model, and those of its quantizers."""
+    """Parameters of a student that are trained: those of the model, and those of its quantizers."""
     marked = [(f".{QUANTIZER}." in name, parameter) for name, parameter in model.named_parameters()]
-    return [p for quantizer, p in marked if not quantizer], [p for quantizer, p in marked if quantizer]
+    learned = [p for quantizer, p in marked if quantizer and p.requires_grad]
+    return [p for quantizer, p in marked if not quantizer], learned

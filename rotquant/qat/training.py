@@ -6,6 +6,7 @@ next token to the teacher's (`qat.loss`). Afterwards weights are frozen as codes
 """
 
 import copy
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +22,9 @@ from rotquant.models.architectures import architecture_of, decoder_layers, linea
 from rotquant.models.batches import kept_bytes, shuffled_batches
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.stream import on_device
 from rotquant.qat.engine import Engine, ShardedCheckpoint, joined, local
-from rotquant.qat.loss import label_probabilities
+from rotquant.qat.loss import label_probabilities, largest_probabilities
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
 from rotquant.qat.start import Clips, clip_weight, own_rounding, search_clips, uniform_rounding
 from rotquant.qat.student import (
@@ -33,9 +35,11 @@ from rotquant.qat.student import (
     quantized_linears,
     teacher_states,
 )
+from rotquant.qat.writing import write, written_once
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.devices import of_device
+from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.partition import partitions
 from rotquant.tensors.spacing import in_float16
 from rotquant.training import loop
@@ -95,7 +99,7 @@ class Training:
         self.engine = engine
         self.model: nn.Module = stage.model
         self.recipe: Recipe = stage.recipe
-        self.ids = stage.texts[settings.name]
+        self.ids, self.validation = self._split(stage.texts[settings.name])
         self.dtype = cast(torch.dtype, stage.model.dtype)
         self.quantizers: Quantizers = {}
 
@@ -103,6 +107,7 @@ class Training:
         """Train from the start or from the stage's checkpoint; the records of the steps."""
         self.engine.check_batch(self.settings.batch_size)
         teacher = copy.deepcopy(self.model).requires_grad_(False)
+        self.ids, self.validation = self._split(self._written(teacher, self.stage.texts[self.settings.name]))
         checkpoint = self.engine.checkpoint(self.stage.checkpoint)
         self._begin(checkpoint is not None and checkpoint.path.exists())
         self.model.to(torch.promote_types(self.dtype, torch.float32))
@@ -121,6 +126,38 @@ class Training:
                 history = self._train(distillation, lessons.states, checkpoint)
                 self.engine.gather(student, self.model)
         return history
+
+    def _split(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples [n, tokens] that are trained on, and the first ones, that are not."""
+        count = self.settings.validated
+        return ids[count:], ids[:count]
+
+    def _written(self, teacher: nn.Module, ids: Tensor) -> Tensor:
+        """The text in the teacher's own words, where the settings say so: of the samples the first tokens stay.
+
+        The same seed writes the same text on one kind of machine. Processes that train together all write it, and take
+        the first one's.
+        """
+        settings, seed = self.settings, self.stage.seed + self.settings.text.seed
+        if settings.temperature is None:
+            return ids
+        prompts, length = ids[:, : settings.prompt], ids.shape[1]
+        digest = hashlib.sha256(prompts.contiguous().numpy().tobytes()).hexdigest()
+        about = self.recipe.rotation, digest, length, settings.temperature, seed
+
+        def make() -> Tensor:
+            generator = torch.Generator().manual_seed(seed)
+            with on_device(teacher, self.engine.device), wrap(teacher, self.stage.online), OneDNNLinear():
+                return write(
+                    teacher,
+                    prompts,
+                    length,
+                    generator,
+                    temperature=cast(float, settings.temperature),
+                    title=settings.title,
+                )
+
+        return self.engine.same(written_once(teacher, about, make))
 
     def _begin(self, resumed: bool) -> None:
         """Make the quantizers, and clip weights whose quantizers do not learn it, by a search on the text's beginning.
@@ -147,15 +184,22 @@ class Training:
         kind, bits = self.settings.kind(self.recipe), self.recipe.rounded.scheme.bits
         rounding = own_rounding(kind, bits) if self.settings.rounding == "own" else uniform_rounding(bits)
         size = self._group_size(layer.weight)
-        clips = search_clips(layer.weight, moment, size, rounding, target=self.settings.aim)
+        clips = (
+            search_clips(layer.weight, moment, size, rounding, target=self.settings.aim)
+            if self.settings.searched(name)
+            else None
+        )
         quantizer = self._quantizer(layer.weight.detach(), clips)
-        if not any(True for _ in quantizer.parameters()):
+        if clips is not None and not any(True for _ in quantizer.parameters()):
             layer.weight.copy_(clip_weight(layer.weight, clips, size))
         self.quantizers[index, name] = quantizer
 
     def _quantizer(self, weight: Tensor, clips: Clips | None) -> TrainableQuantizer:
         kind, scheme = self.settings.kind(self.recipe), self.recipe.rounded.scheme
-        return make_quantizer(kind, weight, self._group_size(weight), scheme.bits, clips, self.settings.slope)
+        quantizer = make_quantizer(kind, weight, self._group_size(weight), scheme.bits, clips, self.settings.slope)
+        for name, parameter in quantizer.named_parameters():
+            parameter.requires_grad_(name not in self.settings.fixed)
+        return quantizer
 
     def _group_size(self, weight: Tensor) -> int:
         return self.recipe.rounded.scheme.group_size or weight.shape[1]
@@ -177,9 +221,10 @@ class Training:
         """The teacher's confidence, from the settings, a checkpoint or the text; its states, where they are few."""
         found = torch.zeros((), dtype=torch.float64)
         known = checkpoint and checkpoint.of("confidence")
-        if self.settings.confidence is not None:
-            found.fill_(self.settings.confidence)
-        ready = self.settings.confidence is not None or (known is not None and known.load({"confidence": found})[0] > 0)
+        given = self.settings.confidence
+        if not isinstance(given, str):
+            found.fill_(given)
+        ready = not isinstance(given, str) or (known is not None and known.load({"confidence": found})[0] > 0)
         head = lm_head(teacher).weight
         size = self.ids.numel() * head.shape[1] * head.element_size()
         kept = self.engine.processes == 1 and size <= of_device(_STATE_BYTES, self.engine.device)
@@ -193,7 +238,8 @@ class Training:
         return Lessons(found.item(), states)
 
     def _taught(self, teacher: nn.Module, head: Tensor, kept: bool) -> tuple[Tensor, Tensor | None]:
-        """The sum of the teacher's probabilities of all tokens that follow; its states where they are to be kept."""
+        """The sum of the teacher's probabilities that its confidence is the mean of, of all tokens but the last; its
+        states where they are to be kept."""
         device, states = self.engine.device, []
         at_once = max(1, of_device(_TEACHER_TOKENS, device) // self.ids.shape[1])
         total = torch.zeros((), dtype=torch.float64, device=device)
@@ -204,7 +250,9 @@ class Training:
         for part in track(rows, f"{self.settings.title}: the teacher's confidence", "batch"):
             ids = own[part].to(device)
             hidden = teacher_states(teacher, ids)
-            found = label_probabilities(hidden, head, ids).sum(1, dtype=torch.float64)
+            largest = self.settings.confidence == "largest"
+            values = largest_probabilities(hidden, head) if largest else label_probabilities(hidden, head, ids)
+            found = values.sum(1, dtype=torch.float64)
             total += (found * counted[: len(part)].to(found)).sum()
             counted = counted[len(part) :]
             if kept:
@@ -220,7 +268,8 @@ class Training:
             groups.append({"params": learned, "lr": rates["quantizer_lr"]})
         optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share, settings))
-        step = _Step(self, distillation, states, optimizer, schedule, weights, learned)
+        best = _Best(model) if settings.validated else None
+        step = _Step(self, distillation, states, optimizer, schedule, weights, learned, best)
         tokens = min(len(self.engine.own(step.batches[0])), self.engine.at_once or len(self.ids)) * self.ids.shape[1]
         again = kept_bytes(model, tokens) > of_device(KEPT_BYTES, self.engine.device)
         with loop.recomputed(model, again):
@@ -228,12 +277,18 @@ class Training:
                 step,
                 settings.steps,
                 settings.title,
-                parts={**self.engine.parts(model, optimizer), "schedule": schedule},
+                parts={
+                    **self.engine.parts(model, optimizer),
+                    "schedule": schedule,
+                    **({} if best is None else {"best": best}),
+                },
                 checkpoint=checkpoint,
                 not_finite=f"the loss of {settings.title} or its gradient is {{loss}} at step {{step}}: lower "
                 f"{' or '.join(f'methods.{settings.name}.{name}' for name in rates)}; the last checkpoint is kept.",
             )
         optimizer.zero_grad(set_to_none=True)
+        if best is not None:
+            best.restore()
         return history
 
     @torch.no_grad()
@@ -250,6 +305,43 @@ class Training:
                 self.stage.store(index, layer, site, [frozen[index, name] for name in site.linears])
 
 
+class _Best:
+    """A student's parameters, of those this process has, when its loss on samples that are not trained on was least.
+
+    A part of a training's state: `loss` is None before the first measurement.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.loss: float | None = None
+        self.kept: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def measured(self, loss: float) -> None:
+        """Keep the parameters where this loss, of now, is less than all before."""
+        if self.loss is None or loss < self.loss:
+            self.loss = loss
+            self.kept = {name: own.clone() for name, own in self._own()}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the parameters that were kept into the model."""
+        for name, own in self._own():
+            own.copy_(self.kept[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss and the parameters."""
+        return {"loss": self.loss, "kept": self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what `state_dict` gave."""
+        self.loss = state["loss"]
+        self.kept = {name: state["kept"][name].to(own.device) for name, own in self._own() if name in state["kept"]}
+
+    def _own(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, local(parameter.detach())) for name, parameter in self.model.named_parameters())
+
+
 class _Step:
     """A step of the training; call it with its number."""
 
@@ -262,6 +354,7 @@ class _Step:
         schedule: torch.optim.lr_scheduler.LRScheduler,
         weights: list[nn.Parameter],
         learned: list[nn.Parameter],
+        best: _Best | None,
     ) -> None:
         settings = training.settings
         self.training = training
@@ -270,6 +363,7 @@ class _Step:
         self.states = states
         self.schedule = schedule
         self.weights, self.learned = weights, learned
+        self.best = best
         seed = training.stage.seed + settings.text.seed
         self.batches = shuffled_batches(len(training.ids), settings.batch_size, settings.steps, seed)
         self.gradient = GradientStep(self._parts, self._loss, [optimizer])
@@ -289,9 +383,33 @@ class _Step:
         bad = next((value for value in record.values() if not math.isfinite(value)), None)
         if bad is not None:
             return {"loss": bad}
+        self._cut(math.hypot(*(record[name] for name in norms)))
         self.gradient.apply()
         self.schedule.step()
-        return record | self._quantizers()
+        return record | self._validated(number + 1) | self._quantizers()
+
+    @torch.no_grad()
+    def _cut(self, norm: float) -> None:
+        """Shorten gradients whose norm together is above what the settings allow."""
+        most = self.training.settings.gradient_norm
+        if most is not None and norm > most:
+            for parameter in (*self.weights, *self.learned):
+                if parameter.grad is not None:
+                    local(parameter.grad).mul_(most / norm)
+
+    @torch.no_grad()
+    def _validated(self, taken: int) -> Record:
+        """The loss on samples that are not trained on, after so many steps; empty where it is not asked for."""
+        settings, ids = self.training.settings, self.training.validation
+        if self.best is None or (taken % settings.validate_every and taken < settings.steps):
+            return {}
+        # All processes pass all samples, since a sharded model computes in all of them at once.
+        parts = ids.split(self.engine.at_once or max(1, settings.batch_size // self.engine.processes))
+        losses = [self.distillation(part.to(self.engine.device)).loss.double() * len(part) for part in parts]
+        loss = torch.stack(losses).sum().item() / len(ids)
+        self.engine.settle(self.distillation)
+        self.best.measured(loss)
+        return {"validation_loss": loss}
 
     def _parts(self, number: int) -> Iterator[Tensor]:
         """The samples of this process in a step's batch, in parts that pass the model one after the other."""
@@ -328,12 +446,13 @@ def _share(settings: "SelfDistillation", step: int) -> float:
 
 def _shape_of(learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What quantizers' parameters, [groups] by their names, mean: the shares of the range at which clips and partitions
-    are."""
+    are, and how far the partition that left a third most is from it."""
     ends = {"clip_high": "gamma", "clip_low": "beta"}
     found = {end: learned[name].sigmoid() for end, name in ends.items() if name in learned}
     if "s2" in learned:
         shares = partitions(learned["s1"].unsqueeze(-1), learned["s2"].unsqueeze(-1))
         found |= {f"partition_{place + 1}": shares[:, place] for place in range(3)}
+        found["from_uniform"] = (shares - 1 / 3).abs().amax(-1)
     elif "s1" in learned:
         found["centre"] = learned["s1"].sigmoid()
     return found

@@ -70,6 +70,8 @@ class Method(Frozen):
     seeded: whether the run's seed changes what it does, beside the calibration sample, which it always draws.
     scaled: fields that are the paper's numbers for its widths, and the section of a slot that maps them.
     groups: the section of a slot that maps the paper's group size of the weights that the method rounds.
+    stored_as: of a method that rounds, how weights are stored: `integers` with scales, codes of a `lattice`, or codes
+        into tables of `levels`.
     rates: fields that are learning rates, where it has them; with `steps` and `batch_size` they say how it learns.
     """
 
@@ -82,6 +84,7 @@ class Method(Frozen):
     seeded: ClassVar[bool] = False
     scaled: ClassVar[Mapping[str, str]] = {}
     groups: ClassVar[str] = "group_sizes"
+    stored_as: ClassVar[Literal["integers", "lattice", "levels"]] = "integers"
     rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     @classmethod
@@ -161,6 +164,14 @@ class Method(Frozen):
     def clips_weights(self, recipe: "Recipe") -> str | None:
         """By what it chooses the share of a weight's range that is kept, in a word; None where it does not."""
         return None
+
+    def orders_columns(self, recipe: "Recipe", behind_norm: bool) -> bool:
+        """Whether it stores an order of the columns with each weight, of those that read a norm or of the others."""
+        return False
+
+    def levels_kept(self, recipe: "Recipe") -> int:
+        """How many levels of a table are stored, from which the others follow: all, unless a method knows better."""
+        return 2**recipe.rounded.scheme.bits
 
     @classmethod
     def presets(cls) -> "Mapping[str, Callable[[], Recipe]]":

@@ -204,7 +204,7 @@ def override_all(recipe: Recipe, changes: Iterable[dict[str, Any]], where: str) 
 
 
 def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
-    """Refuse, before any work, settings that leave no normal features or no whole number of groups.
+    """Refuse, before any work, settings that leave no normal features, or groups of more features than there are.
 
     Args:
         widths: input features of the linear layers by the name of their site.
@@ -219,8 +219,8 @@ def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
     for site, features in widths.items():
         for name, scheme in schemes.items():
             normal = features - recipe.held_out
-            if scheme and scheme.group_size and normal % scheme.group_size:
+            if scheme and scheme.group_size and scheme.group_size > normal:
                 raise RecipeError(
-                    f"the group size {scheme.group_size} of {name} does not divide the {normal} "
-                    f"features of {site}{beside}: choose a divisor."
+                    f"the group size {scheme.group_size} of {name} exceeds the {normal} "
+                    f"features of {site}{beside}: choose {normal} or fewer."
                 )

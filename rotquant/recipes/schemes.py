@@ -35,7 +35,8 @@ class QuantizationScheme(Frozen):
     """Which elements share a scale, always along the last axis: `tensor` one scale for all (of activations that are
     quantized dynamically, for all tokens of a text); `channel` (weights, [out,
     in]: one per output row) and `token` (activations, [..., features]: one per token) one per row; `group` one per
-    `group_size` consecutive elements of a row; `head` the same with the head dimension as group size."""
+    `group_size` consecutive elements of a row, of which the last group may have fewer; `head` the same with the head
+    dimension as group size."""
     group_size: Annotated[int, Field(gt=0)] | None = None
     """Elements that share a scale, for granularity `group`."""
     clip_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0

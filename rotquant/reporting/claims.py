@@ -17,6 +17,12 @@ ranks worst. No network is compared with itself, under whatever names, and colum
 
 A claim's mechanism is judged anywhere, what it says of the paper's setting on the paper's own models or its GPU alone,
 and a fact nowhere (`study.checks`). What is not reproduced is followed by what its experiment found.
+
+On stand-ins a mechanism is decided on the finest quantity of the same runs: KL divergence from the full-precision model
+in place of perplexity, log-odds of the right answer in place of accuracy. Every number of the rows that are compared
+must be known by it, and none be the full-precision model's own KL, which is 0 whatever any row does. The paper's
+quantity is shown beside it and decides nothing; where it says the opposite, the page says so. On the paper's own models
+the paper's quantity decides, as it does anywhere of how large a loss is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +33,9 @@ from rotquant.foundation.errors import ResultError, lookup
 from rotquant.reporting.effects import CHECKS, Numbers, View
 from rotquant.reporting.findings import Decision, Finding, allowing_for_their_number
 from rotquant.reporting.words.describe import is_about_models, is_stand_in
-from rotquant.study.checks import About, Claim, Statement, named_by_experiment, names_in
+from rotquant.study.checks import About, Claim, Statement, is_direction, named_by_experiment, names_in
 from rotquant.study.project import Project
-from rotquant.study.quantities import Quantity
+from rotquant.study.quantities import KL, Quantity
 from rotquant.study.results import RunResult, read_result, run_path
 from rotquant.study.tables import Table
 from rotquant.study.values import Values, known_quantities, numbers_of
@@ -66,16 +72,27 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Answer:
-    """The verdict on one check of a claim by our numbers and by the paper's own. judged: whether ours decide."""
+    """The verdict on one check of a claim by our numbers and by the paper's own. judged: whether ours decide.
+
+    on: the quantity that decides. by, second: the paper's quantity and what it says here, where another one decides.
+    """
 
     ours: Verdict
     papers: Verdict
     judged: bool = True
+    on: Quantity | None = None
+    by: Quantity | None = None
+    second: Verdict | None = None
 
     @property
     def here(self) -> Shown:
         """The decision by our numbers."""
         return _WORDS[self.ours.decision] if self.judged else "not tested here"
+
+    @property
+    def there(self) -> Shown | None:
+        """What the paper's quantity would say where another one decides."""
+        return None if self.second is None else _WORDS[self.second.decision]
 
 
 @dataclass(frozen=True)
@@ -140,6 +157,7 @@ def outcomes(project: Project, table: Table, values: Values, results: Results) -
     if not measured:
         return ()
     known, main = known_quantities(project, table, values), measured[0]
+    endpoints = project.endpoints(table)
     unknown = f"table {table.id}: a claim is about the unknown quantity"
     found = []
     for claim in table.claims:
@@ -148,16 +166,54 @@ def outcomes(project: Project, table: Table, values: Values, results: Results) -
         for about, check in claim.checks.items():
             ours = judge(check, table, values.ours, quantity, results, claim.columns)
             papers = judge(check, table, values.published, quantity, columns=claim.columns)
-            answers[about] = Answer(ours, papers, about == "mechanism" or _is_the_papers(project, table, claim))
+            own = _is_the_papers(project, table, claim.columns)
+            finer = None
+            if about == "mechanism" and not own:
+                finer = endpoint(check, endpoints, quantity, values.ours, claim.columns)
+            if finer is None:
+                said = about == "mechanism" and any(one.decides == quantity.name for one in endpoints)
+                judged = about == "mechanism" or own
+                answers[about] = Answer(ours, papers, judged, quantity if said else None)
+            else:
+                decides = judge(check, table, values.ours, finer, results, claim.columns)
+                answers[about] = Answer(decides, papers, on=finer, by=quantity, second=ours)
         tested = _tested(project, table, claim) if _calls_for_a_cause(answers) else None
         found.append(Outcome(claim, answers, tested))
     return tuple(found)
 
 
-def _is_the_papers(project: Project, table: Table, claim: Claim) -> bool:
+def endpoint(
+    check: Check,
+    known: Sequence[Quantity],
+    quantity: Quantity,
+    numbers: Numbers,
+    columns: Sequence[str] | None = None,
+) -> Quantity | None:
+    """The finer quantity that decides a check in place of another, or None where that one decides itself.
+
+    It must be a question of direction, and all its rows have the finer quantity wherever they have the other. KL is no
+    measure of the full-precision model, whose own is exactly 0.
+    """
+    finer = next((one for one in known if one.decides == quantity.name), None)
+    if finer is None or not is_direction(check):
+        return None
+    rows = {name for kind, name in names_in(check) if kind == "row"}
+    places = [
+        (row, column)
+        for row, column, name in numbers
+        if name == quantity.name and row in rows and (columns is None or column in columns)
+    ]
+    found = [numbers.get((row, column, finer.name)) for row, column in places]
+    if not found or None in found:
+        return None
+    exact = finer.key == KL.name and any(one is not None and one.mean == 0 for one in found)
+    return None if exact else finer
+
+
+def _is_the_papers(project: Project, table: Table, columns: Sequence[str] | None) -> bool:
     """Whether all columns that a claim is about are the paper's own models, or no model takes part."""
     computed = {column: project.slot(table, column) for column in project.columns(table)}
-    asked = [computed[name] for name in claim.columns or computed if name in computed]
+    asked = [computed[name] for name in columns or computed if name in computed]
     return not is_about_models(table) or not any(map(is_stand_in, asked))
 
 
@@ -184,7 +240,11 @@ def _tested(project: Project, table: Table, claim: Claim) -> Verdict | None:
         found = {run.key: read_result(project.root / run_path(run.key)) for cell in cells for run in cell.runs}
     except ResultError:
         return None
-    return judge(experiment.check, target, numbers_of(cells, found), quantity, found, columns)
+    numbers = numbers_of(cells, found)
+    finer = None
+    if not _is_the_papers(project, target, columns):
+        finer = endpoint(experiment.check, project.endpoints(target), quantity, numbers, columns)
+    return judge(experiment.check, target, numbers, finer or quantity, found, columns)
 
 
 def score(decided: Sequence[Outcome]) -> Score:

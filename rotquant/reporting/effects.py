@@ -13,7 +13,7 @@ import numpy as np
 from rotquant.reporting.estimates import MOST, Array, Estimate, Interval, deviation_ratio
 from rotquant.reporting.findings import ABOVE_ZERO, Finding, Region
 from rotquant.reporting.pairing import same_items, source
-from rotquant.study.quantities import PERPLEXITY, Quantity
+from rotquant.study.quantities import OF_WINDOWS, PERPLEXITY, Quantity
 from rotquant.study.results import RunResult
 from rotquant.study.values import Number, Place, observed
 
@@ -85,12 +85,21 @@ class View:
         return other - mine if self.quantity.better == "lower" else mine - other
 
     def loss(self, row: str, over: str, column: str, *, percent: bool) -> Estimate:
-        """How much worse a row is than another, in points or percent; inf if it broke down, nan if the other did."""
+        """How much worse a row is than another, in points or percent; inf if it broke down, nan if the other did.
+
+        What is never compared in percent stays in its unit: nats of KL divergence are what percents of perplexity are.
+        """
         reference = self.estimate(over, column)
         if self.printed and not math.isfinite(reference.mean):
             return Estimate.exact(math.nan)
         loss = self.gain(over, row, column)
+        percent = percent and self.quantity.decides is None
         return loss.percent_of(reference) if percent and math.isfinite(loss.mean) else loss
+
+    @property
+    def unit(self) -> str:
+        """What losses in percent are printed in."""
+        return " %" if self.quantity.decides is None else f" {self.quantity.unit}"
 
     def values(self, row: str, column: str) -> Array:
         """Each seed's value of a place, float64 [seeds]; none where there is no number, or no more than a mean."""
@@ -153,7 +162,7 @@ class View:
 
     @property
     def _items(self) -> str:
-        return "windows" if self.quantity == PERPLEXITY else "items"
+        return "windows" if self.quantity.key in (PERPLEXITY.name, *(one.name for one in OF_WINDOWS)) else "items"
 
     def _needed(self, found: Interval, region: Region) -> str:
         counts = found.to_decide(region.border(found.effect))
@@ -252,7 +261,7 @@ def _loss_larger(view: View, row: str, over: str, pairs: Sequence[Sequence[str]]
         yield from lacking
         if not lacking:
             larger, smaller = (view.loss(row, over, column, percent=True) for column in (first, second))
-            yield _larger(view, f"{first} against {second}", "a loss of", larger, smaller, " %")
+            yield _larger(view, f"{first} against {second}", "a loss of", larger, smaller, view.unit)
 
 
 def _gains_increasing(view: View, pairs: Sequence[Sequence[str]]) -> Results:
@@ -268,7 +277,7 @@ def _gains_increasing(view: View, pairs: Sequence[Sequence[str]]) -> Results:
             if less.mean == more.mean == math.inf:
                 yield f"the larger gain of {before} and {after}, {column} (both broke down)"
             else:
-                yield _larger(view, f"{column}, {after} against {before}", "a gain of", more, less, " %")
+                yield _larger(view, f"{column}, {after} against {before}", "a gain of", more, less, view.unit)
 
 
 def _difference_smaller(view: View, of: Sequence[str], than: Sequence[str]) -> Results:
@@ -278,7 +287,7 @@ def _difference_smaller(view: View, of: Sequence[str], than: Sequence[str]) -> R
         yield from lacking
         if not lacking:
             near, far = (abs(view.loss(first, second, column, percent=True)) for first, second in (of, than))
-            yield _larger(view, f"{column}, {' and '.join(than)}", "a difference of", far, near, " %")
+            yield _larger(view, f"{column}, {' and '.join(than)}", "a difference of", far, near, view.unit)
 
 
 def _larger(view: View, place: str, what: str, larger: Estimate, smaller: Estimate, unit: str = "") -> Finding:
@@ -372,9 +381,9 @@ def _place(column: str, than: Sequence[str], other: str) -> str:
 
 
 def _apart(one: float, other: float, between: str = "") -> tuple[str, str, str]:
-    """Two numbers with two decimals, or four where they would look the same and are not, and what stands between."""
+    """Two numbers with two decimals, or four where these do not tell them apart or from 0, and what stands between."""
     texts = _show(one), _show(other)
-    if texts[0] == texts[1] and one != other:
+    if (texts[0] == texts[1] and one != other) or 0 < min(abs(one), abs(other)) < 0.05:
         texts = _show(one, 4), _show(other, 4)
     return texts[0], between, texts[1]
 

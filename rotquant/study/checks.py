@@ -166,6 +166,19 @@ Checked = Annotated[dict[str, dict[str, Any]], AsData(Check)]
 _BOUNDS = ("loss_at_most", "close", "at_most", "at_least", "range_at_least")
 
 
+#: Checks of which of two rows is better or nearer: a finer quantity may decide them. What asks how large a loss is, in
+#: the paper's units or on other models, is no such question.
+_DIRECTIONS = (
+    *("better", "no_worse", "order", "gains_increasing", "difference_smaller", "better_than_best", "spread_smaller"),
+    "best_column",
+)
+
+
+def is_direction(check: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a check asks for the sign of what rows differ by, without a margin."""
+    return all(kind in _DIRECTIONS and not arguments.get("points") for kind, arguments in check.items())
+
+
 class Experiment(Written):
     """A test of what would explain that a claim is not reproduced: the page prints the cause and what the test
     found."""

@@ -10,6 +10,7 @@ import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,8 +26,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from rotquant.foundation.data import first_problem, merge, problem_keys
-from rotquant.foundation.errors import ConfigError, lookup, nearest
+from rotquant.foundation.errors import CheckpointError, ConfigError, lookup, nearest
+from rotquant.foundation.files import read_object
 from rotquant.foundation.written import Many, Written, by_name, read_yaml, some_of, yaml_value
+from rotquant.models.checkpoints import base_folder
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.registry import find_method, method_names, settings_by_name
 from rotquant.recipes.schemes import Calibration, Perplexity, WeightKurtosis, ZeroShot
@@ -45,6 +48,12 @@ Scaled = dict[Annotated[int, Field(gt=0, strict=False)], Annotated[int, Field(gt
 
 Tables = dict[Annotated[int, Field(gt=0, strict=False)], Annotated[int, Field(ge=0)]]
 """The same, where 0 stands for a whole row."""
+
+
+#: The rule behind each map of numbers; the group size that `groups_per_row` counts; numbers that the papers have.
+_RULES = {"group_sizes": "groups_per_row", "outlier_features": "outlier_width"}
+_PAPER_GROUP = 128
+_PAPER_NUMBERS = {"group_sizes": (512, 256, 128, 64), "outlier_features": (256, 128)}
 
 
 class MethodSettings:
@@ -85,6 +94,20 @@ class Amounts(Written):
     """The tasks behind the zero-shot columns."""
     weight_kurtosis: Annotated[dict[str, Any], some_of(WeightKurtosis, "kind", "corpus")] = Field(default_factory=dict)
     """Groups and text of the metric `weight_kurtosis`, where a table does not say its own."""
+    groups_per_row: Annotated[int, Field(gt=0)] | None = None
+    """How many of the paper's groups of 128 a row of the checkpoint's hidden size has here; other group sizes in
+    proportion, and never larger than the paper's. 16 makes groups of 20 where the hidden size is 320. Without it, the
+    paper's own sizes."""
+    group_sizes: Scaled = Field(default_factory=dict)
+    """Single group sizes: the paper's to the one here. They stand before `groups_per_row`."""
+    table_groups: Tables = Field(default_factory=dict)
+    """The same of weights that have a table of values for each group, which costs more than a scale; 0 is a whole row,
+    one table for each output feature."""
+    outlier_width: Annotated[int, Field(gt=0)] | None = None
+    """The hidden size that the paper's numbers of outlier features are of: the checkpoint keeps the same share of its
+    own. Without it, the paper's own numbers."""
+    outlier_features: Scaled = Field(default_factory=dict)
+    """Single numbers of outlier features: the paper's to the one here. They stand before `outlier_width`."""
 
 
 class SlotFields(Amounts):
@@ -99,13 +122,6 @@ class SlotFields(Amounts):
     """false leaves the columns of this slot uncomputed."""
     batch_size: Annotated[int, Field(gt=0)] = 8
     """Windows per forward pass; changes speed and memory, not results."""
-    group_sizes: Scaled = Field(default_factory=dict)
-    """The paper's group size to this model's, since it scales with the width; without it, the paper's own."""
-    table_groups: Tables = Field(default_factory=dict)
-    """The same of weights that have a table of values for each group, which costs more than a scale; 0 is a whole row,
-    one table for each output feature."""
-    outlier_features: Scaled = Field(default_factory=dict)
-    """The paper's number of outlier features to this model's; without it, the paper's own."""
 
 
 class Slot(SlotFields):
@@ -113,22 +129,44 @@ class Slot(SlotFields):
 
     name: str
     """The papers' name of the model."""
+    hidden_size: int | None = None
+    """Of the checkpoint, where it is known: local ones say it."""
 
     def scaled(self, kind: str, number: int) -> int:
         """The paper's group size or number of outlier features on this slot's checkpoint.
 
+        An entry of the map of this kind stands before the rule, which gives no more than the paper's own number; with
+        neither, it is the paper's own.
+
         Raises:
-            ConfigError: when the slot's map lacks the number.
+            ConfigError: when the slot's map lacks the number and there is no rule, or the rule lacks the hidden size.
         """
         mapping: dict[int, int] = getattr(self, kind)
-        if not mapping:
-            return number
-        if number not in mapping:
+        if number in mapping:
+            return mapping[number]
+        rule = _RULES.get(kind)
+        whole = rule and getattr(self, rule)
+        if whole:
+            if self.hidden_size is None:
+                raise ConfigError(
+                    f"slots.{self.name}.{rule} needs the hidden size of a local checkpoint; "
+                    f"add `{kind}: {{{number}: <number for this model>}}`."
+                )
+            share = number / (_PAPER_GROUP * whole if kind == "group_sizes" else whole)
+            return min(number, max(1, round(self.hidden_size * share)))
+        if mapping:
             raise ConfigError(
                 f"slots.{self.name}.{kind} has nothing for the paper's {number}; "
                 f"add `{number}: <number for this model>`."
             )
-        return mapping[number]
+        return number
+
+    def mapped(self, kind: str) -> dict[int, int]:
+        """The numbers of a kind that the papers' tables have, and those that stand for them here; none without a map
+        or rule."""
+        mapping: dict[int, int] = getattr(self, kind)
+        ruled = getattr(self, _RULES[kind]) and self.hidden_size
+        return {number: self.scaled(kind, number) for number in _PAPER_NUMBERS[kind]} | mapping if ruled else mapping
 
 
 class Corpus(CorpusSpec):
@@ -240,11 +278,26 @@ def load_config(
         raise ConfigError(f"{named(layers, keys)}: {first_problem(error, data)}{others}.") from None
     slots = {}
     for name, slot in said.slots.items():
-        own = {section: merge(getattr(said, section), getattr(slot, section)) for section in Amounts.model_fields}
-        slots[name] = Slot.model_validate({**dict(slot), **own, "name": name})
+        own = {name: _merged(getattr(said, name), getattr(slot, name)) for name in Amounts.model_fields}
+        width = hidden_size(root / slot.checkpoint)
+        slots[name] = Slot.model_validate({**dict(slot), **own, "name": name, "hidden_size": width})
     corpora = {name: CorpusSpec.model_validate(dict(corpus)) for name, corpus in said.corpora.items()}
     shared = {key: getattr(said, key) for key in Settings.model_fields}
     return Config.model_validate({**shared, "corpora": corpora, "slots": slots, "layers": layers})
+
+
+def hidden_size(folder: Path) -> int | None:
+    """The hidden size of a local checkpoint or of its base; None where there is none or it does not say it, which
+    loading the checkpoint tells better."""
+    with suppress(CheckpointError, OSError):
+        found = read_object((base_folder(folder) or folder) / "config.json", error=CheckpointError).get("hidden_size")
+        return found if isinstance(found, int) and found > 0 else None
+    return None
+
+
+def _merged(shared: Any, own: Any) -> Any:
+    """A section for every slot with a slot's own on top, which says nothing where it is None."""
+    return shared if own is None else merge(shared, own)
 
 
 def read_layers(overrides: Sequence[str | Path], root: Path) -> dict[str, dict[str, Any]]:

@@ -26,7 +26,7 @@ from rotquant.recipes.recipe import check_widths, override_all
 from rotquant.recipes.schemes import Metric
 from rotquant.study.checks import named_by_experiment
 from rotquant.study.configuration import PAPERS, Config, Slot, find_root, load_config
-from rotquant.study.quantities import Quantity, called
+from rotquant.study.quantities import Quantity, called, endpoints
 from rotquant.study.resolution import check_names, resolve, resolve_metric, site_widths
 from rotquant.study.settings import SETTINGS_FILE, Settings, load_settings
 from rotquant.study.speed.definitions import SpeedTable
@@ -73,6 +73,11 @@ class Cell:
         """What it prints, the main one first."""
         return called(self.metric, self.called)
 
+    @property
+    def endpoints(self) -> tuple[Quantity, ...]:
+        """What its runs say more finely, as far as their files have it."""
+        return endpoints(self.metric, self.called)
+
 
 @dataclass(frozen=True, eq=False)
 class Project:
@@ -101,6 +106,11 @@ class Project:
     def quantities(self, table: Table) -> tuple[Quantity, ...]:
         """What the table's cells measure, in the order of its metrics, each metric's main quantity first."""
         found = (quantity for cell in self.cells(table.id) for quantity in cell.quantities)
+        return tuple({quantity.name: quantity for quantity in found}.values())
+
+    def endpoints(self, table: Table) -> tuple[Quantity, ...]:
+        """What the table's runs say more finely than by its quantities (`study.quantities.endpoints`)."""
+        found = (quantity for cell in self.cells(table.id) for quantity in cell.endpoints)
         return tuple({quantity.name: quantity for quantity in found}.values())
 
     def picture(self, table: Table) -> str | None:
@@ -297,6 +307,7 @@ class Project:
         except RecipeError as error:
             raise ConfigError(f"{where}: {error}") from None
         recipe = override_all(method, [row.recipe, changes], where)
+        digest = self.digest(slot.name)
         recipe = resolve(recipe, slot, where, merge(row.recipe, changes))
         try:
             check_widths(recipe, self.widths(slot.name))
@@ -306,7 +317,7 @@ class Project:
         fields = {name: value for name, value in metric.items() if name != "called"}
         data = {
             "checkpoint": slot.checkpoint,
-            "checkpoint_digest": self.digest(slot.name),
+            "checkpoint_digest": digest,
             "recipe": recipe,
             "metric": resolve_metric({**fields, **row.metrics.get(metric["kind"], {})}, slot, where),
             "corpora": self.config.corpora,

@@ -100,10 +100,11 @@ class RotationProvenance(Provenance):
 
 
 class WeightsProvenance(Provenance):
-    """The same of stored weights. digests: of their files."""
+    """The same of stored weights. digests: of their files. bits_per_weight: by part and in `total`."""
 
     rotation: RotationProvenance | None = None
     digests: dict[str, str] = Field(default_factory=dict)
+    bits_per_weight: dict[str, float] = Field(default_factory=dict)
 
 
 def told(record: dict[str, Any], kind: type[Provenance] = Provenance) -> dict[str, Any]:

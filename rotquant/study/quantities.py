@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rotquant.metrics.zeroshot.suites import TASKS, task_names
+from rotquant.metrics.zeroshot.suites import TASKS, has_choices, log_odds_of, task_names
 from rotquant.recipes.schemes import MaximaByToken, Metric, WeightKurtosis, ZeroShot
 
 
@@ -27,6 +27,7 @@ class Quantity:
     infinite: what +inf means where it is a result, the best there is; None where it means that a network overflowed.
     text: whether it is no number but a text, which is shown beside the paper's and never compared.
     stored: its key in a result file, of a quantity that a table calls by a name of its own.
+    decides: the quantity in whose place it decides what is said of a mechanism on a stand-in (`endpoints`).
     absent: what nan means where it is no number that overflowed, but one that there is not.
     """
 
@@ -41,6 +42,7 @@ class Quantity:
     absent: str | None = None
     text: bool = False
     stored: str | None = None
+    decides: str | None = None
 
     @property
     def key(self) -> str:
@@ -61,6 +63,20 @@ class Quantity:
 PERPLEXITY = Quantity("perplexity", "PPL", "lower", sampled=True)
 AVERAGE = Quantity("average", "Avg.", "higher", "%", sampled=True)
 ROUGE_L = Quantity("rouge_l", "ROUGE-L", "higher", "%", sampled=True)
+KL = Quantity("kl", "mean", "lower", "nats", relative=False, sampled=True, decides="perplexity")
+LOG_ODDS = Quantity("log_odds", "mean", "higher", "nats", relative=False, sampled=True, decides="average")
+ANSWER_FLIPS = Quantity("answer_flips", "flips", "lower", "%", relative=False, sampled=True)
+OF_WINDOWS = (
+    KL,
+    Quantity("kl_median", "median window", "lower", "nats", relative=False),
+    Quantity("flips", "flips", "lower", "%", relative=False, sampled=True),
+)
+OF_CHOICES = (
+    LOG_ODDS,
+    Quantity("log_odds_median", "median item", "higher", "nats", relative=False),
+    ANSWER_FLIPS,
+)
+"""Answers that differ from those of the unquantized network: known where its run file is there."""
 SNR_DB = Quantity("snr", "SNR", "higher", "dB", relative=False, infinite="the logits equal the unquantized network's")
 MAGNITUDES = (
     Quantity("peak_ratio", "max/median", "lower", relative=False),
@@ -207,3 +223,29 @@ def called(metric: Metric, name: str | None) -> tuple[Quantity, ...]:
     title = TASKS["paper"][name].title if name in TASKS["paper"] else name
     main = quantities(metric)[0]
     return (replace(main, name=name, title=title, stored=main.name),)
+
+
+def endpoints(metric: Metric, name: str | None = None) -> tuple[Quantity, ...]:
+    """What a run says more finely than by its quantities, from the same forward passes.
+
+    For perplexity the KL divergence from the full-precision model, for tasks with choices the log-odds of the right
+    one, over all and task by task. Older run files lack them. Nothing for other metrics.
+
+    Args:
+        name: what a table calls the metric's main quantity (`called`), if it does.
+    """
+    if metric.kind == "perplexity":
+        found = OF_WINDOWS
+    elif isinstance(metric, ZeroShot) and (tasks := [one for one in task_names(metric) if has_choices(metric, one)]):
+        each = (replace(LOG_ODDS, name=log_odds_of(one), title=TASKS[metric.suite][one].title) for one in tasks)
+        own = tuple(replace(one, decides=task) for one, task in zip(each, tasks, strict=True))
+        found = (*OF_CHOICES, *(own if name is None else ()))
+    else:
+        return ()
+    if name is None:
+        return found
+    main = quantities(metric)[0].name
+    return tuple(
+        replace(one, name=f"{name}_{one.name}", stored=one.name, decides=name if one.decides == main else None)
+        for one in found
+    )

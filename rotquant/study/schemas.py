@@ -39,6 +39,7 @@ FILES = {
     "config/config.yaml": "config",
     "config/paper.yaml": "config",
     "config/thorough.yaml": "config",
+    "config/widths.yaml": "config",
     "config/targets.yaml": "targets",
     "config/training/*.yaml": "training",
     "config/finetuning/*.yaml": "finetuning",

@@ -8,6 +8,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -20,12 +21,13 @@ from pyarrow import csv
 
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import atomic_path, check_regular
+from rotquant.identity.records import same_tasks
 from rotquant.metrics.zeroshot.suites import TASKS
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.study.project import Cell, Project
-from rotquant.study.quantities import Quantity, quantities
+from rotquant.study.quantities import ANSWER_FLIPS, Quantity, quantities
 from rotquant.study.results import RunResult, read_result, run_path, table_path
-from rotquant.study.samples import observations
+from rotquant.study.samples import flipped, observations
 from rotquant.study.tables import Table
 
 Place = tuple[str, str, str]
@@ -169,19 +171,54 @@ def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult
         for quantity in (one for one in cell.quantities if one.text):
             found = tuple(results[key].texts[quantity.key] for key in keys)
             texts[cell.row, cell.column, quantity.name] = Text(found, seeds, keys)
-    ours = numbers_of(project.cells(table.id), results)
+    ours = numbers_of(project.cells(table.id), results, unquantized(project, results))
     return Values(ours, printed(project, table), texts, printed_texts(project, table)), results
 
 
-def numbers_of(cells: Iterable[Cell], results: Mapping[str, RunResult]) -> dict[Place, Number]:
-    """The numbers of cells, from the results of all their runs by key."""
+def numbers_of(
+    cells: Iterable[Cell], results: Mapping[str, RunResult], floats: Mapping[str, RunResult] | None = None
+) -> dict[Place, Number]:
+    """The numbers of cells, from the results of all their runs by key.
+
+    Endpoints that a file lacks are left out.
+
+    Args:
+        floats: of runs of tasks the results of the unquantized network, by the runs' keys.
+    """
     found = {}
     for cell in cells:
         seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
-        for quantity in (one for one in cell.quantities if not one.text):
-            numbers = tuple(results[key].metrics[quantity.key] for key in keys)
+        for quantity in (one for one in (*cell.quantities, *cell.endpoints) if not one.text):
+            numbers = tuple(number_of(results[key], quantity, floats) for key in keys)
+            known = tuple(number for number in numbers if number is not None)
+            if len(known) < len(keys) and quantity in cell.endpoints:
+                continue
             error = standard_error([observed(results[key], quantity.key) for key in keys])
-            found[cell.row, cell.column, quantity.name] = Number.of_seeds(numbers, seeds, keys, error)
+            found[cell.row, cell.column, quantity.name] = Number.of_seeds(known, seeds, keys, error)
+    return found
+
+
+def number_of(result: RunResult, quantity: Quantity, floats: Mapping[str, RunResult] | None = None) -> float | None:
+    """A run's number; None of an endpoint that its file lacks, or whose unquantized run is not there."""
+    if quantity.key == ANSWER_FLIPS.name:
+        plain = (floats or {}).get(result.run.key)
+        return None if plain is None else flipped(result.run.metric, result.samples, plain.samples)
+    return result.metrics.get(quantity.key)
+
+
+def unquantized(project: Project, results: Mapping[str, RunResult]) -> dict[str, RunResult]:
+    """Of each run of tasks the result of the unquantized network on the same items, where its file is there."""
+    found: dict[str, RunResult] = {}
+    read: dict[str, RunResult | None] = dict(results)
+    for key, result in results.items():
+        if result.run.metric.kind == "zero_shot":
+            plain = result.run.unquantized.key
+            if plain not in read:
+                with suppress(ResultError):
+                    read[plain] = read_result(project.root / run_path(plain))
+            other = read.setdefault(plain, None)
+            if other is not None and same_tasks(result.provenance.get("tasks"), other.provenance.get("tasks")):
+                found[key] = other
     return found
 
 
@@ -249,15 +286,17 @@ def read_back(project: Project, table: Table) -> tuple[Values, dict[str, RunResu
     results = _results_of(project, table)
     measured = {
         (quantity.name, run.key): repr(
-            (results[run.key].texts if quantity.text else results[run.key].metrics)[quantity.key]
+            (results[run.key].texts if quantity.text else results[run.key].metrics).get(quantity.key)
         )
         for cell in project.cells(table.id)
-        for quantity in cell.quantities
+        for quantity in (*cell.quantities, *cell.endpoints)
         for run in cell.runs
     }
+    of_two = {one.name for one in project.endpoints(table) if one.key == ANSWER_FLIPS.name}
     held = {
         (name, key): repr(value)
         for (_, _, name), found in (*values.items(), *values.texts.items())
+        if name not in of_two  # files of other tables have a part in
         for key, value in zip(found.runs, found.values, strict=True)
     }
     if set(results) != {key for _, key in held} or not held.items() <= measured.items():
@@ -323,7 +362,7 @@ def _damaged(path: Path, why: str) -> ResultError:
 
 def known_quantities(project: Project, table: Table, values: Values) -> dict[str, Quantity]:
     """Quantities by name: what the table measures, and what the paper prints there if its tasks differ from ours."""
-    both = (*printed_accuracies(values), *project.quantities(table))
+    both = (*printed_accuracies(values), *project.quantities(table), *project.endpoints(table))
     return {quantity.name: quantity for quantity in both}
 
 

@@ -70,11 +70,11 @@ class ColumnSplit:
 
 
 def check_groups(features: int, scheme: QuantizationScheme, where: str = "the last axis") -> None:
-    """Raise `RecipeError` when rows of `features` elements cannot be cut into the groups of `scheme`."""
+    """Raise `RecipeError` when a group of `scheme` has more elements than the rows of `features` elements."""
     size = scheme.group_size
-    if size is not None and features % size:
+    if size is not None and size > features:
         raise RecipeError(
-            f"group size {size} does not divide the {features} features of {where}: choose a divisor of {features}."
+            f"group size {size} exceeds the {features} features of {where}: choose {features} or fewer, or a whole row."
         )
 
 
@@ -82,15 +82,26 @@ def grouped(x: Tensor, scheme: QuantizationScheme) -> Tensor:
     """View of `x` [..., features] in which elements that share a scale lie along the last axis.
 
     `group` and `head`: [..., n_groups, group_size], a `head` without group_size being the whole last axis; others: `x`.
+    Where the last group is shorter, the row's last element is repeated to fill it: this changes no range. `ungrouped`
+    takes the repeated elements away; sums over a group must leave them out.
 
     Raises:
-        RecipeError: when the group size does not divide the number of features.
+        RecipeError: when the group size exceeds the number of features.
     """
     if scheme.granularity not in ("group", "head"):
         return x
     check_groups(x.shape[-1], scheme)
     size = scheme.group_size or x.shape[-1]
-    return x.unflatten(-1, (x.shape[-1] // size, size))
+    if missing := -x.shape[-1] % size:
+        x = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], missing)], dim=-1)
+    return x.unflatten(-1, (-1, size))
+
+
+def ungrouped(view: Tensor, shape: torch.Size) -> Tensor:
+    """The inverse of `grouped`: the elements of a grouped view in the shape [..., features] of what was grouped."""
+    if view.numel() == shape.numel():
+        return view.reshape(shape)
+    return view.flatten(-2)[..., : shape[-1]].contiguous()
 
 
 def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Tensor | None = None) -> QParams:
@@ -132,6 +143,15 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
     return QParams(scale, torch.round(-clip * low / scale))
 
 
+def share_of_all_steps(scheme: QuantizationScheme) -> float:
+    """What a symmetric scale that covers a range is multiplied by to become 2 max|x| / (2^b - 1): 7 / 7.5 for 4 bits.
+
+    The range then takes all steps between the 2^b codes, as PrefixQuant's authors' code has it, and the largest value
+    lies on the tie above the largest code. Asymmetric scales take all steps anyway: 1.
+    """
+    return (2**scheme.bits - 2) / (2**scheme.bits - 1) if scheme.symmetric else 1.0
+
+
 def quantize(x: Tensor, qparams: QParams, scheme: QuantizationScheme) -> Tensor:
     """Integer codes round(x / scale) + zero_point, clamped to the range of the scheme; halves round to even.
 
@@ -140,8 +160,8 @@ def quantize(x: Tensor, qparams: QParams, scheme: QuantizationScheme) -> Tensor:
     Returns:
         int8 (symmetric) or uint8 (asymmetric), of the shape of `x`.
     """
-    codes = _round_and_clamp(grouped(x, scheme), qparams, scheme)
-    return codes.to(torch.int8 if scheme.symmetric else torch.uint8).reshape(x.shape)
+    codes = ungrouped(_round_and_clamp(grouped(x, scheme), qparams, scheme), x.shape)
+    return codes.to(torch.int8 if scheme.symmetric else torch.uint8)
 
 
 def dequantize(codes: Tensor, qparams: QParams, scheme: QuantizationScheme, dtype: torch.dtype) -> Tensor:
@@ -149,7 +169,7 @@ def dequantize(codes: Tensor, qparams: QParams, scheme: QuantizationScheme, dtyp
     values = grouped(codes, scheme).to(qparams.scale.dtype)
     if qparams.zero_point is not None:
         values = values - qparams.zero_point
-    return (values * qparams.scale).to(dtype).reshape(codes.shape)
+    return ungrouped(values * qparams.scale, codes.shape).to(dtype)
 
 
 def fake_quantize(
@@ -170,12 +190,13 @@ def fake_quantize(
         with torch.set_grad_enabled(scale_gradients and torch.is_grad_enabled()):
             qparams = choose_qparams(x, scheme)
     if torch.is_grad_enabled() and (x.requires_grad or _is_learned(qparams)):
-        return _StraightThrough.apply(grouped(x, scheme), qparams.scale, qparams.zero_point, scheme).reshape(x.shape)
+        view = _StraightThrough.apply(grouped(x, scheme), qparams.scale, qparams.zero_point, scheme)
+        return ungrouped(view, x.shape)
     with torch.no_grad():
         values = _round_and_clamp(grouped(x, scheme), qparams, scheme)
         if qparams.zero_point is not None:
             values.sub_(qparams.zero_point)
-        return values.mul_(qparams.scale).to(x.dtype).reshape(x.shape)
+        return ungrouped(values.mul_(qparams.scale), x.shape).to(x.dtype)
 
 
 def fake_quantize_texts(x: Tensor, scheme: QuantizationScheme, scale_gradients: bool = False) -> Tensor:

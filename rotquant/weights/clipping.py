@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped
+from rotquant.tensors.quantization import QParams, check_groups, choose_qparams, fake_quantize, grouped
 
 #: Elements of all candidates held at once: what a CPU core's cache holds, and what keeps a GPU busy.
 _ELEMENTS_ON_CPU, _ELEMENTS_ON_ACCELERATOR = 2**18, 2**24
@@ -32,10 +32,16 @@ def search_clip(weight: Tensor, scheme: QuantizationScheme, norm: float, steps: 
 
     Raises:
         ValueError: for `steps` outside 1..100.
-        RecipeError: when the group size does not divide `in`.
+        RecipeError: when the group size exceeds `in`.
     """
     if not 1 <= steps <= 100:
         raise ValueError(f"clip search takes 1 to 100 steps of 1 %, not {steps}")
+    check_groups(weight.shape[1], scheme)
+    ragged = weight.shape[1] % (scheme.group_size or weight.shape[1])
+    if ragged:
+        last = scheme.model_copy(update={"group_size": ragged})
+        parts = ((weight[:, :-ragged], scheme), (weight[:, -ragged:], last))
+        return torch.cat([search_clip(part, own, norm, steps) for part, own in parts], dim=1)
     view = grouped(weight, scheme)
     shape = () if scheme.granularity == "tensor" else (*view.shape[:-1], 1)
     rows = view.reshape(1, -1) if scheme.granularity == "tensor" else view.reshape(-1, view.shape[-1])

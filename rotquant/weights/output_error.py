@@ -6,7 +6,7 @@ AWQ, QoQ and PrefixQuant search so, each with its own way to round and its own r
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.devices import tensor_core_products
@@ -19,7 +19,12 @@ def output_error(difference: Tensor, moment: Tensor) -> Tensor:
 
 
 def group_moments(moment: Tensor, size: int) -> Tensor:
-    """X^T X of the inputs of each group of `size` features, [groups, size, size], from that of all, [in, in]."""
+    """X^T X of the inputs of each group of `size` features, [groups, size, size], from that of all, [in, in].
+
+    Zeros fill a last group of fewer features.
+    """
+    if missing := -len(moment) % size:
+        moment = nn.functional.pad(moment, (0, missing, 0, missing))
     blocks = moment.unflatten(0, (-1, size)).unflatten(2, (-1, size))
     return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
@@ -52,7 +57,8 @@ def search_ratios(
     for ratio in ratios:
         values = rounded(ratio) if rounded else fake_quantize(weight, scheme, choose_qparams(weight, scheme, ratio))
         with tensor_core_products():
-            error = output_error((values - weight).unflatten(1, (-1, size)).transpose(0, 1), blocks)  # [groups, out]
+            difference = nn.functional.pad(values - weight, (0, -weight.shape[1] % size))
+            error = output_error(difference.unflatten(1, (-1, size)).transpose(0, 1), blocks)  # [groups, out]
         error = error.sum() if scheme.granularity == "tensor" else error.T.reshape(shape)
         if best is None or least is None:
             best, least = torch.full_like(error, ratio), error

@@ -1,9 +1,10 @@
 """Quantized weights as named tensors: packed, and taken back out of what a folder holds, checked part by part.
 
-For a weight `<name>`: integers lie in `<name>.codes` (two codes of up to 4 bits a byte), `.scale`, `.zero_point`,
-`.columns`, `.outlier_values`, `.outlier_scale`; one on a lattice in `.lattice`, `.scale`, `.rows`, `.columns`; one of
-levels in `.codes` (codes of 2 bits four to a byte, of 3 bits eight to three) and `.levels`, or where these are float16
-and follow from a few of them, these under the name of their spacing (`tensors.spacing`).
+For a weight `<name>`: integers lie in `<name>.codes` (two codes of up to 4 bits a byte), `.scale`, `.zero_point` (bytes
+where these hold it), `.columns` (int16 where it suffices), `.outlier_values`, `.outlier_scale`; one on a lattice in
+`.lattice`, `.scale`, `.rows`, `.columns`; one of levels in `.codes` (codes of 2 bits four to a byte, of 3 bits eight to
+three) and `.levels`, or where these are float16 and follow from a few of them, these under the name of their spacing
+(`tensors.spacing`).
 """
 
 from collections.abc import Mapping
@@ -59,12 +60,23 @@ def weight_tensors(name: str, weight: Weight) -> dict[str, Tensor]:
     parts = {
         "codes": pack_codes(weight.codes, weight.scheme.bits),
         "scale": weight.qparams.scale,
-        "zero_point": weight.qparams.zero_point,
-        "columns": None if weight.columns is None else weight.columns.clone(),  # the weights of a site share it
+        "zero_point": None if weight.qparams.zero_point is None else _in_bytes(weight.qparams.zero_point),
+        "columns": None if weight.columns is None else _short(weight.columns),
         "outlier_values": weight.outlier_values,
         "outlier_scale": weight.outlier_scale,
     }
     return named(name, parts)
+
+
+def _in_bytes(zero_point: Tensor) -> Tensor:
+    """Zero points as uint8 where these are the same numbers, else as they are."""
+    small = zero_point.clamp(0, 255).to(torch.uint8)
+    return small if torch.equal(small.to(zero_point.dtype), zero_point) else zero_point
+
+
+def _short(columns: Tensor) -> Tensor:
+    """An order of columns in the shortest type that holds it; in new memory, for the weights of a site share it."""
+    return columns.to(torch.int16 if columns.numel() <= 2**15 else torch.int32, copy=True)
 
 
 def take_weight(
@@ -84,7 +96,7 @@ def take_weight(
     parts = {part: tensors.pop(f"{name}.{part}", None) for part in _PARTS}
     outliers = 0 if parts["outlier_values"] is None else parts["outlier_values"].shape[-1]
     normal = features - outliers
-    groups = {"tensor": (), "channel": (rows, 1), "group": (rows, normal // (scheme.group_size or 1), 1)}
+    groups = {"tensor": (), "channel": (rows, 1), "group": (rows, -(-normal // (scheme.group_size or 1)), 1)}
     expected = {
         "codes": (rows, (normal + 1) // 2 if scheme.bits <= 4 else normal),
         "scale": groups[scheme.granularity],
@@ -97,12 +109,17 @@ def take_weight(
         check_shape(folder, f"{name}.{part}", tensor, expected[part])
     return QuantizedWeight(
         unpack_codes(cast(Tensor, parts["codes"]), scheme.bits, scheme.symmetric, normal),
-        QParams(cast(Tensor, parts["scale"]), parts["zero_point"]),
+        _qparams(cast(Tensor, parts["scale"]), parts["zero_point"]),
         scheme,
-        parts["columns"],
+        None if parts["columns"] is None else parts["columns"].long(),
         parts["outlier_values"],
         parts["outlier_scale"],
     )
+
+
+def _qparams(scale: Tensor, zero_point: Tensor | None) -> QParams:
+    """Scales with their zero points in the type of the scales."""
+    return QParams(scale, None if zero_point is None else zero_point.to(scale.dtype))
 
 
 def _take_lattice_weight(

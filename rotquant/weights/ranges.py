@@ -16,6 +16,9 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import ColumnSplit, QParams, choose_qparams
 
+#: The weight of what was before in PrefixQuant's authors' moving average of ranges (`get_act_stat`).
+_BEFORE = 0.99
+
 
 class Ranges:
     """While it is open, follows one decoder layer: the ranges of all that a recipe gives static scales.
@@ -23,6 +26,8 @@ class Ranges:
     Args:
         layer: of the model; it runs without quantizers, behind the prefix if there is one.
         splits: outlier features by site, which scales leave out.
+        averaged: whether ranges are moving averages, over the samples, of each feature's largest |value|, as in
+            PrefixQuant's authors' code, in place of the smallest and largest value; of symmetric schemes.
     """
 
     def __init__(
@@ -32,8 +37,9 @@ class Ranges:
         recipe: Recipe,
         prefix: Prefix | None,
         splits: Mapping[str, ColumnSplit],
+        averaged: bool = False,
     ) -> None:
-        self.model, self.layer, self.splits = model, layer, splits
+        self.model, self.layer, self.splits, self.averaged = model, layer, splits, averaged
         self.architecture = architecture_of(model)
         self.prefix = 0 if prefix is None else prefix.tokens
         self.cache = KVQuantizer(recipe.keys, recipe.values, recipe.rotation)
@@ -65,6 +71,9 @@ class Ranges:
         x: Tensor = arguments[0].detach()
         if site in self.splits:
             x = x[..., self.splits[site].normal_columns.to(x.device)]
+        if self.averaged:
+            self._average(site, x.abs().amax(dim=1))
+            return
         low, high = x.aminmax()
         if site in self._found:
             low, high = torch.minimum(low, self._found[site][0]), torch.maximum(high, self._found[site][1])
@@ -73,8 +82,17 @@ class Ranges:
     def _attention(self, _query: Tensor, key: Tensor, value: Tensor) -> None:
         text = {"keys": self.cache.rotate_keys(key[:, :, self.prefix :]), "values": value[:, :, self.prefix :]}
         for name, x in text.items():
+            if self.averaged:
+                self._average(name, x.detach().abs().amax(dim=2, keepdim=True))
+                continue
             largest = x.detach().abs().amax(dim=(0, 2, 3), keepdim=True)
             self._found[name] = torch.maximum(largest, self._found.get(name, largest))
+
+    def _average(self, name: str, largest: Tensor) -> None:
+        """Go on with the average over samples of each feature's largest |value|, [samples, ...]."""
+        for sample in largest.split(1):
+            before = self._found.get(name)
+            self._found[name] = sample if before is None else _BEFORE * before + (1 - _BEFORE) * sample
 
 
 def static_schemes(recipe: Recipe, architecture: Architecture) -> dict[str, QuantizationScheme]:

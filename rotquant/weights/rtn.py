@@ -82,7 +82,7 @@ def quantize_rtn(weight: Tensor, settings: WeightQuantization, split: ColumnSpli
         split: outlier columns, kept as they are (16 bits) or rounded to 8 bits per output channel.
 
     Raises:
-        RecipeError: when the group size does not divide the number of normal columns.
+        RecipeError: when the group size exceeds the number of normal columns.
     """
     check_columns(weight, settings.scheme, split)
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
@@ -100,7 +100,7 @@ def quantize_rtn(weight: Tensor, settings: WeightQuantization, split: ColumnSpli
 
 
 def check_columns(weight: Tensor, scheme: QuantizationScheme, split: ColumnSplit | None) -> None:
-    """Raise `RecipeError` unless the columns that are quantized (all but the outliers) divide into whole groups."""
+    """Raise `RecipeError` unless the columns that are quantized (all but the outliers) hold a group."""
     outliers = 0 if split is None else split.outliers
     normal = weight.shape[1] - outliers
     if normal <= 0:

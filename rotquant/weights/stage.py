@@ -144,14 +144,14 @@ class Stage:
                     stream.advance(index)
                 self.keep_scales(index, ranges.qparams())
 
-    def ranges(self, index: int, layer: nn.Module) -> Ranges:
+    def ranges(self, index: int, layer: nn.Module, *, averaged: bool = False) -> Ranges:
         """While it is open, what a layer that runs shows of the ranges that static scales are to cover."""
         splits = {
             site.name: self.splits[index, site.name]
             for site in self.architecture.sites
             if (index, site.name) in self.splits
         }
-        return Ranges(self.model, layer, self.recipe, self.online.prefix, splits)
+        return Ranges(self.model, layer, self.recipe, self.online.prefix, splits, averaged)
 
     def scales_of(self, index: int) -> dict[str, QParams]:
         """A layer's static scales that are kept, by the names of sites, `keys` and `values`."""

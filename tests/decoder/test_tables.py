@@ -164,6 +164,7 @@ def test_a_trained_model_is_converted() -> None:
     """What the method itself stores, after a few steps: tables are float16, and both networks agree."""
     model, ids = random_model(), tiny_tokens(4, 16) % 64
     settings = {"text": {"samples": 4, "sequence_length": 16}, "epochs": 2, "batch_size": 2, "start_samples": 2}
+    settings |= {"temperature": None, "validation_share": 0.0}
     recipe = override(preset("rcp"), {"methods": {"rcp": settings}}, "")
     stored = build_weights(model, None, recipe, 0, texts={"rcp": ids}, progress=False)
     assert {weight.levels.dtype for weight in stored.weights.values()} == {torch.float16}

@@ -81,11 +81,12 @@ def _costs(a: DistillArguments, layers: int) -> tuple[list[float], int]:
 
 
 def _recipe(a: DistillArguments) -> Recipe:
-    """The method as its preset has it; the teacher's confidence is given, since no step measures it."""
+    """The method as its preset has it; the teacher's confidence is given and the text read, since steps are timed."""
     recipe = preset(_PRESETS[a.method])
     ((name, _),) = recipe.methods.items()
     text = {"samples": a.samples, "sequence_length": a.tokens}
     settings = {"text": text, "epochs": a.epochs, "batch_size": a.batch_size, "confidence": 0.5}
+    settings |= {"temperature": None, "validation_share": 0.0}
     return override(recipe, {"methods": {name: settings}}, "benchmark")
 
 

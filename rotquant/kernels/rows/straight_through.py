@@ -15,7 +15,7 @@ from rotquant.kernels.launch.loading import Kernel, Source, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors import quantization
-from rotquant.tensors.quantization import QParams, grouped
+from rotquant.tensors.quantization import QParams, grouped, ungrouped
 
 _INPUTS = {torch.float32: "float"}
 _OUTPUTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
@@ -188,4 +188,4 @@ def fake_quantize(x: Tensor, scheme: QuantizationScheme, qparams: QParams, dtype
     rounded = _RoundedRows.apply(
         rows.reshape(-1, rows.shape[-1]), qparams.scale.flatten(), zero_point, scheme.code_range, dtype
     )
-    return rounded.view(x.shape)
+    return ungrouped(rounded.view(rows.shape), x.shape)

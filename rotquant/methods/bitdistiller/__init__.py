@@ -22,6 +22,13 @@ class BitDistiller(SelfDistillation):
     title: ClassVar[str] = "BitDistiller"
     source: ClassVar[str] = "Du et al. 2024, arXiv:2402.10631, Sec. 3; RCP, Sec. 5.1"
 
+    clips_queries: bool = False
+    """Whether weights of queries and keys are clipped too. The authors' search leaves both out (`auto_clip_block`)."""
+
+    def searched(self, linear: str) -> bool:
+        """All but q_proj and k_proj, unless these are to be."""
+        return self.clips_queries or not linear.endswith(("q_proj", "k_proj"))
+
     def kind(self, recipe: Recipe) -> "Kind":
         """By the bits."""
         return "nf3" if recipe.rounded.scheme.bits == 3 else "range"

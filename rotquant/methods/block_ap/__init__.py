@@ -46,6 +46,9 @@ class BlockAP(Method):
     """Largest norm of a step's gradient. The paper speaks of none; its authors' code has 0.3."""
     targets: Literal["full_precision", "quantized"] = "full_precision"
     """Of which network the inputs are from which the full-precision block's outputs are computed."""
+    norms: bool = False
+    """Whether the norms' gains are trained with the weights, as the authors' code does; the paper names weights and
+    quantization parameters."""
     weights: GridWeights | None = GridWeights()
     """The grid search by which weights' scales begin; null: they cover the weights (EfficientQAT)."""
     scales: GridScales = GridScales()
@@ -82,7 +85,8 @@ class BlockAP(Method):
         start = "covering the weights" if self.weights is None else self.weights.words(recipe)
         static = f"; {self.scales.words(recipe)}" if recipe.has_static_scales else ""
         text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
-        return f"{self.title}, {self.epochs} epochs of {text}, {rates}{clipped}; {start}{static}"
+        norms = ", norms trained too" if self.norms else ""
+        return f"{self.title}, {self.epochs} epochs of {text}, {rates}{clipped}{norms}; {start}{static}"
 
     def apply(self, stage: "Stage") -> None:
         """Tune and round block by block."""

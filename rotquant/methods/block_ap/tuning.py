@@ -17,7 +17,7 @@ from torch.func import functional_call
 from rotquant.kernels.rows.straight_through import fake_quantize
 from rotquant.methods.block_ap import BlockAP
 from rotquant.methods.grid_scales.search import ScaleSearch
-from rotquant.models.architectures import linear_of
+from rotquant.models.architectures import linear_of, norm_of
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.simulation.wrapping import wrap
 from rotquant.models.stream import LayerStream, as_type
@@ -42,12 +42,19 @@ class Learned:
     weights: of linear layers, [out, in]. scales, zero_points: theirs, as in `choose_qparams`; no zero points where the
         scheme is symmetric.
     static: scales of sites, `keys` and `values`.
+    norms: gains of norms [features], by the norms' names; none unless the settings ask for them.
     """
 
     weights: dict[str, Tensor]
     scales: dict[str, Tensor]
     zero_points: dict[str, Tensor]
     static: dict[str, Tensor]
+    norms: dict[str, Tensor]
+
+    @property
+    def full_precision(self) -> list[Tensor]:
+        """All that has the learning rate of weights."""
+        return [*self.weights.values(), *self.norms.values()]
 
     @property
     def steps(self) -> list[Tensor]:
@@ -120,8 +127,9 @@ def start(
             with wrap(stage.model, stage.online), observed_hessians(layer, stage.architecture) as hessians:
                 for _ in stream.outputs(index, settings.scales.samples):
                     pass
+            ratios = settings.weights.ratios(scheme)
             qparams = {
-                name: choose_qparams(weight, scheme, search_ratios(weight, hessian, scheme, settings.weights.ratios))
+                name: choose_qparams(weight, scheme, search_ratios(weight, hessian, scheme, ratios))
                 for site in stage.architecture.sites
                 for hessian in [hessians[site.name].matrix.to(exact)]
                 for name in site.linears
@@ -133,6 +141,11 @@ def start(
         {name: q.scale.clone() for name, q in qparams.items()},
         {name: q.zero_point.clone() for name, q in qparams.items() if q.zero_point is not None},
         {name: q.scale.clone() for name, q in static.items()},
+        {
+            site.norm: norm_of(layer, site).weight.detach().to(exact, copy=True)
+            for site in stage.architecture.sites
+            if settings.norms and site.norm is not None
+        },
     )
     for tensors in vars(learned).values():
         for tensor in tensors.values():
@@ -151,6 +164,7 @@ def block_output(
     parameters = {name: parameter.detach().to(dtype) for name, parameter in layer.named_parameters()}
     for name, weight in learned.weights.items():
         parameters[f"{name}.weight"] = fake_quantize(weight, scheme, learned.qparams(name), dtype)
+    parameters |= {f"{name}.weight": gain.to(dtype) for name, gain in learned.norms.items()}
     output = functional_call(layer, parameters, (hidden.to(dtype),), as_type(dict(kwargs), dtype))
     return output[0] if isinstance(output, tuple) else output
 
@@ -193,7 +207,7 @@ def _train(
     scheme, layer, device = stage.recipe.rounded.scheme, stream.modules[index], stream.device
     steps = settings.steps
     batches = shuffled_batches(len(targets), settings.batch_size, steps, stage.seed + index)
-    weights, limit = list(learned.weights.values()), settings.clip_gradients
+    weights, limit = learned.full_precision, settings.clip_gradients
     optimizer = torch.optim.AdamW(
         [{"params": learned.steps, "lr": settings.scale_lr}, {"params": weights, "lr": settings.weight_lr}],
         weight_decay=0.0,
@@ -241,4 +255,6 @@ def round_block(stage: Stage, learned: Learned, index: int, layer: nn.Module) ->
             qparams = learned.qparams(name).detach()
             rounded.append(QuantizedWeight(quantize(learned.weights[name], qparams, scheme), qparams, scheme))
         stage.store(index, layer, site, rounded)
+    for name, gain in learned.norms.items():
+        layer.get_parameter(f"{name}.weight").copy_(gain)
     stage.keep_scales(index, {name: QParams(scale.detach()) for name, scale in learned.static.items()})

@@ -33,8 +33,6 @@ class DuQuant(Method):
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
-    # A block of the same share of the width loses to a rotation of all of it as the paper's does.
-    scaled: ClassVar[Mapping[str, str]] = {"block_size": "group_sizes"}
 
     alpha: Annotated[float, Field(ge=0.0, le=1.0)] | None = 0.6
     """How much of the difficulty smoothing moves from activations to weights; null smooths nothing. With weight
@@ -43,8 +41,8 @@ class DuQuant(Method):
     """Whose largest weights smoothing weighs against the activations behind a norm: those of `all` linear layers that
     read them, or, as in the authors' code, of q_proj and up_proj alone."""
     block_size: Annotated[int, Field(gt=1)] = 128
-    """Features that are rotated together, which lowers a lone outlier by the square root of this at most; a slot scales
-    the paper's number to its width."""
+    """Features that are rotated together, which lowers a lone outlier by the square root of this at most. Where it does
+    not divide the features of a site, their largest divisor below it stands there."""
     search_steps: Annotated[int, Field(ge=0)] = 256
     """Steps of a greedy search; the product with the least peak among them is taken, no rotation counted in."""
     permutations: Annotated[int, Field(ge=0)] = 1
@@ -77,19 +75,23 @@ class DuQuant(Method):
             raise ValueError("duquant moves features from head to head: leave attention_output out")
 
     def check_widths(self, recipe: Recipe, widths: Mapping[str, int]) -> None:
-        """Every input is a whole number of blocks."""
+        """Every input is a whole number of blocks of two features or more."""
         for site, features in widths.items():
-            if features % self.block_size:
+            if self.block(features) < 2:
                 raise RecipeError(
-                    f"duquant.block_size is {self.block_size}, which does not divide the {features} features of "
-                    f"{site}: choose a divisor of the features of every site."
+                    f"duquant.block_size is {self.block_size}, and no number from 2 to that divides the {features} "
+                    f"features of {site}: choose a larger one."
                 )
+
+    def block(self, features: int) -> int:
+        """Features of a block at a site of so many: their largest divisor up to `block_size`."""
+        return next(size for size in range(self.block_size, 0, -1) if features % size == 0)
 
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         smoothing = "no smoothing" if self.alpha is None else f"smoothing alpha {self.alpha:g}"
         weighed = "" if self.alpha is None or self.smoothed_by == "all" else " by q_proj and up_proj"
-        blocks = f"blocks of {self.block_size}{'' if self.rotations == 'blocks' else ' with one rotation'}"
+        blocks = f"blocks of up to {self.block_size}{'' if self.rotations == 'blocks' else ' with one rotation'}"
         outlier = "" if self.outlier == "feature" else ", outliers by row"
         seen = f"{self.tokens} tokens a block{'' if self.inputs == 'tokens' else ' of the mean text'}"
         queries = ", queries quantized as keys" if self.queries and recipe.keys else ""
@@ -107,8 +109,9 @@ class DuQuant(Method):
 
     def tensors(self, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
         """Of every site, stacked over layers: rotations, permutations, and scales that no layer could absorb."""
-        layers, size, shapes = architecture.num_layers, self.block_size, {}
+        layers, shapes = architecture.num_layers, {}
         for site in architecture.sites:
+            size = self.block(site.features)
             blocks = site.features // size if self.rotations == "blocks" else 1
             shapes[f"{site.name}.rotations"] = (layers, self.permutations + 1, blocks, size, size)
             if self.permutations:

@@ -239,6 +239,7 @@ def find_transform(
     """
     rotations: list[Tensor] = []
     orders: list[Tensor] = []
+    size = settings.block(inputs[0].shape[-1])
 
     def turned() -> Iterator[Tensor]:
         return (turn(piece.to(device, torch.float64), rotations, orders) for piece in inputs)
@@ -246,10 +247,10 @@ def find_transform(
     for step in range(settings.permutations + 1):
         if step:
             maxima = torch.stack([piece.abs().amax(dim=0) for piece in turned()]).amax(dim=0)
-            orders.append(zigzag(maxima, len(maxima) // settings.block_size))
-        seen = largest_rows(turned(), settings.block_size, settings.tokens, settings.rotations == "shared")
+            orders.append(zigzag(maxima, len(maxima) // size))
+        seen = largest_rows(turned(), size, settings.tokens, settings.rotations == "shared")
         if not torch.isfinite(seen).all():
             raise RotquantError("calibration activations are not finite.")
-        matrix = draw_rotation(settings.block_size, generator).to(device)
+        matrix = draw_rotation(size, generator).to(device)
         rotations.append(search_rotation(seen, matrix, settings.search_steps, settings.outlier, settings.peak))
     return Transform(torch.stack(rotations), torch.stack(orders) if orders else None)

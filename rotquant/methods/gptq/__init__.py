@@ -51,6 +51,10 @@ class GPTQ(Method):
         if self.sees_quantizers and recipe.activations and not recipe.activations.dynamic:
             raise ValueError("gptq.hessian_inputs 'quantized' needs dynamic activations: static scales come after GPTQ")
 
+    def orders_columns(self, recipe: Recipe, behind_norm: bool) -> bool:
+        """Groups that follow the order of processing."""
+        return self.act_order and recipe.rounded.scheme.granularity == "group"
+
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         order = ", activation order" if self.act_order else ""

@@ -54,7 +54,7 @@ def quantize_gptq_site(
         split: outlier columns or None.
 
     Raises:
-        RecipeError: when the group size does not divide the number of normal columns.
+        RecipeError: when the group size exceeds the number of normal columns.
         RotquantError: when the hessian is not finite, or not positive definite after damping.
     """
     check_columns(weights[0], settings.scheme, split)
@@ -128,7 +128,7 @@ def _quantize_grouped(
     aligned = _aligned_block(gptq.block_size, cast(int, scheme.group_size))
     block_size = aligned if gptq.group_scales == "updated" else gptq.block_size
     clip_norm = settings.clip_norm if settings.clip_search else None
-    scales = _GroupScales(columns, scheme, clip_norm, _scale_dtype(weights))
+    scales = _GroupScales(columns[:normal], scheme, clip_norm, _scale_dtype(weights))
     codes = _quantize_columns(columns, spread, range(normal), block_size, scheme, scales)
     qparams = _each(lambda groups: torch.stack(groups, dim=1), scales.groups)  # [all rows, groups, 1]
     sizes = [len(weight) for weight in weights]
@@ -270,7 +270,10 @@ def release_graphs() -> None:
 
 
 class _GroupScales:
-    """Scales of consecutive groups of columns, each chosen when the block begins in which its first column lies."""
+    """Scales of consecutive groups of columns, each chosen when the block begins in which its first column lies.
+
+    weight: the columns that are in groups, [n, rows], overwritten on the way; the last group may have fewer.
+    """
 
     def __init__(self, weight: Tensor, scheme: QuantizationScheme, clip_norm: float | None, dtype: torch.dtype) -> None:
         self.weight, self.dtype = weight, dtype

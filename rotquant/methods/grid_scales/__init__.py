@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 class GridScales(Method):
     """Static scales by grid search: each is a share of the range, the one that changes least what it is judged by.
 
-    A scale of a whole tensor is judged by the outputs of its decoder layer, a scale of a head of values by these, and
-    one of a head of keys by attention's weights. Each is searched with all else in full precision, on inputs that come
-    from layers which are quantized already.
+    A scale of a whole tensor is judged by the outputs of its decoder layer, one of a head of keys or values by those of
+    attention. Each is searched with all else in full precision, on inputs from layers that are quantized already.
     """
 
     name: ClassVar[str] = "grid_scales"
@@ -35,8 +34,18 @@ class GridScales(Method):
     """How many shares are tried first, evenly from 1 down to the least; the authors' code tries 8 from 0.95."""
     fine: Annotated[int, Field(ge=0)] = 10
     """How many are tried then, around the best one, within half a step to both sides."""
-    keys: Literal["attention", "own"] = "attention"
-    """By what a head of keys is judged: the weights softmax(Q K^T) of attention, or its own squared error."""
+    keys: Literal["outputs", "attention", "own"] = "outputs"
+    """By what a head of keys is judged: `outputs`, softmax(Q K^T) V, since scales of heads minimise what a layer gives
+    (Sec. 6.1); `attention`, the weights softmax(Q K^T), as the authors' code; or its `own` squared error."""
+    values: Literal["outputs", "own"] = "outputs"
+    """By what a head of values is judged: `outputs`, as above, or its `own` squared error, as the authors' code."""
+    ranges: Literal["largest", "average"] = "largest"
+    """What a share is of: `largest`, the largest value of all samples; `average`, as in the authors' code, the largest
+    feature of a moving average of each feature's maximum, 0.99 times what was before plus 0.01 times the next sample's,
+    from the first sample on. The paper does not say."""
+    covering: Literal["largest_code", "all_steps"] = "largest_code"
+    """The scale of share 1: `largest_code`, max|x| / (2^(b-1) - 1); `all_steps`, 2 max|x| / (2^b - 1), as the authors'
+    code has it, where the largest value lies on the tie above the largest code. The paper does not say."""
     causal: bool = True
     """Whether these weights are those of a causal model; the authors' code lets every query see every key."""
 
@@ -53,9 +62,13 @@ class GridScales(Method):
 
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
-        keys = f", keys by {'attention' if self.keys == 'attention' else 'their own error'}"
-        grid = f"{self.coarse} shares from 1 to {self.smallest:g}, then {self.fine} around the best"
-        return f"static scales by grid search on {self.samples} samples ({grid}{keys if recipe.keys else ''})"
+        by = {"outputs": "attention's outputs", "attention": "its weights", "own": "their own error"}
+        keys = f", keys by {by[self.keys]}" if recipe.keys else ""
+        values = f", values by {by[self.values]}" if recipe.values else ""
+        ranges = "" if self.ranges == "largest" else " of averaged ranges"
+        steps = "" if self.covering == "largest_code" else " of 2 max / (2^b - 1)"
+        grid = f"{self.coarse} shares{ranges}{steps} from 1 to {self.smallest:g}, then {self.fine} around the best"
+        return f"static scales by grid search on {self.samples} samples ({grid}{keys}{values})"
 
     def apply(self, stage: "Stage") -> None:
         """Search layer by layer."""

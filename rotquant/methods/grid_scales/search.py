@@ -18,7 +18,7 @@ from rotquant.models.simulation.queries import observed_queries
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.quantization import QParams, fake_quantize
+from rotquant.tensors.quantization import QParams, fake_quantize, share_of_all_steps
 
 if TYPE_CHECKING:
     from rotquant.weights.stage import Stage
@@ -87,7 +87,8 @@ class ScaleSearch:
     def of_layer(self, index: int, layer: nn.Module) -> dict[str, QParams]:
         """A layer's scales by the names of sites, `keys` and `values`; the layer lies on the stream's device."""
         attention: list[tuple[Tensor, Tensor, Tensor]] = []
-        with wrap(self.stage.model, self.stage.online), self.stage.ranges(index, layer) as ranges:
+        averaged = self.settings.ranges == "average"
+        with wrap(self.stage.model, self.stage.online), self.stage.ranges(index, layer, averaged=averaged) as ranges:
             targets = list(self.stream.outputs(index, self.settings.samples))
         if any(ranges.schemes[name].granularity == "head" for name in ranges.schemes):
             seen = observed_queries(self.stage.model, lambda *parts: attention.append(parts))
@@ -95,8 +96,10 @@ class ScaleSearch:
                 for _ in self.stream.outputs(index, self.settings.samples):
                     pass
         found = {}
-        for name, covering in ranges.qparams().items():
-            scheme = ranges.schemes[name]
+        for name, scheme in ranges.schemes.items():
+            covering = ranges.qparams()[name]
+            if self.settings.covering == "all_steps":
+                covering = QParams(covering.scale * share_of_all_steps(scheme))
             cost = (
                 partial(self._cost_of_heads, name, scheme, covering, attention)
                 if scheme.granularity == "head"
@@ -143,17 +146,22 @@ class ScaleSearch:
         qparams = QParams(covering.scale * factors)
         before = 0 if self.stage.online.prefix is None else self.stage.online.prefix.tokens
         total = torch.zeros(len(factors), dtype=torch.float32, device=factors.device)
+        judged = getattr(self.settings, name)
         for queries, keys, values in attention:
-            if name == "values" or self.settings.keys == "own":
-                x = self.cache.rotate_keys(keys[:, :, before:]) if name == "keys" else values[:, :, before:]
-                total += (fake_quantize(x, scheme, qparams) - x).float().square().sum(dim=(0, 2, 3))
+            x = self.cache.rotate_keys(keys[:, :, before:]) if name == "keys" else values[:, :, before:]
+            rounded = fake_quantize(x, scheme, qparams)
+            if judged == "own":
+                total += (rounded - x).float().square().sum(dim=(0, 2, 3))
                 continue
-            rounded = fake_quantize(self.cache.rotate_keys(keys[:, :, before:]), scheme, qparams)
-            text = self.cache.rotate_keys(rounded, inverse=True)
             for row in range(len(keys)):
-                seen = torch.cat([keys[row, :, :before], text[row]], dim=1)
-                exact, changed = (
-                    attention_weights(queries[row], k, before, self.settings.causal) for k in (keys[row], seen)
-                )
-                total += (changed - exact).square().sum(dim=(1, 2, 3))
+                weights = attention_weights(queries[row], keys[row], before, self.settings.causal)
+                if name == "values":
+                    change = weights[..., before:] @ (rounded - x)[row].unsqueeze(1).float()
+                else:
+                    text = self.cache.rotate_keys(rounded[row : row + 1], inverse=True)[0]
+                    seen = torch.cat([keys[row, :, :before], text], dim=1)
+                    change = attention_weights(queries[row], seen, before, self.settings.causal) - weights
+                    if judged == "outputs":
+                        change = change @ values[row].unsqueeze(1).float()
+                total += change.square().sum(dim=(1, 2, 3))
         return total.view_as(factors).to(factors)

@@ -6,7 +6,6 @@ rounding being straight-through. No corpus is read. What is trained is rounded t
 """
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -15,15 +14,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from rotquant.foundation.memory import keep
-from rotquant.foundation.progress import Task, task
 from rotquant.methods.llm_qat import LLMQAT
 from rotquant.models.architectures import architecture_of, base_model, config_of, embedding
 from rotquant.models.batches import shuffled_batches
-from rotquant.models.integrity import weights_digest
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import on_device
+from rotquant.qat.writing import write, written_once
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.devices import of_device
@@ -37,8 +34,6 @@ from rotquant.training.state import Checkpoint, Record
 GREEDY = range(3, 6)
 #: Logits of one forward pass, in elements; generation and training hold a few tensors of this size.
 _LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
-#: Sequences that are generated side by side.
-_SEQUENCES_AT_ONCE = 256
 
 
 def generate(model: nn.Module, samples: int, length: int, seed: int) -> Tensor:
@@ -61,41 +56,14 @@ def generate(model: nn.Module, samples: int, length: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(config_of(model).vocab_size, (samples, 1), generator=generator)
     greedy = torch.randint(GREEDY.start, GREEDY.stop, (samples, 1), generator=generator)
-    parts = zip(first.split(_SEQUENCES_AT_ONCE), greedy.split(_SEQUENCES_AT_ONCE), strict=True)
-    total = math.ceil(samples / _SEQUENCES_AT_ONCE) * (length - 1)
-    with task("LLM-QAT text", "token", total) as under_way:
-        return torch.cat([_continue(model, *part, length, generator, under_way) for part in parts])
-
-
-#: What this process has generated, by what decides it: all bit widths of a model share their text.
-_TEXTS: dict[str, Tensor] = {}
-#: Bytes that are kept of it, beside the last text, which is kept whatever its size.
-_TEXT_BYTES = 2**26
+    return write(model, first, length, generator, greedy=greedy, title="LLM-QAT")
 
 
 def _text(model: nn.Module, recipe: Recipe, seed: int) -> Tensor:
-    """What `generate` gives for a recipe, computed once for one model and seed."""
+    """What `generate` gives for a recipe, computed once for one model and seed: all bit widths share it."""
     settings = LLMQAT.of(recipe)
     size = (settings.samples, settings.sequence_length)
-    about = str((weights_digest(model), recipe.rotation, size, seed))
-    known = _TEXTS.get(about)
-    return keep(_TEXTS, about, generate(model, *size, seed), _TEXT_BYTES) if known is None else known
-
-
-@torch.no_grad()
-def _continue(
-    model: nn.Module, first: Tensor, greedy: Tensor, length: int, generator: torch.Generator, under_way: Task
-) -> Tensor:
-    """Sequences [n, length] from their first tokens [n, 1]; each is greedy up to its own number of tokens [n, 1]."""
-    tokens, cache = [first], None
-    device = embedding(model).weight.device
-    for known in range(1, length):
-        output = model(input_ids=tokens[-1].to(device), past_key_values=cache, use_cache=True)
-        cache, logits = output.past_key_values, output.logits[:, -1].float().cpu()
-        drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
-        tokens.append(torch.where(known < greedy, logits.argmax(-1, keepdim=True), drawn))
-        under_way.advance()
-    return torch.cat(tokens, dim=1)
+    return written_once(model, (recipe.rotation, size, seed), lambda: generate(model, *size, seed))
 
 
 def quantized_weights(model: nn.Module, scheme: QuantizationScheme) -> dict[str, Tensor]:

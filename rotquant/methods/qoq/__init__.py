@@ -77,6 +77,11 @@ class QoQ(Method):
         """By a search of each scale's range."""
         return "search" if self.clip_search else None
 
+    def orders_columns(self, recipe: Recipe, behind_norm: bool) -> bool:
+        """Groups of the weights that are reordered."""
+        grouped = recipe.rounded.scheme.granularity == "group"
+        return grouped and (self.reorder == "all" or (self.reorder == "outputs" and not behind_norm))
+
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         places = {"attention_output": "o_proj", "mlp_output": "down_proj"}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.quantization import QParams, choose_qparams, dequantize, grouped, quantize
+from rotquant.tensors.quantization import QParams, choose_qparams, dequantize, grouped, quantize, ungrouped
 
 Intermediate = Literal["integers", "real"]
 #: Largest magnitude of Q8. s1 is at most 2 * 119 / 15, rounded 16, and half of it goes at most to 127.
@@ -127,5 +127,5 @@ def dequantize_by_levels(codes: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """
     scale, zero_point = grid.pair
     whole = (grouped(codes, grid.scheme).long() - zero_point.long()) * scale.long()
-    whole = whole.reshape(codes.shape)
+    whole = ungrouped(whole, codes.shape)
     return whole, whole.to(grid.unit.dtype) * grid.unit

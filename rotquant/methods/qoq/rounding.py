@@ -202,7 +202,7 @@ def gptq_codes(weight: Tensor, grid: Grid, hessian: Tensor, damping: float) -> T
     factor = inverse_factor(hessian[order[:, None], order], damping)
     spread = (factor / factor.diagonal().unsqueeze(1)).to(weight.dtype)
     values = (weight / grid.unit)[:, order]
-    scale, zero_point = (_per_column(part, values.shape[1])[:, order] for part in grid.pair)
+    scale, zero_point = (_per_column(part, values.shape[1], grid.scheme)[:, order] for part in grid.pair)
     codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
     row = grid.scheme.model_copy(update={"granularity": "channel", "group_size": None})
     for start in range(0, values.shape[1], _BLOCK):
@@ -219,10 +219,9 @@ def gptq_codes(weight: Tensor, grid: Grid, hessian: Tensor, damping: float) -> T
     return torch.empty_like(codes).index_copy_(1, order, codes)
 
 
-def _per_column(part: Tensor, features: int) -> Tensor:
+def _per_column(part: Tensor, features: int, scheme: QuantizationScheme) -> Tensor:
     """Scales [out, 1] or [out, groups, 1] as [out, features]."""
-    part = part.flatten(1)
-    return part.repeat_interleave(features // part.shape[1], dim=1)
+    return part.flatten(1).repeat_interleave(scheme.group_size or features, dim=1)[:, :features]
 
 
 def smooth_layer(

@@ -1,6 +1,6 @@
 """QuIP# as a method of a recipe: its settings and what they need; `rounding` has the mathematics."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ class QuIP(Method):
     title: ClassVar[str] = "QuIP#"
     source: ClassVar[str] = "Tseng et al. 2024, Secs. 3 and 4.1-4.2"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
+    stored_as: ClassVar[Literal["integers", "lattice", "levels"]] = "lattice"
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     calibrates: ClassVar[bool] = True
     seeded: ClassVar[bool] = True

@@ -24,22 +24,26 @@ class RCP(SelfDistillation):
     title: ClassVar[str] = "RCP"
     source: ClassVar[str] = "Choi et al. 2025, Secs. 4.1 to 4.3, Eqs. 3 to 13"
 
-    quantizer: Literal["ldp", "lwc", "n2uq"] = "ldp"
+    quantizer: Literal["ldp", "lwc", "lwc_exact", "n2uq"] = "ldp"
     """`ldp`, learned partitions with levels between their centres (Eqs. 7 to 11), at 3 bits NF3 around a learned centre
-    (Eqs. 12, 13); `lwc`, learned ends and equal distances (Table 9); `n2uq`, learned partitions with levels at equal
-    distances, against which Section 4.3 argues, at 2 bits."""
+    (Eqs. 12, 13); `lwc`, learned ends and equal distances by Eq. 1, whose zero point is a whole number (Table 9);
+    `lwc_exact`, the same with the lower end itself as the lowest level, as `ldp` has it, at 2 bits: what is left of
+    `ldp` without partitions; `n2uq`, learned partitions with levels at equal distances, against which Section 4.3
+    argues, at 2 bits."""
+    learned: Literal["all", "nothing"] = "all"
+    """Of clips, partitions and centres: `nothing` keeps them where they begin, and the weights alone are trained."""
     quantizer_lr: Annotated[float, Field(gt=0.0)] = 1e-5
     """Learning rate of clips and partitions (Sec. 5.1)."""
     straight_through: Literal["step", "ramp"] = "step"
     """What stands in for the derivative of a step at a threshold: `step`, one everywhere, as the paper says; `ramp`,
     that of a ramp over the step's partition. At 2 bits with learned partitions."""
-    start_target: Literal["weight", "clipped"] = "weight"
-    """With what the search by which clips begin compares the rounded weight's outputs: `weight`, those of the weight,
-    as the search that the paper cites and BitDistiller's code; `clipped`, those of the clipped weight, as Eq. 6 prints,
-    which counts no error of clipping."""
-    start_rounding: Literal["own", "uniform"] = "own"
-    """How it rounds: `own`, as the quantizer does at its start; `uniform`, by Eq. 1, whose whole zero point moves the
-    levels that learned partitions then put elsewhere."""
+    start_target: Literal["weight", "clipped"] = "clipped"
+    """With what the search by which clips begin compares the rounded weight's outputs: `clipped`, those of the clipped
+    weight, as Eq. 6 prints, which counts no error of clipping; `weight`, those of the weight, as the search that the
+    paper cites and BitDistiller's code."""
+    start_rounding: Literal["own", "uniform"] = "uniform"
+    """How it rounds: `uniform`, by Eq. 1, as Eq. 6 prints, whose whole zero point moves the levels that learned
+    partitions then put elsewhere; `own`, as the quantizer does at its start."""
 
     @property
     def slope(self) -> Literal["step", "ramp"]:
@@ -56,25 +60,38 @@ class RCP(SelfDistillation):
         """As the setting says."""
         return self.start_rounding
 
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """All of them, or the partitions, which begin uniform: with even levels from end to end."""
+        if self.learned == "nothing":
+            return ("gamma", "beta", "s1", "s2")
+        return ("s1", "s2") if self.quantizer == "lwc_exact" else ()
+
     def kind(self, recipe: Recipe) -> "Kind":
         """By the setting and the bits."""
-        if self.quantizer == "ldp" and recipe.rounded.scheme.bits == 3:
-            return "nf3_ldp"
-        return "learned_range" if self.quantizer == "lwc" else self.quantizer
+        if self.quantizer == "lwc":
+            return "learned_range"
+        if self.quantizer == "n2uq":
+            return "n2uq"
+        return "nf3_ldp" if recipe.rounded.scheme.bits == 3 else "ldp"
 
     def check(self, recipe: Recipe) -> None:
-        """As for every training; two bits for n2uq."""
+        """As for every training; two bits for n2uq and lwc_exact."""
         super().check(recipe)
-        if self.quantizer == "n2uq" and recipe.rounded.scheme.bits != 2:
-            raise ValueError(f"{self.name}.quantizer n2uq has 2 bits: set weights.scheme.bits to 2")
+        if self.quantizer in ("n2uq", "lwc_exact") and recipe.rounded.scheme.bits != 2:
+            raise ValueError(f"{self.name}.quantizer {self.quantizer} has 2 bits: set weights.scheme.bits to 2")
 
     def clips_weights(self, recipe: Recipe) -> str | None:
-        """By learning, in the paper's word."""
-        return "LWC"
+        """By learning, in the paper's word, or by the search that training begins with."""
+        return "search" if self.learned == "nothing" else "LWC"
 
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
-        return f"{super().words(recipe)}; {self.kind(recipe)}"
+        printed = (self.start_target, self.start_rounding) == ("clipped", "uniform")
+        start = "as Eq. 6 prints" if printed else f"with {self.start_rounding} rounding against the {self.start_target}"
+        kind = "lwc_exact" if self.quantizer == "lwc_exact" else self.kind(recipe)
+        learned = "" if self.learned == "all" else ", nothing learned beside the weights"
+        return f"{super().words(recipe)}, {start}; {kind}{learned}"
 
     @classmethod
     def presets(cls) -> Mapping[str, Callable[[], Recipe]]:

@@ -33,7 +33,7 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.onednn import OneDNNLinear, linear
-from rotquant.tensors.quantization import choose_qparams, fake_quantize, grouped
+from rotquant.tensors.quantization import choose_qparams, fake_quantize, grouped, ungrouped
 from rotquant.training.loop import recomputed
 
 Function = Callable[[Tensor], Tensor]
@@ -190,7 +190,7 @@ def _of_scale(error: Tensor, scale: Tensor, scheme: QuantizationScheme) -> Tenso
     if not scale.requires_grad:
         return error
     share = grouped(error, scheme) / scale.detach()
-    return (share * scale).to(error.dtype).reshape(error.shape)
+    return ungrouped(share * scale, error.shape).to(error.dtype)
 
 
 def running(recipe: Recipe) -> Wrapping:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from rotquant.foundation import progress
 from rotquant.metrics.zeroshot.paper import is_shortened, lm_eval_tasks, parts, stands_in_template
-from rotquant.metrics.zeroshot.suites import ANSWER, check_allowed, quoted, task_names
+from rotquant.metrics.zeroshot.suites import (
+    ANSWER,
+    check_allowed,
+    choices_of,
+    has_choices,
+    log_odds_of,
+    quoted,
+    task_names,
+)
 from rotquant.recipes.schemes import ZeroShot
 
 if TYPE_CHECKING:
@@ -25,6 +33,8 @@ if TYPE_CHECKING:
     from rotquant.metrics.zeroshot.questions import Measures
     from rotquant.metrics.zeroshot.scoring import Scorer
 
+#: What an item with choices says beside its score, by measure (`odds.told`).
+ODDS = ("log_odds", "choice")
 #: What an item is scored by.
 _MEASURES = ("acc", "acc_norm", "acc_mutual_info", "exact_match", "pass_at_1", "score", "rouge_l")
 
@@ -34,7 +44,9 @@ class Scores:
     """What tasks found.
 
     metrics: see `evaluate`. items: by task the score of each item by its quoted measure, in the order of its data: 0 or
-        1, or for ROUGE-L between them; without the tasks on which the network's outputs are not finite.
+        1, or for ROUGE-L between them; of a task with choices also `<task>_log_odds`, of the right choice by that
+        measure, and `<task>_choices`, which one was taken. Without the tasks on which the network's outputs are not
+        finite.
     """
 
     metrics: dict[str, float]
@@ -59,9 +71,11 @@ def evaluate(
     Returns:
         In percent, per task: `<task>.acc`, `<task>.acc_norm`, `<task>.acc_mutual_info`, `<task>.exact_match`,
         `<task>.pass_at_1`, `<task>.score` and `<task>.rouge_l`, as far as the task has them, each with its standard
-        error `<task>.acc_stderr` and so on;
+        error `<task>.acc_stderr` and so on; for a task with choices `<task>_log_odds`, the mean log-odds of the right
+        one in nats by the quoted measure;
         `<task>.items`, how many items there were; `<task>`, the quoted one (see `Task.measure`). Over tasks: `average`,
-        the mean of the quoted accuracies, and `rouge_l`, the mean of the ROUGE-L, with `rouge_l_stderr`. All are nan
+        the mean of the quoted accuracies, `log_odds` and `log_odds_median`, the means of tasks' mean and median
+        log-odds, and `rouge_l`, the mean of the ROUGE-L, with `rouge_l_stderr`. All are nan
         for a task on which the network's outputs are not finite, and so are the means.
 
     Raises:
@@ -99,7 +113,8 @@ def scores(
         metrics |= _summary(name, found[name])
     values = {name: [item[quoted(metric, name).measure] for item in found[name]] for name in names}
     items = {name: tuple(scores) for name, scores in values.items() if all(map(math.isfinite, scores))}
-    return Scores(metrics | _over_tasks(metric, names, metrics), items)
+    more, of_choices = _of_choices(metric, names, found)
+    return Scores(metrics | _over_tasks(metric, names, metrics) | more, items | of_choices)
 
 
 def _directly(scorer: "Scorer", metric: ZeroShot, names: tuple[str, ...], folder: Path) -> "dict[str, list[Measures]]":
@@ -115,7 +130,7 @@ def _by_lm_eval(
     with _quiet():
         from lm_eval.evaluator import evaluate as run_tasks
 
-        from rotquant.metrics.zeroshot.harness import Harness, load_tasks, set_shots
+        from rotquant.metrics.zeroshot.harness import Harness, choices_told, load_tasks, set_shots
 
         tasks = load_tasks(Path(folder).resolve(), tuple(part for name in names for part in parts(name)))
         set_shots(tasks, metric.shots)
@@ -133,7 +148,8 @@ def _by_lm_eval(
     def measured(part: str) -> "Iterator[Measures]":
         finite = part not in harness.not_finite
         for item in results["samples"][part]:
-            yield {name: float(item[name]) if finite else math.nan for name in _MEASURES if name in item}
+            told = choices_told(tasks[part], item, bool(alone)) if finite else {}
+            yield {name: float(item[name]) if finite else math.nan for name in _MEASURES if name in item} | told
 
     return {name: [item for part in parts(name) for item in measured(part)] for name in names}
 
@@ -150,7 +166,7 @@ def _prompt(scorer: "Scorer", metric: ZeroShot, task: str, asked: str) -> str:
 def _summary(name: str, items: "list[Measures]") -> dict[str, float]:
     """The measures of a task over its items, in percent, with their standard errors."""
     metrics: dict[str, float] = {f"{name}.items": len(items)}
-    for measure in items[0]:
+    for measure in (measure for measure in items[0] if "." not in measure):
         values = [100 * item[measure] for item in items]
         mean = statistics.fmean(values)
         metrics[f"{name}.{measure}"] = mean
@@ -174,6 +190,27 @@ def _over_tasks(metric: ZeroShot, names: tuple[str, ...], metrics: dict[str, flo
         errors = (metrics[f"{name}.rouge_l_stderr"] for name in summarized)
         found["rouge_l_stderr"] = math.hypot(*errors) / len(summarized)
     return found
+
+
+def _of_choices(
+    metric: ZeroShot, names: tuple[str, ...], found: "dict[str, list[Measures]]"
+) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
+    """Means of the log-odds of tasks with choices, and these and the choices item by item; nan, and no items, of a task
+    on which the network is not finite."""
+    means: dict[str, float] = {}
+    medians: list[float] = []
+    items: dict[str, tuple[float, ...]] = {}
+    for name in (name for name in names if has_choices(metric, name)):
+        measure = quoted(metric, name).measure
+        odds, choices = ([item.get(f"{measure}.{what}", math.nan) for item in found[name]] for what in ODDS)
+        whole = all(map(math.isfinite, odds))
+        means[log_odds_of(name)] = statistics.fmean(odds) if whole else math.nan
+        medians.append(statistics.median(odds) if whole else math.nan)
+        if whole:
+            items |= {log_odds_of(name): tuple(odds), choices_of(name): tuple(choices)}
+    if means:
+        means |= {"log_odds": statistics.fmean(means.values()), "log_odds_median": statistics.fmean(medians)}
+    return means, items
 
 
 @contextlib.contextmanager

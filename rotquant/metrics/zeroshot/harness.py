@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.hub import keep_to_files
-from rotquant.metrics.zeroshot import paper
+from rotquant.metrics.zeroshot import odds, paper
 from rotquant.metrics.zeroshot.definitions import data_files
 from rotquant.metrics.zeroshot.scoring import Scorer
 
@@ -66,6 +66,34 @@ def set_shots(tasks: dict[str, Task], shots: int) -> None:
             raise TaskError(f"zero-shot task {name!r} has {available} examples, fewer than {shots} shots.")
         task.set_config("num_fewshot", shots)
         task.set_fewshot_seed(_EXAMPLES_SEED)
+
+
+def choices_told(task: Task, item: dict[str, Any], alone: bool) -> dict[str, float]:
+    """Log-odds and choice of an item, by each measure that takes the likeliest of several choices (`odds.told`).
+
+    Args:
+        item: lm-eval's sample. alone: whether a choice also counts against its likelihood without the question.
+
+    Returns:
+        Nothing for other tasks, and where more than one choice, or none, is right.
+    """
+    asked = cast(Any, task)
+    if asked.OUTPUT_TYPE != "multiple_choice":
+        return {}
+    choices, doc = asked.doc_to_choice(item["doc"]), item["doc"]
+    gold = asked.doc_to_text(doc) if asked.multiple_input else asked.doc_to_target(doc)
+    right = choices.index(gold) if isinstance(gold, str) and gold in choices else gold
+    if not isinstance(right, int) or not 0 <= right < len(choices):
+        return {}
+    likelihoods = [float(one[0]) for one in item["filtered_resps"]]
+    scores, without = likelihoods[: len(choices)], likelihoods[len(choices) :]
+    by_measure = {"acc": scores, "acc_norm": [one / len(choice) for one, choice in zip(scores, choices, strict=True)]}
+    if alone and len(without) == len(choices):
+        by_measure["acc_mutual_info"] = [one - other for one, other in zip(scores, without, strict=True)]
+    found: dict[str, float] = {}
+    for measure, by in by_measure.items():
+        found |= {name: one for name, one in odds.told(measure, by, right).items() if name != measure}
+    return found
 
 
 #: lm-eval registers its class by a decorator, after which type checkers take it for the interface that it implements.

@@ -15,6 +15,7 @@ from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import file_inside
 from rotquant.metrics.zeroshot.definitions import read_definition
 from rotquant.metrics.zeroshot.lines import json_lines
+from rotquant.metrics.zeroshot.odds import told
 from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.scoring import Scorer, Setting
 
@@ -62,7 +63,8 @@ class _Choice(_Part):
 
 
 Measures = dict[str, float]
-"""What an item scores, from 0 to 1, by measure; nan where the network's outputs are not finite."""
+"""What an item scores, from 0 to 1, by measure, nan where the network's outputs are not finite; of an item with choices
+also their log-odds and the choice by each measure (`odds.told`)."""
 
 
 class Questions:
@@ -113,10 +115,7 @@ class Questions:
             return {"acc": float(found[0][1])}
         scores = [score for score, _ in found]
         by_length = [score / len(choice) for score, choice in zip(scores, row["choices"], strict=True)]
-        return {
-            name: float(values.index(max(values)) == row["answer"])
-            for name, values in (("acc", scores), ("acc_norm", by_length))
-        }
+        return told("acc", scores, row["answer"]) | told("acc_norm", by_length, row["answer"])
 
     def judge_text(self, row: dict[str, Any], text: str, finite: bool) -> Measures:
         """How well a generated text agrees with the true one."""

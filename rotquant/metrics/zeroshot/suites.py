@@ -143,3 +143,18 @@ def task_names(metric: ZeroShot) -> tuple[str, ...]:
     """The metric's tasks in the order asked for, with the suite's default for none. Raises as `check` does."""
     check(metric)
     return metric.tasks or DEFAULT_TASKS[metric.suite]
+
+
+def has_choices(metric: ZeroShot, name: str) -> bool:
+    """Whether a task's items have several choices of which one is right: those that guessing can answer."""
+    return bool(TASKS[metric.suite][name].chance)
+
+
+def log_odds_of(task: str) -> str:
+    """What the log-odds of a task's right choices are called in result files."""
+    return f"{task}_log_odds"
+
+
+def choices_of(task: str) -> str:
+    """What the choices that were taken in a task are called in result files."""
+    return f"{task}_choices"

@@ -108,7 +108,7 @@ def check_cache_scheme(scheme: QuantizationScheme | None, head_dim: int, what: s
     if scheme.granularity not in ("head", "group"):
         raise RecipeError(
             f"{what}: granularity {scheme.granularity!r} has no meaning in a cache that grows token by token; "
-            "use 'head', or 'group' with a group_size that divides the head dimension."
+            "use 'head', or 'group' with a group_size of at most the head dimension."
         )
     check_groups(head_dim, scheme, f"an attention head ({what})")
 

@@ -16,7 +16,7 @@ from rotquant.reporting.widths import Course
 from rotquant.reporting.words.describe import is_stand_in, model_name
 from rotquant.reporting.words.numbers import show, show_change, words
 from rotquant.study.project import Project
-from rotquant.study.quantities import DESCRIPTIVE, Quantity
+from rotquant.study.quantities import DESCRIPTIVE, OF_CHOICES, OF_WINDOWS, Quantity
 from rotquant.study.tables import Row, Table
 from rotquant.study.values import Number, Place, Text, Values, main_quantities, printed_accuracies
 
@@ -27,8 +27,15 @@ Pair = Callable[[str, str, Quantity], tuple[str, str]]
 """What a place prints of (row, column, quantity): ours, and the paper's."""
 
 
-def value_grids(project: Project, table: Table, values: Values) -> tuple[Grid, ...]:
-    """Mean and deviation of every main quantity beside the published number."""
+BITS = "Bits per weight"
+
+
+def value_grids(project: Project, table: Table, values: Values, bits: Mapping[str, str]) -> tuple[Grid, ...]:
+    """Mean and deviation of every main quantity beside the published number.
+
+    Args:
+        bits: effective bits per weight by row, which get a column of their own; none without any.
+    """
     mains = main_quantities(project, table)
     decimals = {quantity.name: printed_decimals(values, quantity) for quantity in mains}
 
@@ -42,7 +49,17 @@ def value_grids(project: Project, table: Table, values: Values) -> tuple[Grid, .
 
     if table.transposed:
         return (_transposed(project, table, pair, mains),)
-    return _grids(project, table, table.rows, pair, mains)
+    grids = _grids(project, table, table.rows, pair, mains)
+    if not bits:
+        return grids
+    return tuple(
+        replace(
+            grid,
+            stub=[*grid.stub, BITS],
+            labels=[[*labels, bits.get(row.name, "-")] for row, labels in zip(table.rows, grid.labels, strict=True)],
+        )
+        for grid in grids
+    )
 
 
 def change_grids(project: Project, table: Table, values: Values) -> tuple[Grid, ...]:
@@ -90,6 +107,32 @@ def _interval(effect: float, low: float, high: float) -> str:
     return f"{show_change(effect)} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
+def endpoint_grids(project: Project, table: Table, values: Values) -> tuple[tuple[Grid, ...], tuple[Grid, ...]]:
+    """KL divergence of the rows, and log-odds of the right answer: mean and spread over seeds, median, flips.
+
+    Of each nothing where no run file has it. Rows and columns are the table's own, since no paper prints any.
+    """
+    shown = values.ours
+
+    def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
+        number = shown.get((row, column, quantity.name))
+        digits = 1 if quantity.unit == "%" else 3
+        return show(number and number.mean, number and number.deviation, digits), "-"
+
+    found = []
+    for kind in (OF_WINDOWS, OF_CHOICES):
+        keys = {one.key for one in kind}
+        asked = [one for one in project.endpoints(table) if one.key in keys]
+        known = [one for one in asked if any(name == one.name for _, _, name in shown)]
+        rows = [
+            row
+            for row in table.rows
+            if any((row.name, column, one.name) in shown for one in known for column in project.columns(table))
+        ]
+        found.append(_grids(project, table, rows, pair, known, alone=True) if known else ())
+    return found[0], found[1]
+
+
 def task_grids(project: Project, table: Table, values: Values) -> tuple[Tasks, ...]:
     """Accuracies task by task for each column: ours by our tasks with chance, and the paper's by its own."""
     ours = [quantity for quantity in project.quantities(table) if quantity.unit == "%"]
@@ -135,11 +178,21 @@ def _printed(tasks: Sequence[Quantity], column: str, values: Values) -> list[Qua
 
 
 def _grids(
-    project: Project, table: Table, rows: Sequence[Row], pair: Pair, mains: Sequence[Quantity]
+    project: Project,
+    table: Table,
+    rows: Sequence[Row],
+    pair: Pair,
+    mains: Sequence[Quantity],
+    *,
+    alone: bool = False,
 ) -> tuple[Grid, ...]:
-    """One grid of these quantities where a line can hold them, otherwise one per quantity under its own heading."""
+    """One grid of these quantities where a line can hold them, otherwise one per quantity under its own heading.
+
+    Args:
+        alone: whether no number of a paper's stands beside ours.
+    """
     columns = project.columns(table)
-    together = len(mains) == 1 or len(columns) * len(mains) * 2 <= WIDTH
+    together = len(mains) == 1 or len(columns) * len(mains) * (1 if alone else 2) <= WIDTH + alone
     groups = [tuple(mains)] if together else [(quantity,) for quantity in mains]
     return tuple(_grid(project, table, rows, pair, group, heading=not together) for group in groups)
 
@@ -148,7 +201,8 @@ def _grid(
     project: Project, table: Table, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
 ) -> Grid:
     """Ours by column and quantity, each followed by the paper's where it prints some."""
-    places = {(cell.column, quantity.name) for cell in project.cells(table.id) for quantity in cell.quantities}
+    cells = project.cells(table.id)
+    places = {(cell.column, one.name) for cell in cells for one in (*cell.quantities, *cell.endpoints)}
     measured = [
         (name, quantity)
         for name, quantity in itertools.product(project.columns(table), group)

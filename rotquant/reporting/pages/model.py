@@ -101,12 +101,25 @@ def beside(ours: GridColumn, *papers: GridColumn) -> tuple[GridColumn, ...]:
 
 
 class Judged(NamedTuple):
-    """A check of a claim, decided by our numbers and by the paper's. ours, published: what stands behind each."""
+    """A check of a claim, decided by our numbers and by the paper's. ours, published: what stands behind each.
+
+    on: what our numbers are decided on, in words; "" where that is not said. by, second, second_says: the paper's
+    quantity in words, what it would say, and what stands behind that, where it is not what decides.
+    """
 
     here: Shown
     papers: Decision
     ours: str
     published: str
+    on: str = ""
+    by: str = ""
+    second: Shown | None = None
+    second_says: str = ""
+
+    @property
+    def deciding(self) -> str:
+        """What our numbers are decided on, as a clause."""
+        return f", decided on {self.on}" if self.on else ""
 
 
 @dataclass(frozen=True)
@@ -151,6 +164,11 @@ class Claims:
     score: Score
     name: ClaimsName
     facts: tuple[FactLine, ...] = ()
+
+    @property
+    def has_finer(self) -> bool:
+        """Whether a verdict is decided on another quantity than the paper's."""
+        return any(judged.second for line in self.lines for _, judged in line.verdicts)
 
     @property
     def title(self) -> str:

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 from rotquant.foundation.files import read_object
 from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import UNQUANTIZED_BITS
 from rotquant.reporting.pages.model import Fact, RunLine
 from rotquant.reporting.words.describe import measurement, settings
 from rotquant.reporting.words.numbers import show
 from rotquant.reporting.words.templates import sentences
 from rotquant.study.configuration import Slot
 from rotquant.study.project import Project
-from rotquant.study.provenance import told
+from rotquant.study.provenance import WeightsProvenance, told
 from rotquant.study.results import REPORTS, RunResult, rotations_of
 from rotquant.study.tables import Table
 from rotquant.study.values import Values
@@ -59,6 +60,25 @@ def has_groups(recipe: Recipe) -> bool:
     """Whether something is quantized in groups."""
     schemes = [recipe.weights and recipe.weights.scheme, recipe.activations, recipe.keys, recipe.values]
     return any(scheme.granularity == "group" for scheme in schemes if scheme)
+
+
+def row_bits(project: Project, table: Table, results: Results) -> dict[str, str]:
+    """Effective bits per weight of each row, with scales and all else that is stored (`rotquant.weights.bits`): the
+    range over columns and seeds. Nothing where no quantized row's record says them."""
+    found: dict[str, set[float]] = {}
+    recorded = False
+    for cell in project.cells(table.id):
+        for run in cell.runs:
+            if run.recipe.weights is None and not run.recipe.has_role("rounding"):
+                found.setdefault(cell.row, set()).add(float(UNQUANTIZED_BITS))
+            elif (result := results.get(run.key)) and result.weights:
+                total = told(result.weights, WeightsProvenance)["bits_per_weight"].get("total")
+                recorded |= total is not None
+                found.setdefault(cell.row, set()).update([] if total is None else [total])
+    if not recorded:
+        return {}
+    ends = {row: tuple(f"{end:.2f}" for end in (min(bits), max(bits))) for row, bits in found.items() if bits}
+    return {row: low if low == high else f"{low} to {high}" for row, (low, high) in ends.items()}
 
 
 def shared_checkpoints(project: Project, slots: list[str]) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from rotquant.recipes.schemes import ZeroShot
 from rotquant.reporting.claims import outcomes
 from rotquant.reporting.pages import origins
 from rotquant.reporting.pages.effort import given
-from rotquant.reporting.pages.grids import change_grids, effect_grid, task_grids, value_grids
+from rotquant.reporting.pages.grids import change_grids, effect_grid, endpoint_grids, task_grids, value_grids
 from rotquant.reporting.pages.model import Report
 from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.tracking import Logged
@@ -23,12 +23,17 @@ from rotquant.reporting.words.numbers import not_finite
 from rotquant.reporting.words.templates import sentences
 from rotquant.study.project import Project
 from rotquant.study.provenance import RotationProvenance, told
-from rotquant.study.quantities import ROUGE_L, quantities
+from rotquant.study.quantities import ANSWER_FLIPS, ROUGE_L, quantities
 from rotquant.study.results import HISTORY_FILE, rotation_path, rotations_of, table_path
 from rotquant.study.tables import Table
 from rotquant.study.values import Values
 
 WORDS = "pages/accuracy.jinja"
+
+_BITS = (
+    "Bits per weight count all that a quantized linear layer stores: codes, float32 scales, zero points of one byte, "
+    "outlier features, tables, and permutations and rotations that a method keeps. Codes count without padding."
+)
 
 
 class Measure(NamedTuple):
@@ -54,6 +59,7 @@ def report_of(
     stand_ins = [name for name in slots if is_stand_in(project.config.slot(name))]
     measures = list(_measures(project, table, results))
     picture = project.picture(table)
+    bits = origins.row_bits(project, table, results) if on_models else {}
     return Report(
         id=table.id,
         title=title(table),
@@ -62,8 +68,8 @@ def report_of(
         reading=_reading(project, table, slots, stand_ins) if on_models else (),
         figure=table.figure.caption if table.figure else None,
         picture=None if picture == table.id else picture,
-        grids=value_grids(project, table, values),
-        notes=(*_footnotes(project, table, values), *table.notes),
+        grids=value_grids(project, table, values, bits),
+        notes=(*_footnotes(project, table, values), *([_BITS] if bits else []), *table.notes),
         claims=claims_of(
             outcomes(project, table, values, results), "Claims of the paper" if is_of_the_paper(table) else "Claims"
         ),
@@ -84,10 +90,14 @@ def _details(project: Project, table: Table, values: Values, results: origins.Re
     """What the page alone shows: changes, checkpoints, recipes and learned rotations."""
     runs = [run for cell in project.cells(table.id) for run in cell.runs]
     rotations = rotations_of(results.values()).items()
+    divergences, odds = endpoint_grids(project, table, values)
     return {
         "baseline": table.baseline,
         "changes": change_grids(project, table, values),
         "effects": effect_grid(found) if (found := courses(project, table, values, results)) else None,
+        "divergences": divergences,
+        "odds": odds,
+        "has_flips": any(name.endswith(ANSWER_FLIPS.name) for _, _, name in values),
         "columns": origins.computed_on(project, table) if is_about_models(table) else (),
         "groups": any(origins.has_groups(run.recipe) for run in runs),
         "outliers": any(run.recipe.held_out for run in runs),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rotquant.reporting.claims import Answer, Outcome, Verdict, score
 from rotquant.reporting.pages.model import ClaimLine, Claims, ClaimsName, FactLine, Judged
+from rotquant.reporting.words.numbers import words
 from rotquant.study.checks import Claim, Experiment
 
 UNKNOWN = "cause unknown"
@@ -24,7 +25,13 @@ def _line(outcome: Outcome) -> ClaimLine:
 
 
 def _judged(answer: Answer) -> Judged:
-    return Judged(answer.here, answer.papers.decision, findings(answer.ours), findings(answer.papers))
+    found = Judged(answer.here, answer.papers.decision, findings(answer.ours), findings(answer.papers))
+    if answer.on is None or not answer.judged:
+        return found
+    found = found._replace(on=words(answer.on))
+    if answer.second is None or answer.by is None:
+        return found
+    return found._replace(by=words(answer.by), second=answer.there, second_says=findings(answer.second))
 
 
 def _fact(outcome: Outcome, answer: Answer) -> FactLine:

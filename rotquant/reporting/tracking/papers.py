@@ -15,7 +15,7 @@ from rotquant.reporting.tracking.runs import NOTE, PARENT, Entry, Experiment, Lo
 from rotquant.reporting.tracking.store import Store, opened
 from rotquant.reporting.tracking.views import PERCENT, TABLE, by_model, by_row
 from rotquant.study.project import Project
-from rotquant.study.quantities import Quantity, quantities
+from rotquant.study.quantities import Quantity, endpoints, quantities
 from rotquant.study.results import (
     HISTORY_FILE,
     RunResult,
@@ -98,7 +98,7 @@ class Paper(Experiment):
         short = {"bits": _bits(run.recipe), "online": _online(run.recipe)}
         fields = {**self._short(key), **short, **run.model_dump(mode="json")}
         fields["source"] = {"checkpoint": fields.pop("checkpoint"), "digest": fields.pop("checkpoint_digest")}
-        main, *more = quantities(run.metric)
+        main, *more = (*quantities(run.metric), *endpoints(run.metric))
         numbers = {one.key: result.metrics[one.key] for one in (main, *more) if one.key in result.metrics}
         numbers |= self._headline(main, result, str(fields["model"]))
         return Entry(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from rotquant.study.quantities import TENSOR_WORDS, Quantity
+from rotquant.study.quantities import KL, LOG_ODDS, OF_CHOICES, OF_WINDOWS, TENSOR_WORDS, Quantity
 from rotquant.study.values import Values
 
 #: Keeps a number, its deviation and its unit on one line.
@@ -13,6 +13,12 @@ NOT_FINITE = "NaN, Inf: not finite: the network's outputs overflow. Claims about
 
 _WORDS = {
     "perplexity": "perplexity",
+    "kl": "KL divergence to the full-precision model",
+    "kl_median": "the same in the median window",
+    "flips": "share of positions whose likeliest next token is another one",
+    "log_odds": "log-odds of the right answer",
+    "log_odds_median": "the same of the median item",
+    "answer_flips": "share of items whose choice is another one than the unquantized model's",
     "average": "average accuracy",
     "rouge_l": "ROUGE-L",
     "peak_ratio": "largest magnitude over the median",
@@ -61,6 +67,10 @@ _WORDS = {
 
 def words(quantity: Quantity) -> str:
     """A quantity as a noun, such as "average accuracy"."""
+    if quantity.decides is not None and quantity.key not in (KL.name, LOG_ODDS.name):
+        return f"{_WORDS[LOG_ODDS.name]} on {quantity.title}"
+    if quantity.key in (one.name for one in (*OF_WINDOWS, *OF_CHOICES)):
+        return _WORDS[quantity.key]
     return _WORDS.get(quantity.name, f"accuracy on {quantity.title}")
 
 

@@ -5,7 +5,7 @@ An edit of one of them, or of what it alone uses, leaves the results of the othe
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,6 +35,7 @@ from rotquant.text import NO_BOS, Split, Tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from rotquant.metrics.divergence import FloatStates
     from rotquant.weights.storage import QuantizedState
 
 #: Items of a zero-shot task per window of text that fits into a batch; they are about this much shorter.
@@ -64,6 +65,7 @@ class Subject:
     batch_size: windows of text per forward pass. state: what is stored beside the weights, if any.
     allow_code_execution: whether programs that it writes may be run.
     weights: the folder of its stored weights, None for a checkpoint as it is.
+    exact: the full-precision model's last states on the windows of a perplexity run; None for what is not quantized.
     """
 
     run: Run
@@ -75,6 +77,7 @@ class Subject:
     state: "QuantizedState | None" = None
     allow_code_execution: bool = False
     weights: Path | None = None
+    exact: "FloatStates | None" = None
 
     def tokens(
         self, metric: Perplexity | SNR | Magnitudes | Outliers | MaximaByToken | OutlierTokens
@@ -90,12 +93,16 @@ class Subject:
 
 
 def perplexity(metric: Perplexity, subject: Subject) -> Measurement:
-    """Perplexity of a text."""
+    """Perplexity of a text, and KL divergence from the full-precision model, which that has none of from itself."""
     from rotquant.metrics.perplexity import perplexity
 
     tokens, source = subject.tokens(metric)
-    result = perplexity(subject.model, tokens, metric, batch_size=subject.batch_size)
-    return Measurement(result.as_metrics(), source, samples=pack({"perplexity": result.by_window}))
+    result = perplexity(subject.model, tokens, metric, batch_size=subject.batch_size, exact=subject.exact)
+    if subject.run.key == subject.run.unquantized.key:
+        nothing = (0.0,) * result.windows
+        result = replace(result, kl=nothing, flips=nothing)
+    windows = {"perplexity": result.by_window, "kl": result.kl, "flips": result.flips}
+    return Measurement(result.as_metrics(), source, samples=pack(windows))
 
 
 def zero_shot(metric: ZeroShot, subject: Subject) -> Measurement:

@@ -1,20 +1,27 @@
 """The runs stage: measurements of a checkpoint, or of stored weights, under each recipe's runtime part.
 
 Runs that share weights are measured one after the other on one loaded model, since loading costs as much as measuring.
+What the full-precision model makes of a text is computed once in a process, before the stored weights are loaded, so
+that one model is in memory at a time.
 """
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rotquant.foundation.environment import environment
 from rotquant.foundation.progress import task
-from rotquant.identity.run import Run
+from rotquant.identity.run import Run, named
 from rotquant.study.stages import measures
 from rotquant.study.stages.measures import Measurement, Subject
 from rotquant.study.stages.text import token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rotquant.metrics.divergence import FloatStates
 
 
 def measure_runs(
@@ -47,15 +54,19 @@ def measure_runs(
     started = time.perf_counter()
     accelerator, dtype = torch_device(device), torch_dtype(runs[0].dtype)
     state = None
+    as_it_is = functools.partial(load_checkpoint, checkpoint, dtype, accelerator)
     if folder is None:
-        model, tokenizer = load_checkpoint(checkpoint, dtype, accelerator)
+        model, tokenizer = plain = as_it_is()
+        exact = _full_precision(runs, lambda: plain, str(accelerator), batch_size)
     else:
+        exact = _full_precision(runs, as_it_is, str(accelerator), batch_size)
         model, tokenizer, state = load_quantized(folder, accelerator, dtype)
     text = functools.cache(lambda spec, split, *more: token_ids(spec, split, tokenizer, *more))
-    reference = functools.cache(lambda: load_checkpoint(checkpoint, dtype, accelerator)[0].eval())
+    reference = functools.cache(lambda: as_it_is()[0].eval())
     for run, code in zip(runs, codes, strict=True):
         with quantized_forward(model, run.recipe, state):
-            subject = Subject(run, model, tokenizer, text, reference, batch_size, state, allow_code_execution, folder)
+            more = (state, allow_code_execution, folder, exact.get(run.key))
+            subject = Subject(run, model, tokenizer, text, reference, batch_size, *more)
             measurement = getattr(measures, run.metric.kind)(run.metric, subject)
         provenance = {
             **environment(),
@@ -68,3 +79,38 @@ def measure_runs(
         }
         yield run, measurement, provenance
         started = time.perf_counter()
+
+
+def _full_precision(
+    runs: Sequence[Run],
+    as_it_is: "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]",
+    device: str,
+    batch_size: int,
+) -> "dict[str, FloatStates]":
+    """What the full-precision model gives to its head on the windows of each perplexity run that is quantized, by the
+    run's key; of what this process has not kept, computed on one loaded model.
+
+    Args:
+        as_it_is: yields the checkpoint with its tokenizer.
+    """
+    from rotquant.metrics import divergence
+    from rotquant.models.limits import metric_windows
+
+    found: dict[str, FloatStates] = {}
+    of_text: dict[str, FloatStates] = {}
+    model, tokenizer = None, None
+    for run in runs:
+        metric = run.metric
+        if metric.kind != "perplexity" or run.key == run.unquantized.key:
+            continue
+        about = f"{run.unquantized.key} {device} {batch_size}"
+        known = of_text.get(about) or divergence.kept_states(about)
+        if known is None:
+            if model is None or tokenizer is None:
+                model, tokenizer = as_it_is()
+            planned = run.texts.get(named(metric.corpus, metric.split, None))
+            tokens, _ = token_ids(run.corpora[metric.corpus], metric.split, tokenizer, None, planned)
+            windows = metric_windows(model, tokens, metric)
+            known = divergence.keep_states(about, divergence.float_states(model.eval(), windows, batch_size))
+        found[run.key] = of_text[about] = known
+    return found

@@ -6,7 +6,7 @@ alone. An interrupted training leaves its last checkpoint beside the folder and 
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import canonical_json, read_object, short_hash, write_json
@@ -14,6 +14,9 @@ from rotquant.foundation.progress import task
 from rotquant.identity.run import Run
 from rotquant.study.results import HISTORY_FILE, ROTATION_RECORD, ROTATIONS_FILE
 from rotquant.study.stages.text import text_samples
+
+if TYPE_CHECKING:
+    from rotquant.weights.storage import StoredModel
 
 
 def compute_weights(
@@ -72,6 +75,7 @@ def compute_weights(
         "checkpoint_digest": run.checkpoint_digest,
         "corpora": corpora,
         **({} if learned is None else {"rotation": learned}),
+        "bits_per_weight": _bits(stored),
         "stages": stored.seconds,
         "seconds": time.perf_counter() - started,
     }
@@ -81,6 +85,16 @@ def compute_weights(
     for path in folder.parent.glob(f"{folder.name}.unfinished-*"):
         path.unlink()
     return provenance
+
+
+def _bits(stored: "StoredModel") -> dict[str, float]:
+    """Effective bits per weight by part (`rotquant.weights.bits`)."""
+    from rotquant.models.architectures import architecture_of
+    from rotquant.weights.bits import bits_per_weight
+
+    floats = 8 * stored.model.dtype.itemsize
+    shapes = stored.manifest.quantized
+    return bits_per_weight(stored.state.recipe, architecture_of(stored.model), shapes, floats, stored.state.tensors)
 
 
 def _interval(parameters: int) -> float:
