@@ -1,4 +1,9 @@
-"""How far partitions can leave the uniform ones: numbers on RCP's page, and steps of Adam itself."""
+"""How far RCP's partitions can leave the uniform ones that they begin as (Choi et al. 2025, Secs. 4.3 and 5.1): numbers
+on its page, and steps of Adam itself.
+
+Adam moves a parameter by about its rate in a step at most, where all gradients have one sign. So a rate and a number of
+steps say how far a logit can go, and the sigmoid how far a share of the range goes with it.
+"""
 
 import math
 import re
@@ -7,8 +12,34 @@ from pathlib import Path
 import pytest
 import torch
 
-from rotquant.qat.travel import logits_for, reach, share_within
 from rotquant.tensors.partition import partitions
+
+#: Of the range that every partition has at the start.
+_UNIFORM = 1 / 3
+
+
+def reach(rate: float, steps: int, schedule: str = "constant") -> float:
+    """The sum of a schedule's rates over all steps: what a parameter moves under gradients of one sign.
+
+    Args:
+        schedule: `constant`, or `cosine` to zero.
+    """
+    shares = (1.0 if schedule == "constant" else (1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps))
+    return rate * sum(shares)
+
+
+def share_within(logits: float) -> float:
+    """How much of the range the first partition gains where s1 rises by so many logits from its start."""
+    return 1 / (1 + math.exp(-(_logit(_UNIFORM) + logits))) - _UNIFORM
+
+
+def logits_for(share: float) -> float:
+    """By how many logits s1 must rise for the first partition to gain such a share of the range."""
+    return _logit(_UNIFORM + share) - _logit(_UNIFORM)
+
+
+def _logit(share: float) -> float:
+    return math.log(share / (1 - share))
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])

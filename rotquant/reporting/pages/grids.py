@@ -112,10 +112,9 @@ def endpoint_grids(project: Project, table: Table, values: Values) -> tuple[tupl
 
     Of each nothing where no run file has it. Rows and columns are the table's own, since no paper prints any.
     """
-    shown = values.ours
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
-        number = shown.get((row, column, quantity.name))
+        number = values.ours.get((row, column, quantity.name))
         digits = 1 if quantity.unit == "%" else 3
         return show(number and number.mean, number and number.deviation, digits), "-"
 
@@ -123,11 +122,11 @@ def endpoint_grids(project: Project, table: Table, values: Values) -> tuple[tupl
     for kind in (OF_WINDOWS, OF_CHOICES):
         keys = {one.key for one in kind}
         asked = [one for one in project.endpoints(table) if one.key in keys]
-        known = [one for one in asked if any(name == one.name for _, _, name in shown)]
+        known = [one for one in asked if any(name == one.name for _, _, name in values.ours)]
         rows = [
             row
             for row in table.rows
-            if any((row.name, column, one.name) in shown for one in known for column in project.columns(table))
+            if any((row.name, column, one.name) in values.ours for one in known for column in project.columns(table))
         ]
         found.append(_grids(project, table, rows, pair, known, alone=True) if known else ())
     return found[0], found[1]

@@ -101,9 +101,9 @@ def _full_precision(
     model, tokenizer = None, None
     for run in runs:
         metric = run.metric
-        if metric.kind != "perplexity" or run.key == run.unquantized.key:
+        if metric.kind != "perplexity" or (plain := run.unquantized.key) == run.key:
             continue
-        about = f"{run.unquantized.key} {device} {batch_size}"
+        about = f"{plain} {device} {batch_size}"
         known = of_text.get(about) or divergence.kept_states(about)
         if known is None:
             if model is None or tokenizer is None:
