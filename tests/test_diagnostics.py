@@ -1,6 +1,7 @@
 """`rotquant diagnose`: each figure on a model or on numbers of which the answer is known."""
 
 import gc
+import inspect
 import json
 import math
 import weakref
@@ -9,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from rotquant.commands.diagnose import diagnose
 from rotquant.foundation.errors import RecipeError
 from rotquant.metrics.diagnostics import ASKED, Costs, find_sinks, measure_costs, variants
 from rotquant.metrics.perplexity import PerplexityResult, perplexity
-from rotquant.metrics.zeroshot import Scores
+from rotquant.metrics.zeroshot import Scores, prepare
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
-from rotquant.recipes.schemes import Calibration, Perplexity
+from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.reporting.diagnosis import asked, tables, token_text
 from rotquant.text import Tokens
 from rotquant.weights.build import build_weights, quantized_forward
@@ -315,7 +317,7 @@ def test_the_command_fills_a_card_again_and_again_and_its_record_says_of_what(fo
     assert "old" not in written
     options = f"--corpus {words} --sequence-length 32 --max-windows 3 --tasks-limit 2"
     assert f"Printed by `rotquant diagnose {folder} {options}`, on" in written
-    assert "on 3 windows of 32 tokens spread over the test split of words" in written
+    assert "on 3 windows of 32 tokens spread over the test split of words, tasks made from test modules," in written
     assert result["settings"]["max_windows"] == 3
     assert (result["settings"]["seed"], result["settings"]["dtype"]) == (0, "float32")
     assert result["text"]["splits"]["test"]["sha256"]
@@ -329,9 +331,23 @@ def test_the_command_fills_a_card_again_and_again_and_its_record_says_of_what(fo
     assert card.read_text() == written
 
 
-def test_settings_are_chosen_on_validation_text_without_tasks(folder, words, tmp_path, monkeypatch, capsys):
+def test_models_are_chosen_on_validation_text_and_items_of_validation_modules(
+    folder, words, tmp_path, monkeypatch, capsys
+):
     from tests.test_cli import rotquant
 
-    arguments = ["diagnose", str(folder), "--corpus", words, "--split", "validation", "--sequence-length", "32"]
-    assert rotquant(monkeypatch, *arguments, "--device", "cpu", "--max-windows", "2") == 0
-    assert "validation split" in capsys.readouterr().out
+    record = tmp_path / "diagnosis.json"
+    arguments = ["diagnose", str(folder), "--corpus", words, *TEXT_HEAD, "2", "--max-windows", "2", "-o", str(record)]
+    assert rotquant(monkeypatch, *arguments, "--split", "validation") == 0
+    assert "validation split of words, tasks made from validation modules" in " ".join(capsys.readouterr().out.split())
+    result = json.loads(record.read_text())
+    assert result["settings"]["split"] == "validation"
+    assert result["text"]["splits"].keys() == {"validation"}
+    chosen_by = prepare(ZeroShot(corpus="modules"), split="validation")
+    assert len(result["tasks"]["tasks"]) == 8
+    assert all(Path(task["file"]).parent == chosen_by for task in result["tasks"]["tasks"].values())
+    assert result["accuracy"]["unquantized"]["parameter.items"] == 2
+
+
+def test_as_many_items_are_asked_of_either_split():
+    assert inspect.signature(diagnose).parameters["tasks_limit"].default == 100

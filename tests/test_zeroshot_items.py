@@ -15,7 +15,8 @@ import pytest
 
 from rotquant.foundation.errors import TaskError
 from rotquant.metrics.zeroshot import TASKS, folders, identity, prepare, shipped
-from rotquant.metrics.zeroshot.passages import Module, Passage
+from rotquant.metrics.zeroshot.passages import Module, Passage, Source, read
+from rotquant.recipes.corpus import Split
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import MODULES, CorpusSpec, load_rows
 from tests.test_zeroshot import ALL, CHOICES, COMPLETIONS, examples, items
@@ -33,6 +34,14 @@ def validation() -> str:
     return "\n".join(load_rows(MODULES, "validation"))
 
 
+@pytest.fixture(scope="module")
+def choosing() -> Path:
+    """The tasks that models are chosen by, in the user's cache too."""
+    return prepare(ALL, split="validation")
+
+
+#: What `rotquant diagnose` asks.
+EIGHT = tuple(TASKS["shipped"])[:8]
 RECORDED = Path("workflow/resources/models/tasks.json")
 SUFFIXES = ("jsonl", "examples.jsonl", "yaml")
 
@@ -184,6 +193,32 @@ def test_examples_are_of_the_validation_packages_and_never_items(folder: Path, v
             assert row["summary"] in validation
         else:
             assert row["context"].split("\n")[0] in validation
+
+
+@pytest.mark.parametrize("task", EIGHT)
+def test_models_are_chosen_by_items_of_validation_modules(folder: Path, choosing: Path, validation: str, task: str):
+    rows = items(choosing, task)
+    assert len(rows) >= 500
+    assert all(row["context"].split("\n")[0] in validation for row in rows)
+    of_runs, shown = items(folder, task), examples(choosing, task)
+    assert rows[0].keys() == of_runs[0].keys()
+    # Beyond those that are asked one beginning of a function is in both: `def close(self): "Close`.
+    assert not {row["context"] for row in rows[:100]} & {row["context"] for row in of_runs}
+    assert len(shown) == 16
+    assert not {row["context"] for row in rows} & {row["context"] for row in shown}
+
+
+def test_items_that_models_are_chosen_by_are_made_without_test_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Split] = []
+
+    def recorded(split: Split) -> Source:
+        asked.append(split)
+        return read(split)
+
+    monkeypatch.setattr(shipped, "read", recorded)
+    monkeypatch.setattr(shipped, "SHIPPED", {"arithmetic": TASKS["shipped"]["arithmetic"]})
+    shipped.build(tmp_path / "choosing", split="validation")
+    assert asked == ["validation"]
 
 
 def test_summaries_are_one_line_and_not_in_their_text(folder: Path):

@@ -37,16 +37,15 @@ def diagnose(
     model: Checkpoint,
     corpus: Corpus = "modules",
     split: Annotated[
-        str, typer.Option(help="test, or validation for what settings are chosen by: then without tasks.")
+        str, typer.Option(help="test, or validation for what models and settings are chosen by; of the tasks too.")
     ] = "test",
     sequence_length: Annotated[
         int | None, typer.Option(min=2, help="Tokens per window. Default: as for evaluate, at most 512.")
     ] = None,
     max_windows: Annotated[int, typer.Option(min=1, help="Windows, spread evenly over the split.")] = 32,
     tasks_limit: Annotated[
-        int | None,
-        typer.Option(min=0, help="Items of each of the eight shipped tasks of choice; 0 asks none. Default: 100."),
-    ] = None,
+        int, typer.Option(min=0, help="Items of each of the eight shipped tasks of choice; 0 asks none.")
+    ] = 100,
     outlier_ratio: Annotated[
         float,
         typer.Option(
@@ -72,8 +71,8 @@ def diagnose(
             check_output_file(file)
     if card and CARD_START not in read_text(card, "model card"):
         raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis behind.")
-    spec, tasks = corpus_spec(corpus), _tasks(split, tasks_limit)
-    folder = None if tasks is None else prepare(tasks, None, MODULES)
+    spec, part, tasks = corpus_spec(corpus), _part(split), _tasks(tasks_limit)
+    folder = None if tasks is None else prepare(tasks, None, MODULES, part)
     with task("starting"):
         from rotquant import api
         from rotquant.models.checkpoints import check_kind, load_tokenizer, local_folder
@@ -84,7 +83,6 @@ def diagnose(
     check_kind(checkpoint, "plain")
     length = api.limits_of(checkpoint).length(sequence_length, usual=512)
     tokenizer = load_tokenizer(checkpoint)
-    part = cast("Split", split)
     metric = Perplexity(corpus=spec.name, split=part, sequence_length=length, max_windows=max_windows, bos="none")
     text = load_text(spec, part)
     tokens = tokenize(text, tokenizer)
@@ -106,7 +104,8 @@ def diagnose(
     decode = cast(Any, tokenizer.decode)
     shown = tables(costs, sinks, decode)
     windows = costs.perplexity["unquantized"].windows
-    on = f"{windows} windows of {length} tokens spread over the {split} split of {spec.name}, rotation of seed {seed}"
+    on = f"{windows} windows of {length} tokens spread over the {part} split of {spec.name}, "
+    on += (f"tasks made from {part} modules, " if tasks else "") + f"rotation of seed {seed}"
     on += f"; {changed.rstrip('.')}" if changed else ""
     if card:
         _write_card(card, f"Printed by `{_command(context)}`, on {on}.", shown)
@@ -144,17 +143,15 @@ def _measured(
     return measure_costs(load, tokens, metric, samples, ask=ask, look=look, fit=fit, seed=seed), sinks
 
 
-def _tasks(split: str, limit: int | None) -> ZeroShot | None:
-    """The eight shipped tasks of choice, or None where they are left out.
-
-    Raises:
-        RecipeError: another split than test and validation, or tasks beside the latter, whose items are test text.
-    """
+def _part(split: str) -> "Split":
+    """The split of windows and tasks. Raises `RecipeError` for another one than test and validation."""
     if split not in ("validation", "test"):
         raise RecipeError(f"unknown split {split!r}; use validation or test.")
-    if split == "validation" and limit:
-        raise RecipeError("the shipped tasks are made from test text: leave --tasks-limit out, or take --split test.")
-    limit = (100 if split == "test" else 0) if limit is None else limit
+    return cast("Split", split)
+
+
+def _tasks(limit: int) -> ZeroShot | None:
+    """The eight shipped tasks of choice, or None where they are left out."""
     return ZeroShot(tasks=tuple(TASKS["shipped"])[:8], corpus=MODULES.name, limit=limit) if limit else None
 
 

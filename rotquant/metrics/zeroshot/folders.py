@@ -13,18 +13,23 @@ from rotquant.identity.code import code_digest
 from rotquant.metrics.zeroshot import paper, shipped
 from rotquant.metrics.zeroshot.definitions import data_files, definition_digest, hub_dataset, item_count
 from rotquant.metrics.zeroshot.suites import task_names
+from rotquant.recipes.corpus import Split
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import CorpusSpec
 
 TASKS_FOLDER = Path("results") / "tasks"
 
 
-def prepare(metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | None = None) -> Path:
+def prepare(
+    metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | None = None, split: Split = "test"
+) -> Path:
     """Return the folder of the metric's tasks, made first if it is not there.
 
     Args:
         root: a project's folder, whose results/tasks has it; None stands for the user's cache.
         corpus: what the shipped tasks are made from; None stands for the docstring corpus.
+        split: whose modules the items of the shipped tasks are made from. Runs ask those of the test split; models are
+            chosen by those of the validation split.
 
     Raises:
         RecipeError: unknown task.
@@ -35,7 +40,8 @@ def prepare(metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | Non
     if metric.suite == "shipped":
         shipped.check_source(corpus)
         made_by = short_hash(canonical_json([shipped.fingerprint(), code_digest(shipped.__name__)]))
-        return _made(folder / f"shipped-{made_by}", lambda new: shipped.build(new, corpus))
+        name = f"shipped-{made_by}" if split == "test" else f"shipped-{split}-{made_by}"
+        return _made(folder / name, lambda new: shipped.build(new, corpus, split))
     in_template = metric.template is not None
     asked = paper.definitions(names, metric.normalization, in_template)
     content: dict[str, Any] = {

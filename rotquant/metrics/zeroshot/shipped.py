@@ -11,11 +11,11 @@ from typing import Any
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory, canonical_json, short_hash
 from rotquant.metrics.zeroshot.definitions import write_definition
-from rotquant.metrics.zeroshot.items import task_examples, task_items
+from rotquant.metrics.zeroshot.items import EXAMPLES, ITEMS, task_examples, task_items
 from rotquant.metrics.zeroshot.passages import Item, Source, read
 from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.suites import SHIPPED
-from rotquant.recipes.corpus import INSTALLED
+from rotquant.recipes.corpus import INSTALLED, Split
 from rotquant.text import CorpusSpec
 from rotquant.text.packages import versions
 
@@ -34,18 +34,22 @@ _SUMMARY_TOKENS = 24
 _COMPLETION_TOKENS = 14
 
 
-def build(folder: Path, spec: CorpusSpec | None = None) -> None:
+def build(folder: Path, spec: CorpusSpec | None = None, split: Split = "test") -> None:
     """Write all tasks into `folder`, atomically.
+
+    Args:
+        split: whose modules the items are made from; examples always come from those of the validation split.
 
     Raises:
         CorpusError: none of the held-out packages is installed.
         TaskError: `spec` is of another text, or too few of the held-out packages are installed.
     """
     check_source(spec)
-    source, validation = read("test"), read("validation")
+    validation = read("validation")
+    source = validation if split == "validation" else read(split)
     with atomic_directory(folder) as temporary:
         for name in SHIPPED:
-            _write_task(temporary, name, source, validation)
+            _write_task(temporary, name, *_drawn(name, source, validation))
 
 
 def check_source(spec: CorpusSpec | None) -> None:
@@ -57,14 +61,22 @@ def check_source(spec: CorpusSpec | None) -> None:
         )
 
 
-def _write_task(folder: Path, name: str, source: Source, validation: Source) -> None:
+def _drawn(name: str, source: Source, validation: Source) -> tuple[list[Item], list[Item]]:
+    """A task's items and its examples. Where both come from validation modules, the first ones are the examples."""
+    if source is validation:
+        found = task_items(name, validation, EXAMPLES + ITEMS)
+        return found[EXAMPLES:], found[:EXAMPLES]
     items = task_items(name, source)
+    return items, task_examples(name, items, validation)
+
+
+def _write_task(folder: Path, name: str, items: list[Item], examples: list[Item]) -> None:
     if not items:
         raise TaskError(
             f"the held-out packages have no text for task {name!r}; install requirements.lock, which pins them."
         )
     _write_rows(folder / f"{name}.jsonl", items)
-    _write_rows(folder / f"{name}.examples.jsonl", task_examples(name, items, validation))
+    _write_rows(folder / f"{name}.examples.jsonl", examples)
     write_definition(folder, _definition(name, len(items)))
 
 
