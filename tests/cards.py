@@ -18,7 +18,7 @@ START, END = "<!-- cards:start -->", "<!-- cards:end -->"
 #: Of how many models a figure is asked where not of all, by its label.
 SOME = {"first token, down_proj input": 3, "above 8 behind the prefix": 3}
 #: What is asked of one model, which no card judges.
-STATIC, TOKENS = 2.5, 3
+STATIC = 2.5
 
 Rows = dict[str, list[str]]
 
@@ -116,12 +116,10 @@ def _others(found: list[Card]) -> list[Line]:
     presets = [[rows[f"preset {name} (W4A4KV4)"][1] for name in ("rtn", "quarot-rtn")] for rows in perplexity]
     tokens = [list(card.tables["Outlier tokens"].items()) for card in found]
     elsewhere = [(rows[0][1][1], rows[-1][1][1]) for rows in tokens]
-    prefixes = [rows[-1][0] for rows in tokens]
-    many = [prefix.count("`") // 2 >= TOKENS for prefix in prefixes]
     static = [float(card.static) >= STATIC for card in found]
     return [
         Line("static inputs over dynamic, rotated", [card.static for card in found], f"at least {STATIC}", static, 1),
-        Line("the prefix", prefixes, f"at least {TOKENS} tokens", many, 1),
+        Line("the prefix", [rows[-1][0] for rows in tokens]),
         Line("elsewhere, down_proj input: no prefix; prefix", ["; ".join(map(_short, pair)) for pair in elsewhere]),
         Line("presets rtn; quarot-rtn over unquantized", ["; ".join(map(_short, pair)) for pair in presets]),
         Line("unquantized, perplexity", [rows["unquantized"][0] for rows in perplexity]),

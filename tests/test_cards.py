@@ -76,7 +76,7 @@ def test_a_row_has_what_the_cards_say_and_what_falls_short_is_bold(tmp_path, sin
         "| 3-bit KV cache, rotated | at most 4% | +3.0% | +3.0% |",
         "| above 8 behind the prefix | at most 1 in 10,000, on 3 models | **7 of 128** | **7 of 128** |",
         "| static inputs over dynamic, rotated | at least 2.5, on 1 model | **1.00** | **1.00** |",
-        r"| the prefix | at least 3 tokens, on 1 model | **`␣\|` `w1`** | **`␣\|` `w1`** |",
+        r"| the prefix | | `␣\|` `w1` | `␣\|` `w1` |",
         "| unquantized, perplexity | | 7.39 | 7.39 |",
     ):
         assert row in rows

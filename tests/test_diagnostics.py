@@ -15,6 +15,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.metrics.diagnostics import ASKED, Costs, find_sinks, measure_costs, variants
 from rotquant.metrics.perplexity import PerplexityResult, perplexity
 from rotquant.metrics.zeroshot import Scores, prepare
+from rotquant.metrics.zeroshot.suites import choices_of, log_odds_of
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.reporting.diagnosis import asked, tables, token_text
@@ -247,6 +248,17 @@ def test_factors_and_points_have_the_errors_of_paired_windows_and_items():
     assert (lost, error) == pytest.approx((50.0, 100 * math.sqrt(1 / 3) / 2))  # 0, 1, 1, 0
     assert COSTS.points_lost("r124")[0] == 0
     assert COSTS.recovered == pytest.approx((math.exp(0.7) - math.exp(0.1)) / (math.exp(0.7) - 1))
+
+
+def test_points_lost_are_of_accuracies_whatever_else_tasks_find():
+    """Log-odds of the right choice and the choices that were taken stand by the items' scores, under names of theirs."""
+
+    def more(scores: Scores, odds: float) -> Scores:
+        others = {log_odds_of("parameter"): (odds,) * 4, choices_of("parameter"): (odds,) * 4}
+        return Scores(scores.metrics | {log_odds_of("parameter"): odds}, scores.items | others)
+
+    found = {name: more(scores, odds) for (name, scores), odds in zip(COSTS.scores.items(), (3, 1, 2), strict=True)}
+    assert Costs({}, found).points_lost("w4a4") == COSTS.points_lost("w4a4")
 
 
 def test_each_figure_stands_beside_what_is_asked_of_it(windows):

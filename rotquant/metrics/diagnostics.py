@@ -110,12 +110,17 @@ class Costs:
 
         nan where the network's outputs are not finite.
         """
-        base, ours = self.scores["unquantized"].items, self.scores[name].items
+        base, ours = _by_item(self.scores["unquantized"]), _by_item(self.scores[name])
         if not base or base.keys() != ours.keys():
             return math.nan, math.nan
         lost = [[100 * (a - b) for a, b in zip(base[task], ours[task], strict=True)] for task in base]
         mean = sum(sum(items) / len(items) for items in lost) / len(lost)
         return mean, math.hypot(*map(_error, lost)) / len(lost)
+
+
+def _by_item(scores: Scores) -> dict[str, tuple[float, ...]]:
+    """The scores of the items of each task, without log-odds and choices."""
+    return {task: items for task, items in scores.items.items() if f"{task}.items" in scores.metrics}
 
 
 def _error(values: list[float]) -> float:
