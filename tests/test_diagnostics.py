@@ -251,7 +251,7 @@ def test_factors_and_points_have_the_errors_of_paired_windows_and_items():
 
 
 def test_points_lost_are_of_accuracies_whatever_else_tasks_find():
-    """Log-odds of the right choice and the choices that were taken stand by the items' scores, under names of theirs."""
+    """Log-odds of the right choice and the choices taken are kept next to the items' scores."""
 
     def more(scores: Scores, odds: float) -> Scores:
         others = {log_odds_of("parameter"): (odds,) * 4, choices_of("parameter"): (odds,) * 4}
