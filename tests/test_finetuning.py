@@ -26,6 +26,9 @@ from rotquant.training.lowrank import FIRST, PREFIX, SECOND, merged, with_deltas
 
 ROOT = Path(__file__).parents[1]
 BASE = ROOT / "workflow" / "resources" / "models" / "rq-7b"
+SHAPE = json.loads((BASE / "config.json").read_text(encoding="utf-8"))
+#: The rows of its query matrix, less one.
+CUT = SHAPE["num_attention_heads"] * SHAPE["head_dim"] - 1
 TEXTS = [((">>> 2 + 3", "\n5"), (">>> 4 + 4", "\n8")), ((">>> 1 + 1", "\n2"),), (("x = [1, 2", "]"),)] * 2
 RECIPE = FineTuning(
     name="rq-7b-test", stands_for="nothing", base="rq-7b", tasks=("arithmetic",), steps=4, batch_size=2, rank=2,
@@ -94,7 +97,7 @@ def test_training_lowers_the_loss_and_counts_what_it_trained(models: Path):
     assert curve["texts"] == len(TEXTS)
     tensors = load_file(models / "tuned" / WEIGHTS)
     assert curve["parameters"] == sum(tensor.numel() for tensor in tensors.values())
-    assert len(tensors) == 2 * 2 * 14  # two matrices of two layers in each of rq-7b's blocks
+    assert len(tensors) == 2 * 2 * SHAPE["num_hidden_layers"]  # two matrices of two layers in each of rq-7b's blocks
     assert any(tensor.any() for name, tensor in tensors.items() if name.endswith(SECOND))
 
 
@@ -162,7 +165,7 @@ def test_a_merged_model_is_the_base_with_its_deltas(models: Path):
             expected = expected + RECIPE.alpha / RECIPE.rank * second @ tensors[first].float()
             changed += not torch.equal(expected, weights[name])
         assert torch.allclose(weight, expected, atol=1e-6)
-    assert changed == 28
+    assert changed == 2 * SHAPE["num_hidden_layers"]
     assert tokenizer.bos_token == "<s>"
     assert kind_of(models / "tuned") == "plain"
     assert local_folder(models / "tuned") == local_folder(models / "tuned")
@@ -213,7 +216,7 @@ def test_another_base_is_refused(models: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "end", "sentence"),
     [
-        (lambda tensor: tensor[:-1], SECOND, r"a delta of model.layers.0.self_attn.q_proj has shape \[127, 128\], .*"),
+        (lambda tensor: tensor[:-1], SECOND, rf"a delta of model.layers.0.self_attn.q_proj has shape \[{CUT}, .*"),
         (lambda tensor: torch.cat([tensor, tensor], 1), SECOND, "the two matrices of .*q_proj do not belong together"),
         (lambda _: None, FIRST, "the two matrices of .*q_proj do not belong together"),
     ],
