@@ -16,7 +16,8 @@ class Words(NamedTuple):
     """How a page speaks of its claims.
 
     says: who says them, up to the clause. nothing: that none is contradicted. where: on what they are tested.
-    subject: what cannot be tested, cannot: on what it cannot. see: whether notes say what bounds its numbers.
+    subject: what cannot be tested, cannot: on what it cannot, has: that this has a number. see: whether notes say what
+    bounds its numbers.
     """
 
     says: str = "the paper says that"
@@ -24,6 +25,7 @@ class Words(NamedTuple):
     where: str = "here"
     subject: str = "the paper's own models"
     cannot: str = "stand-ins"
+    has: str = "they have"
     claim: str = "claim"
     claims: str = "claims"
     see: bool = False
@@ -63,28 +65,33 @@ def _others(rest: Sequence[Saying], words: Words) -> str:
 
 def _against(one: Saying, rest: Sequence[Saying], words: Words) -> str:
     """What does not hold, each with its cause or that it is unknown, and what cannot be tested."""
-    denied, group = one.here == "not reproduced", grouped(rest, "not reproduced")
-    causes = [saying.cause for saying in (one, *rest) if saying.here == "not reproduced"]
-    noted = words.see and not any(cause.known for cause in causes)
-    said: list[str] = []
-    if denied and not noted:
-        said += clauses("why", cause=one.cause)
-    if group is not None:
-        again = denied and one.cause == group.one.cause and not one.cause.known
-        said += clauses("against", group=group, either=denied, again=again, noted=noted, words=words)
-        others = [saying.cause.known for saying in rest if saying.here == "not reproduced" and saying is not group.one]
-        if others and not noted:
-            known = sum(others)
-            said += clauses("causes", known=known, unknown=len(others) - known, too=not group.one.cause.known)
-    if causes and noted:
-        said += clauses("notes", count=len(causes))
-    if not said and any(saying.here in ("reproduced", "undecided") for saying in (one, *rest)):
+    said = _denied(one, rest, words)
+    denied = bool(said)
+    if not denied and any(saying.here in ("reproduced", "undecided") for saying in (one, *rest)):
         said.append(words.nothing)
-    if untested := [saying for saying in rest if saying.here == "not tested here"]:
-        example = None if denied or group else next((saying for saying in untested if not saying.part), untested[0])
+    own = one.text if one.part == "direction" else None  # its size was told with its direction
+    if untested := [saying for saying in rest if saying.here == "not tested here" and saying.text != own]:
+        example = None if denied else next((saying for saying in untested if not saying.part), untested[0])
         further = one.here == "not tested here"
         said += clauses("untested", count=len(untested), one=example, further=further, words=words)
     return sentence(said)
+
+
+def _denied(one: Saying, rest: Sequence[Saying], words: Words) -> list[str]:
+    """The cause of a headline that does not hold, the clearest other claim that does not, and the causes of all."""
+    others = [saying for saying in rest if saying.here == "not reproduced"]
+    denied, group = one.here == "not reproduced", grouped(others, "not reproduced")
+    count = len(others) + denied
+    noted = words.see and count > 0 and not any(saying.cause.known for saying in (one, *others))
+    said = clauses("cause", one=one) if denied and not noted else []
+    if group is not None:
+        alike = denied and one.cause == group.one.cause and not one.cause.known
+        said += clauses("against", group=group, either=denied, why_not=noted or alike, words=words)
+        left = [saying.cause.known for saying in others if alike or saying is not group.one]
+        if left and not noted:
+            known, too = sum(left), alike or not group.one.cause.known
+            said += clauses("causes", known=known, unknown=len(left) - known, others=not alike, too=too)
+    return [*said, *clauses("notes", count=count)] if noted else said
 
 
 def _of_facts(one: Saying, rest: Sequence[Saying], words: Words) -> list[str]:

@@ -25,6 +25,7 @@ def meaning_of_speed(table: SpeedTable, source: Source | None, decided: tuple[Ou
         where=f"on the {short_gpu(source.record.gpu)}",
         subject=f"the paper's {machine}",
         cannot=f"another {machine}",
+        has="it has",
         see=bool(table.see),
     )
     if not is_of_the_paper(table):

@@ -8,7 +8,7 @@ from rotquant.reporting.effects import signed
 from rotquant.reporting.findings import Effect, Finding
 from rotquant.reporting.speed.claims import show as show_ratio
 from rotquant.reporting.words.numbers import words
-from rotquant.study.quantities import KL, LOG_ODDS, Quantity
+from rotquant.study.quantities import DESCRIPTIVE, KL, LOG_ODDS, Quantity
 from rotquant.study.speed.definitions import Grid, SpeedClaim
 
 #: Names that look like words.
@@ -28,17 +28,26 @@ class Told(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A unit as it stands behind a number and behind a difference of two, and what has it, "perplexity"."""
+    """A unit as it stands behind a number and behind a difference of two, and what has it, "perplexity".
+
+    title: of a statistic of a distribution, of which less is not better; what it is stands in brackets.
+    falls: whether such a statistic is smaller where a claim calls it better.
+    """
 
     one: str = ""
     apart: str = ""
     noun: str = ""
+    title: str = ""
+    falls: bool = False
 
     @classmethod
     def of(cls, quantity: Quantity) -> "Unit":
-        """That of a quantity; of statistics of a distribution the claim itself says what they are."""
+        """That of a quantity."""
         space = f" {quantity.unit}" if quantity.unit else ""
-        return cls(space, " points" if quantity.unit == "%" else space, short(quantity) if quantity.sampled else "")
+        apart = " points" if quantity.unit == "%" else space
+        if quantity in DESCRIPTIVE:
+            return cls(space, apart, "", lower(quantity.title), quantity.better == "lower")
+        return cls(space, apart, short(quantity) if quantity.sampled else lower(quantity.title))
 
 
 def short(quantity: Quantity) -> str:
@@ -59,7 +68,7 @@ def whole(text: str) -> str:
 def lower(text: str) -> str:
     """A sentence that begins small, unless with a name."""
     first = text.partition(" ")[0]
-    name = first in _NAMES or re.fullmatch("A|[A-Z][a-z]+,?", first) is None
+    name = first in _NAMES or re.fullmatch("A|[A-Z][a-z]+(-[a-z]+)*,?", first) is None
     return text if name else text[0].lower() + text[1:]
 
 
@@ -72,16 +81,24 @@ def told(finding: Finding, unit: Unit = Unit()) -> Told:
     """A comparison of models: "a gain of 1.24 [1.11, 1.37] in perplexity (10.86 against 12.10)"."""
     effect = finding.effect
     if effect is None:
-        return Told(*[re.sub(r" ≥ (\S+)$", r" where at least \1 is asked", finding.numbers)] * 4)
+        return Told(*[re.sub(r" ≥ (\S+)$", r" (at least \1 is asked)", finding.numbers)] * 4)
     noun = f" in {unit.noun}" if unit.noun else ""
     if effect.name == "it is":
         value = f"{signed(effect.size)}{unit.one}"
-        asked = "" if effect.asked.endswith(" 0") else f" where {effect.asked} is asked"
-        return Told(f"{value}{_interval(effect)}{noun}{asked}", f"{value}{_interval(effect)}{noun}", value, value)
+        asked = "" if effect.asked.endswith(" 0") else f"{effect.asked} is asked"
+        brackets = f" ({', '.join(filter(None, (unit.title, asked)))})" if unit.title or asked else ""
+        shown = f"{value}{_interval(effect)}{noun}"
+        return Told(f"{shown}{brackets}", shown, value, value)
     compared = re.sub(" [<>] ", " against ", effect.compared.replace(" asked", " is asked"))
     compared = f"{'from ' if ' to ' in compared else ''}{compared}{'' if effect.name == 'by' else unit.one}"
     if not math.isfinite(effect.size):
         return Told(f"{compared}{noun}", f"{compared}{noun}", compared, compared)
+    if unit.title and effect.name in _OPPOSITE and effect.name != "by":
+        better = (effect.name == "a gain of") == (effect.size > 0)
+        smaller = better == unit.falls
+        size = f"{'smaller' if smaller else 'larger'} by {signed(abs(effect.size))}{unit.apart}"
+        full = f"{compared}, {size}{_interval(effect)}"
+        return Told(full, full, compared, compared)
     size = _size(effect, effect.unit or unit.apart)
     if effect.name == "by":
         full = f"{compared}{noun}, {size}{_interval(effect)}"
@@ -104,14 +121,14 @@ def _interval(effect: Effect) -> str:
 
 
 def told_of_speed(finding: Finding, claim: SpeedClaim, grid: Grid) -> Told:
-    """A comparison of times: "2.32 [2.30, 2.34] times the speed of FP16 where at least 1.9 is asked"."""
+    """A comparison of times: "2.32 [2.30, 2.34] times the speed of FP16 (at least 1.9 is asked)"."""
     effect = finding.effect
     if effect is None:
         return Told(*[finding.numbers] * 4)
     if effect.name == "by":
         return Told(*[effect.compared.replace(" > ", " after ")] * 4)
     between = f" [{show_ratio(effect.low)}, {show_ratio(effect.high)}]" if effect.low < effect.high else ""
-    asked = "" if effect.asked.endswith((" 0", " 1")) else f" where {effect.asked} is asked"
+    asked = "" if effect.asked.endswith((" 0", " 1")) else f" ({effect.asked} is asked)"
     size = show_ratio(effect.size)
     brief = f"{size}{between}{_compared(claim, grid)}"
     return Told(f"{brief}{asked}", brief, size, size)
