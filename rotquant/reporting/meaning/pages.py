@@ -69,7 +69,7 @@ def _against(one: Saying, rest: Sequence[Saying], words: Words) -> str:
     denied = bool(said)
     if not denied and any(saying.here in ("reproduced", "undecided") for saying in (one, *rest)):
         said.append(words.nothing)
-    own = one.text if one.part == "direction" else None  # its size was told with its direction
+    own = one.text if one.part == "direction" and one.papers else None  # its size was told with its direction
     if untested := [saying for saying in rest if saying.here == "not tested here" and saying.text != own]:
         example = None if denied else next((saying for saying in untested if not saying.part), untested[0])
         further = one.here == "not tested here"

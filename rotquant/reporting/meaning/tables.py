@@ -32,7 +32,7 @@ def meaning_of(
     return (
         of_claims(decided, lambda outcome: _said(project, table, values, outcome), words_of(project, table))
         or _of_causes(project, table, values, results)
-        or _of_effects(courses(project, table, values, results))
+        or of_effects(courses(project, table, values, results))
         or _of_rows(project, table, values)
     )
 
@@ -84,7 +84,7 @@ def _causes(project: Project, table: Table, values: Values, results: Results) ->
         yield from sayings(outcome, Teller(lambda finding, unit=unit: told(finding, unit)))
 
 
-def _of_effects(found: Sequence[Course]) -> list[str]:
+def of_effects(found: Sequence[Course]) -> list[str]:
     """What a page says whose figure draws effects over widths."""
     ways = Counter(course.way for course in found)
     drawn = [course for course in found if course.line and course.rises]
@@ -109,7 +109,7 @@ def _of_rows(project: Project, table: Table, values: Values) -> list[str]:
     columns, losses = project.columns(table), _losses(project, table, values, quantity)
     if quantity.text or quantity in DESCRIPTIVE or not losses:
         return []
-    rows = {row for row, _ in losses}
+    rows = list(dict.fromkeys(row for row, _ in losses))
     told = []
     for extreme, choose in (("best", min), ("worst", max)):
         there = {

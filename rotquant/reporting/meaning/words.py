@@ -47,7 +47,8 @@ class Unit(NamedTuple):
         apart = " points" if quantity.unit == "%" else space
         if quantity in DESCRIPTIVE:
             return cls(space, apart, "", lower(quantity.title), quantity.better == "lower")
-        return cls(space, apart, short(quantity) if quantity.sampled else lower(quantity.title))
+        noun = short(quantity) if quantity.sampled else lower(quantity.title) if space else ""
+        return cls(space, apart, noun)
 
 
 def short(quantity: Quantity) -> str:
@@ -116,8 +117,14 @@ def _size(effect: Effect, unit: str) -> str:
 
 
 def _interval(effect: Effect) -> str:
-    ends = (-effect.high, -effect.low) if effect.size < 0 and effect.name in _OPPOSITE else (effect.low, effect.high)
-    return f" [{signed(ends[0])}, {signed(ends[1])}]" if effect.low < effect.high else ""
+    """Its interval behind a number, nothing where its ends are printed alike."""
+    turned = effect.size < 0 and effect.name in _OPPOSITE
+    ends = (-effect.high, -effect.low) if turned else (effect.low, effect.high)
+    return _between(*map(signed, ends))
+
+
+def _between(low: str, high: str) -> str:
+    return f" [{low}, {high}]" if low != high else ""
 
 
 def told_of_speed(finding: Finding, claim: SpeedClaim, grid: Grid) -> Told:
@@ -127,7 +134,7 @@ def told_of_speed(finding: Finding, claim: SpeedClaim, grid: Grid) -> Told:
         return Told(*[finding.numbers] * 4)
     if effect.name == "by":
         return Told(*[effect.compared.replace(" > ", " after ")] * 4)
-    between = f" [{show_ratio(effect.low)}, {show_ratio(effect.high)}]" if effect.low < effect.high else ""
+    between = _between(show_ratio(effect.low), show_ratio(effect.high))
     asked = "" if effect.asked.endswith((" 0", " 1")) else f" ({effect.asked} is asked)"
     size = show_ratio(effect.size)
     brief = f"{size}{between}{_compared(claim, grid)}"
