@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rotquant.reporting.claims import judge
-from rotquant.study.checks import Claim, named_by, named_by_experiment
+from rotquant.study.checks import Claim, named_by, named_by_experiment, quantities_in
 from rotquant.study.project import Project, load_project
 from rotquant.study.quantities import Quantity
 from rotquant.study.tables import Table
@@ -37,7 +37,7 @@ def claims() -> Iterator[Any]:
 def given(table: Table, claim: Claim, check: dict[str, dict[str, Any]]) -> tuple[Numbers, Quantity]:
     """The paper's numbers of the claim's quantity; of what it does not print, rows and columns a third apart, on both
     sides of a bound that is asked, of both signs where that is 0."""
-    bounds = [arguments["value"] for arguments in check.values() if "value" in arguments]
+    bounds = [one for arguments in check.values() if not isinstance(one := arguments.get("value", ""), str)]
     lowest = bounds[0] / 1.2 if bounds and bounds[0] else 10
     step = -1.3 if bounds and not bounds[0] else 1.3
     values = Values({}, printed(project(), table))
@@ -51,6 +51,8 @@ def given(table: Table, claim: Claim, check: dict[str, dict[str, Any]]) -> tuple
             spread = paper.deviation or 0.01 * lowest * (place + 1)
             seeds = tuple(paper.mean + spread * step for step in (-1, 0, 1))
             found[row.name, column.name, quantity.name] = Number(paper.mean, spread, seeds)
+            for other in quantities_in(check):
+                found[row.name, column.name, other] = Number(1.1 * paper.mean)
     return found, quantity
 
 

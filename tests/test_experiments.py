@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rotquant.reporting.claims import judge
-from rotquant.study.checks import Claim, named_by_experiment
+from rotquant.study.checks import Claim, named_by_experiment, quantities_in
 from rotquant.study.project import Project, load_project
 from rotquant.study.tables import Table
 from rotquant.study.values import Number, Place
@@ -67,6 +67,9 @@ def test_an_experiment_is_of_cells_that_its_target_computes_and_can_come_out_eit
     found: set[str] = set()
     for seed in range(DRAWS):
         numbers = drawn(computed, name, seed)
+        for place, bound in enumerate(quantities_in(experiment.check)):
+            assert bound in measured
+            numbers |= drawn(computed, bound, DRAWS * (place + 1) + seed)
         found.add(judge(experiment.check, target, numbers, measured[name], columns=columns).decision)
         if {"holds", "contradicted"} <= found:
             return

@@ -30,6 +30,7 @@ NUMBERS = {
     "half_error_rise": 1.0,
     "few_kurtosis_rise": -1.0,
     "platykurtic": 55.0,
+    "normal": 52.0,
     "adjusted_p": 40.0,
     "least_rise": 9.0,
 }
@@ -118,18 +119,29 @@ def test_mechanisms_and_facts_follow_the_numbers(project: Project) -> None:
     assert mechanisms(project, "rcp_lemma1") == []
 
 
-def test_what_rotation_does_not_raise_is_explained_by_groups_that_are_not_platykurtic(project: Project) -> None:
-    """And where most of them are, the page says that the cause is unknown."""
-    compute(project, kurtosis_rise=-2.0, platykurtic=40.0)
-    tested = "Tested cause: Most groups of this weight are not platykurtic"
-    text = page(project, "rcp_figure3")
-    assert f"{tested}, and of such groups alone the paper says it. This table supports it (" in text
-    assert "cause unknown" not in text
-    compute(project, kurtosis_rise=-2.0, platykurtic=60.0)
-    text = page(project, "rcp_figure3")
-    assert tested in text
-    assert "speaks against it (" in text
-    assert "; cause unknown." in text
+def test_what_rotation_does_not_raise_is_explained_by_fewer_platykurtic_groups_than_of_normal_numbers(
+    project: Project,
+) -> None:
+    """And where there are as many or more, the page says that the cause is unknown, whatever half of them says."""
+    tested = "Tested cause: Fewer groups are platykurtic than of normal numbers are"
+    for name, falls in (("rcp_figure3", "kurtosis_rise"), ("rcp_figure8", "half_kurtosis_rise")):
+        compute(project, **{falls: -2.0}, platykurtic=52.0, normal=67.0)
+        text = page(project, name)
+        assert tested in text
+        assert "This table supports it (Llama-2-7B: 52.00, at most normal's 67.00 asked, by -15.00" in text
+        assert "cause unknown" not in text
+        compute(project, **{falls: -2.0}, platykurtic=48.0, normal=45.0)
+        text = page(project, name)
+        assert tested in text
+        assert "speaks against it (" in text
+        assert "; cause unknown." in text
+
+
+def test_half_of_the_groups_are_not_most_where_more_are_of_normal_numbers(project: Project) -> None:
+    for normal, expected in ((67.6, "contradicted"), (52.0, "holds")):
+        compute(project, platykurtic=52.2, normal=normal)
+        (setting,) = (outcome.setting for outcome in decided(project, "rcp_figure8") if outcome.setting)
+        assert (setting.ours.decision, setting.here) == (expected, "not tested here")
 
 
 def test_where_no_weight_is_of_a_kind_its_claim_is_not_checkable_and_the_page_says_why(project: Project) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rotquant.foundation.errors import ConfigError, RecipeError
+from rotquant.foundation.errors import ConfigError, RecipeError, ResultError
 from rotquant.foundation.files import write_json
 from rotquant.metrics.model_size import model_size
 from rotquant.metrics.training_loss import training_loss
@@ -21,6 +21,7 @@ from rotquant.reporting.figures import draw as figures
 from rotquant.reporting.figures.scaling import ours, papers
 from rotquant.reporting.pages.markdown import markdown
 from rotquant.reporting.pages.report import report_of
+from rotquant.reporting.pages.trained import last_step
 from rotquant.study import values as collected
 from rotquant.study.project import Project, load_project
 from rotquant.study.results import HISTORY_FILE, RunResult, run_path, write_result
@@ -204,6 +205,53 @@ def test_a_metric_that_is_called_otherwise_is_read_from_its_runs(tmp_path: Path)
         ("Llama-2-7B", "mmlu"): 40.0,
         ("Second", "mmlu"): 40.0,
     }
+
+
+def histories(folder: Path, project: Project, name: str) -> None:
+    """Of each training of RCP a history with two steps, whose last one rises with the seed."""
+    for cell in project.cells(name):
+        for run in cell.runs:
+            if "rcp" in run.recipe.methods:
+                shares = {"partition_1": 0.3 + run.seed / 100, "from_uniform": 0.04, "clip_low": 0.9}
+                last = {"centre": 0.51} if "3-4-4" in cell.row else shares
+                records = [{"step": 0, "loss": 2.0, "from_uniform": 0.0}, {"step": 1, "loss": 1.0, **last}]
+                (folder / str(run.weights_key)).mkdir(exist_ok=True)
+                write_json(folder / str(run.weights_key) / HISTORY_FILE, records)
+
+
+def test_where_partitions_ended_stands_on_the_page_and_once_for_each_model(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rotquant.reporting.pages.trained.weights_path", lambda key: tmp_path / key)
+    for name in ("rcp_start", "rcp_table2"):
+        table = project.table(name)
+        assert "<summary>What is trained" not in markdown(
+            report_of(project, table, *made_up(project, name))
+        )  # histories are not here
+        histories(tmp_path, project, name)
+        text = markdown(report_of(project, table, *made_up(project, name)))
+        lines = text.partition("<summary>What is trained beside the weights")[2].partition("</details>")[0]
+        head = "| Row | Model | lower end | first partition | farthest from a third | centre |"
+        assert head in lines
+        assert "| RCP 2-4-4 | Llama-" in lines
+        assert "| 90.00 | 31.00 | 4.00 | - |" in lines  # of the seeds 0, 1, 2
+        assert "| - | - | - | 51.00 |" in lines
+        assert "BitDistiller" not in lines
+        models = 1 if name == "rcp_start" else 3  # six columns on three stand-ins
+        assert lines.count("| RCP 2-4-4 |") == models
+        for path in tmp_path.glob("*/history.json"):
+            path.unlink()
+
+
+def test_a_history_without_a_list_of_steps_is_damaged_and_one_without_shares_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / HISTORY_FILE
+    for records, expected in (([], {}), ([{"loss": 1.0}], {}), ([{"from_uniform": 0.1}], {"from_uniform": 0.1})):
+        write_json(path, records)
+        assert last_step(path) == expected
+    for text in ('{"step": 1}', "[1, 2]", "[{"):
+        path.write_text(text)
+        with pytest.raises(ResultError, match="history of a training"):
+            last_step(path)
 
 
 def test_a_type_is_said_of_a_papers_tables_alone(tmp_path: Path) -> None:

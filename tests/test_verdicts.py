@@ -355,3 +355,31 @@ def test_models_of_different_texts_have_the_noise_of_both() -> None:
     apart = (one - other).interval()
     errors = [float(each.observed.std(ddof=1) / math.sqrt(each.observed.size)) for each in (one, other)]
     assert apart.high - apart.effect == pytest.approx(1.98 * math.hypot(*errors), rel=0.02)
+
+
+def limited(kind: str, rise: float, fall: float) -> str:
+    """What a bound by another quantity says of a number that lies so far above it with one seed, below with two."""
+    bound, own = (9.0, 12.0, 15.0), (9.0 + rise, 12.0 - fall, 15.0 - fall)
+    numbers = {
+        ("QuaRot", "7B", name): Number.of_seeds(values, (0, 1, 2), tuple(f"{name}{seed}" for seed in range(3)))
+        for name, values in (("perplexity", own), ("normal", bound))
+    }
+    return judge({kind: {"row": "QuaRot", "value": "normal"}}, table(), numbers, PERPLEXITY, {}, ["7B"]).decision
+
+
+def test_a_bound_that_is_another_quantity_of_the_row_is_compared_seed_by_seed() -> None:
+    """Its own spread, which the number shares, does not count."""
+    assert (limited("at_least", -1.0, 1.0), limited("at_most", -1.0, 1.0)) == ("contradicted", "holds")
+    assert (limited("at_least", 1.0, -1.1), limited("at_most", 1.0, -1.1)) == ("holds", "contradicted")
+    assert (limited("at_least", 1.0, 1.0), limited("at_most", 1.0, 1.0)) == ("undecided", "undecided")
+
+
+def test_a_bound_that_is_not_known_is_named_and_the_papers_own_are_compared_as_they_are() -> None:
+    check = {"at_least": {"row": "QuaRot", "value": "normal"}}
+    numbers = {("QuaRot", "7B", "perplexity"): Number(52.2)}
+    lacking = judge(check, table(), numbers, PERPLEXITY, None, ["7B"])
+    assert (lacking.decision, lacking.missing) == ("not checkable", ("normal of QuaRot, 7B",))
+    for bound, expected in ((67.6, "contradicted"), (50.0, "holds")):
+        told = judge(check, table(), {**numbers, ("QuaRot", "7B", "normal"): Number(bound)}, PERPLEXITY, None, ["7B"])
+        assert told.decision == expected
+        assert f"52.20, at least normal's {bound:.2f} asked" in told.findings[0].numbers

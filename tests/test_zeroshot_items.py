@@ -17,6 +17,7 @@ from rotquant.foundation.errors import TaskError
 from rotquant.metrics.zeroshot import TASKS, folders, identity, prepare, shipped
 from rotquant.metrics.zeroshot.passages import Module, Passage
 from rotquant.recipes.schemes import ZeroShot
+from rotquant.reporting.guessing import COMMONEST
 from rotquant.text import MODULES, CorpusSpec, load_rows
 from tests.test_zeroshot import ALL, CHOICES, COMPLETIONS, examples, items
 
@@ -133,6 +134,15 @@ def test_the_length_of_a_choice_does_not_give_it_away(folder: Path, task: str, r
 def test_the_last_word_occurs_before_in_its_passage(folder: Path):
     for row in items(folder, "last_word"):
         assert row["word"].strip() in row["context"]
+
+
+@pytest.mark.parametrize("task", COMMONEST)
+def test_the_commonest_answer_is_as_common_as_claims_take_it(folder: Path, task: str):
+    """And every task whose answer is written has one."""
+    assert {*COMMONEST} == {name for name, one in TASKS["shipped"].items() if one.chance == 0}
+    rows = items(folder, task)
+    ((_, count),) = Counter(row["word" if task == "last_word" else "text"] for row in rows).most_common(1)
+    assert 100 * count / len(rows) == pytest.approx(COMMONEST[task], abs=0.5)  # other packages have other items
 
 
 def test_names_to_choose_from_stand_before(folder: Path):

@@ -12,8 +12,10 @@ probability that any is contradicted wrongly stays at 2.5 %, at 5 % where a regi
 
 What has no noise, a fact of one network or the paper's printed number, is compared as it is. Something random that has
 run with one seed decides nothing. *Not checkable* is what lacks a number or its noise, what overflowed, and what was
-measured on different windows or items. An Inf or NaN that a paper prints is its word for a network that broke down, and
-ranks worst. No network is compared with itself, under whatever names, and columns computed by the same runs count once.
+measured on different windows or items. So is a direction of rows at chance, none of which is above what a network that
+knows nothing scores (`guessing`): there neither accuracy nor the log-odds of the same answers say which is better. An
+Inf or NaN that a paper prints is its word for a network that broke down, and ranks worst. No network is compared with
+itself, under whatever names, and columns computed by the same runs count once.
 
 A claim's mechanism is judged anywhere, what it says of the paper's setting on the paper's own models or its GPU alone,
 and a fact nowhere (`study.checks`). What is not reproduced is followed by what its experiment found.
@@ -33,7 +35,7 @@ from rotquant.foundation.errors import ResultError, lookup
 from rotquant.reporting.effects import CHECKS, Numbers, View
 from rotquant.reporting.findings import Decision, Finding, allowing_for_their_number
 from rotquant.reporting.words.describe import is_about_models, is_stand_in
-from rotquant.study.checks import About, Claim, Statement, is_direction, named_by_experiment, names_in
+from rotquant.study.checks import About, Claim, Statement, is_direction, named_by_experiment, names_in, quantities_in
 from rotquant.study.project import Project
 from rotquant.study.quantities import KL, Quantity
 from rotquant.study.results import RunResult, read_result, run_path
@@ -162,6 +164,8 @@ def outcomes(project: Project, table: Table, values: Values, results: Results) -
     found = []
     for claim in table.claims:
         quantity = main if claim.quantity is None else lookup(known, claim.quantity, unknown)
+        for name in (bound for check in claim.checks.values() for bound in quantities_in(check)):
+            lookup(known, name, unknown)
         answers: dict[About, Answer] = {}
         for about, check in claim.checks.items():
             ours = judge(check, table, values.ours, quantity, results, claim.columns)
@@ -281,6 +285,7 @@ def judge(
     ((kind, arguments),) = check.items()
     chosen = [column.name for column in table.columns if columns is None or column.name in columns]
     rows = [name for kind, name in names_in(check) if kind == "row"]
-    found = list(CHECKS[kind](View(quantity, chosen, numbers, results, rows), **arguments))
+    view = View(quantity, chosen, numbers, results, rows, direction=is_direction(check))
+    found = list(CHECKS[kind](view, **arguments))
     findings = allowing_for_their_number([result for result in found if isinstance(result, Finding)])
     return Verdict(findings, tuple(dict.fromkeys(result for result in found if isinstance(result, str))))

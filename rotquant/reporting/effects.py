@@ -8,11 +8,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 
 from rotquant.reporting.estimates import MOST, Array, Estimate, Interval, deviation_ratio
 from rotquant.reporting.findings import ABOVE_ZERO, Effect, Finding, Region
+from rotquant.reporting.guessing import knowing_nothing
 from rotquant.reporting.pairing import same_items, source
 from rotquant.study.quantities import OF_WINDOWS, PERPLEXITY, Quantity
 from rotquant.study.results import RunResult
@@ -28,6 +30,7 @@ Results = Iterator[Finding | str]
 _OTHER_ITEMS = "measured on different windows or items, so that they cannot be paired; compute them again together"
 _ONE_RUN = "the same run, so that nothing is compared"
 _SAME_NETWORK = "equal on all {}: one network under two names, so that nothing is compared"
+_AT_CHANCE = "at chance: none is above {}, which knowing nothing scores"
 _BROKEN = Estimate.exact(math.nan)
 
 
@@ -35,7 +38,8 @@ class View:
     """What one check is decided by: the numbers of one quantity, and the columns it is about, none computed twice.
 
     results: the runs behind numbers of ours; None for the paper's. rows: those that it is about; columns with the same
-    runs in all of them are one.
+    runs in all of them are one. direction: whether it asks which of its rows is better or nearer, which rows that are
+    all at chance cannot say; a bound on a difference or on one row they can miss.
     """
 
     def __init__(
@@ -45,8 +49,10 @@ class View:
         numbers: Numbers,
         results: Mapping[str, RunResult] | None,
         rows: Sequence[str],
+        *,
+        direction: bool = False,
     ) -> None:
-        self.quantity, self.results = quantity, results
+        self.quantity, self.results, self.direction, self._all = quantity, results, direction, numbers
         self.numbers = {(row, column): one for (row, column, name), one in numbers.items() if name == quantity.name}
         runs: dict[object, str] = {}
         for column in columns:
@@ -71,14 +77,25 @@ class View:
             return Estimate.exact(math.inf if self.quantity.better == "lower" else -math.inf)
         if self.results is None or not number.values or not math.isfinite(number.mean):
             return Estimate.exact(number.mean)
-        runs = [self.results.get(key) for key in number.runs]
+        return self._observed(self.quantity.key, number)
+
+    def _observed(self, key: str, number: Number) -> Estimate:
+        """A number of ours, by its key in result files, with the windows or items of its runs where they are known."""
+        runs = [(self.results or {}).get(run) for run in number.runs]
         random = len(number.values) > 1 or any(run is not None and run.run.recipe.is_random for run in runs)
-        items = [observed(run, self.quantity.key) for run in runs if run is not None]
+        items = [observed(run, key) for run in runs if run is not None]
         kept = [one for one in items if one is not None]
         alike = len(kept) == len(number.values) and len({len(one) for one in kept}) == 1
         rows = np.stack(kept) if alike else np.array(number.values)[:, None]
         first = next((run for run in runs if run is not None), None)
         return Estimate(rows, number.seeds if random else (), None if first is None else source(first))
+
+    def beside(self, row: str, column: str, name: str) -> Estimate | None:
+        """Another quantity of the same place; None where it is not known or no result."""
+        number = self._all.get((row, column, name))
+        if number is None or not math.isfinite(number.mean):
+            return None
+        return self._observed(name, number) if number.values and not self.printed else Estimate.exact(number.mean)
 
     def gain(self, row: str, over: str, column: str) -> Estimate:
         """By how much a row is better than another, in the quantity's unit."""
@@ -125,7 +142,32 @@ class View:
         ]
         runs = [number.runs for number in found.values()]
         alike = " and ".join(row for row, number in found.items() if number.runs and runs.count(number.runs) > 1)
-        return broken or ([Finding(f"{alike}, {column}", _ONE_RUN, "not checkable", compares=False)] if alike else [])
+        if alike and not broken:
+            return [Finding(f"{alike}, {column}", _ONE_RUN, "not checkable", compares=False)]
+        return broken or (self.at_chance(*((row, column) for row in rows)) if len(rows) > 1 else [])
+
+    def at_chance(self, *places: tuple[str, str]) -> "list[Finding | str]":
+        """What keeps (row, column)s from being compared of which none is known to know more than nothing."""
+        scores = [self._score(*place) for place in places] if self.direction else []
+        known = [score for score in scores if score is not None]
+        if not known or len(known) < len(scores) or any(score.low > guess for score, guess in known):
+            return []
+        rows, columns = (dict.fromkeys(names) for names in zip(*places, strict=True))
+        shown = " and ".join(f"{_show(score.effect)} [{_show(score.low)}, {_show(score.high)}]" for score, _ in known)
+        least = _show(max(guess for _, guess in known))
+        where = f"{' and '.join(rows)}, {' and '.join(columns)}"
+        return [Finding(where, f"an accuracy of {shown}, {_AT_CHANCE.format(least)}", "not checkable")]
+
+    def _score(self, row: str, column: str) -> tuple[Interval, float] | None:
+        """The accuracy of a place and what knowing nothing scores there; None without one of each of its runs."""
+        number, known = self.numbers[row, column], self.results or {}
+        runs = [known[key] for key in number.runs if key in known]
+        found = knowing_nothing(runs[0].run.metric, self.quantity.key) if runs else None
+        if found is None or len(runs) < len(number.runs):
+            return None
+        name, guess = found
+        values = tuple(run.metrics[name] for run in runs)
+        return self._observed(name, replace(number, mean=fmean(values), values=values)).interval(), guess
 
     def _on_other_items(self, found: Mapping[str, Number]) -> list[str]:
         """The rows with a run on other windows or items than the first row's first run."""
@@ -231,21 +273,31 @@ def _bounded(view: View, row: str, over: str, *, both_ways: bool, **bound: float
             yield view.find(column, f"{before} to {after}", f"{asked} asked, a loss of", loss, region, unit)
 
 
-def _at_most(view: View, row: str, value: float) -> Results:
-    return _limited(view, row, f"at most {value:g} asked", Region(high=value))
+def _at_most(view: View, row: str, value: float | str) -> Results:
+    return _limited(view, row, value, "at most", upper=True)
 
 
-def _at_least(view: View, row: str, value: float) -> Results:
-    return _limited(view, row, f"at least {value:g} asked", Region(low=value))
+def _at_least(view: View, row: str, value: float | str) -> Results:
+    return _limited(view, row, value, "at least", upper=False)
 
 
-def _limited(view: View, row: str, asked: str, region: Region) -> Results:
+def _limited(view: View, row: str, value: float | str, word: str, *, upper: bool) -> Results:
+    """A bound that is another quantity of the row has noise of its own, and a seed's are compared with each other."""
     for column in view.columns:
-        lacking = view.lacking(column, row)
+        bound = view.beside(row, column, value) if isinstance(value, str) else Estimate.exact(value)
+        lacking = view.lacking(column, row) or ([f"{value} of {row}, {column}"] if bound is None else [])
         yield from lacking
-        if not lacking:
-            result = view.quantity.checkable(view.numbers[row, column].mean)
-            yield view.find(column, asked, "it is", view.estimate(row, column) if result else _BROKEN, region)
+        if lacking or bound is None:
+            continue
+        result = view.quantity.checkable(view.numbers[row, column].mean)
+        mine = view.estimate(row, column) if result else _BROKEN
+        if isinstance(value, str):
+            asked = f"{_show(mine.mean)}, {word} {value}'s {_show(bound.mean)} asked"
+            region = Region(high=0.0) if upper else Region(low=0.0)
+            yield view.find(column, asked, "by", mine - bound, region)
+        else:
+            region = Region(high=value) if upper else Region(low=value)
+            yield view.find(column, f"{word} {value:g} asked", "it is", mine, region)
 
 
 def _loss_decreasing(view: View, row: str, over: str) -> Results:
@@ -291,6 +343,8 @@ def _difference_smaller(view: View, of: Sequence[str], than: Sequence[str]) -> R
     """To first order, so that a difference near 0 on either side is taken as it came out."""
     for column in view.columns:
         lacking = view.lacking(column, *of, *than)
+        for pair in () if lacking else (of, than):
+            lacking += view.at_chance(*((row, column) for row in pair))
         yield from lacking
         if not lacking:
             near, far = (abs(view.loss(first, second, column, percent=True)) for first, second in (of, than))
@@ -354,6 +408,7 @@ def _range_at_least(view: View, row: str, points: float) -> Results:
 def _best_column(view: View, row: str, column: str) -> Results:
     for other in (name for name in view.columns if name != column):
         lacking = [place for name in (column, other) for place in view.lacking(name, row)]
+        lacking = lacking or view.at_chance((row, column), (row, other))
         yield from lacking
         if not lacking:
             mine, theirs = view.estimate(row, column), view.estimate(row, other)

@@ -75,8 +75,8 @@ class Limit(Written):
 
     row: str
     """The row."""
-    value: float
-    """The bound."""
+    value: float | str
+    """The bound, or another quantity of the same row that is the bound: normal."""
 
 
 class LossLarger(Loss):
@@ -300,3 +300,8 @@ def names_in(check: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]
                 yield from (("row", name) for name in value)
             elif key == "pairs":
                 yield from (("column" if kind == "loss_larger" else "row", name) for pair in value for name in pair)
+
+
+def quantities_in(check: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The quantities that a check has as bounds."""
+    yield from (value for arguments in check.values() if isinstance(value := arguments.get("value"), str))

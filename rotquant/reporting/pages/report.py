@@ -16,6 +16,7 @@ from rotquant.reporting.pages import origins
 from rotquant.reporting.pages.effort import given
 from rotquant.reporting.pages.grids import change_grids, effect_grid, endpoint_grids, task_grids, value_grids
 from rotquant.reporting.pages.model import Report
+from rotquant.reporting.pages.trained import trained
 from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.tracking import Logged
 from rotquant.reporting.widths import courses
@@ -104,6 +105,7 @@ def _details(project: Project, table: Table, values: Values, results: origins.Re
         "outliers": any(run.recipe.held_out for run in runs),
         "settings": origins.row_settings(project, table),
         "efforts": given(project, table, results),
+        "trained": trained(project, table, results),
         "measurements": origins.measurements(project, table),
         "dtype": runs[0].dtype,
         "rotations": [

@@ -96,6 +96,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "reporting.html.inline_svg:inline_svg": ("rendered reports",),
     "reporting.html.pages:_contents": ("rendered reports",),
     "reporting.pages.origins:_shape": ("run files behind pages",),
+    "reporting.pages.trained:last_step": ("histories of trainings",),
     "reporting.scoreboard:machine_noise": ("records of machines",),
     "study.configuration:read_layers": ("configuration",),
     "study.configuration:_typed": ("options",),

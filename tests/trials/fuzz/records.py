@@ -12,6 +12,7 @@ from rotquant.reporting import scoreboard
 from rotquant.reporting.figures.arrays import array_of, history_of
 from rotquant.reporting.html.pages import render_pages
 from rotquant.reporting.pages.markdown import markdown
+from rotquant.reporting.pages.trained import last_step
 from rotquant.reporting.speed.frame import speed_frame
 from rotquant.reporting.speed.numbers import read_numbers
 from rotquant.reporting.speed.report import speed_report
@@ -180,15 +181,16 @@ def _results(root: Path, project: Project) -> list[Format]:
 
 
 def _training(run: Run) -> Format:
-    """The history of a training, which a metric of it reads beside the weights."""
+    """The history of a training, which a metric of it and pages read beside the weights."""
     metric = TrainingLoss()
     nothing: Any = None
 
     def read(folder: Path) -> None:
+        last_step(folder / "history.json")
         subject = Subject(run, nothing, nothing, nothing, nothing, 1, weights=folder)
         training_loss(metric, subject)
 
-    steps = [{"step": step, "loss": 3.0 - step / 10} for step in range(30)]
+    steps = [{"step": step, "loss": 3.0 - step / 10, "from_uniform": step / 1000} for step in range(30)]
     return Format("histories of trainings", {"history.json": json.dumps(steps).encode()}, kinds("history.json"), read)
 
 
