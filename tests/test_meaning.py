@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,28 @@ from rotquant.foundation.errors import ConfigError
 from rotquant.reporting import html
 from rotquant.reporting.claims import Answer, Outcome, Verdict, judge, outcomes
 from rotquant.reporting.estimates import Interval
+from rotquant.reporting.figures import draw as figures
 from rotquant.reporting.html.pages import render_pages
 from rotquant.reporting.meaning.pages import Words, of_claims
 from rotquant.reporting.meaning.sayings import Saying, Teller, sayings
-from rotquant.reporting.meaning.settings import meaning_of_settings
 from rotquant.reporting.meaning.tables import meaning_of, of_effects
 from rotquant.reporting.meaning.words import Unit, clause, told
 from rotquant.reporting.pages.report import report_of
 from rotquant.reporting.pages.verdicts import claims_of
+from rotquant.reporting.settings.meaning import meaning_of_settings
 from rotquant.reporting.speed.report import speed_report
 from rotquant.reporting.widths import Course, Line
 from rotquant.study import values as collected
 from rotquant.study.checks import Claim, headline
 from rotquant.study.project import Project, load_project
-from rotquant.study.quantities import AVERAGE, KL, MAGNITUDES, PERPLEXITY, Quantity
+from rotquant.study.quantities import KL, MAGNITUDES, PERPLEXITY, Quantity
 from rotquant.study.results import table_path
 from rotquant.study.tables import Effect, Table
 from rotquant.study.values import Number, Place, Text, Values, printed, printed_texts
 from tests.project import REPOSITORY, TABLES
 from tests.reports import compute, every_kind, load, page, table
 
-BETTER = {"mechanism": {"better": {"row": "Ours", "than": ["Theirs"]}}}
+BETTER: dict[str, Any] = {"mechanism": {"better": {"row": "Ours", "than": ["Theirs"]}}}
 PAPER = {"Base": 5.0, "Ours": 6.0, "Theirs": 8.0, "Third": 7.0}
 WIDE = "The paper says that ours is better"
 
@@ -71,11 +72,11 @@ def numbers(quantity: Quantity, **rows: float | tuple[float, ...]) -> dict[Place
 
 
 def decided(
-    ours: dict[str, float | tuple[float, ...]],
+    ours: Mapping[str, float | tuple[float, ...]],
     *claims: dict[str, Any],
     quantity: Quantity = PERPLEXITY,
     papers: dict[str, float] = PAPER,
-    finer: dict[str, float | tuple[float, ...]] | None = None,
+    finer: Mapping[str, float | tuple[float, ...]] | None = None,
     own: bool = False,
     experiment: Verdict | None = None,
 ) -> list[Outcome]:
@@ -106,7 +107,7 @@ def meaning(found: list[Outcome], quantity: Quantity = PERPLEXITY, words: Words 
     return of_claims(found, say, words or Words(where="on the stand-ins"))
 
 
-def claim(text: str = "Ours is better.", **fields: Any) -> dict[str, Any]:
+def claim(text: str = "Ours is better.", /, **fields: Any) -> dict[str, Any]:
     return {"text": text, **(fields or BETTER)}
 
 
@@ -120,7 +121,7 @@ def test_a_headline_that_holds_has_our_number_with_its_interval_and_the_papers_i
 
 
 def test_of_several_comparisons_the_one_nearest_to_the_border_is_shown() -> None:
-    both = {"mechanism": {"better": {"row": "Ours", "than": ["Theirs", "Third"]}}}
+    both: dict[str, Any] = {"mechanism": {"better": {"row": "Ours", "than": ["Theirs", "Third"]}}}
     first, _ = meaning(decided({"Ours": 10.0, "Theirs": seeds(12.0), "Third": seeds(10.5)}, claim(**both)))
     assert "it holds in both comparisons, closest for 7B against Third: a gain of 0.50 [0.48, 0.52]" in first
     assert first.endswith("where the paper has a gain of 1.00 (6.00 against 7.00).")
@@ -137,7 +138,7 @@ def test_an_undecided_headline_says_what_would_decide_it() -> None:
     )
     assert "; the paper has a gain of 2.00" in first
     assert last == "Nothing that can be tested here speaks against the paper."
-    (first, _) = meaning(decided({"Ours": seeds(10.0)[:1], "Theirs": 12.0}, claim()))
+    (first,) = meaning(decided({"Ours": seeds(10.0)[:1], "Theirs": 12.0}, claim()))
     assert "cannot be checked here" in first  # one run, and no windows
 
 
@@ -200,7 +201,7 @@ def test_the_second_sentence_counts_what_else_holds_or_is_open_and_shows_the_cle
     _, second, _ = meaning(decided(ours, claim(), *others[:2]))
     assert second.startswith("Both further claims hold as well, most clearly that base")
     _, second, _ = meaning(decided(ours, claim(), others[0]))
-    assert second.startswith("It also holds that base is better than theirs, with a gain of 7.00 [")
+    assert second.startswith("It also holds that base is better than theirs, with a gain of 7.00 in perplexity.")
     _, second, _ = meaning(decided(ours, claim(), others[2]))
     assert second.startswith("It is undecided whether ours")
     _, second, _ = meaning(decided({**ours, "Third": math.nan}, claim(), others[2]))
@@ -215,15 +216,16 @@ def test_the_third_sentence_shows_the_clearest_of_what_does_not_hold_and_tells_a
     ]
     *_, last = meaning(decided(ours, claim(), wrong[0]))
     assert last == (
-        "It does not hold that the third is better than ours, with a loss of 1.00 [0.95, 1.05] in perplexity, where the "
-        "paper has a loss of 1.00; the paper's own numbers contradict it too: cause unknown, as no experiment tests one."
+        "It does not hold that the third is better than ours, with a loss of 1.00 [0.95, 1.05] in perplexity, where "
+        "the paper has a loss of 1.00; the paper's own numbers contradict it too: cause unknown, as no experiment "
+        "tests one."
     )
     *_, last = meaning(decided(ours, claim(), *wrong))
     assert last.startswith(
         "2 claims do not hold, above all that theirs is better than ours, with a loss of 2.00 in perplexity"
     )
     assert last.endswith("cause unknown, as no experiment tests one; the other's cause is unknown too.")
-    *_, last = meaning(decided(ours, claim("Theirs is better.", **wrong[1]), wrong[0]))
+    *_, last = meaning(decided(ours, wrong[1], wrong[0]))
     assert last.startswith(
         "Why the first does not hold: cause unknown, as no experiment tests one; it does not hold either"
     )
@@ -234,19 +236,19 @@ def test_the_third_sentence_shows_the_clearest_of_what_does_not_hold_and_tells_a
 
 
 def test_what_is_said_of_the_papers_models_is_shown_and_not_tested_on_stand_ins() -> None:
-    bound = {"loss_at_most": {"row": "Ours", "over": "Base", "points": 1.0}}
+    bound: dict[str, Any] = {"loss_at_most": {"row": "Ours", "over": "Base", "points": 1.0}}
     ours: dict[str, Any] = {"Base": 10.0, "Ours": seeds(12.0), "Theirs": seeds(13.0)}
     asked = claim("Ours loses at most 1.00.", setting=bound)
     (only,) = meaning(decided(ours, asked))
     assert only == (
-        "The paper says that ours loses at most 1.00, which stand-ins cannot show: they have a loss of 2.00 [1.98, 2.02] in "
-        "perplexity (from 10.00 to 12.00), the paper a loss of 1.00 (from 5.00 to 6.00)."
+        "The paper says that ours loses at most 1.00, which stand-ins cannot show: they have a loss of 2.00 [1.98, "
+        "2.02] in perplexity (from 10.00 to 12.00), the paper a loss of 1.00 (from 5.00 to 6.00)."
     )
     *_, last = meaning(decided(ours, claim(), asked))
     assert last == (
-        "Nothing that can be tested here speaks against the paper; one statement about the paper's own models cannot be "
-        "tested on stand-ins, namely that ours loses at most 1.00 (here a loss of 2.00 [1.98, 2.02] in perplexity, in the "
-        "paper a loss of 1.00)."
+        "Nothing that can be tested here speaks against the paper; one statement about the paper's own models cannot "
+        "be tested on stand-ins, namely that ours loses at most 1.00 (here a loss of 2.00 [1.98, 2.02] in perplexity, "
+        "in the paper a loss of 1.00)."
     )
     assert "it does not hold: a loss of 2.00" in meaning(decided(ours, asked, own=True))[0]
 
@@ -267,29 +269,29 @@ def test_where_kl_decides_both_quantities_are_named_and_a_difference_is_said() -
     assert "on the stand-ins it holds by KL divergence and by perplexity: a gain of 2.00 [1.95, 2.05] (10.00" in first
     first, _ = meaning(decided(near, claim(), finer=kl))
     assert (
-        "it holds by KL divergence: a gain of 0.10 nats [0.098, 0.10] (0.10 against 0.20 nats), though perplexity leaves it "
-        "open with a gain of 0.00 [-0.79, 0.79]; the paper has a gain of 2.00 (6.00 against 8.00)."
+        "it holds by KL divergence: a gain of 0.10 nats [0.095, 0.10] (0.10 against 0.20 nats), though perplexity "
+        "leaves it open with a gain of 0.00 [-0.72, 0.72]; the paper has a gain of 2.00 (6.00 against 8.00)."
     ) in first
     against: dict[str, Any] = {"Ours": seeds(0.2, 0.001), "Theirs": seeds(0.1, 0.001)}
     first, last = meaning(decided(far, claim(), finer=against))
-    assert "it does not hold by KL divergence" in first and "though perplexity supports it with a gain of 2.00" in first
+    assert "it does not hold by KL divergence" in first
+    assert "though perplexity supports it with a gain of 2.00" in first
     assert "cause unknown" in last
 
 
 def test_facts_are_not_judged_and_agree_with_the_numbers_or_not() -> None:
-    limit = {"at_most": {"row": "Ours", "value": 7.0}}
+    limit: dict[str, Any] = {"at_most": {"row": "Ours", "value": 7.0}}
     small, large = (
         claim("Ours is small.", fact=limit),
         claim("Theirs is small.", fact={"at_most": {"row": "Theirs", "value": 7}}),
     )
     first, second = meaning(decided({"Ours": 3.0, "Theirs": 9.0}, small, large, quantity=MAGNITUDES[0]), MAGNITUDES[0])
     assert first == (
-        "The paper says that ours is small, and the numbers here agree: 3.00 (max/median, at most 7 is asked), where the "
-        "paper has 6.00."
+        "The paper says that ours is small, and the numbers here agree: 3.00 (max/median, at most 7 is asked), where "
+        "the paper has 6.00."
     )
-    assert (
-        second
-        == "One statement does not agree with the numbers here, namely that theirs is small, with 9.00, where the paper has 8.00."
+    assert second.startswith(
+        "One statement does not agree with the numbers here, namely that theirs is small, with 9.00"
     )
     first, second = meaning(decided({"Ours": 9.0, "Theirs": 3.0}, small, large, quantity=MAGNITUDES[0]), MAGNITUDES[0])
     assert "which the numbers here do not show" in first
@@ -297,7 +299,7 @@ def test_facts_are_not_judged_and_agree_with_the_numbers_or_not() -> None:
 
 
 def test_the_headline_is_the_first_claim_or_the_one_that_is_marked() -> None:
-    third = {"mechanism": {"better": {"row": "Ours", "than": ["Third"]}}}
+    third: dict[str, Any] = {"mechanism": {"better": {"row": "Ours", "than": ["Third"]}}}
     marked = claim("Ours beats the third.", **third, headline=True)
     ours: dict[str, Any] = {"Ours": seeds(10.0), "Theirs": seeds(12.0), "Third": seeds(11.0)}
     assert meaning(decided(ours, claim(), marked))[0].startswith("The paper says that ours beats the third")
@@ -334,7 +336,8 @@ def test_effects_over_widths_go_towards_the_paper_or_away_from_it() -> None:
 
     first, second = of_effects([course("Groups", -0.02, 0.001), course("R4", 0.01, 0.1)])
     assert first == (
-        "Of 2 effects one goes towards what the papers print as models become wider, none goes away from it, and one is undecided."
+        "Of 2 effects one goes towards what the papers print as models become wider, none goes away from it, and one "
+        "is undecided."
     )
     assert second.replace("\u00a0", " ") == (
         "The clearest is Groups, from +40.0 % at width 128 to +38.0 % at width 512, where the paper has +20.0 %."
@@ -354,11 +357,8 @@ def said_of(project: Project, name: str) -> list[str]:
 
 
 def test_a_page_without_claims_says_which_rows_are_best_and_worst(kinds: Project) -> None:
-    assert said_of(kinds, "quarot_table5") == [
-        "QuaRot has 11.05 in perplexity for 1.0 where Baseline has 10.00, and in the paper 5.938 against 5.47."
-    ] or said_of(kinds, "quarot_table5")[0].startswith(
-        "QuaRot has 11.05 in perplexity for 1.0 where Baseline has 10.00"
-    )
+    (only,) = said_of(kinds, "quarot_table5")
+    assert only.startswith("QuaRot has 11.05 in perplexity for 1.0 where Baseline has 10.00")
     best, worst = said_of(kinds, "quarot_switches")
     assert best.startswith(
         "Of 4 rows besides Baseline, QuaRot is best in both columns, with 11.05 in perplexity for Llama-2-7B"
@@ -376,10 +376,12 @@ def test_a_page_opens_with_what_it_means_before_any_caveat_and_so_does_the_index
     assert places == sorted(places)
     assert text.index("## How to read it") < text.index("## Values")
     without = page(kinds, "quarot_figure1")
-    assert "What it means" not in without and "How to read it" not in without
+    assert "What it means" not in without
+    assert "How to read it" not in without
     chosen = kinds.table("quarot_table1")
-    collected.write_values(kinds.root, chosen.id, collected.collect(kinds, chosen)[0])
-    (kinds.root / "reports").mkdir(exist_ok=True)
+    values, _ = collected.collect(kinds, chosen)
+    collected.write_values(kinds.root, chosen.id, values)
+    figures.draw(kinds, chosen, values, kinds.root / figures.figure_path(chosen.id))
     (kinds.root / f"reports/{chosen.id}.md").write_text(text, encoding="utf-8")
     assert sentence in html.index(kinds)
     assert f"<li>{sentence}</li>" in render_pages(kinds)[f"{chosen.id}.html"]
@@ -439,9 +441,9 @@ def invented(found: Project, of: Table, salt: int) -> Values:
 
 
 def readable(sentences: list[str]) -> None:
-    assert len(sentences) <= 4
+    assert len(sentences) <= 3
     for sentence in sentences:
-        assert re.match(r"[A-Z0-9]", sentence) and sentence.endswith("."), sentence
+        assert re.fullmatch(r"[A-Z0-9].*\.", sentence), sentence
         assert not re.search(r"None|  | [,;.:]|\(\)|\[\]|\.\.|,,|undefined|nan", sentence), sentence
         assert all(sentence.count(left) == sentence.count(right) for left, right in ("()", "[]")), sentence
         assert len(sentence.split()) < 130, sentence
@@ -463,7 +465,7 @@ def test_every_page_of_accuracy_has_sentences_whatever_its_numbers(name: str, sa
         assert bool(line.cause) == denied
 
 
-@pytest.mark.parametrize("name", [name for name in project().speed])
+@pytest.mark.parametrize("name", list(project().speed))
 def test_every_page_of_speed_has_sentences(name: str) -> None:
     said = [*speed_report(project(), project().speed_table(name)).meaning]
     assert said
@@ -476,7 +478,7 @@ def test_a_table_that_was_not_measured_means_nothing_yet() -> None:
     assert speed_report(lacking, of.model_copy(update={"published": None})).meaning == []
 
 
-@pytest.mark.parametrize("name", [name for name in project().settings])
+@pytest.mark.parametrize("name", list(project().settings))
 def test_every_page_of_settings_has_sentences(name: str) -> None:
     found = project().settings_table(name)
     said = meaning_of_settings(found)
@@ -484,7 +486,7 @@ def test_every_page_of_settings_has_sentences(name: str) -> None:
     differs = [cell for cell in found.cells if cell.same is False]
     assert (len(said) == 3) == bool(differs and any(claim.fact.told for claim in found.table.claims))
     if differs:
-        assert differs[0].published and differs[0].published in said[-1]
+        assert str(differs[0].published) in said[-1]
 
 
 def test_texts_of_claims_stand_alone() -> None:
@@ -504,4 +506,3 @@ def test_because_and_headline_are_read_from_yaml(tmp_path: Path, monkeypatch: py
     with pytest.raises(ConfigError, match="at most one is the headline"):
         load(tmp_path, monkeypatch, table("table1", claims=[{**first, "headline": True}] * 2))
     assert Claim.model_validate({**first, "because": "It is small"}).because == "It is small"
-    assert AVERAGE.sampled

@@ -1,6 +1,7 @@
 """The sentences of a page from its claims: chosen here, in the words of a template."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rotquant.reporting.claims import Outcome, Shown
@@ -10,6 +11,15 @@ from rotquant.reporting.words.templates import sentences
 from rotquant.study.checks import headline
 
 TEMPLATE = "meaning/sentences.jinja"
+
+
+#: How templates call what has a verdict.
+VERDICTS: dict[str, Shown] = {
+    "holds": "reproduced",
+    "denied": "not reproduced",
+    "open": "undecided",
+    "unchecked": "not checkable",
+}
 
 
 class Words(NamedTuple):
@@ -26,12 +36,12 @@ class Words(NamedTuple):
     subject: str = "the paper's own models"
     cannot: str = "stand-ins"
     has: str = "they have"
-    claim: str = "claim"
     claims: str = "claims"
     see: bool = False
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """Several claims of one verdict, and one of them as an example."""
 
     count: int
@@ -57,8 +67,7 @@ def of_claims(decided: Sequence[Outcome], say: Callable[[Outcome], Iterable[Sayi
 
 def _others(rest: Sequence[Saying], words: Words) -> str:
     """What else holds, is open or cannot be checked."""
-    groups = {"holds": "reproduced", "open": "undecided", "unchecked": "not checkable"}
-    found = {name: grouped(rest, verdict) for name, verdict in groups.items()}
+    found = {name: grouped(rest, verdict) for name, verdict in VERDICTS.items() if name != "denied"}
     total = sum(saying.here != "not tested here" for saying in rest)
     return sentence(clauses("others", total=total, **found, words=words))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from rotquant.reporting.claims import Answer, Outcome, Verdict, deciding, judge
-from rotquant.reporting.meaning.pages import Words, clauses, grouped, of_claims, sentence
+from rotquant.reporting.meaning.pages import VERDICTS, Words, clauses, grouped, of_claims, sentence
 from rotquant.reporting.meaning.sayings import Saying, Teller, sayings
 from rotquant.reporting.meaning.words import Unit, short, told, upper, whole
 from rotquant.reporting.widths import Course, courses
@@ -64,9 +64,9 @@ def _of_causes(project: Project, table: Table, values: Values, results: Results)
     said = list(_causes(project, table, values, results))
     if not said:
         return []
-    verdicts = {"holds": "reproduced", "denied": "not reproduced", "open": "undecided", "unchecked": "not checkable"}
-    found = {name: grouped(said, verdict) for name, verdict in verdicts.items()}
-    return [sentence([clause]) for clause in clauses("experiments", total=len(said), **found)]
+    found = {name: grouped(said, verdict) for name, verdict in VERDICTS.items()}
+    first, *others = clauses("experiments", total=len(said), **found)
+    return [*filter(None, (sentence([first]), sentence(others)))]
 
 
 def _causes(project: Project, table: Table, values: Values, results: Results) -> Iterator[Saying]:

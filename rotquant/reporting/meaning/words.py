@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 from rotquant.reporting.effects import signed
 from rotquant.reporting.findings import Effect, Finding
-from rotquant.reporting.speed.claims import show as show_ratio
 from rotquant.reporting.words.numbers import words
 from rotquant.study.quantities import DESCRIPTIVE, KL, LOG_ODDS, Quantity
-from rotquant.study.speed.definitions import Grid, SpeedClaim
 
 #: Names that look like words.
 _NAMES = ("Atom", "Hadamard", "Llama", "Mistral", "Qwen")
@@ -90,7 +88,8 @@ def told(finding: Finding, unit: Unit = Unit()) -> Told:
         brackets = f" ({', '.join(filter(None, (unit.title, asked)))})" if unit.title or asked else ""
         shown = f"{value}{_interval(effect)}{noun}"
         return Told(f"{shown}{brackets}", shown, value, value)
-    compared = re.sub(" [<>] ", " against ", effect.compared.replace(" asked", " is asked"))
+    compared = re.sub(r"^(\S+), (at .+) asked$", r"\1 where \2 is asked", effect.compared)
+    compared = re.sub(" [<>] ", " against ", compared)
     compared = f"{'from ' if ' to ' in compared else ''}{compared}{'' if effect.name == 'by' else unit.one}"
     if not math.isfinite(effect.size):
         return Told(f"{compared}{noun}", f"{compared}{noun}", compared, compared)
@@ -120,34 +119,11 @@ def _interval(effect: Effect) -> str:
     """Its interval behind a number, nothing where its ends are printed alike."""
     turned = effect.size < 0 and effect.name in _OPPOSITE
     ends = (-effect.high, -effect.low) if turned else (effect.low, effect.high)
-    return _between(*map(signed, ends))
+    return between(*map(signed, ends))
 
 
-def _between(low: str, high: str) -> str:
+def between(low: str, high: str) -> str:
     return f" [{low}, {high}]" if low != high else ""
-
-
-def told_of_speed(finding: Finding, claim: SpeedClaim, grid: Grid) -> Told:
-    """A comparison of times: "2.32 [2.30, 2.34] times the speed of FP16 (at least 1.9 is asked)"."""
-    effect = finding.effect
-    if effect is None:
-        return Told(*[finding.numbers] * 4)
-    if effect.name == "by":
-        return Told(*[effect.compared.replace(" > ", " after ")] * 4)
-    between = _between(show_ratio(effect.low), show_ratio(effect.high))
-    asked = "" if effect.asked.endswith((" 0", " 1")) else f" ({effect.asked} is asked)"
-    size = show_ratio(effect.size)
-    brief = f"{size}{between}{_compared(claim, grid)}"
-    return Told(f"{brief}{asked}", brief, size, size)
-
-
-def _compared(claim: SpeedClaim, grid: Grid) -> str:
-    check, in_bytes = claim.check, grid.unit in ("GiB", "GB")
-    if check.compare == "amount":
-        return f" {grid.unit}"
-    if check.compare == "cost":
-        return f" times the {'memory' if in_bytes else 'time'} of {check.over}"
-    return f" times less memory than {check.over}" if in_bytes else f" times the speed of {check.over}"
 
 
 def would_decide(needed: str) -> str:

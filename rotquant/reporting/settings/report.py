@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from rotquant.reporting.meaning.settings import meaning_of_settings
 from rotquant.reporting.pages.model import Fact, Grid, GridColumn, Report, beside
 from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.settings.claims import outcomes
+from rotquant.reporting.settings.meaning import meaning_of_settings
 from rotquant.reporting.words.describe import lead, settings, title
 from rotquant.reporting.words.templates import sentences
 from rotquant.study.results import table_path

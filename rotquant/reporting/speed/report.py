@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rotquant.bench.registry import benchmark_digest
-from rotquant.reporting.meaning.speed import meaning_of_drawing, meaning_of_speed
 from rotquant.reporting.pages.model import Fact, Grid, Report
 from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.speed.claims import outcomes
 from rotquant.reporting.speed.grids import part_grid, share_grids, speed_grids
 from rotquant.reporting.speed.limits import MEMORY, ceilings
+from rotquant.reporting.speed.meaning import meaning_of_drawing, meaning_of_speed
 from rotquant.reporting.speed.numbers import Measured, Numbers, Source, read_numbers
 from rotquant.reporting.words.describe import is_of_the_paper, lead, title
 from rotquant.reporting.words.templates import sentences
