@@ -18,6 +18,7 @@ from rotquant.reporting import html
 from rotquant.reporting.claims import Answer, Outcome, Verdict, judge, outcomes
 from rotquant.reporting.estimates import Interval
 from rotquant.reporting.figures import draw as figures
+from rotquant.reporting.findings import Finding
 from rotquant.reporting.html.pages import render_pages
 from rotquant.reporting.meaning.pages import Words, of_claims
 from rotquant.reporting.meaning.sayings import Saying, Teller, sayings
@@ -208,6 +209,18 @@ def test_the_second_sentence_counts_what_else_holds_or_is_open_and_shows_the_cle
     assert second == "It cannot be checked whether ours is better than the third (Third, 7B: NaN, not finite)."
 
 
+def test_what_is_at_chance_cannot_be_checked_and_says_so() -> None:
+    first, second = decided(
+        {"Ours": seeds(10.0), "Theirs": seeds(12.0), "Third": seeds(13.0)}, claim(), claim("It differs.")
+    )
+    reason = "an accuracy of 20.00 [15.00, 25.00], at chance: none is above 25.00, which knowing nothing scores"
+    here = Answer(Verdict((Finding("Ours and Theirs, 7B", reason, "not checkable"),)), Verdict(()))
+    _, said, _ = meaning([first, replace(second, answers={"mechanism": here})])
+    assert said == f"It cannot be checked whether it differs (Ours and Theirs, 7B: {reason})."
+    (said, *_) = meaning([replace(first, answers={"mechanism": here})])
+    assert said == f"{WIDE}, which cannot be checked here (Ours and Theirs, 7B: {reason})."
+
+
 def test_the_third_sentence_shows_the_clearest_of_what_does_not_hold_and_tells_all_causes() -> None:
     ours: dict[str, Any] = {"Ours": seeds(10.0), "Theirs": seeds(12.0), "Third": seeds(11.0, 0.03)}
     wrong = [
@@ -375,6 +388,7 @@ def test_a_page_opens_with_what_it_means_before_any_caveat_and_so_does_the_index
     ]
     assert places == sorted(places)
     assert text.index("## How to read it") < text.index("## Values")
+    assert sentence in text.partition("<details>")[0]  # which MLflow shows as a run's overview
     without = page(kinds, "quarot_figure1")
     assert "What it means" not in without
     assert "How to read it" not in without
