@@ -1,5 +1,6 @@
 """What the page of a table of accuracy means: its claims, else the causes that it tests, else its effects or rows."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
@@ -90,7 +91,7 @@ def of_effects(found: Sequence[Course]) -> list[str]:
     drawn = [course for course in found if course.line and course.rises]
     if not drawn:
         return []
-    course = max(drawn, key=lambda one: abs(one.line.slope) / (one.line.high - one.line.low) if one.line else 0.0)
+    course = max(drawn, key=_clearness)
     rises = {
         width: fmean(r.effect for c, r in course.rises.items() if course.widths[c] == width)
         for width in course.widths.values()
@@ -103,6 +104,14 @@ def of_effects(found: Sequence[Course]) -> list[str]:
     return [sentence([clause]) for clause in said]
 
 
+def _clearness(course: Course) -> float:
+    """A slope in widths of its interval."""
+    line = course.line
+    if line is None:
+        return 0.0
+    return abs(line.slope) / (line.high - line.low) if line.high > line.low else math.inf
+
+
 def _of_rows(project: Project, table: Table, values: Values) -> list[str]:
     """What a page says without any claim: its best and its worst row by its main quantity, in how many columns."""
     quantity = main_quantities(project, table)[0]
@@ -110,7 +119,7 @@ def _of_rows(project: Project, table: Table, values: Values) -> list[str]:
     if quantity.text or quantity in DESCRIPTIVE or not losses:
         return []
     rows = list(dict.fromkeys(row for row, _ in losses))
-    told = []
+    said: list[str] = []
     for extreme, choose in (("best", min), ("worst", max)):
         there = {
             column: choose((row for row in rows if (row, column) in losses), key=lambda row: losses[row, column])
@@ -121,7 +130,7 @@ def _of_rows(project: Project, table: Table, values: Values) -> list[str]:
         column = next(name for name, one in there.items() if one == row)
         numbers = [values.ours[name, column, quantity.name].mean for name in (row, table.baseline)]
         papers = [values.published.get((name, column, quantity.name)) for name in (row, table.baseline)]
-        told += clauses(
+        said += clauses(
             "rows",
             extreme=extreme,
             total=len(rows),
@@ -137,7 +146,7 @@ def _of_rows(project: Project, table: Table, values: Values) -> list[str]:
         )
         if len(rows) == 1:
             break
-    return [sentence([clause]) for clause in told]
+    return [sentence([clause]) for clause in said]
 
 
 def _losses(project: Project, table: Table, values: Values, quantity: Quantity) -> dict[tuple[str, str], float]:
