@@ -245,10 +245,22 @@ def _tested(project: Project, table: Table, claim: Claim) -> Verdict | None:
     except ResultError:
         return None
     numbers = numbers_of(cells, found)
-    finer = None
-    if not _is_the_papers(project, target, columns):
-        finer = endpoint(experiment.check, project.endpoints(target), quantity, numbers, columns)
-    return judge(experiment.check, target, numbers, finer or quantity, found, columns)
+    decisive = deciding(project, target, experiment.check, quantity, numbers, columns)
+    return judge(experiment.check, target, numbers, decisive, found, columns)
+
+
+def deciding(
+    project: Project,
+    target: Table,
+    check: Check,
+    quantity: Quantity,
+    numbers: Numbers,
+    columns: Sequence[str] | None = None,
+) -> Quantity:
+    """What decides a check of an experiment: the finer quantity on stand-ins, where it can."""
+    if _is_the_papers(project, target, columns):
+        return quantity
+    return endpoint(check, project.endpoints(target), quantity, numbers, columns) or quantity
 
 
 def score(decided: Sequence[Outcome]) -> Score:

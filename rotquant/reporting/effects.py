@@ -13,7 +13,7 @@ from statistics import fmean
 import numpy as np
 
 from rotquant.reporting.estimates import MOST, Array, Estimate, Interval, deviation_ratio
-from rotquant.reporting.findings import ABOVE_ZERO, Finding, Region
+from rotquant.reporting.findings import ABOVE_ZERO, Effect, Finding, Region
 from rotquant.reporting.guessing import knowing_nothing
 from rotquant.reporting.pairing import same_items, source
 from rotquant.study.quantities import OF_WINDOWS, PERPLEXITY, Quantity
@@ -185,14 +185,20 @@ class View:
 
     def decide(self, place: str, numbers: str, what: str, found: Interval, region: Region, unit: str = "") -> Finding:
         """Decide one comparison by an effect with its interval."""
-        size = f"{_signed(found.effect)}{unit}"
+        asked, _, name = what.rpartition(" asked, ")
+        parts = ("", name, numbers.removesuffix(" asked")) if name == "it is" else (numbers, name, asked)
+        effect = Effect(*parts, found.effect, found.low, found.high, region, unit)
+        return replace(self._decided(place, numbers, what, found, region, unit), effect=effect)
+
+    def _decided(self, place: str, numbers: str, what: str, found: Interval, region: Region, unit: str) -> Finding:
+        size = f"{signed(found.effect)}{unit}"
         if self.printed or (found.half_width is None and not found.seeds and not self.quantity.sampled):
             return Finding(place, f"{numbers}, {what} {size}", region.decide(found.effect, found.effect))
         if found.half_width is None and not found.seeds:
             return Finding(place, f"{numbers}, whose windows or items no run file holds", "not checkable")
         if found.seeds == 1:
             return Finding(place, f"{numbers}, {what} {size} by one seed", "undecided", "3 seeds could decide")
-        shown = f"{numbers}, {what} {size} [{_signed(found.low)}, {_signed(found.high)}] {self._taken(found)}"
+        shown = f"{numbers}, {what} {size} [{signed(found.low)}, {signed(found.high)}] {self._taken(found)}"
         decision = region.decide(found.low, found.high)
         needed = self._needed(found, region) if decision == "undecided" else ""
         tail = found.tail if decision == "contradicted" else None
@@ -444,7 +450,7 @@ def _apart(one: float, other: float, between: str = "") -> tuple[str, str, str]:
     return texts[0], between, texts[1]
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
     """An effect or an end of its interval; small ones with two digits that count."""
     if not math.isfinite(value) or abs(value) >= 0.1 or abs(value) < 1e-9:
         return _show(value)

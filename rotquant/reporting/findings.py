@@ -17,6 +17,36 @@ Decision = Literal["holds", "contradicted", "undecided", "not checkable"]
 
 
 @dataclass(frozen=True)
+class Effect:
+    """What a comparison compares, in the parts that a sentence about it is made of.
+
+    compared: the numbers, such as "6.10 < 8.87". name: what the effect is, "a gain of". asked: the bound in words, "at
+    most 0.63"; "" where a sign is asked. low, high: the ends of its interval, both the effect itself without noise.
+    unit: that of the effect, where it is not the quantity's.
+    """
+
+    compared: str
+    name: str
+    asked: str
+    size: float
+    low: float
+    high: float
+    region: "Region"
+    unit: str = ""
+
+    @property
+    def margin(self) -> float:
+        """How far it lies inside the region; outside negative."""
+        return min(self.size - self.region.low, self.region.high - self.size)
+
+    @property
+    def clearness(self) -> float:
+        """How many half widths of its interval it is away from the border; inf without noise."""
+        half = (self.high - self.low) / 2
+        return abs(self.margin) / half if half > 0 else math.inf
+
+
+@dataclass(frozen=True)
 class Finding:
     """One comparison of a claim: where, with which numbers, and what it says by itself.
 
@@ -24,6 +54,7 @@ class Finding:
     compares: whether it compares two networks, and not one with itself under two names.
     chance: of a contradicted one how probable an effect this far outside is where the truth lies on the border; 1 of
     others, None where nothing is random.
+    effect: the same numbers in parts, where they are compared.
     """
 
     place: str
@@ -32,6 +63,7 @@ class Finding:
     needed: str = ""
     compares: bool = True
     chance: float | None = None
+    effect: Effect | None = None
 
 
 def allowing_for_their_number(found: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -6,12 +6,14 @@ the paper's own models. A *fact* cannot fail, or has a bound that no sentence of
 judged.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
 from rotquant.foundation.written import AsData, Many, Written
+
+S = TypeVar("S", bound="Statement")
 
 Names = Annotated[Many[str], Field(min_length=1)]
 Two = Annotated[Many[str], Field(min_length=2, max_length=2)]
@@ -206,9 +208,19 @@ class Statement(Written):
     """The paper's own words that it rests on, in short; none where these are no sentence of the paper."""
     note: str | None = None
     """Where the check had to depart from the words, how and why."""
+    headline: bool = False
+    """Whether the page's first sentence on what it means is about it; default its first claim."""
 
 
-class Claim(Statement):
+class Explained(Statement):
+    """A statement that may be not reproduced."""
+
+    because: Annotated[str, Field(min_length=1, pattern=r"[^.]$")] | None = None
+    """Why it is not reproduced where that follows from the set-up alone, as a statement: "Here a smaller model is
+    trained". Printed where it is not, unless its experiment supports a cause."""
+
+
+class Claim(Explained):
     """A statement of the paper about a table, with the checks of what it is about (`reporting.claims`)."""
 
     columns: Names | None = None
@@ -249,6 +261,18 @@ class Claim(Statement):
         """Its checks, each a kind of check with arguments, by what they are about."""
         found = {about: getattr(self, about) for about in get_args(About)}
         return {about: check for about, check in found.items() if check is not None}
+
+
+def headline(claims: Sequence[S]) -> S | None:
+    """The claim that a page's first sentence is about: the one that is marked, else the first; None of none.
+
+    Raises:
+        ValueError: several are marked.
+    """
+    marked = [claim for claim in claims if claim.headline]
+    if len(marked) > 1:
+        raise ValueError("claims: at most one is the headline")
+    return next(iter([*marked, *claims]), None)
 
 
 def named_by(claim: Claim) -> Iterator[tuple[str, str]]:

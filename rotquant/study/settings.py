@@ -15,7 +15,7 @@ from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.written import Many, Written, parse, read_yaml
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override_all
-from rotquant.study.checks import Names, Statement
+from rotquant.study.checks import Names, Statement, headline
 from rotquant.study.facts import FactName, Part, fact
 from rotquant.study.tables import Changes, Table, Titled, read_published, with_path
 
@@ -135,6 +135,7 @@ class SettingsFields(Titled):
                     raise ValueError(f"rows.{row.name}, {column.name}: either rows or columns name a part")
             for column in row.differs:
                 lookup(columns, column, f"rows.{row.name}.differs: unknown column")
+        headline(self.claims)
         for number, claim in enumerate(self.claims):
             asked, told = claim.fact.as_printed, claim.fact.told
             for row in (asked.rows or () if asked else ()) + (told.rows if told else ()):

@@ -17,7 +17,7 @@ from rotquant.foundation.files import file_inside
 from rotquant.foundation.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Metric, Normalization
-from rotquant.study.checks import Claim, Names, named_by
+from rotquant.study.checks import Claim, Names, headline, named_by
 from rotquant.study.configuration import MethodSettings
 
 P = TypeVar("P", bound="Column | Titled")
@@ -227,6 +227,7 @@ class TableFields(Titled):
                 lookup(columns, column, f"rows.{row.name}.columns: unknown column")
             for kind in row.metrics.keys() - kinds:
                 raise ValueError(f"rows.{row.name}.metrics: the table measures no {kind!r}")
+        headline(self.claims)
         for number, claim in enumerate(self.claims):
             for kind, name in named_by(claim):
                 lookup(rows if kind == "row" else columns, name, f"claims.{number}: unknown {kind}")

@@ -223,7 +223,8 @@ class RunLine(NamedTuple):
 class Report:
     """A table's report: what its page and a card of the index show.
 
-    lead: the caption with its source. reading: whose the numbers are. figure: its caption. picture: the
+    lead: the caption with its source. meaning: what it means, in up to three sentences.
+    reading: whose the numbers are. figure: its caption. picture: the
     report whose figure it shows, if not its own.
     facts: on what, when and by which code the numbers were computed. notes: what a reader must know of them.
     template, details: of its page, and what that alone shows, by the template's names for it.
@@ -233,6 +234,7 @@ class Report:
     title: str
     caption: str
     lead: str
+    meaning: Sequence[str] = ()
     reading: Sequence[str] = ()
     figure: str | None = None
     picture: str | None = None

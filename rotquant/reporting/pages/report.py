@@ -11,6 +11,7 @@ from rotquant.identity.run import Run
 from rotquant.metrics.zeroshot.suites import Task, quoted, task_names
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.reporting.claims import outcomes
+from rotquant.reporting.meaning.tables import meaning_of
 from rotquant.reporting.pages import origins
 from rotquant.reporting.pages.effort import given
 from rotquant.reporting.pages.grids import change_grids, effect_grid, endpoint_grids, task_grids, value_grids
@@ -61,19 +62,19 @@ def report_of(
     measures = list(_measures(project, table, results))
     picture = project.picture(table)
     bits = origins.row_bits(project, table, results) if on_models else {}
+    decided = outcomes(project, table, values, results)
     return Report(
         id=table.id,
         title=title(table),
         caption=table.caption,
         lead=lead(table),
+        meaning=meaning_of(project, table, values, results, decided),
         reading=_reading(project, table, slots, stand_ins) if on_models else (),
         figure=table.figure.caption if table.figure else None,
         picture=None if picture == table.id else picture,
         grids=value_grids(project, table, values, bits),
         notes=(*_footnotes(project, table, values), *([_BITS] if bits else []), *table.notes),
-        claims=claims_of(
-            outcomes(project, table, values, results), "Claims of the paper" if is_of_the_paper(table) else "Claims"
-        ),
+        claims=claims_of(decided, "Claims of the paper" if is_of_the_paper(table) else "Claims"),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
         tasks=task_grids(project, table, values) if measures else (),
         runs=origins.run_lines(project, table, values, results),

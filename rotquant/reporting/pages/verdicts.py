@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rotquant.reporting.claims import Answer, Outcome, Verdict, score
 from rotquant.reporting.pages.model import ClaimLine, Claims, ClaimsName, FactLine, Judged
 from rotquant.reporting.words.numbers import words
-from rotquant.study.checks import Claim, Experiment
+from rotquant.study.checks import Claim, Experiment, Explained
 
 UNKNOWN = "cause unknown"
 
@@ -41,17 +41,19 @@ def _fact(outcome: Outcome, answer: Answer) -> FactLine:
 
 
 def _cause(outcome: Outcome) -> str:
-    """What the experiment found about the cause that it tests, or that the cause is unknown."""
+    """What the experiment found about the cause that it tests, or what its author says, or that it is unknown."""
     claim = outcome.claim
+    because = f"{claim.because}." if isinstance(claim, Explained) and claim.because else ""
     if not isinstance(claim, Claim) or claim.experiment is None:
-        return f"{UNKNOWN.capitalize()}: no experiment tests one."
+        return because or f"{UNKNOWN.capitalize()}: no experiment tests one."
     experiment, found = claim.experiment, outcome.experiment
     tested = experiment.cause.rstrip(".")
     if found is None or found.decision == "not checkable":
-        return f"{UNKNOWN.capitalize()}. {_where(experiment)} would test one and is not computed: {tested}."
+        return because or f"{UNKNOWN.capitalize()}. {_where(experiment)} would test one and is not computed: {tested}."
     said = {"holds": "supports it", "contradicted": "speaks against it", "undecided": "leaves it open"}
-    left = "" if found.decision == "holds" else f"; {UNKNOWN}"
-    return f"Tested cause: {tested}. {_where(experiment)} {said[found.decision]} ({findings(found)}){left}."
+    left = "" if found.decision == "holds" or because else f"; {UNKNOWN}"
+    tested = f"Tested cause: {tested}. {_where(experiment)} {said[found.decision]} ({findings(found)}){left}."
+    return tested if found.decision == "holds" else f"{tested} {because}".rstrip()
 
 
 def _where(experiment: Experiment) -> str:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from rotquant.reporting.pages.model import Fact, Grid, GridColumn, Report, beside
 from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.settings.claims import outcomes
+from rotquant.reporting.settings.meaning import meaning_of_settings
 from rotquant.reporting.words.describe import lead, settings, title
 from rotquant.reporting.words.templates import sentences
 from rotquant.study.results import table_path
@@ -33,6 +34,7 @@ def settings_report(found: Settings) -> Report:
         title=title(table),
         caption=table.caption,
         lead=lead(table),
+        meaning=meaning_of_settings(found),
         reading=sentences(WORDS, "reading"),
         grids=[_grid(found)],
         notes=table.notes,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rotquant.reporting.claims import Answer, Outcome, Verdict
-from rotquant.reporting.findings import Finding, Region
+from rotquant.reporting.findings import ABOVE_ZERO, Effect, Finding, Region
 from rotquant.reporting.speed.numbers import Number, Numbers, row_names
 from rotquant.study.speed.definitions import FACTORS, Check, Grid, SpeedClaim, SpeedTable, matches
 
@@ -106,8 +106,10 @@ def _findings(claim: SpeedClaim, grid: Grid, column: str, ratio: Ratio, prefix: 
     if check.increasing:
         for (before, less), (after, more) in itertools.pairwise(ratios.items()):
             numbers = f"{show(more.value)} > {show(less.value)}"
-            decision = Region(low=0.0, open=True).decide(more.low - less.high, more.high - less.low)
-            yield Finding(f"{prefix}{after} after {before}", numbers, decision)
+            apart = (more.value - less.value, more.low - less.high, more.high - less.low)
+            effect = Effect(numbers, "by", "", *apart, ABOVE_ZERO)
+            place = f"{prefix}{after} after {before}"
+            yield Finding(place, numbers, ABOVE_ZERO.decide(*apart[1:]), effect=effect)
     elif check.of == "every":
         yield from _every(check, prefix, ratios)
     elif check.of == "best":
@@ -136,7 +138,8 @@ def _every(check: Check, prefix: str, ratios: dict[str, Amount]) -> Iterator[Fin
     others = "".join(f", {decisions.count(word)} {word}" for word in ("contradicted", "undecided") if word in decisions)
     values = [amount.value for amount in ratios.values()]
     numbers = f"{found[worst].numbers}; all {show(min(values))} to {show(max(values))}{others}"
-    yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, Verdict(tuple(found.values())).decision)
+    decision = Verdict(tuple(found.values())).decision
+    yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, decision, effect=found[worst].effect)
 
 
 def _bounded(check: Check, place: str, amount: Amount) -> Finding:
@@ -144,7 +147,11 @@ def _bounded(check: Check, place: str, amount: Amount) -> Finding:
     region = Region(-math.inf if low is None else low, math.inf if high is None else high)
     spread = f" [{show(amount.low)}, {show(amount.high)}]" if amount.low < amount.high else ""
     bound = f"≥ {low:g}" if low is not None else f"≤ {high:g}"
-    return Finding(place, f"{show(amount.value)}{spread} {bound}", region.decide(amount.low, amount.high))
+    asked = f"at least {low:g}" if low is not None else f"at most {high:g}"
+    decision = region.decide(amount.low, amount.high)
+    return Finding(
+        place, f"{show(amount.value)}{spread} {bound}", decision, effect=Effect("", "it is", asked, *amount, region)
+    )
 
 
 def _ratios(table: SpeedTable, numbers: Numbers, gpu: str = "") -> Ratio:

@@ -13,6 +13,7 @@ from rotquant.reporting.pages.verdicts import claims_of
 from rotquant.reporting.speed.claims import outcomes
 from rotquant.reporting.speed.grids import part_grid, share_grids, speed_grids
 from rotquant.reporting.speed.limits import MEMORY, ceilings
+from rotquant.reporting.speed.meaning import meaning_of_drawing, meaning_of_speed
 from rotquant.reporting.speed.numbers import Measured, Numbers, Source, read_numbers
 from rotquant.reporting.words.describe import is_of_the_paper, lead, title
 from rotquant.reporting.words.templates import sentences
@@ -36,19 +37,18 @@ def speed_report(project: Project, table: SpeedTable, measured: Measured | None 
     drawn = {} if table.grids else {name: read_numbers(project, project.speed_table(name)) for name in table.sources}
     grids = speed_grids(table, numbers) if table.grids else _drawn_grids(project, table, drawn)
     known = ceilings(table, numbers)
+    decided = outcomes(table, numbers, source.record.gpu if source else "")
     return Report(
         id=table.id,
         title=title(table),
         caption=table.caption,
         lead=lead(table),
+        meaning=meaning_of_speed(table, source, decided) or meaning_of_drawing(project, table, drawn),
         reading=sentences(WORDS, "reading", table=table, source=source) if table.grids else (),
         figure=table.drawing.caption if table.drawing else None,
         grids=grids,
         notes=table.notes,
-        claims=claims_of(
-            outcomes(table, numbers, source.record.gpu if source else ""),
-            "Claims of the paper" if is_of_the_paper(table) else "Goals",
-        ),
+        claims=claims_of(decided, "Claims of the paper" if is_of_the_paper(table) else "Goals"),
         facts=_facts(source) if source else (),
         template="speed/page.md.jinja",
         details={

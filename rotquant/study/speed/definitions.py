@@ -18,7 +18,7 @@ from rotquant.bench.registry import BENCHMARKS, Device, find
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import lookup
 from rotquant.foundation.written import Many, Written
-from rotquant.study.checks import About, Statement
+from rotquant.study.checks import About, Explained, headline
 from rotquant.study.tables import Titled
 
 Units = Literal["ms", "us", "min", "h", "GiB", "GB"]
@@ -169,7 +169,7 @@ class Check(Written):
         return (self.column,) if isinstance(self.column, str) else self.column
 
 
-class SpeedClaim(Statement):
+class SpeedClaim(Explained):
     """A statement about a table's numbers, or a goal, with the check that decides it (`reporting.speed.claims`)."""
 
     grid: str = "*"
@@ -229,6 +229,7 @@ class SpeedFields(Titled):
 
     @model_validator(mode="after")
     def _claims_are_about_something(self) -> Self:
+        headline(self.claims)
         for claim in self.claims:
             named = [grid for grid in self.grids if matches(grid.name, claim.grid)]
             if not any(matches(row.name, *claim.rows) for grid in named for row in rows(grid)):
