@@ -156,7 +156,7 @@ def test_the_command_prints_a_table_that_is_collected(kinds: Project, monkeypatc
     monkeypatch.chdir(kinds.root)
     done = CliRunner().invoke(report_app, ["table", "quarot_table1", "--format", "latex"])
     assert done.exit_code == 0
-    assert done.output == exported(kinds, "quarot_table1", "latex")
+    assert done.stdout == exported(kinds, "quarot_table1", "latex")
     (kinds.root / "results/tables/quarot_table9.csv").unlink()
     done = CliRunner().invoke(report_app, ["table", "quarot_table9", "--format", "csv"])
     assert "quarot_table9.csv does not exist" in str(done.exception)
