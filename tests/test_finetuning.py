@@ -142,10 +142,14 @@ def test_a_killed_training_continues_to_the_same_bits(models: Path, tmp_path: Pa
     assert all(torch.equal(continued[name], whole[name]) for name in whole)
 
 
-def test_texts_that_do_not_fit_are_refused(models: Path, tmp_path: Path):
+def test_texts_that_do_not_fit_are_left_out_and_counted(models: Path, tmp_path: Path):
     network, tokenizer = load_checkpoint(models / "base", torch.float32)
-    with pytest.raises(ConfigError, match=r"a text of [0-9]+ tokens does not fit into the context of 2048 tokens"):
-        fine_tune(RECIPE, network, tokenizer, [(("a " * 3000, "b"),)], tmp_path, ("b", "d"), tmp_path / "state")
+    long = (("a " * 3000, "b"),)
+    short = RECIPE.model_copy(update={"steps": 2})
+    curve = fine_tune(short, network, tokenizer, [*TEXTS, long], tmp_path, ("b", "d"), tmp_path / "state")
+    assert (curve["texts"], curve["texts_too_long"]) == (len(TEXTS), 1)
+    with pytest.raises(ConfigError, match=r"no text fits into the context of 2048 tokens: the shortest has [0-9]+"):
+        fine_tune(RECIPE, network, tokenizer, [long], tmp_path, ("b", "d"), tmp_path / "other")
     with pytest.raises(ConfigError, match="arithmetic have no items"):
         fine_tune(RECIPE, network, tokenizer, [], tmp_path, ("b", "d"), tmp_path / "state")
 

@@ -99,10 +99,10 @@ def fine_tune(
         state_file: from which an interrupted training continues.
 
     Returns:
-        The curve: loss by step, and what was read and taken.
+        The curve: loss by step, and what was read and taken; texts longer than the context are left out and counted.
 
     Raises:
-        ConfigError: there are no questions, or one exceeds the model's context.
+        ConfigError: there are no questions, or all exceed the model's context.
         ResultError: the state file is another training's.
         RotquantError: the loss is not finite.
     """
@@ -140,6 +140,7 @@ def fine_tune(
     return {
         "parameters": sum(parameter.numel() for parameter in trained.parameters()),
         "texts": len(samples),
+        "texts_too_long": len(texts) - len(samples),
         "steps": recipe.steps,
         "seconds": round(time.monotonic() - started, 1),
         "torch": torch.__version__,
@@ -157,12 +158,14 @@ Sample = tuple[list[int], list[bool]]
 def _samples(
     recipe: FineTuning, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], context: int
 ) -> list[Sample]:
+    """Of the texts that fit into the context behind a BOS."""
     found = [_sample(tokenizer, text) for text in texts]
     if not found:
         raise ConfigError(f"the tasks {', '.join(recipe.tasks)} have no items in the training modules.")
-    if (longest := max(len(ids) for ids, _ in found)) >= context:
-        raise ConfigError(f"a text of {longest} tokens does not fit into the context of {context} tokens.")
-    return found
+    if not (fitting := [sample for sample in found if len(sample[0]) < context]):
+        shortest = min(len(ids) for ids, _ in found)
+        raise ConfigError(f"no text fits into the context of {context} tokens: the shortest has {shortest}.")
+    return fitting
 
 
 def _sample(tokenizer: PreTrainedTokenizerBase, text: Text) -> Sample:
