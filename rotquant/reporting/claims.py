@@ -15,7 +15,8 @@ run with one seed decides nothing. *Not checkable* is what lacks a number or its
 measured on different windows or items. So is a direction of rows at chance, none of which is above what a network that
 knows nothing scores (`guessing`): there neither accuracy nor the log-odds of the same answers say which is better. An
 Inf or NaN that a paper prints is its word for a network that broke down, and ranks worst. No network is compared with
-itself, under whatever names, and columns computed by the same runs count once.
+itself, under whatever names, and columns computed by the same runs count once. A column where what the claim takes for
+granted is not so by our numbers is not compared (`given`).
 
 A claim's mechanism is judged anywhere, what it says of the paper's setting on the paper's own models or its GPU alone,
 and a fact nowhere (`study.checks`). What is not reproduced is followed by what its experiment found.
@@ -34,8 +35,18 @@ from typing import Any, Literal
 from rotquant.foundation.errors import ResultError, lookup
 from rotquant.reporting.effects import CHECKS, Numbers, View
 from rotquant.reporting.findings import Decision, Finding, allowing_for_their_number
+from rotquant.reporting.given import not_given
 from rotquant.reporting.words.describe import is_about_models, is_stand_in
-from rotquant.study.checks import About, Claim, Statement, is_direction, named_by_experiment, names_in, quantities_in
+from rotquant.study.checks import (
+    About,
+    Claim,
+    Given,
+    Statement,
+    is_direction,
+    named_by_experiment,
+    names_in,
+    quantities_in,
+)
 from rotquant.study.project import Project
 from rotquant.study.quantities import KL, Quantity
 from rotquant.study.results import RunResult, read_result, run_path
@@ -168,7 +179,7 @@ def outcomes(project: Project, table: Table, values: Values, results: Results) -
             lookup(known, name, unknown)
         answers: dict[About, Answer] = {}
         for about, check in claim.checks.items():
-            ours = judge(check, table, values.ours, quantity, results, claim.columns)
+            ours = judge(check, table, values.ours, quantity, results, claim.columns, claim.given)
             papers = judge(check, table, values.published, quantity, columns=claim.columns)
             own = _is_the_papers(project, table, claim.columns)
             finer = None
@@ -179,7 +190,7 @@ def outcomes(project: Project, table: Table, values: Values, results: Results) -
                 judged = about == "mechanism" or own
                 answers[about] = Answer(ours, papers, judged, quantity if said else None)
             else:
-                decides = judge(check, table, values.ours, finer, results, claim.columns)
+                decides = judge(check, table, values.ours, finer, results, claim.columns, claim.given)
                 answers[about] = Answer(decides, papers, on=finer, by=quantity, second=ours)
         tested = _tested(project, table, claim) if _calls_for_a_cause(answers) else None
         found.append(Outcome(claim, answers, tested))
@@ -276,16 +287,23 @@ def judge(
     quantity: Quantity,
     results: Results | None = None,
     columns: Sequence[str] | None = None,
+    given: Given | None = None,
 ) -> Verdict:
     """Decide a check by the given numbers of one quantity: ours with their `results`, or the paper's.
 
     Args:
         columns: those that it is about; default all.
+        given: what it takes for granted, asked of our numbers alone.
     """
     ((kind, arguments),) = check.items()
     chosen = [column.name for column in table.columns if columns is None or column.name in columns]
     rows = [name for kind, name in names_in(check) if kind == "row"]
+    absent: dict[str, list[Finding | str]] = {}
+    if given is not None:
+        beside = View(quantity, chosen, numbers, results, [*rows, *given.rows])
+        absent = not_given(beside, given)
+        chosen = [column for column in beside.columns if column not in absent]
     view = View(quantity, chosen, numbers, results, rows, direction=is_direction(check))
-    found = list(CHECKS[kind](view, **arguments))
+    found = [*CHECKS[kind](view, **arguments), *(one for said in absent.values() for one in said)]
     findings = allowing_for_their_number([result for result in found if isinstance(result, Finding)])
     return Verdict(findings, tuple(dict.fromkeys(result for result in found if isinstance(result, str))))

@@ -197,6 +197,37 @@ class Experiment(Written):
     """What is true of these numbers if the cause is right. It names the rows that were measured for it."""
 
 
+class Least(Written):
+    """A row's number that is not too small."""
+
+    row: str
+    """The row."""
+    value: float
+    """The least value."""
+
+
+class Given(Written):
+    """What a claim takes for granted of a model. Where it is not so, the claim compares nothing on that model."""
+
+    differ: Two | None = None
+    """Two rows that are different networks: they do not agree on every window or item."""
+    at_least: Least | None = None
+    """A row's number is at least this value, by the claim's quantity."""
+    otherwise: Annotated[str, Field(min_length=1, pattern=r"[^.]$")]
+    """What is so where it is not, as a statement: "The prefix is one token"."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.differ is None) == (self.at_least is None):
+            raise ValueError("what is given is either `differ` or `at_least`")
+        return self
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The rows that it names."""
+        return (*(self.differ or ()), *(() if self.at_least is None else (self.at_least.row,)))
+
+
 class Statement(Written):
     """What a claim of any kind of table says."""
 
@@ -227,6 +258,8 @@ class Claim(Explained):
     """Columns that the claim is about; default all."""
     quantity: str | None = None
     """What is compared, such as perplexity, average or piqa; default the table's main one."""
+    given: Given | None = None
+    """What the claim takes for granted of a model; a column where it is not so is not compared."""
     mechanism: Checked | None = None
     """Its direction, asked of any model: reproduced, not reproduced, undecided or not checkable."""
     setting: Checked | None = None
@@ -280,6 +313,8 @@ def named_by(claim: Claim) -> Iterator[tuple[str, str]]:
     yield from (("column", name) for name in claim.columns or ())
     for check in claim.checks.values():
         yield from names_in(check)
+    if claim.given is not None:
+        yield from (("row", name) for name in claim.given.rows)
     if claim.experiment is not None and claim.experiment.target is None:
         yield from named_by_experiment(claim.experiment)
 
