@@ -56,7 +56,7 @@ EASY = override(
 )
 HARD = override(EASY, {"rotation": {"mlp": True}}, "")
 
-#: Head sizes 64, 32, 16; widths of the transform 448 = 28 * 16, 688 = 172 * 4, 864 = 108 * 8.
+#: Heads of 64, two for a key in the first; widths of the transform 896 = 28 * 32, 688 = 172 * 4, 864 = 108 * 8.
 MODELS = ("rq-llama3", "rq-7b", "rq-13b")
 TOKENS = 12
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operato
 
 MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3", "rq-qwen2")
 #: One whose head size the 4-bit cache's kernels have, and one whose keys and values are only rounded.
-ON_GPU = ("rq-llama3", "rq-13b")
+ON_GPU = ("rq-llama3", "rq-phi3")
 LENGTH = 192
 FOUR, EIGHT = (Perplexity(sequence_length=LENGTH, max_windows=count) for count in (4, 8))
 

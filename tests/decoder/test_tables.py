@@ -34,7 +34,7 @@ from tests.models import TINY_SHAPE, tiny_model, tiny_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
-#: Shipped models, and the largest power of two that divides all their widths; head sizes 64, 64 and 48, of which the
+#: Shipped models, and the largest power of two that divides all their widths; head sizes 64, 64 and 72, of which the
 #: kernels' 4-bit cache has the first two.
 MODELS = {"rq-llama3": 64, "rq-70b": 64, "rq-phi3": 32}
 WINDOWS = Perplexity(sequence_length=192, max_windows=4)
