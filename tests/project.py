@@ -287,6 +287,10 @@ class Copy:
         output, _ = process.communicate(timeout=timeout)
         return process.returncode, output
 
+    def rotquant(self, *arguments: str) -> tuple[int, str]:
+        """Run `rotquant` in the copy as a job of `snakemake` does; otherwise as `run` does."""
+        return forked.rotquant(self.root, self.environment(), *arguments)
+
     def snakemake(self, *arguments: str) -> tuple[int, str]:
         """Run Snakemake on two cores in the copy."""
         return forked.snakemake(self.root, self.environment(), "--cores", "2", *arguments)

@@ -17,7 +17,7 @@ KINDS = ("rotations", "weights", "measured")
 def make(project: Copy, archive: str, *needed: Path) -> tuple[int, str]:
     """Make an archive below `store/`, on a machine that has what it needs in the store alone."""
     needs = [f"--needs={path}" for path in needed]
-    return project.run("rotquant", "runs", "archive", f"store/{archive}", *needs, "--jobs", "1")
+    return project.rotquant("runs", "archive", f"store/{archive}", *needs, "--jobs", "1")
 
 
 def names(project: Copy) -> dict[str, list[str]]:
@@ -62,7 +62,7 @@ def home(tmp_path: Path) -> Copy:
 
 def test_pages_are_made_from_what_was_received_and_nothing_is_computed(store: tuple[Copy, Path], home: Copy) -> None:
     (archive,) = (store[1] / "measured").iterdir()
-    status, output = home.run("rotquant", "runs", "import", str(archive))
+    status, output = home.rotquant("runs", "import", str(archive))
     assert (status, output) == (0, f"7 runs are here, of {archive.name[:22]} all\n")
     assert not list(home.root.glob("results/**/*.safetensors"))
     assert set(home.planned(REPORT)) == {"table", "report"}
@@ -73,22 +73,22 @@ def test_pages_are_made_from_what_was_received_and_nothing_is_computed(store: tu
     assert len([name for name in theirs if name.startswith("rotations")]) == 2
 
     earlier = {path: path.stat().st_mtime_ns for path in home.root.glob("results/[!p]*/**/*")}
-    assert home.run("rotquant", "runs", "import", str(archive))[0] == 0
+    assert home.rotquant("runs", "import", str(archive))[0] == 0
     assert {path: path.stat().st_mtime_ns for path in home.root.glob("results/[!p]*/**/*")} == earlier
 
 
 def test_an_archive_of_other_code_is_neither_made_nor_received(store: tuple[Copy, Path], home: Copy) -> None:
     (archive,) = (store[1] / "measured").iterdir()
     home.edit("rotquant/study/stages/weights.py", "sleep(0.05)", "sleep(0.04)")
-    status, output = home.run("rotquant", "runs", "import", str(archive))
+    status, output = home.rotquant("runs", "import", str(archive))
     assert (status, output) == (0, "1 runs are here\n6 runs of other settings or code were left out\n")  # the baseline
     assert len(list(home.root.glob("results/runs/*"))) == 1
     assert not list(home.root.glob("results/weights/*"))
     home.edit("rotquant/study/stages/runs.py", "def measure_runs(", "UNUSED = 1\n\n\ndef measure_runs(")
-    status, output = home.run("rotquant", "runs", "import", str(archive))
+    status, output = home.rotquant("runs", "import", str(archive))
     assert (status, output.count("\n")) == (2, 1)
     assert "none of the 7 runs is of the settings and the code" in output
-    status, output = home.run("rotquant", "runs", "archive", f"measured/{archive.name}")
+    status, output = home.rotquant("runs", "archive", f"measured/{archive.name}")
     assert (status, "is of other code or settings than this machine has" in output) == (2, True)
 
 
@@ -97,14 +97,14 @@ def test_an_export_holds_all_that_pages_are_made_from_and_some_of_it_may_be_of_o
 ) -> None:
     (archive,) = (store[1] / "measured").iterdir()
     export = home.root / "quarot.tar.xz"
-    status, output = home.run("rotquant", "runs", "export", "-o", str(export))
+    status, output = home.rotquant("runs", "export", "-o", str(export))
     assert (status, "no table's runs are all here" in output) == (2, True)
-    status, output = home.run("rotquant", "runs", "export", "quarot", "-o", str(export))
+    status, output = home.rotquant("runs", "export", "quarot", "-o", str(export))
     assert (status, "7 of 7 runs are not here or not current" in output) == (2, True)
     assert not export.exists()
 
-    assert home.run("rotquant", "runs", "import", str(archive))[0] == 0
-    status, output = home.run("rotquant", "runs", "export", "quarot", "-o", str(export))
+    assert home.rotquant("runs", "import", str(archive))[0] == 0
+    status, output = home.rotquant("runs", "export", "quarot", "-o", str(export))
     assert (status, output[:22]) == (0, "quarot.tar.xz: 7 runs,")
     assert export.stat().st_size < archive.stat().st_size / 2
     with tarfile.open(export) as file:
@@ -112,7 +112,7 @@ def test_an_export_holds_all_that_pages_are_made_from_and_some_of_it_may_be_of_o
     theirs = digests(home.root)
     shutil.rmtree(home.root / "results")
     home.edit("config/config.yaml", "seeds:\n- 0\n- 1\n", "seeds:\n- 0\n")
-    status, output = home.run("rotquant", "runs", "import", str(export))
+    status, output = home.rotquant("runs", "import", str(export))
     assert status == 0, output
     assert "runs of other settings or code were left out" in output
     fewer = digests(home.root)
@@ -147,7 +147,7 @@ def test_an_archive_with_anything_else_is_refused_whole(store: tuple[Copy, Path]
         with tarfile.open(copy, "a") as file:
             add(file)
     before = {path for path in home.root.rglob("*") if "results" not in path.parts}
-    status, output = home.run("rotquant", "runs", "import", str(copy))
+    status, output = home.rotquant("runs", "import", str(copy))
     assert (status, output.count("\n")) == (2, 1)
     assert ("which is no result's file" if add else "is damaged") in output
     assert not list(home.root.glob("results/runs/*"))

@@ -36,11 +36,11 @@ def started(project: Copy) -> subprocess.Popen:
 
 def test_what_the_runner_has_computed_the_workflow_finds_current(tmp_path: Path) -> None:
     project = Copy(tmp_path)
-    status, output = project.run(*EXECUTE, "quarot", "--jobs", "2")
+    status, output = project.rotquant(*EXECUTE[1:], "quarot", "--jobs", "2")
     assert status == 0, output
     made = project.read("results/*/*.json")
     assert set(project.planned(REPORT)) == {"table", "figure", "report"}
-    status, output = project.run(*EXECUTE)
+    status, output = project.rotquant(*EXECUTE[1:])
     assert (status, "nothing to compute" in output) == (0, True)
     assert project.snakemake(REPORT)[0] == 0
     assert "Nothing to be done" in project.snakemake(REPORT)[1]
@@ -59,7 +59,7 @@ def test_a_runner_that_is_ended_takes_its_workers_with_it_and_the_next_one_conti
     until(lambda: not alive(process.pid))
     kept = project.read("results/runs/*.json")
     (tmp_path / "slow").unlink()
-    status, output = project.run(*EXECUTE)
+    status, output = project.rotquant(*EXECUTE[1:])
     assert status == 0, output
     assert len(project.read("results/runs/*.json")) == 6
     assert kept.items() <= project.read("results/runs/*.json").items()
@@ -82,7 +82,7 @@ def test_two_runners_at_once_compute_each_result_once(tmp_path: Path) -> None:
 def test_what_fails_is_told_in_a_sentence_and_all_else_is_computed(tmp_path: Path) -> None:
     project = Copy(tmp_path)
     (tmp_path / "fail").touch()
-    status, output = project.run(*EXECUTE)
+    status, output = project.rotquant(*EXECUTE[1:])
     assert status == 2
     # Which of the two failing weights is the first is up to the workers.
     assert re.search(r"QuaRot on Llama-2-7B, seed [01]: the weights cannot be read\.", output.splitlines()[-1])
@@ -94,7 +94,7 @@ def test_what_fails_is_told_in_a_sentence_and_all_else_is_computed(tmp_path: Pat
 def test_results_that_cannot_be_written_are_one_sentence_before_any_process_starts(tmp_path: Path) -> None:
     project = Copy(tmp_path)
     project.write("results", "a file")
-    status, output = project.run(*EXECUTE)
+    status, output = project.rotquant(*EXECUTE[1:])
     assert (status, output.count("\n")) == (2, 1), output
     assert "results is a file" in output
 
@@ -103,7 +103,7 @@ def test_a_killed_worker_costs_its_step_alone(tmp_path: Path) -> None:
     project = Copy(tmp_path)
     killed = "import os, signal\n    if run.seed: os.kill(os.getpid(), signal.SIGKILL)\n    if Path"
     project.edit("rotquant/study/stages/weights.py", "if Path", killed)
-    status, output = project.run(*EXECUTE, "--jobs", "2")
+    status, output = project.rotquant(*EXECUTE[1:], "--jobs", "2")
     assert status == 2
     assert "its process was ended by SIGKILL" in output
     assert len(project.read("results/runs/*.json")) == 4
@@ -118,7 +118,7 @@ def test_without_lm_eval_zero_shot_runs_are_left_out_and_named(tmp_path: Path) -
     paper = {"slots": {"Llama-2-13B": {"compute": False}}, "zero_shot": {"suite": "paper", "corpus": None}}
     project.set_config(merge(CONFIG, paper))
     project.edit("rotquant/study/execution.py", '"lm_eval"', '"no_such_package"')
-    status, output = project.run(*EXECUTE)
+    status, output = project.rotquant(*EXECUTE[1:])
     assert status == 2
     assert "3 runs of the papers' zero-shot tasks were left out (quarot_table1-" in output
     assert len(project.read("results/runs/*.json")) == 3
@@ -136,22 +136,22 @@ def test_runs_that_execute_what_models_write_are_refused_unless_it_is_allowed(tm
     project.write("humaneval.jsonl", json.dumps(PROBLEM))
     project.edit("config/config.yaml", "suite: paper", "suite: paper\n  path: .")
     sentence = "3 runs execute programs that models write (HumanEval), which needs --allow-code-execution"
-    status, output = project.run(*EXECUTE)
+    status, output = project.rotquant(*EXECUTE[1:])
     assert (status, sentence in output) == (2, True), output
     assert {json.loads(text)["run"]["metric"]["kind"] for text in project.read("results/runs/*.json").values()} == {
         "perplexity"
     }
-    status, output = project.run(*EXECUTE, "quarot_table2", "--allow-code-execution")
+    status, output = project.rotquant(*EXECUTE[1:], "quarot_table2", "--allow-code-execution")
     assert status == 0, output
     assert len(project.read("results/runs/*.json")) == 6
 
 
 def test_what_a_target_names_is_computed_again_and_nothing_else(tmp_path: Path) -> None:
     project = Copy(tmp_path)
-    assert project.run(*EXECUTE)[0] == 0
+    assert project.rotquant(*EXECUTE[1:])[0] == 0
     earlier = project.read("results/runs/*.json")
     key = next(key for key, text in earlier.items() if json.loads(text)["weights"] is None)
     time.sleep(1)  # the time in the provenance has seconds
-    assert project.run(*EXECUTE, Path(key).stem, "--again")[0] == 0
+    assert project.rotquant(*EXECUTE[1:], Path(key).stem, "--again")[0] == 0
     later = project.read("results/runs/*.json")
     assert {path for path in earlier if later[path] != earlier[path]} == {key}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,15 @@ def folder() -> Path:
 @pytest.fixture(scope="module")
 def shipped() -> api.Model:
     return api.load(MODEL)
+
+
+@pytest.fixture(scope="module")
+def shallow(shipped: api.Model) -> api.Model:
+    """Two layers of it, for what is asked twice: how well a model answers does not matter there."""
+    network = copy.deepcopy(shipped.network)
+    network.model.layers = network.model.layers[:2]
+    network.config.num_hidden_layers = 2
+    return replace(shipped, network=network)
 
 
 def items(folder: Path, task: str) -> list[dict]:
@@ -121,20 +131,20 @@ def reference_scores(model: api.Model, context: str, choices: list[str]) -> list
     return scores
 
 
-def test_accuracies_are_those_of_one_item_at_a_time(shipped: api.Model, folder: Path):
+def test_accuracies_are_those_of_one_item_at_a_time(shallow: api.Model, folder: Path):
     count = 8
     metric = ALL.model_copy(update={"limit": count})
-    both = scores(shipped.network, shipped.tokenizer, metric, folder, batch_size=16)
+    both = scores(shallow.network, shallow.tokenizer, metric, folder, batch_size=16)
     found = both.metrics
     for task, description in ACCURACIES.items():
         rows = items(folder, task)[:count]
         if task == "last_word":
-            right = [reference_scores(shipped, row["context"], [row["word"]])[0][1] for row in rows]
+            right = [reference_scores(shallow, row["context"], [row["word"]])[0][1] for row in rows]
             expected = {"acc": right}
         else:
             expected = {"acc": [], "acc_norm": []}
             for row in rows:
-                likelihoods = [score for score, _ in reference_scores(shipped, row["context"], row["choices"])]
+                likelihoods = [score for score, _ in reference_scores(shallow, row["context"], row["choices"])]
                 by_length = [score / len(choice) for score, choice in zip(likelihoods, row["choices"], strict=True)]
                 expected["acc"].append(likelihoods.index(max(likelihoods)) == row["answer"])
                 expected["acc_norm"].append(by_length.index(max(by_length)) == row["answer"])
@@ -193,15 +203,15 @@ def test_a_prompt_is_the_first_examples_with_their_answers_and_then_the_item(fol
             assert built[task].instances[0].args[0] == "".join(solved) + items(folder, task)[0]["context"]
 
 
-def test_accuracy_with_examples_is_that_of_one_prompt_at_a_time(shipped: api.Model, folder: Path):
+def test_accuracy_with_examples_is_that_of_one_prompt_at_a_time(shallow: api.Model, folder: Path):
     metric = ZeroShot(corpus="modules", tasks=("parameter",), shots=3, limit=8)
-    found = evaluate(shipped.network, shipped.tokenizer, metric, folder)
+    found = evaluate(shallow.network, shallow.tokenizer, metric, folder)
     solved = "".join(
         f"{row['context']}{row['choices'][row['answer']]}\n\n" for row in examples(folder, "parameter")[:3]
     )
     right = []
     for row in items(folder, "parameter")[:8]:
-        found_here = reference_scores(shipped, solved + row["context"], row["choices"])
+        found_here = reference_scores(shallow, solved + row["context"], row["choices"])
         right.append(found_here.index(max(found_here)) == row["answer"])
     assert found["parameter"] == found["average"] == pytest.approx(100 * sum(right) / 8)
 
@@ -245,17 +255,17 @@ def test_rouge_l_is_that_of_one_greedy_summary_at_a_time(shipped: api.Model, fol
     if preset is not None:
         model = api.quantize(MODEL, preset)
         model.network.double()  # In float32 an input next to a rounding boundary may get the neighbouring code.
-    metric = ZeroShot(corpus="modules", tasks=("summary",), shots=1, limit=4)
-    found = evaluate(model.network, model.tokenizer, metric, folder, batch_size=3)
+    metric = ZeroShot(corpus="modules", tasks=("summary",), shots=1, limit=3)
+    found = evaluate(model.network, model.tokenizer, metric, folder, batch_size=2)
     example = examples(folder, "summary")[0]
     solved = f"{example['context']} {example['summary']}\n\n"
-    rows = items(folder, "summary")[:4]
+    rows = items(folder, "summary")[:3]
     scores = torch.tensor(
         [reference_rouge(row["summary"], reference_summary(model, solved + row["context"])) for row in rows],
         dtype=torch.float64,
     )
     assert found["summary"] == found["rouge_l"] == pytest.approx(100 * scores.mean().item())
-    assert found["rouge_l_stderr"] == pytest.approx(100 * scores.std().item() / 4**0.5)
+    assert found["rouge_l_stderr"] == pytest.approx(100 * scores.std().item() / 3**0.5)
     assert "average" not in found
 
 
@@ -283,16 +293,16 @@ def broken_tokens(model: api.Model, tokens: set[int]) -> Iterator[None]:
         hook.remove()
 
 
-def test_an_item_that_is_not_finite_spoils_its_own_task_alone(shipped: api.Model, folder: Path):
+def test_an_item_that_is_not_finite_spoils_its_own_task_alone(shallow: api.Model, folder: Path):
     """Items of the two tasks share rows, in which attention would spread what is not finite."""
     metric = ZeroShot(corpus="modules", tasks=("last_word", "grammar"), limit=24)
     tokens = {name: set[int]() for name in metric.tasks}
     for name, known in tokens.items():
         for row in items(folder, name)[: metric.limit]:
-            known |= set(shipped.tokenizer.encode(row["context"] + "".join(row.get("choices", ()))))
-    expected = evaluate(shipped.network, shipped.tokenizer, metric, folder)
-    with broken_tokens(shipped, tokens["grammar"] - tokens["last_word"]):
-        found = scores(shipped.network, shipped.tokenizer, metric, folder)
+            known |= set(shallow.tokenizer.encode(row["context"] + "".join(row.get("choices", ()))))
+    expected = evaluate(shallow.network, shallow.tokenizer, metric, folder)
+    with broken_tokens(shallow, tokens["grammar"] - tokens["last_word"]):
+        found = scores(shallow.network, shallow.tokenizer, metric, folder)
     assert set(found.items) == {"last_word"}
     for name, value in found.metrics.items():
         whole = name.startswith("last_word") or name == "grammar.items"
@@ -346,11 +356,11 @@ def test_items_begin_without_bos_where_the_tokenizer_has_none(shipped: api.Model
     assert found == evaluate(shipped.network, shipped.tokenizer, without, folder)
 
 
-def test_log_odds_and_choices_are_those_of_one_item_at_a_time(shipped: api.Model, folder: Path):
+def test_log_odds_and_choices_are_those_of_one_item_at_a_time(shallow: api.Model, folder: Path):
     """By the measure that decides, in float64; tasks without choices have neither."""
     count = 6
     metric = ALL.model_copy(update={"limit": count})
-    both = scores(shipped.network, shipped.tokenizer, metric, folder, batch_size=16)
+    both = scores(shallow.network, shallow.tokenizer, metric, folder, batch_size=16)
     means, medians = [], []
     for task, description in ACCURACIES.items():
         if task == "last_word":
@@ -359,7 +369,7 @@ def test_log_odds_and_choices_are_those_of_one_item_at_a_time(shipped: api.Model
             continue
         odds, taken = [], []
         for row in items(folder, task)[:count]:
-            likelihoods = [score for score, _ in reference_scores(shipped, row["context"], row["choices"])]
+            likelihoods = [score for score, _ in reference_scores(shallow, row["context"], row["choices"])]
             if description.measure == "acc_norm":
                 likelihoods = [one / len(choice) for one, choice in zip(likelihoods, row["choices"], strict=True)]
             by = torch.tensor(likelihoods, dtype=torch.float64)
@@ -399,9 +409,9 @@ def by_lm_eval(model: api.Model, metric: ZeroShot, folder: Path) -> dict[str, tu
 
 
 @pytest.mark.parametrize("shots", [0, 2])
-def test_lm_eval_asks_and_judges_the_same(shipped: api.Model, folder: Path, shots: int):
+def test_lm_eval_asks_and_judges_the_same(shallow: api.Model, folder: Path, shots: int):
     metric = ZeroShot(corpus="modules", tasks=(*EIGHT, *COMPLETIONS, "summary"), shots=shots, limit=5)
-    assert scores(shipped.network, shipped.tokenizer, metric, folder).items == by_lm_eval(shipped, metric, folder)
+    assert scores(shallow.network, shallow.tokenizer, metric, folder).items == by_lm_eval(shallow, metric, folder)
 
 
 @pytest.mark.parametrize(
@@ -437,15 +447,15 @@ def test_shipped_tasks_need_no_lm_eval(shipped: api.Model, folder: Path, monkeyp
         evaluate(shipped.network, shipped.tokenizer, paper, folder)
 
 
-def test_questions_that_share_a_row_do_not_see_each_other(shipped: api.Model):
+def test_questions_that_share_a_row_do_not_see_each_other(shallow: api.Model):
 
     text = "Return the largest value of a list, or the default value if the list is empty and a default value is given."
     words = text.split(" ")
     contexts = [" ".join(words[:count]) for count in range(4, 20)] + ["Returns the", "An"]
     pairs = [(context, " " + rest) for context in contexts for rest in ("value", "default value", "list of the values")]
-    together = Scorer(shipped.network, shipped.tokenizer, True, 64).log_likelihoods(pairs, ["test"] * len(pairs))
+    together = Scorer(shallow.network, shallow.tokenizer, True, 64).log_likelihoods(pairs, ["test"] * len(pairs))
     for (context, rest), (score, _) in zip(pairs, together, strict=True):
-        alone, _ = reference_scores(shipped, context, [rest])[0]
+        alone, _ = reference_scores(shallow, context, [rest])[0]
         assert score == pytest.approx(alone, abs=1e-3)  # float32 against float64 log-probabilities
 
 

@@ -27,7 +27,8 @@ class Frozen(BaseModel):
     The error names the known fields that resemble the unknown one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # What a class validates by is built when it is first used: most processes use few of two hundred.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     described_by: ClassVar[type[BaseModel] | None] = None
     """The class below whose fields their meanings stand, where that is another one."""

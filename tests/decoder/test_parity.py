@@ -22,6 +22,7 @@ from rotquant.decoder.config import LINEARS
 from rotquant.decoder.network import Network
 from rotquant.metrics import perplexity as evaluation
 from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.checkpoints import load_tokenizer
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity
@@ -30,6 +31,7 @@ from tests.models import TINY_SHAPE
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
+SHIPPED = Path(__file__).parents[2] / "workflow/resources/models"
 MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3", "rq-qwen2")
 #: One whose head size the 4-bit cache's kernels have, and one whose keys and values are only rounded.
 ON_GPU = ("rq-llama3", "rq-phi3")
@@ -102,22 +104,27 @@ RECIPES = {
 }
 
 
+def unsearched(recipe: Recipe) -> Recipe:
+    """A recipe without the search of scales, most of the time, which decides nothing here; `RECIPES` have it."""
+    return override(recipe, {"weights": {"clip_search": False}}, "")
+
+
 @cache
 def quantized(name: str, recipe: Recipe) -> Model:
-    return api.quantize(f"workflow/resources/models/{name}", recipe)
+    return api.quantize(SHIPPED / name, recipe)
 
 
 @cache
 def text(name: str) -> Tokens:
     """Any prose will do that stays as it is: nothing here depends on how well it is predicted."""
     prose = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
-    return tokenize(prose, quantized(name, preset("quarot-rtn")).tokenizer)
+    return tokenize(prose, load_tokenizer(SHIPPED / name))
 
 
 @cache
 def exact(name: str, recipe: Recipe) -> tuple[torch.nn.Module, Decoder]:
     """The simulated model and the converted one in float64, on the same integers and scales."""
-    model = api.quantize(name if Path(name).is_dir() else f"workflow/resources/models/{name}", recipe)
+    model = api.quantize(name if Path(name).is_dir() else SHIPPED / name, recipe)
     network, parameters = model.network.double(), dict(model.network.named_parameters())
     for weight_name, weight in model.stored.weights.items():
         scale = weight.qparams.scale.double()
@@ -129,7 +136,7 @@ def exact(name: str, recipe: Recipe) -> tuple[torch.nn.Module, Decoder]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_perplexity_is_the_simulated_one(name: str) -> None:
-    network, decoder = exact(name, preset("quarot-rtn"))
+    network, decoder = exact(name, unsearched(preset("quarot-rtn")))
     expected = evaluation.perplexity(network, text(name), FOUR).perplexity
     found = evaluation.perplexity(Network(decoder), text(name), FOUR).perplexity
     assert abs(found - expected) < 5e-4 / 10  # three decimals, with a digit to spare
@@ -141,7 +148,7 @@ def test_perplexity_is_the_simulated_one(name: str) -> None:
     ids=[*MODELS, *(f"{name}-prefix" for name in ON_GPU)],
 )
 def test_greedy_tokens_are_the_simulated_ones(name: str, recipe: Recipe) -> None:
-    network, decoder = exact(name, recipe)
+    network, decoder = exact(name, unsearched(recipe))
     prompt = text(name).whole[:80].view(2, 40)
     found = Generation(decoder, 2, 56).generate(prompt, 16)
     settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -153,7 +160,7 @@ def test_greedy_tokens_are_the_simulated_ones(name: str, recipe: Recipe) -> None
 def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random model whose widths are multiples of 128, the size of the kernels' groups; no shipped one has such."""
     folder = tmp_path_factory.mktemp("wide")
-    tokenizer = quantized("rq-llama3", preset("quarot-rtn")).tokenizer
+    tokenizer = load_tokenizer(SHIPPED / "rq-llama3")
     tokenizer.save_pretrained(folder)
     config = LlamaConfig(**{**TINY_SHAPE, "vocab_size": len(tokenizer)}, bos_token_id=tokenizer.bos_token_id)
     torch.manual_seed(0)
@@ -202,7 +209,7 @@ def test_perplexity_on_a_gpu(name: str, recipe: Recipe) -> None:
 
 def check_linear_layers(name: str, dtype: str, device: str) -> None:
     """Every linear layer of the decoder on the input that the simulated one had, against what that one returned."""
-    model = api.quantize(f"workflow/resources/models/{name}", preset("quarot-rtn"))
+    model = api.quantize(SHIPPED / name, unsearched(preset("quarot-rtn")))
     decoder = convert(model.stored, dtype=dtype, device=device)
     network = model.network.to(device, getattr(torch, dtype))
     window = text(name).whole[:LENGTH].view(2, -1).to(device)

@@ -81,7 +81,7 @@ class _Lost:
         """Start them, and lose their jobs."""
         self.trial, self.slurm = trial, slurm
         self.reference, self.retried = projects.mechanics(place / "reference"), projects.mechanics(place / "retried")
-        ways = [CANCELLED, KILLED, *([] if trial.quick else [LATE])]
+        ways = [CANCELLED] if trial.quick else [CANCELLED, KILLED, LATE]
         self.projects = {way: projects.mechanics(place / f"lost{number}") for number, way in enumerate(ways)}
         status, output = self.reference.snakemake(projects.REPORT)
         assert status == 0, output
@@ -113,7 +113,8 @@ class _Lost:
         ):
             self.slurm.cancel(jobs[0])
             (project.root / "slow").unlink()
-        self.slurm.kill_node(cluster.NODES[True])
+        if KILLED in self.projects:
+            self.slurm.kill_node(cluster.NODES[True])
 
     def told(self) -> None:
         """Whether every lost job has a sentence with its cause, and the logs that it names exist."""
