@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from rotquant.foundation.files import short_hash
+from rotquant.foundation.written import read_yaml
 from rotquant.identity.run import Run
 from rotquant.recipes.schemes import Perplexity, ZeroShot
 from rotquant.study import project as projects
 from rotquant.study.execution import units, wanted
 from rotquant.study.expansion import make_plan
-from rotquant.study.plan import Plan
+from rotquant.study.plan import Plan, config_file
 from tests.project import REPOSITORY, Copy
 
 
@@ -72,6 +73,15 @@ def test_a_table_is_whole_before_one_that_was_asked_for_later_begins(
     shared = {plan.runs[run].weights for run in first}
     assert {plan.runs[run].weights for run in until} == shared
     assert len(until) < len(order) / 3
+
+
+def test_the_file_of_a_configuration_is_read_as_that_configuration(
+    tmp_path: Path, whole: tuple[projects.Project, Plan]
+) -> None:
+    """JSON's 3e-05 is text in YAML, so small numbers have to be written as YAML has them."""
+    _, plan = whole
+    small = plan.model_copy(update={"config": {**plan.config, "methods": {"block_ap": {"weight_lr": 3e-05}}}})
+    assert read_yaml(config_file(tmp_path, small)) == small.config
 
 
 def test_a_small_target_leaves_its_own_runs_weights_and_rotations_behind(tmp_path: Path) -> None:

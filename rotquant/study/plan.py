@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
-from rotquant.foundation.files import canonical_json, check_regular, short_hash, write_json, write_text
+from rotquant.foundation.files import canonical_json, check_regular, short_hash, write_text
 
 if TYPE_CHECKING:
     from rotquant.identity.run import Run
@@ -257,6 +258,6 @@ def write_plan(root: Path, plan: Plan) -> None:
 def config_file(root: Path, plan: Plan) -> Path:
     """The plan's configuration as one file, for the commands that expand tables themselves; written where it is not."""
     path = root / "results/config" / f"{short_hash(canonical_json(plan.config))}.yaml"
-    if not path.exists():
-        write_json(path, plan.config)
+    if not path.exists():  # as YAML, to which 3e-05, as JSON has it, is text
+        write_text(path, yaml.safe_dump(plan.config, sort_keys=False))
     return path
