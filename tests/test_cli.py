@@ -18,6 +18,7 @@ import rotquant as rotquant_package
 from rotquant.cli import app
 from rotquant.commands.options import changed, corpus_spec
 from rotquant.commands.root import cli
+from rotquant.foundation import progress
 from rotquant.foundation.files import file_digest
 from rotquant.methods.spinquant import learning
 from rotquant.methods.spinquant.learning import learn_rotations
@@ -50,6 +51,8 @@ def rotquant(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Run the command in this process; its exit status."""
     monkeypatch.setattr(sys, "argv", ["rotquant", *arguments])
     monkeypatch.setenv("COLUMNS", "300")  # so that no sentence is wrapped
+    # A command begins its own intervals: work that follows other work at once shows its progress with that.
+    monkeypatch.setattr(progress, "_display", progress.Display())
     with pytest.raises(SystemExit) as stop:
         app()
     return int(stop.value.code or 0)

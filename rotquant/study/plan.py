@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
@@ -257,6 +256,8 @@ def write_plan(root: Path, plan: Plan) -> None:
 
 def config_file(root: Path, plan: Plan) -> Path:
     """The plan's configuration as one file, for the commands that expand tables themselves; written where it is not."""
+    import yaml  # which readers of a plan do without
+
     path = root / "results/config" / f"{short_hash(canonical_json(plan.config))}.yaml"
     if not path.exists():  # as YAML, to which 3e-05, as JSON has it, is text
         write_text(path, yaml.safe_dump(plan.config, sort_keys=False))
