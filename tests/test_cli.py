@@ -52,7 +52,8 @@ def rotquant(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["rotquant", *arguments])
     monkeypatch.setenv("COLUMNS", "300")  # so that no sentence is wrapped
     # A command begins its own intervals: work that follows other work at once shows its progress with that.
-    monkeypatch.setattr(progress, "_display", progress.Display())
+    display = progress._display
+    monkeypatch.setattr(progress, "_display", progress.Display(display.clock, thread=display._thread))
     with pytest.raises(SystemExit) as stop:
         app()
     return int(stop.value.code or 0)
