@@ -16,13 +16,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from rotquant.identity.run import Run
-from rotquant.metrics.token_maxima import STATISTICS, TENSORS
-from rotquant.reporting.figures import arrays, style
-from rotquant.study.project import Project
-from rotquant.study.quantities import Quantity
-from rotquant.study.tables import Table
-from rotquant.study.values import Number, Place, Values, printed
+from reproduction.frame.values import Number, Place, Values, printed
+from reproduction.identity.run import Run
+from reproduction.metrics.token_maxima import STATISTICS, TENSORS
+from reproduction.render.figures import arrays, style
+from reproduction.tables.project import Project
+from reproduction.tables.quantities import Quantity
+from reproduction.tables.tables import Table
 
 LAYERS = 6
 

@@ -23,7 +23,7 @@ import matplotlib, pandas, pydantic, smart_open, snakemake.cli
 import snakemake_executor_plugin_slurm, snakemake_storage_plugin_s3
 
 sys.dont_write_bytecode = True
-assert not any(name.split(".")[0] == "rotquant" for name in sys.modules)
+assert not any(name.split(".")[0] in ("rotquant", "reproduction") for name in sys.modules)
 for line in sys.stdin:
     folder, environment, arguments, output, python = json.loads(line)
     process = os.fork()
@@ -35,7 +35,7 @@ for line in sys.stdin:
         said = os.open(output, os.O_WRONLY)
         for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), said, said)):
             os.dup2(file, stream)
-        sys.path[0] = folder
+        sys.path[:1] = environment["PYTHONPATH"].split(":")
         sys.argv = arguments
         sys.executable = python
         snakemake.cli.main()
@@ -50,7 +50,7 @@ import jinja2, matplotlib.backends.backend_svg, pandas, pyarrow.parquet, pydanti
 import typer, yaml
 
 sys.dont_write_bytecode = True
-assert not any(name.split(".")[0] == "rotquant" for name in sys.modules)
+assert not any(name.split(".")[0] in ("rotquant", "reproduction") for name in sys.modules)
 
 
 def serve(connection):
@@ -73,7 +73,7 @@ def run(arguments, environment, folder, streams):
     for stream, file in enumerate(streams):
         os.dup2(file, stream)
         os.close(file)
-    sys.path[0] = environment["PYTHONPATH"]
+    sys.path[:1] = environment["PYTHONPATH"].split(":")
     sys.argv = arguments
     from rotquant.cli import app
 

@@ -22,6 +22,8 @@ import yaml
 from tests import forked
 
 REPOSITORY = Path(__file__).parents[1]
+#: Where the packages lie in it.
+PACKAGES = ("rotquant", "workflow/reproduction")
 
 FAKE_ROTATIONS = '''"""Rotations stage of the tests: ten steps, each kept; waits at the fifth while `slow` exists."""
 
@@ -91,7 +93,7 @@ FAKE_RUNS = '''"""Runs stage of the tests: numbers that depend on the recipe, th
 from dataclasses import dataclass, field
 
 from rotquant.foundation.environment import environment
-from rotquant.study.quantities import quantities
+from reproduction.tables.quantities import quantities
 
 FACTOR = 1.0
 
@@ -187,14 +189,14 @@ CONFIG: dict[str, Any] = {
 
 @cache
 def compiled() -> Path:
-    """A copy of the package with its bytecode, valid for as long as a source has the same content, whenever edited."""
+    """The packages with their bytecode, valid for as long as a source has the same content, whenever edited."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    package = Path(folder, "rotquant")
-    shutil.copytree(REPOSITORY / "rotquant", package, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in PACKAGES:
+        shutil.copytree(REPOSITORY / package, Path(folder, package), ignore=shutil.ignore_patterns("__pycache__"))
     checked = py_compile.PycInvalidationMode.CHECKED_HASH
-    assert compileall.compile_dir(package, quiet=1, invalidation_mode=checked)
-    return package
+    assert compileall.compile_dir(folder, quiet=1, invalidation_mode=checked)
+    return Path(folder)
 
 
 def alive(group: int) -> bool:
@@ -211,19 +213,20 @@ class Copy:
 
     def __init__(self, root: Path, *, fake: bool = True, small: bool = True) -> None:
         self.root = root
-        ignore = shutil.ignore_patterns("__pycache__", "models", "tuning")
+        ignore = shutil.ignore_patterns("__pycache__", "models", "tuning", "reproduction")
         shutil.copytree(REPOSITORY / "workflow", root / "workflow", ignore=ignore)
         shutil.copytree(REPOSITORY / "profiles", root / "profiles")
         shutil.copytree(REPOSITORY / "config", root / "config")
         shutil.copy(REPOSITORY / "Snakefile", root / "Snakefile")
-        shutil.copytree(compiled(), root / "rotquant")
+        for package in PACKAGES:
+            shutil.copytree(compiled() / package, root / package)
         if fake:
-            self.write("rotquant/study/stages/rotations.py", FAKE_ROTATIONS)
-            self.write("rotquant/study/stages/weights.py", FAKE_WEIGHTS)
-            self.write("rotquant/study/stages/runs.py", FAKE_RUNS)
-            self.write("rotquant/study/stages/loaded.py", "")
+            self.write("workflow/reproduction/run/stages/rotations.py", FAKE_ROTATIONS)
+            self.write("workflow/reproduction/run/stages/weights.py", FAKE_WEIGHTS)
+            self.write("workflow/reproduction/run/stages/runs.py", FAKE_RUNS)
+            self.write("workflow/reproduction/run/stages/loaded.py", "")
             self.write("rotquant/models/checkpoints.py", FAKE_CHECKPOINTS)
-            self.write("rotquant/identity/checkpoints.py", FAKE_IDENTITY)
+            self.write("rotquant/models/digests.py", FAKE_IDENTITY)
         if small:
             self.set_tables(TABLES)
             self.set_config(CONFIG)
@@ -263,7 +266,7 @@ class Copy:
         return {
             **kept,
             "PATH": path,
-            "PYTHONPATH": str(self.root),
+            "PYTHONPATH": f"{self.root}:{self.root / 'workflow'}",
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }

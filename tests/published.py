@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 import pytest
 
-from rotquant.reporting.claims import outcomes
-from rotquant.study.checks import Claim, named_by_experiment
-from rotquant.study.project import Project
-from rotquant.study.values import Values, printed
+from reproduction.claims.claims import outcomes
+from reproduction.frame.values import Values, printed
+from reproduction.tables.checks import Claim, named_by_experiment
+from reproduction.tables.project import Project
 from tests.project import REPOSITORY
 
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-import rotquant.study.project
+import reproduction.tables.project
+from reproduction.frame import values as collected
+from reproduction.frame.values import Number, Place, Values
+from reproduction.render.figures import draw as figures
+from reproduction.render.pages.markdown import markdown
+from reproduction.render.pages.report import report_of
+from reproduction.render.tracking import Logged
+from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import short_hash
-from rotquant.reporting.figures import draw as figures
-from rotquant.reporting.pages.markdown import markdown
-from rotquant.reporting.pages.report import report_of
-from rotquant.reporting.tracking import Logged
-from rotquant.study import values as collected
-from rotquant.study.project import Project, load_project
-from rotquant.study.quantities import quantities
-from rotquant.study.results import RunResult, run_path, write_result
-from rotquant.study.values import Number, Place, Values
 from tests.project import CONFIG, PUBLISHED, TABLES, Copy
 
 VALUES = {"Baseline": 10.0, "QuaRot": 11.0}
@@ -158,7 +158,7 @@ def compute(project: Project, name: str = "quarot_table1", **special: float) -> 
 
 
 def load(root: Path, monkeypatch: pytest.MonkeyPatch, *tables: dict[str, Any]) -> Project:
-    monkeypatch.setattr(rotquant.study.project, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    monkeypatch.setattr(reproduction.tables.project, "checkpoint_digest", lambda path: short_hash(Path(path).name))
     copy = Copy(root)
     copy.set_tables({**TABLES, "tables": list(tables)})
     slots = {**CONFIG["slots"], "Llama-3-8B": {"checkpoint": "models/small"}}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rotquant.bench import registry
-from rotquant.bench.records import CellRecord, Measurement, Record, Sitting, write_record
-from rotquant.identity.code import PACKAGE, code_files
-from rotquant.study.speed.definitions import SpeedCell, SpeedTable
+from reproduction.benchmarks import registry
+from reproduction.benchmarks.records import CellRecord, Measurement, Record, Sitting, write_record
+from reproduction.identity.code import PACKAGE, code_files
+from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
 
 SPEED: dict[str, Any] = {
     "paper": "quarot",

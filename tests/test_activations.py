@@ -8,18 +8,19 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from reproduction.frame import values as tables
+from reproduction.metrics.magnitudes import magnitudes
+from reproduction.metrics.settings import Magnitudes
+from reproduction.render.figures import draw as figures
+from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.tables import project as projects
+from reproduction.tables.project import Project, load_project
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.foundation.files import short_hash
-from rotquant.metrics.magnitudes import magnitudes
 from rotquant.models.rotation.fusing import fuse_norms, rotate
 from rotquant.models.simulation.wrapping import Wrapping, wrap
-from rotquant.recipes.schemes import Magnitudes, QuantizationScheme, RotationScheme
-from rotquant.reporting.figures import draw as figures
-from rotquant.study import project as projects
-from rotquant.study import values as tables
-from rotquant.study.project import Project, load_project
-from rotquant.study.results import RunResult, run_path, write_result
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.text import Tokens
 from tests.models import FAMILIES, tiny_model, tiny_tokens
 from tests.project import Copy

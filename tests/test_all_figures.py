@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from reproduction.render.figures import draw as figures
+from reproduction.render.figures import panels
+from reproduction.render.figures.style import PUBLISHED, PUBLISHED_MARK, styled
+from reproduction.render.speed import figures as speed
+from reproduction.tables import project as projects
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.tables import Table
 from rotquant.foundation.files import short_hash
-from rotquant.reporting.figures import draw as figures
-from rotquant.reporting.figures import panels
-from rotquant.reporting.figures.style import PUBLISHED, PUBLISHED_MARK, styled
-from rotquant.reporting.speed import figures as speed
-from rotquant.study import project as projects
-from rotquant.study.project import Project, load_project
-from rotquant.study.tables import Table
 from tests import drawings
 from tests.project import REPOSITORY
 

@@ -24,8 +24,8 @@ def names(project: Copy) -> dict[str, list[str]]:
     """The archives of a project's table, by kind."""
     code = """
 from pathlib import Path
-from rotquant.study.archives import archive_of
-from rotquant.study.planning import current_plan
+from reproduction.run.archives import archive_of
+from reproduction.run.planning import current_plan
 plan = current_plan(Path.cwd())
 for kind, keys in (("rotations", plan.rotations), ("weights", plan.weights), ("measured", plan.parts)):
     print(*(archive_of(plan, kind, key) for key in keys))
@@ -79,12 +79,12 @@ def test_pages_are_made_from_what_was_received_and_nothing_is_computed(store: tu
 
 def test_an_archive_of_other_code_is_neither_made_nor_received(store: tuple[Copy, Path], home: Copy) -> None:
     (archive,) = (store[1] / "measured").iterdir()
-    home.edit("rotquant/study/stages/weights.py", "sleep(0.05)", "sleep(0.04)")
+    home.edit("workflow/reproduction/run/stages/weights.py", "sleep(0.05)", "sleep(0.04)")
     status, output = home.rotquant("runs", "import", str(archive))
     assert (status, output) == (0, "1 runs are here\n6 runs of other settings or code were left out\n")  # the baseline
     assert len(list(home.root.glob("results/runs/*"))) == 1
     assert not list(home.root.glob("results/weights/*"))
-    home.edit("rotquant/study/stages/runs.py", "def measure_runs(", "UNUSED = 1\n\n\ndef measure_runs(")
+    home.edit("workflow/reproduction/run/stages/runs.py", "def measure_runs(", "UNUSED = 1\n\n\ndef measure_runs(")
     status, output = home.rotquant("runs", "import", str(archive))
     assert (status, output.count("\n")) == (2, 1)
     assert "none of the 7 runs is of the settings and the code" in output

@@ -10,9 +10,9 @@ from string import Template
 import pytest
 import yaml
 
+from reproduction.commands import runs
+from reproduction.run.planning import current_plan
 from rotquant.cli import app
-from rotquant.commands import runs
-from rotquant.study.planning import current_plan
 from tests.places import make_places, snapshot
 
 

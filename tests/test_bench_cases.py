@@ -6,17 +6,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rotquant.bench.arguments import gpu as arguments
-from rotquant.bench.arguments.partition import FakeQuantizeArguments, RoundRowsArguments
-from rotquant.bench.gpu.attention import float_case, int4_case
-from rotquant.bench.gpu.baselines import decode_attentions
-from rotquant.bench.gpu.layers import linear, linear_case
-from rotquant.bench.gpu.partition import fake_quantize_case, round_rows_case
-from rotquant.bench.gpu.transforms import quantize_case, transform_call
-from rotquant.bench.records import Measurement
-from rotquant.bench.timing import case as measurement
-from rotquant.bench.timing.case import Case, fastest, measure
-from rotquant.bench.timing.gpu import Timing
+from reproduction.benchmarks.arguments import gpu as arguments
+from reproduction.benchmarks.arguments.partition import FakeQuantizeArguments, RoundRowsArguments
+from reproduction.benchmarks.gpu.attention import float_case, int4_case
+from reproduction.benchmarks.gpu.baselines import decode_attentions
+from reproduction.benchmarks.gpu.layers import linear, linear_case
+from reproduction.benchmarks.gpu.partition import fake_quantize_case, round_rows_case
+from reproduction.benchmarks.gpu.transforms import quantize_case, transform_call
+from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.timing import case as measurement
+from reproduction.benchmarks.timing.case import Case, fastest, measure
+from reproduction.benchmarks.timing.gpu import Timing
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.launch import overlap
 
@@ -142,7 +142,7 @@ def test_the_quantized_step_appends_its_token_and_attends_to_it(
 
 def test_the_16_bit_step_appends_its_token_and_attends_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "rotquant.bench.gpu.attention.fastest_attention",
+        "reproduction.benchmarks.gpu.attention.fastest_attention",
         lambda q, k, v: torch.nn.functional.scaled_dot_product_attention,
     )
     case = float_case(step("fp16", kv_heads=4), CPU)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rotquant.bench.arguments.files import CheckpointArguments
-from rotquant.bench.files.checkpoints import checkpoint, hugging_face_linears
-from rotquant.bench.shapes import SHAPES
+from reproduction.benchmarks.arguments.files import CheckpointArguments
+from reproduction.benchmarks.files.checkpoints import checkpoint, hugging_face_linears
+from reproduction.benchmarks.shapes import SHAPES
 from rotquant.decoder.config import DecoderConfig
 from rotquant.foundation.errors import ConfigError
 from rotquant.models.architectures import architecture_of

@@ -19,13 +19,15 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from reproduction.benchmarks.arguments.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
+from reproduction.benchmarks.cpu import benchmarks as cpu
+from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, CpuLayer, CpuShape, random_cpu_decoder
+from reproduction.benchmarks.shapes import SHAPES
+from reproduction.benchmarks.timing import cpu as cpu_timing
+from reproduction.benchmarks.timing.gpu import Timing
+from reproduction.run.stages import speed as measuring
+from reproduction.tables.speed.loading import load_speed
 from rotquant import api
-from rotquant.bench.arguments.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
-from rotquant.bench.cpu import benchmarks as cpu
-from rotquant.bench.cpu.decoder import CpuCache, CpuDecoder, CpuLayer, CpuShape, random_cpu_decoder
-from rotquant.bench.shapes import SHAPES
-from rotquant.bench.timing import cpu as cpu_timing
-from rotquant.bench.timing.gpu import Timing
 from rotquant.foundation.errors import ConfigError
 from rotquant.kernels.cpu import operators
 from rotquant.kernels.cpu.layout import DotWeight
@@ -33,8 +35,6 @@ from rotquant.kernels.launch.operators import references
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
-from rotquant.study.speed.loading import load_speed
-from rotquant.study.stages import speed as measuring
 from tests.models import TINY_SHAPE
 from tests.project import Copy
 from tests.speed import SPEED

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rotquant.bench.arguments.fp8 import Fp8NetworkArguments
-from rotquant.bench.gpu import fp8
-from rotquant.bench.gpu.models import decoder_config
-from rotquant.bench.shapes import SHAPES
-from rotquant.bench.timing.gpu import Timing
+from reproduction.benchmarks.arguments.fp8 import Fp8NetworkArguments
+from reproduction.benchmarks.gpu import fp8
+from reproduction.benchmarks.gpu.models import decoder_config
+from reproduction.benchmarks.shapes import SHAPES
+from reproduction.benchmarks.timing.gpu import Timing
 from rotquant.decoder.fp8 import random_fp8_decoder
 from tests.models import TINY_SHAPE
 

@@ -7,17 +7,17 @@ import torch
 from pydantic import ValidationError
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from rotquant.bench.arguments.learning import (
+from reproduction.benchmarks.arguments.learning import (
     CalibrateArguments,
     DistillArguments,
     LearnRotationsArguments,
     PrefixQuantArguments,
 )
-from rotquant.bench.learning import benchmarks as learning
-from rotquant.bench.learning import distillation, static
-from rotquant.bench.learning import models as learning_models
-from rotquant.bench.learning.benchmarks import gptq, learn, learning_seconds
-from rotquant.bench.learning.models import MODELS, random_model_on, shape_config
+from reproduction.benchmarks.learning import benchmarks as learning
+from reproduction.benchmarks.learning import distillation, static
+from reproduction.benchmarks.learning import models as learning_models
+from reproduction.benchmarks.learning.benchmarks import gptq, learn, learning_seconds
+from reproduction.benchmarks.learning.models import MODELS, random_model_on, shape_config
 from rotquant.foundation.errors import ConfigError, KernelError
 from rotquant.methods.gptq import GPTQ
 from rotquant.methods.spinquant import SpinQuant

@@ -12,14 +12,14 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from rotquant.bench.records import Measurement, read_record
-from rotquant.bench.registry import Benchmark
+from reproduction.benchmarks.records import Measurement, read_record
+from reproduction.benchmarks.registry import Benchmark
+from reproduction.run.stages import speed as measuring
+from reproduction.tables.speed.definitions import SpeedTable
+from reproduction.tables.speed.loading import load_speed
 from rotquant.commands.root import cli
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import KernelError, ResultError
-from rotquant.study.speed.definitions import SpeedTable
-from rotquant.study.speed.loading import load_speed
-from rotquant.study.stages import speed as measuring
 from tests.project import Copy
 from tests.speed import SPEED, STATE, files_timed
 
@@ -173,7 +173,11 @@ def test_a_time_depends_on_kernels_benchmarks_and_decoder_and_not_on_what_is_eva
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = files_timed("block", monkeypatch)
-    timed = {"rotquant/bench/timing/gpu.py", "rotquant/kernels/products/gemm.py", "rotquant/decoder/model.py"}
+    timed = {
+        "workflow/reproduction/benchmarks/timing/gpu.py",
+        "rotquant/kernels/products/gemm.py",
+        "rotquant/decoder/model.py",
+    }
     assert timed | {"kernels/gemm_sm90.cu", "kernels/include/gemm.cuh"} <= files
     rooms = ("recipes", "foundation", "identity", "study", "methods", "metrics", "reporting", "qat")
     assert not [path for path in files if path.startswith(tuple(f"rotquant/{room}/" for room in rooms))]

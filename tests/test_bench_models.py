@@ -5,15 +5,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rotquant.bench.arguments.gpu import (
+from reproduction.benchmarks.arguments.gpu import (
     BlockArguments,
     FirstTokenArguments,
     GenerateArguments,
     WholeDecoderArguments,
 )
-from rotquant.bench.gpu import models
-from rotquant.bench.shapes import SHAPES
-from rotquant.bench.timing.gpu import Timing
+from reproduction.benchmarks.gpu import models
+from reproduction.benchmarks.shapes import SHAPES
+from reproduction.benchmarks.timing.gpu import Timing
 from rotquant.foundation.errors import ConfigError
 from tests.models import TINY_SHAPE
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from rotquant.bench.arguments.gpu import DecodeAttentionArguments, LinearArguments, QuantizeArguments
-from rotquant.bench.arguments.learning import CalibrateArguments, LearnRotationsArguments
-from rotquant.bench.arguments.partition import FakeQuantizeArguments, RoundRowsArguments
-from rotquant.bench.gpu import attention, layers, partition, transforms
-from rotquant.bench.gpu.models import decoder_config
-from rotquant.bench.learning.models import shape_config
+from reproduction.benchmarks.arguments.gpu import DecodeAttentionArguments, LinearArguments, QuantizeArguments
+from reproduction.benchmarks.arguments.learning import CalibrateArguments, LearnRotationsArguments
+from reproduction.benchmarks.arguments.partition import FakeQuantizeArguments, RoundRowsArguments
+from reproduction.benchmarks.gpu import attention, layers, partition, transforms
+from reproduction.benchmarks.gpu.models import decoder_config
+from reproduction.benchmarks.learning.models import shape_config
+from reproduction.tables.speed.loading import load_speed
 from rotquant.foundation.errors import KernelError
-from rotquant.study.speed.loading import load_speed
 
 ROOT = Path(__file__).parents[1]
 TABLES = load_speed(ROOT)

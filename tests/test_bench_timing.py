@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from rotquant.bench.gpu.baselines import copy_case, fp8_linear, int8_linear
-from rotquant.bench.timing.case import gpu, measure
-from rotquant.bench.timing.gpu import rotations, time_gpu
+from reproduction.benchmarks.gpu.baselines import copy_case, fp8_linear, int8_linear
+from reproduction.benchmarks.timing.case import gpu, measure
+from reproduction.benchmarks.timing.gpu import rotations, time_gpu
 from rotquant.foundation.errors import KernelError
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from reproduction.frame.values import Values
+from reproduction.render.pages.grids import BITS, value_grids
+from reproduction.render.pages.origins import row_bits
+from reproduction.run.results import RunResult
+from reproduction.tables.project import load_project
 from rotquant.methods.spinquant.learning import learn_rotations
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
-from rotquant.reporting.pages.grids import BITS, value_grids
-from rotquant.reporting.pages.origins import row_bits
-from rotquant.study.project import load_project
-from rotquant.study.results import RunResult
-from rotquant.study.values import Values
 from rotquant.weights.bits import bits_per_weight
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import save_quantized

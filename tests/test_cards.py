@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rotquant.commands.diagnose import CARD_END, CARD_START, _write_card
+from rotquant.commands.diagnosis import tables
 from rotquant.metrics.diagnostics import Costs, find_sinks
-from rotquant.reporting.diagnosis import tables
 from tests import cards
 from tests.test_diagnostics import BOS, COSTS, SINK, VOCABULARY, planted, result
 

@@ -17,9 +17,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rotquant.foundation import contents, hub
 from rotquant.foundation.errors import CheckpointError, UnsupportedArchitectureError
-from rotquant.identity.checkpoints import checkpoint_digest, refuse_other
 from rotquant.models.checkpoints import check_kind, config_of, load_checkpoint, load_tokenizer
 from rotquant.models.declared import ROPE_FIELDS
+from rotquant.models.digests import checkpoint_digest, refuse_other
 from tests.models import FAMILIES, VOCABULARY, tiny_model
 
 
@@ -171,7 +171,7 @@ def test_a_checkpoint_that_changed_since_the_plan_is_refused(folder: Path) -> No
 
 def test_digests_need_neither_torch_nor_transformers(folder: Path) -> None:
     code = (
-        "import sys; from rotquant.identity.checkpoints import checkpoint_digest; checkpoint_digest(sys.argv[1]); "
+        "import sys; from rotquant.models.digests import checkpoint_digest; checkpoint_digest(sys.argv[1]); "
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reproduction.claims.claims import Score, Verdict, judge, outcomes, score
+from reproduction.claims.effects import CHECKS, Numbers
+from reproduction.claims.findings import Finding
+from reproduction.frame.values import Number, Values
+from reproduction.tables.checks import Check, is_direction
+from reproduction.tables.project import Project
+from reproduction.tables.quantities import AVERAGE, KL, LOG_ODDS, PERPLEXITY, SNR_DB, Quantity
+from reproduction.tables.tables import Table
 from rotquant.foundation.errors import ConfigError
-from rotquant.reporting.claims import Score, Verdict, judge, outcomes, score
-from rotquant.reporting.effects import CHECKS, Numbers
-from rotquant.reporting.findings import Finding
-from rotquant.study.checks import Check, is_direction
-from rotquant.study.project import Project
-from rotquant.study.quantities import AVERAGE, KL, LOG_ODDS, PERPLEXITY, SNR_DB, Quantity
-from rotquant.study.tables import Table
-from rotquant.study.values import Number, Values
 
 PAPER = {
     ("Baseline", "7B"): 5.47,

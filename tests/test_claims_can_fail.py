@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rotquant.reporting.claims import judge
-from rotquant.study.checks import Claim, named_by, named_by_experiment, quantities_in
-from rotquant.study.project import Project, load_project
-from rotquant.study.quantities import Quantity
-from rotquant.study.tables import Table
-from rotquant.study.values import Number, Values, known_quantities, printed
+from reproduction.claims.claims import judge
+from reproduction.frame.values import Number, Values, known_quantities, printed
+from reproduction.tables.checks import Claim, named_by, named_by_experiment, quantities_in
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import Quantity
+from reproduction.tables.tables import Table
 from tests.project import REPOSITORY
 
 Numbers = dict[tuple[str, str, str], Number]

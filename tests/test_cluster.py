@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from reproduction.run.cluster import lost_jobs
 from rotquant.foundation.data import merge
-from rotquant.study.cluster import lost_jobs
 from tests.project import CONFIG, REPOSITORY, Copy
 from tests.test_workflow import REPORT, one_column
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
+from reproduction.tables import project as projects
+from reproduction.tables.configuration import DEFAULT, Config, load_config, plain
+from reproduction.tables.resolution import resolve
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantError
 from rotquant.foundation.files import short_hash
 from rotquant.foundation.written import read_yaml
-from rotquant.identity.checkpoints import refuse_other
+from rotquant.models.digests import refuse_other
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
-from rotquant.study import project as projects
-from rotquant.study.configuration import DEFAULT, Config, load_config, plain
-from rotquant.study.resolution import resolve
 from tests.hostile import LAUGHS
 from tests.project import CONFIG, REPOSITORY, Copy
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from reproduction.shipped.tokenizer import train_tokenizer
 from rotquant.foundation.errors import CorpusError
 from rotquant.recipes.schemes import Calibration
 from rotquant.text import (
@@ -34,7 +35,6 @@ from rotquant.text import (
 )
 from rotquant.text import docstrings as module
 from rotquant.text import packages as installed
-from rotquant.training.tokenizer import train_tokenizer
 
 LONG = "A sentence that is long enough to count as documentation, number {}."
 

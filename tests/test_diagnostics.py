@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rotquant.commands.diagnose import diagnose
+from rotquant.commands.diagnosis import asked, tables, token_text
 from rotquant.foundation.errors import RecipeError
 from rotquant.metrics.diagnostics import ASKED, Costs, find_sinks, measure_costs, variants
 from rotquant.metrics.perplexity import PerplexityResult, perplexity
@@ -18,7 +19,6 @@ from rotquant.metrics.zeroshot import Scores, prepare
 from rotquant.metrics.zeroshot.suites import choices_of, log_odds_of
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
-from rotquant.reporting.diagnosis import asked, tables, token_text
 from rotquant.text import Tokens
 from rotquant.weights.build import build_weights, quantized_forward
 from tests.models import VOCABULARY, tiny_model

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from reproduction.metrics.outliers import READERS, outlier_statistics
+from reproduction.metrics.settings import Outliers
 from rotquant.foundation.errors import CorpusError
-from rotquant.metrics.outliers import READERS, outlier_statistics
 from rotquant.metrics.snr import end_to_end_snr, window_snr
 from rotquant.models.architectures import architecture_of
 from rotquant.models.rotation.fusing import fuse_norms, rotate
 from rotquant.models.simulation.wrapping import Wrapping, wrap
-from rotquant.recipes.schemes import SNR, Outliers, QuantizationScheme, RotationScheme
+from rotquant.recipes.schemes import SNR, QuantizationScheme, RotationScheme
 from rotquant.tensors.distortion import decibel, kurtosis, relative_error, square_sum
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.text import Tokens

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.nn.functional import kl_div
 
+from reproduction.identity.run import Run
+from reproduction.run.stages import runs as stage
 from rotquant.foundation.errors import CheckpointError
-from rotquant.identity.run import Run
 from rotquant.metrics import divergence as kept
 from rotquant.metrics.divergence import divergence, float_states
 from rotquant.metrics.perplexity import perplexity
 from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
-from rotquant.study.stages import runs as stage
 from rotquant.text import Tokens
 from tests.models import tiny_model
 

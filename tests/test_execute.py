@@ -102,7 +102,7 @@ def test_results_that_cannot_be_written_are_one_sentence_before_any_process_star
 def test_a_killed_worker_costs_its_step_alone(tmp_path: Path) -> None:
     project = Copy(tmp_path)
     killed = "import os, signal\n    if run.seed: os.kill(os.getpid(), signal.SIGKILL)\n    if Path"
-    project.edit("rotquant/study/stages/weights.py", "if Path", killed)
+    project.edit("workflow/reproduction/run/stages/weights.py", "if Path", killed)
     status, output = project.rotquant(*EXECUTE[1:], "--jobs", "2")
     assert status == 2
     assert "its process was ended by SIGKILL" in output
@@ -117,7 +117,7 @@ def test_without_lm_eval_zero_shot_runs_are_left_out_and_named(tmp_path: Path) -
     project.set_tables({**TABLES, "tables": [{**fields, "metrics": both, "claims": []}]})
     paper = {"slots": {"Llama-2-13B": {"compute": False}}, "zero_shot": {"suite": "paper", "corpus": None}}
     project.set_config(merge(CONFIG, paper))
-    project.edit("rotquant/study/execution.py", '"lm_eval"', '"no_such_package"')
+    project.edit("workflow/reproduction/run/execution.py", '"lm_eval"', '"no_such_package"')
     status, output = project.rotquant(*EXECUTE[1:])
     assert status == 2
     assert "3 runs of the papers' zero-shot tasks were left out (quarot_table1-" in output

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rotquant.study.stages import text
+from reproduction.run.stages import text
 from rotquant.text import CorpusSpec, load_text, tokenize
 from tests.test_checkpoints import tiny_tokenizer
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rotquant.reporting.claims import judge
-from rotquant.study.checks import Claim, named_by_experiment, quantities_in
-from rotquant.study.project import Project, load_project
-from rotquant.study.tables import Table
-from rotquant.study.values import Number, Place
+from reproduction.claims.claims import judge
+from reproduction.frame.values import Number, Place
+from reproduction.tables.checks import Claim, named_by_experiment, quantities_in
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.tables import Table
 from tests.project import REPOSITORY
 
 DRAWS = 100

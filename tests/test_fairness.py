@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from rotquant.identity.run import Run
+from reproduction.identity.run import Run
+from reproduction.render.pages.effort import given
+from reproduction.tables.project import Project, load_project
 from rotquant.recipes.method import Effort
 from rotquant.recipes.presets import PRESETS, preset
-from rotquant.reporting.pages.effort import given
-from rotquant.study.project import Project, load_project
 from tests.project import REPOSITORY
 
 #: Widths of the papers' models, which their numbers of groups and outlier features are made for.

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from reproduction.frame import values as collected
+from reproduction.render.figures import draw as figures
+from reproduction.render.figures.axes import PercentAxis, change_label, fit_labels
+from reproduction.render.figures.changes import Change
+from reproduction.render.figures.style import styled
+from reproduction.tables.project import Project
 from rotquant.commands.root import cli
-from rotquant.reporting.figures import draw as figures
-from rotquant.reporting.figures.axes import PercentAxis, change_label, fit_labels
-from rotquant.reporting.figures.changes import Change
-from rotquant.reporting.figures.style import styled
-from rotquant.study import values as collected
-from rotquant.study.project import Project
 from tests.reports import changed, every_kind
 
 

@@ -12,16 +12,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from reproduction.shipped.finetuning import FineTuning, fine_tune
 from rotquant.foundation.errors import CheckpointError, ConfigError
-from rotquant.identity.checkpoints import checkpoint_digest
 from rotquant.metrics.zeroshot.items import task_items
 from rotquant.metrics.zeroshot.passages import read
 from rotquant.metrics.zeroshot.practice import practice
 from rotquant.models.checkpoints import kind_of, load_checkpoint, local_folder, weights_digest
 from rotquant.models.deltas import CONFIG, WEIGHTS
+from rotquant.models.digests import checkpoint_digest
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.text import load_rows
-from rotquant.training.finetuning import FineTuning, fine_tune
 from rotquant.training.lowrank import FIRST, PREFIX, SECOND, merged, with_deltas
 
 ROOT = Path(__file__).parents[1]
@@ -102,8 +102,8 @@ def test_training_lowers_the_loss_and_counts_what_it_trained(models: Path):
 
 
 def test_only_answers_are_learned():
+    from reproduction.shipped.finetuning import _batch, _sample
     from rotquant.models.checkpoints import load_tokenizer
-    from rotquant.training.finetuning import _batch, _sample
 
     tokenizer = load_tokenizer(BASE)
     ids, learned = _sample(tokenizer, TEXTS[0])

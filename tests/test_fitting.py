@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from reproduction.words.describe import settings
 from rotquant import api
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.spinquant.network import Bases
@@ -16,7 +17,6 @@ from rotquant.models.fitting import check_fits, fitted
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
-from rotquant.reporting.words.describe import settings
 from tests.invariance import invariance_error
 from tests.models import VOCABULARY, tiny_model, tiny_tokens
 from tests.test_checkpoints import tiny_tokenizer

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rotquant.reporting.claims import Verdict, judge
-from rotquant.study.checks import Given
-from rotquant.study.project import Project, load_project
-from rotquant.study.quantities import OUTLIER_TOKENS, PERPLEXITY
-from rotquant.study.values import Number
+from reproduction.claims.claims import Verdict, judge
+from reproduction.frame.values import Number
+from reproduction.tables.checks import Given
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import OUTLIER_TOKENS, PERPLEXITY
 from tests.project import REPOSITORY
 from tests.test_claims import table
 from tests.test_verdicts import Measured, measured

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rotquant.identity.run import Run
+from reproduction.claims.claims import Verdict, judge
+from reproduction.claims.guessing import knowing_nothing
+from reproduction.frame.values import Number
+from reproduction.identity.run import Run
+from reproduction.run.results import RunResult
+from reproduction.run.samples import pack
+from reproduction.tables.quantities import AVERAGE, LOG_ODDS, Quantity
 from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity, ZeroShot
-from rotquant.reporting.claims import Verdict, judge
-from rotquant.reporting.guessing import knowing_nothing
-from rotquant.study.quantities import AVERAGE, LOG_ODDS, Quantity
-from rotquant.study.results import RunResult
-from rotquant.study.samples import pack
-from rotquant.study.values import Number
 from tests.test_claims import BETTER, CASES, table
 
 ITEMS = 400

@@ -9,10 +9,10 @@ import scipy.stats
 import torch
 from pydantic import ValidationError
 
-from rotquant.metrics import hadamard_kurtosis as sampled
-from rotquant.metrics.hadamard_kurtosis import SHAPES, Shape, hadamard_kurtosis, jackknife, kurtosis_of, power_sums
-from rotquant.recipes.schemes import HadamardKurtosis
-from rotquant.study.quantities import HADAMARD_KURTOSIS
+from reproduction.metrics import hadamard_kurtosis as sampled
+from reproduction.metrics.hadamard_kurtosis import SHAPES, Shape, hadamard_kurtosis, jackknife, kurtosis_of, power_sums
+from reproduction.metrics.settings import HadamardKurtosis
+from reproduction.tables.quantities import HADAMARD_KURTOSIS
 
 INDEPENDENT = tuple(name for name in SHAPES if name not in ("turned_two_point", "common_scale"))
 SMALL = HadamardKurtosis(sizes=(2, 8, 64), samples=2**18, batches=32)

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rotquant.commands.report import report_app
+from reproduction.commands.report import report_app
+from reproduction.frame import values as tables
+from reproduction.render import html
+from reproduction.render.figures import draw as figures
+from reproduction.render.html.inline_svg import inline_svg
+from reproduction.render.html.pages import render_pages
+from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.tables import project as projects
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import short_hash, write_text
-from rotquant.reporting import html
-from rotquant.reporting.figures import draw as figures
-from rotquant.reporting.html.inline_svg import inline_svg
-from rotquant.reporting.html.pages import render_pages
-from rotquant.study import project as projects
-from rotquant.study import values as tables
-from rotquant.study.project import Project, load_project
-from rotquant.study.quantities import quantities
-from rotquant.study.results import RunResult, run_path, write_result
 from tests.project import Copy
 from tests.reports import page as markdown_page
 

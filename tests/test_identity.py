@@ -15,17 +15,13 @@ import pytest
 import torch
 import yaml
 
-from rotquant.foundation.errors import CorpusError, ResultError
-from rotquant.foundation.files import file_digest, read_json, write_json
-from rotquant.identity import code
-from rotquant.identity.records import signed
-from rotquant.identity.run import Run
-from rotquant.identity.texts import refuse_other_text, text_digest
-from rotquant.recipes.corpus import CorpusSpec
-from rotquant.study.execution import units, wanted
-from rotquant.study.plan import Plan
-from rotquant.study.planning import current_plan
-from rotquant.study.results import (
+from reproduction.identity import code
+from reproduction.identity.records import signed
+from reproduction.identity.run import Run
+from reproduction.run.execution import units, wanted
+from reproduction.run.plan import Plan
+from reproduction.run.planning import current_plan
+from reproduction.run.results import (
     HISTORY_FILE,
     ROTATION_RECORD,
     ROTATIONS_FILE,
@@ -38,7 +34,11 @@ from rotquant.study.results import (
     weights_path,
     write_result,
 )
-from rotquant.study.stages import jobs
+from reproduction.run.stages import jobs
+from rotquant.foundation.errors import CorpusError, ResultError
+from rotquant.foundation.files import file_digest, read_json, write_json
+from rotquant.recipes.corpus import CorpusSpec
+from rotquant.text.digests import refuse_other_text, text_digest
 from tests.models import tiny_model
 from tests.project import CONFIG, TABLES, Copy
 from tests.test_checkpoints import tiny_tokenizer
@@ -116,7 +116,7 @@ def record_all(plan: Plan) -> None:
 
 def scores(run: Run) -> dict[str, float]:
     """Numbers for all quantities of a run."""
-    from rotquant.study.quantities import quantities
+    from reproduction.tables.quantities import quantities
 
     return {quantity.name: 2.0 for quantity in quantities(run.metric)}
 
@@ -199,7 +199,7 @@ COUNTS: dict[str, tuple[Callable[[], None], set[str]]] = {
     "metric": (edited("config/config.yaml", "evaluation", "max_windows", value=1), {"runs"}),
     "seed": (edited("config/config.yaml", "seeds", value=[1]), ALL),
     "dtype": (edited("config/config.yaml", "dtype", value="bfloat16"), ALL),
-    "code: a stage": (appended("rotquant/study/stages/runs.py", "x = 1\n"), {"runs"}),
+    "code: a stage": (appended("workflow/reproduction/run/stages/runs.py", "x = 1\n"), {"runs"}),
     "code: the divergence from full precision": (appended("rotquant/metrics/divergence.py", "x = 1\n"), {"runs"}),
     "code: log-odds of items": (appended("rotquant/metrics/zeroshot/odds.py", "x = 1\n"), {"runs"}),
     "code: what stages share": (appended("rotquant/tensors/quantization.py", "x = 1\n"), ALL),
@@ -227,8 +227,8 @@ SAYS_NOTHING: dict[str, Callable[[], None]] = {
         edited("config/config.yaml", "corpora", "wikitext2", "path", value="texts")(),
     ),
     "documentation": source("rotquant/tensors/quantization.py", '"""', '"""More: '),
-    "comment": appended("rotquant/study/stages/runs.py", "# a comment\n"),
-    "rendering": appended("rotquant/reporting/pages/markdown.py", "x = 1\n"),
+    "comment": appended("workflow/reproduction/run/stages/runs.py", "# a comment\n"),
+    "rendering": appended("workflow/reproduction/render/pages/markdown.py", "x = 1\n"),
     "a method that is not used": appended("rotquant/methods/duquant/__init__.py", "x = 1\n"),
     "another words of the table": edited(TABLE, "tables", 0, "caption", value="Another caption."),
     "order of keys": lambda: Path("config/config.yaml").write_text(
@@ -285,11 +285,13 @@ def test_a_job_computes_by_the_planned_code_or_not_at_all(project: Path, monkeyp
     monkeypatch.setattr(code, "LOADED", code.sources())
     monkeypatch.setattr(code, "_STAMPS", {})
     code.refuse_other_code(planned, plan.sources, "weights", run.recipe)
-    appended("rotquant/reporting/pages/markdown.py", "x = 1\n")()
-    appended("rotquant/study/stages/runs.py", "x = 1\n")()
+    appended("workflow/reproduction/render/pages/markdown.py", "x = 1\n")()
+    appended("workflow/reproduction/run/stages/runs.py", "x = 1\n")()
     forget()
     code.refuse_other_code(planned, "another", "weights", run.recipe)
-    with pytest.raises(ResultError, match=r"'runs' changed since the plan was made \(rotquant/study/stages/runs.py\)"):
+    with pytest.raises(
+        ResultError, match=r"'runs' changed since the plan was made \(workflow/reproduction/run/stages/runs.py\)"
+    ):
         code.refuse_other_code(plan.runs[run.key].code, "another", "runs", run.recipe)
     monkeypatch.setattr(code, "LOADED", code.sources())  # a process that loads the edited files
     with pytest.raises(ResultError, match="'runs' changed since the plan was made: start again"):
@@ -320,6 +322,6 @@ def test_every_stage_follows_its_modules() -> None:
     names = {stage: {str(path.relative_to(code.PACKAGE.parent)) for path in found} for stage, found in files.items()}
     for stage in ("rotations", "weights", "runs"):
         assert not [name for name in names[stage] if name.startswith(("rotquant/reporting", "rotquant/foundation"))]
-        assert {"rotquant/study/stages/text.py", "rotquant/text/windows.py"} <= names[stage]
+        assert {"workflow/reproduction/run/stages/text.py", "rotquant/text/windows.py"} <= names[stage]
     assert {"kernels/hadamard_any.cu", "kernels/include/row_share.cuh"} <= names["runs"]
     assert any(name.endswith(".jinja") for name in names["reports"])

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import yaml
 
+from reproduction.claims import claims
+from reproduction.frame import values as tables
+from reproduction.identity.run import Run
+from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.run.stages import measures
+from reproduction.tables import project as projects
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import short_hash
-from rotquant.identity.run import Run
-from rotquant.reporting import claims
-from rotquant.study import project as projects
-from rotquant.study import values as tables
-from rotquant.study.project import Project, load_project
-from rotquant.study.quantities import quantities
-from rotquant.study.results import RunResult, run_path, write_result
-from rotquant.study.stages import measures
 from tests.project import CONFIG, REPOSITORY, Copy
 from tests.reports import drawn, page
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rotquant.reporting.tracking import Logged
-from rotquant.study.project import Project
-from rotquant.study.results import RunResult, read_result, run_path, write_result
+from reproduction.render.tracking import Logged
+from reproduction.run.results import RunResult, read_result, run_path, write_result
+from reproduction.tables.project import Project
 from tests.reports import compute, load, page, table
 from tests.test_tracking import LEARNED, learned_record
 

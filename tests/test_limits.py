@@ -7,24 +7,25 @@ from typing import Any
 import pytest
 import torch
 
+from reproduction.metrics.magnitudes import magnitudes
+from reproduction.metrics.outliers import outlier_statistics
+from reproduction.metrics.settings import Magnitudes, MaximaByToken, Outliers
+from reproduction.metrics.token_maxima import token_maxima as maxima_by_token
+from reproduction.shipped import TrainingConfig
 from rotquant.api import limits_of
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.methods.llm_qat.training import generate
 from rotquant.methods.spinquant.learning import learn_rotations
 from rotquant.metrics.diagnostics import measure_costs
-from rotquant.metrics.magnitudes import magnitudes
-from rotquant.metrics.outliers import outlier_statistics
 from rotquant.metrics.perplexity import perplexity
 from rotquant.metrics.snr import end_to_end_snr
-from rotquant.metrics.token_maxima import token_maxima as maxima_by_token
 from rotquant.models.limits import Limits, advised_length
 from rotquant.models.outlier_tokens import token_maxima
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import SNR, Magnitudes, MaximaByToken, Outliers, Perplexity
+from rotquant.recipes.schemes import SNR, Perplexity
 from rotquant.text import Tokens
-from rotquant.training import TrainingConfig
 from tests.models import VOCABULARY, tiny_model, tiny_tokens
 
 TEXT = Tokens(tiny_tokens(1, 1200)[0])

@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch.nn.utils import parametrize
 
+from reproduction.run.stages import weights
+from reproduction.run.stages.weights import compute_weights
+from reproduction.tables.project import load_project
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.llm_qat import training as llm_qat
 from rotquant.methods.llm_qat.training import distillation_loss, generate, train, train_model
@@ -17,9 +20,6 @@ from rotquant.qat import writing
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
-from rotquant.study.project import load_project
-from rotquant.study.stages import weights
-from rotquant.study.stages.weights import compute_weights
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward

@@ -13,29 +13,29 @@ from typing import Any
 
 import pytest
 
+from reproduction.claims.claims import Answer, Outcome, Verdict, judge, outcomes
+from reproduction.claims.estimates import Interval
+from reproduction.claims.findings import Finding
+from reproduction.claims.widths import Course, Line
+from reproduction.frame import values as collected
+from reproduction.frame.values import Number, Place, Text, Values, printed, printed_texts
+from reproduction.render import html
+from reproduction.render.figures import draw as figures
+from reproduction.render.html.pages import render_pages
+from reproduction.render.meaning.pages import Words, of_claims
+from reproduction.render.meaning.sayings import Saying, Teller, sayings
+from reproduction.render.meaning.tables import meaning_of, of_effects
+from reproduction.render.meaning.words import Unit, clause, told
+from reproduction.render.pages.report import report_of
+from reproduction.render.pages.verdicts import claims_of
+from reproduction.render.settings.meaning import meaning_of_settings
+from reproduction.render.speed.report import speed_report
+from reproduction.run.results import table_path
+from reproduction.tables.checks import Claim, headline
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import KL, MAGNITUDES, PERPLEXITY, Quantity
+from reproduction.tables.tables import Effect, Table
 from rotquant.foundation.errors import ConfigError
-from rotquant.reporting import html
-from rotquant.reporting.claims import Answer, Outcome, Verdict, judge, outcomes
-from rotquant.reporting.estimates import Interval
-from rotquant.reporting.figures import draw as figures
-from rotquant.reporting.findings import Finding
-from rotquant.reporting.html.pages import render_pages
-from rotquant.reporting.meaning.pages import Words, of_claims
-from rotquant.reporting.meaning.sayings import Saying, Teller, sayings
-from rotquant.reporting.meaning.tables import meaning_of, of_effects
-from rotquant.reporting.meaning.words import Unit, clause, told
-from rotquant.reporting.pages.report import report_of
-from rotquant.reporting.pages.verdicts import claims_of
-from rotquant.reporting.settings.meaning import meaning_of_settings
-from rotquant.reporting.speed.report import speed_report
-from rotquant.reporting.widths import Course, Line
-from rotquant.study import values as collected
-from rotquant.study.checks import Claim, headline
-from rotquant.study.project import Project, load_project
-from rotquant.study.quantities import KL, MAGNITUDES, PERPLEXITY, Quantity
-from rotquant.study.results import table_path
-from rotquant.study.tables import Effect, Table
-from rotquant.study.values import Number, Place, Text, Values, printed, printed_texts
 from tests.project import REPOSITORY, TABLES
 from tests.reports import compute, every_kind, load, page, table
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from reproduction.tables.quantities import OUTLIER_TOKENS
 from rotquant.foundation.errors import CorpusError
 from rotquant.metrics.outlier_tokens import CONTENTS, describe, is_low_in_meaning, look, outlier_tokens
 from rotquant.models.simulation.prefix import compute_prefix
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.recipes.schemes import OutlierTokens
-from rotquant.study.quantities import OUTLIER_TOKENS
 from rotquant.text import Tokens
 from tests.models import VOCABULARY
 from tests.test_diagnostics import SINK, expected_ratio, planted

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from reproduction.tables.project import Cell, Project, load_project
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import SNR, Perplexity, ZeroShot
-from rotquant.study.project import Cell, Project, load_project
 from tests.project import REPOSITORY
 
 _SAID = yaml.safe_load((Path(__file__).parent / "paper_settings.yaml").read_text(encoding="utf-8"))

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from reproduction.identity.run import Run
+from reproduction.run.execution import units, wanted
+from reproduction.run.expansion import make_plan
+from reproduction.run.plan import Plan, config_file
+from reproduction.tables import project as projects
 from rotquant.foundation.files import short_hash
 from rotquant.foundation.written import read_yaml
-from rotquant.identity.run import Run
 from rotquant.recipes.schemes import Perplexity, ZeroShot
-from rotquant.study import project as projects
-from rotquant.study.execution import units, wanted
-from rotquant.study.expansion import make_plan
-from rotquant.study.plan import Plan, config_file
 from tests.project import REPOSITORY, Copy
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from reproduction.identity import code
+from reproduction.run import expansion
+from reproduction.run.plan import Plan, read_plan
+from reproduction.run.planning import current_plan
+from reproduction.run.results import part_path, run_path
+from reproduction.run.states import MARKS, States
+from reproduction.tables import project as projects
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
-from rotquant.identity import code
-from rotquant.study import expansion
-from rotquant.study import project as projects
-from rotquant.study.plan import Plan, read_plan
-from rotquant.study.planning import current_plan
-from rotquant.study.results import part_path, run_path
-from rotquant.study.states import MARKS, States
 from tests.project import PUBLISHED, REPOSITORY, Copy
 
 
@@ -140,8 +140,8 @@ def test_an_unchanged_project_is_not_expanded_again(copy: Copy) -> None:
     for folder in ("models/small", "models/larger"):
         copy.write(f"{folder}/config.json", "{}")
     script = (
-        "import sys; from pathlib import Path; from rotquant.study.planning import current_plan; current_plan(Path());"
-        "print({'rotquant.study.project', 'rotquant.recipes.recipe', 'torch'} & {*sys.modules})"
+        "import sys; from pathlib import Path; from reproduction.run.planning import current_plan; current_plan(Path());"
+        "print({'reproduction.tables.project', 'rotquant.recipes.recipe', 'torch'} & {*sys.modules})"
     )
 
     def loaded() -> str:
@@ -150,7 +150,7 @@ def test_an_unchanged_project_is_not_expanded_again(copy: Copy) -> None:
         )
         return done.stdout + done.stderr
 
-    assert "rotquant.study.project" in loaded()
+    assert "reproduction.tables.project" in loaded()
     assert loaded() == "set()\n"
     copy.write("workflow/papers/quarot/published/small.csv", PUBLISHED.replace("8.37", "nothing"))
     assert "write a number" in loaded()

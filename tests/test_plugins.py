@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from reproduction.identity.code import stage_digest
+from reproduction.run.results import RunResult, run_path, weights_path, write_result
+from reproduction.run.stages.runs import measure_runs
+from reproduction.run.stages.weights import compute_weights
+from reproduction.tables.project import Project, load_project
 from rotquant.foundation.errors import RecipeError
-from rotquant.identity.code import stage_digest
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.registry import built_in_names, find_method, method_names
-from rotquant.study.project import Project, load_project
-from rotquant.study.results import RunResult, run_path, weights_path, write_result
-from rotquant.study.stages.runs import measure_runs
-from rotquant.study.stages.weights import compute_weights
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.models import VOCABULARY, tiny_model, tiny_tokens
@@ -233,10 +233,10 @@ def test_importing_methods_and_the_registry_needs_no_torch() -> None:
 #: metric, and what `Wrapping` calls the split features.
 MAY_NAME = {
     "rotquant/recipes/presets.py": set(built_in_names()),
-    "rotquant/bench/learning/benchmarks.py": {"spinquant", "gptq"},
-    "rotquant/bench/learning/distillation.py": {"rcp", "bitdistiller"},
-    "rotquant/bench/learning/static.py": {"block_ap"},
-    "rotquant/bench/registry.py": {
+    "workflow/reproduction/benchmarks/learning/benchmarks.py": {"spinquant", "gptq"},
+    "workflow/reproduction/benchmarks/learning/distillation.py": {"rcp", "bitdistiller"},
+    "workflow/reproduction/benchmarks/learning/static.py": {"block_ap"},
+    "workflow/reproduction/benchmarks/registry.py": {
         "spinquant",
         "gptq",
         "prefixed_outliers",

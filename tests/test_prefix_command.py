@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from reproduction.commands.prefix import _bar, _strip
 from rotquant import api
-from rotquant.commands.prefix import _bar, _strip
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.recipe import parse_recipe
 from rotquant.recipes.schemes import Calibration

@@ -8,17 +8,17 @@ from typing import Any, cast
 import pytest
 import torch
 
+from reproduction.frame.values import Text, Values, collect, read_values, write_values
+from reproduction.metrics.prefix_tokens import content_of, prefix_tokens
+from reproduction.metrics.settings import PrefixTokens
+from reproduction.run.results import RunResult, read_result, run_path, write_result
+from reproduction.run.stages import measures
+from reproduction.run.stages.measures import Subject
+from reproduction.tables.project import Project
+from reproduction.tables.quantities import PREFIX_TOKENS, quantities
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.metrics.prefix_tokens import content_of, prefix_tokens
 from rotquant.models.simulation.prefix import stored_ids
 from rotquant.recipes.recipe import parse_recipe
-from rotquant.recipes.schemes import PrefixTokens
-from rotquant.study.project import Project
-from rotquant.study.quantities import PREFIX_TOKENS, quantities
-from rotquant.study.results import RunResult, read_result, run_path, write_result
-from rotquant.study.stages import measures
-from rotquant.study.stages.measures import Subject
-from rotquant.study.values import Text, Values, collect, read_values, write_values
 from rotquant.weights.build import build_weights
 from tests.models import tiny_model
 from tests.reports import load, page, provenance, table

@@ -11,14 +11,14 @@ from typing import cast
 import pytest
 import torch
 
+from reproduction.identity.run import Run
+from reproduction.tables.project import Project, load_project
 from rotquant import api
-from rotquant.identity.run import Run
 from rotquant.methods.prefixed_outliers import PrefixedOutliers
 from rotquant.metrics.outlier_tokens import outlier_tokens
 from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.schemes import OutlierTokens
-from rotquant.study.project import Project, load_project
 from rotquant.text import load_text, tokenize
 from tests import cards
 from tests.project import REPOSITORY

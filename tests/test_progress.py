@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from reproduction.identity.code import STAGES, code_files
 from rotquant.foundation import progress
 from rotquant.foundation.progress import Display, downloading, duration, silenced, task, track
-from rotquant.identity.code import STAGES, code_files
 from tests.watching import Clock, long_work
 
 PACKAGE = Path(progress.__file__).parents[1]

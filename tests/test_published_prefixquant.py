@@ -9,9 +9,9 @@ import math
 
 import pytest
 
-from rotquant.study.configuration import load_config
-from rotquant.study.project import Project, load_project
-from rotquant.study.tables import load_tables
+from reproduction.tables.configuration import load_config
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.tables import load_tables
 from tests.project import REPOSITORY
 from tests.published import Place, Transcription
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rotquant.reporting.claims import outcomes
-from rotquant.study.project import Project, load_project
-from rotquant.study.tables import load_tables
-from rotquant.study.values import Values, printed
+from reproduction.claims.claims import outcomes
+from reproduction.frame.values import Values, printed
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.tables import load_tables
 from tests.project import REPOSITORY
 from tests.published import Place, Transcription
 

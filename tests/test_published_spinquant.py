@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from rotquant.study.project import Project, load_project
+from reproduction.tables.project import Project, load_project
 from tests.project import REPOSITORY
 from tests.published import Place, Transcription
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from rotquant.metrics.range_use import POINTS, range_use, rotation_of
-from rotquant.recipes.schemes import RangeUse
+from reproduction.metrics.range_use import POINTS, range_use, rotation_of
+from reproduction.metrics.settings import RangeUse
 
 SOLID = (2.0, 0.5, 0.5)
 

@@ -10,24 +10,25 @@ import numpy as np
 import pytest
 import torch
 
+from reproduction.frame import values as collected
+from reproduction.frame.values import Number, Values, printed
+from reproduction.metrics.model_size import model_size
+from reproduction.metrics.settings import TrainingLoss
+from reproduction.metrics.training_loss import training_loss
+from reproduction.render.figures import draw as figures
+from reproduction.render.figures.scaling import ours, papers
+from reproduction.render.pages.markdown import markdown
+from reproduction.render.pages.report import report_of
+from reproduction.render.pages.trained import last_step
+from reproduction.run.results import HISTORY_FILE, RunResult, run_path, write_result
+from reproduction.run.stages import measures
+from reproduction.run.stages.measures import Subject
+from reproduction.tables.project import Project, load_project
 from rotquant.foundation.errors import ConfigError, RecipeError, ResultError
 from rotquant.foundation.files import write_json
-from rotquant.metrics.model_size import model_size
-from rotquant.metrics.training_loss import training_loss
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import load_checkpoint
-from rotquant.recipes.schemes import QuantizationScheme, TrainingLoss, WeightQuantization, ZeroShot
-from rotquant.reporting.figures import draw as figures
-from rotquant.reporting.figures.scaling import ours, papers
-from rotquant.reporting.pages.markdown import markdown
-from rotquant.reporting.pages.report import report_of
-from rotquant.reporting.pages.trained import last_step
-from rotquant.study import values as collected
-from rotquant.study.project import Project, load_project
-from rotquant.study.results import HISTORY_FILE, RunResult, run_path, write_result
-from rotquant.study.stages import measures
-from rotquant.study.stages.measures import Subject
-from rotquant.study.values import Number, Values, printed
+from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization, ZeroShot
 from tests.models import tiny_model
 from tests.project import REPOSITORY, TABLES, Copy
 from tests.reports import TASKS, TEXT, provenance
@@ -186,7 +187,7 @@ def test_a_metric_that_is_called_otherwise_is_read_from_its_runs(tmp_path: Path)
     copy = Copy(tmp_path)
     copy.set_tables({**TABLES, "tables": [chosen]})
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("rotquant.study.project.checkpoint_digest", lambda _: "0" * 16)
+        monkeypatch.setattr("reproduction.tables.project.checkpoint_digest", lambda _: "0" * 16)
         project = load_project(root=tmp_path)
         table = project.table(chosen["id"])
         assert [quantity.name for quantity in project.quantities(table)] == ["average", "last_word", "mmlu"]
@@ -222,7 +223,7 @@ def histories(folder: Path, project: Project, name: str) -> None:
 def test_where_partitions_ended_stands_on_the_page_and_once_for_each_model(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rotquant.reporting.pages.trained.weights_path", lambda key: tmp_path / key)
+    monkeypatch.setattr("reproduction.render.pages.trained.weights_path", lambda key: tmp_path / key)
     for name in ("rcp_start", "rcp_table2"):
         table = project.table(name)
         assert "<summary>What is trained" not in markdown(
@@ -294,7 +295,7 @@ def test_figure_6_draws_the_losses_of_its_runs(
         asked.append((key, name))
         return losses[key] if name == "losses" else [3]
 
-    monkeypatch.setattr("rotquant.reporting.figures.losses.array_of", array_of)
+    monkeypatch.setattr("reproduction.render.figures.losses.array_of", array_of)
     figures.draw(project, table, values, tmp_path / "figure.svg")
     text = (tmp_path / "figure.svg").read_text()
     assert all(f"<!-- {row.name} -->" in text for row in table.rows)

@@ -199,7 +199,7 @@ def test_a_damaged_text_of_json_ends_no_process(content: str, tmp_path: Path) ->
 
 
 def test_a_plan_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    from rotquant.study.plan import read_plan
+    from reproduction.run.plan import read_plan
 
     os.mkfifo(tmp_path / "plan.json")
     with pytest.raises(ResultError, match="is a pipe, socket or device"):
@@ -211,7 +211,7 @@ def test_a_plan_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     [{"sitting": 1}, {"arguments": {"tokens": float("nan")}}, {"quantities": {"seconds": {"value": 0, "unit": "s"}}}],
 )
 def test_a_record_of_times_that_no_machine_measures_is_damage(change: dict, tmp_path: Path) -> None:
-    from rotquant.bench.records import read_record
+    from reproduction.benchmarks.records import read_record
 
     cell = {"benchmark": "linear", "arguments": {}, "code": "0", "sitting": 0, "seconds": 1.0, "missing": "no GPU"}
     cell |= {"missing": None} | change if "quantities" in change else change

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from reproduction.run import execution
 from rotquant import api
 from rotquant.foundation.errors import TaskError
 from rotquant.metrics.zeroshot import TASKS, prepare
@@ -18,7 +19,6 @@ from rotquant.metrics.zeroshot.longbench import DEFINITIONS, count, f1, rouge_of
 from rotquant.metrics.zeroshot.reasoning import by_number, by_running, number, program
 from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.recipes.schemes import ZeroShot
-from rotquant.study import execution
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "workflow" / "resources" / "models" / "rq-7b"

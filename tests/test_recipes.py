@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from reproduction.identity.run import Run, named
 from rotquant.foundation.errors import RecipeError
-from rotquant.identity.run import Run, named
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.text import CorpusSpec

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from rotquant.commands.report import report_app
-from rotquant.reporting.claims import Score
-from rotquant.reporting.export import exported
-from rotquant.reporting.pages.latex import escape, latex
-from rotquant.reporting.pages.model import Claims, Grid, GridColumn, Report
-from rotquant.study.project import Project, load_project
-from rotquant.study.values import collect, write_values
+from reproduction.claims.claims import Score
+from reproduction.commands.report import report_app
+from reproduction.frame.values import collect, write_values
+from reproduction.render.export import exported
+from reproduction.render.pages.latex import escape, latex
+from reproduction.render.pages.model import Claims, Grid, GridColumn, Report
+from reproduction.tables.project import Project, load_project
 from tests.project import Copy
 from tests.reports import changed, every_kind, page
 from tests.speed import SPEED, record

@@ -12,23 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from rotquant.commands.report import report_app
+from reproduction.claims import claims
+from reproduction.commands.report import report_app
+from reproduction.frame import values as collected
+from reproduction.render import html, scoreboard
+from reproduction.render.figures import draw as figures
+from reproduction.render.pages.markdown import markdown
+from reproduction.render.pages.report import report_of
+from reproduction.render.pages.verdicts import judged_before
+from reproduction.render.tracking import Logged
+from reproduction.run.results import read_result, run_path, table_path, write_result
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import AVERAGE, PERPLEXITY
+from reproduction.words import describe
+from reproduction.words.numbers import loss_words, show, show_change
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_text
 from rotquant.recipes.presets import PRESETS, preset
-from rotquant.reporting import claims, html, scoreboard
-from rotquant.reporting.figures import draw as figures
-from rotquant.reporting.pages.markdown import markdown
-from rotquant.reporting.pages.report import report_of
-from rotquant.reporting.pages.verdicts import judged_before
-from rotquant.reporting.tracking import Logged
-from rotquant.reporting.words import describe
-from rotquant.reporting.words.numbers import loss_words, show, show_change
-from rotquant.study import values as collected
-from rotquant.study.project import Project, load_project
-from rotquant.study.quantities import AVERAGE, PERPLEXITY
-from rotquant.study.results import read_result, run_path, table_path, write_result
 from tests.project import CONFIG, PUBLISHED, TABLES
 from tests.reports import KINDS, compute, every_kind, load, page, rows, table
 

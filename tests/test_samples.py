@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from reproduction.frame.values import standard_error
+from reproduction.identity.run import Run
+from reproduction.run.results import RunResult, read_result, write_result
+from reproduction.run.samples import Samples, check_samples, flipped, observations, pack
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json, write_json
-from rotquant.identity.run import Run
 from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity, ZeroShot
-from rotquant.study.results import RunResult, read_result, write_result
-from rotquant.study.samples import Samples, check_samples, flipped, observations, pack
-from rotquant.study.values import standard_error
 
 TEXT = Perplexity(corpus="docstrings")
 TWO = ZeroShot(corpus="docstrings", tasks=("last_word", "grammar", "summary"))

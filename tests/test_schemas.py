@@ -10,11 +10,11 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from reproduction import schemas
+from reproduction.schemas import MODELS, SCHEMAS, kind_of, schema_text
 from rotquant.foundation.written import read_yaml
 from rotquant.recipes.presets import PRESETS
 from rotquant.recipes.registry import method_names
-from rotquant.study import schemas
-from rotquant.study.schemas import MODELS, SCHEMAS, kind_of, schema_text
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("config", "workflow/papers", "workflow/kernels")

@@ -10,18 +10,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rotquant.commands.report import report_app
+from reproduction.commands.report import report_app
+from reproduction.render import scoreboard
+from reproduction.render.export import exported
+from reproduction.render.pages.markdown import markdown
+from reproduction.render.settings.claims import outcomes
+from reproduction.render.settings.report import settings_report
+from reproduction.tables.facts import FACTS, UNQUANTIZED, FactName, Part, fact
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.settings import Settings
 from rotquant.foundation.errors import ConfigError
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import override
-from rotquant.reporting import scoreboard
-from rotquant.reporting.export import exported
-from rotquant.reporting.pages.markdown import markdown
-from rotquant.reporting.settings.claims import outcomes
-from rotquant.reporting.settings.report import settings_report
-from rotquant.study.facts import FACTS, UNQUANTIZED, FactName, Part, fact
-from rotquant.study.project import Project, load_project
-from rotquant.study.settings import Settings
 from tests.project import REPOSITORY, TABLES, Copy
 from tests.test_report_table import check
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from rotquant.bench.registry import BENCHMARKS
+from reproduction.benchmarks.registry import BENCHMARKS
+from reproduction.tables.project import load_project
+from reproduction.tables.speed.definitions import SpeedTable, matches, rows
+from reproduction.tables.speed.loading import load_speed
+from reproduction.tables.speed.published import place, read_printed, references
 from rotquant.foundation.errors import ConfigError
-from rotquant.study.project import load_project
-from rotquant.study.speed.definitions import SpeedTable, matches, rows
-from rotquant.study.speed.loading import load_speed
-from rotquant.study.speed.published import place, read_printed, references
 from tests.speed import SPEED
 
 ROOT = Path(__file__).parents[1]

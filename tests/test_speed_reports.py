@@ -7,21 +7,21 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rotquant.bench.records import CellRecord, Measurement, read_record, write_record
-from rotquant.bench.registry import benchmark_digest
-from rotquant.commands.report import report_app
+from reproduction.benchmarks.records import CellRecord, Measurement, read_record, write_record
+from reproduction.benchmarks.registry import benchmark_digest
+from reproduction.claims.claims import Answer
+from reproduction.commands.report import report_app
+from reproduction.render import html
+from reproduction.render.pages.markdown import markdown
+from reproduction.render.pages.verdicts import claims_of
+from reproduction.render.speed import figures, limits
+from reproduction.render.speed.claims import outcomes
+from reproduction.render.speed.grids import digits
+from reproduction.render.speed.numbers import Numbers, collect, find_source, record_path
+from reproduction.render.speed.report import speed_report
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
 from rotquant.foundation.errors import ResultError
-from rotquant.reporting import html
-from rotquant.reporting.claims import Answer
-from rotquant.reporting.pages.markdown import markdown
-from rotquant.reporting.pages.verdicts import claims_of
-from rotquant.reporting.speed import figures, limits
-from rotquant.reporting.speed.claims import outcomes
-from rotquant.reporting.speed.grids import digits
-from rotquant.reporting.speed.numbers import Numbers, collect, find_source, record_path
-from rotquant.reporting.speed.report import speed_report
-from rotquant.study.project import Project, load_project
-from rotquant.study.speed.definitions import SpeedCell, SpeedTable
 from tests.project import Copy
 from tests.speed import SPEED, kernel, record, seconds
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from reproduction.tables.speed.loading import load_speed
 from rotquant.foundation.data import merge
-from rotquant.study.speed.loading import load_speed
 from tests.project import CONFIG, Copy
 from tests.speed import SPEED, record
 
@@ -65,7 +65,9 @@ def test_with_a_gpu_the_table_is_measured_first_and_once_for_table_and_figure(pr
 def test_a_renamed_row_is_not_measured_again_and_a_new_argument_is(project: Copy) -> None:
     project.set_config(merge(CONFIG, {"device": "cuda"}))
     project.edit("rotquant/tensors/devices.py", 'shutil.which("nvidia-smi") is not None', "True")  # as with a GPU
-    project.edit("rotquant/commands/bench.py", "from rotquant.study.stages.speed import", "from tests_fake import")
+    project.edit(
+        "workflow/reproduction/commands/bench.py", "from reproduction.run.stages.speed import", "from tests_fake import"
+    )
     project.write("tests_fake.py", FAKE_MEASURING)
     status, output = project.snakemake(PAGE)
     assert status == 0, output

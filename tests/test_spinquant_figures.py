@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from reproduction.claims import claims
+from reproduction.frame import values as tables
+from reproduction.render.figures import draw as figures
+from reproduction.render.figures.changes import change_between
+from reproduction.render.figures.learning import gains, layers_of, smoothed
+from reproduction.run.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
+from reproduction.tables import project as projects
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import SNR_DB, quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import short_hash, write_json
-from rotquant.reporting import claims
-from rotquant.reporting.figures import draw as figures
-from rotquant.reporting.figures.changes import change_between
-from rotquant.reporting.figures.learning import gains, layers_of, smoothed
-from rotquant.study import project as projects
-from rotquant.study import values as tables
-from rotquant.study.project import Project, load_project
-from rotquant.study.quantities import SNR_DB, quantities
-from rotquant.study.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
 from tests.project import CONFIG, Copy
 from tests.reports import changed, drawn, page
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from reproduction.run import starting
 from rotquant.foundation.errors import ResultError
-from rotquant.study import starting
 from tests.project import REPOSITORY
 
-HOLDING = "from rotquant.study.starting import begin; held = begin(); print('held', flush=True); input()"
+HOLDING = "from reproduction.run.starting import begin; held = begin(); print('held', flush=True); input()"
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from reproduction.identity.run import Run
 from rotquant.foundation.errors import RecipeError
-from rotquant.identity.run import Run
 from rotquant.methods.gptq import GPTQ
 from rotquant.methods.outliers import OutlierFeatures
 from rotquant.models.rotation.fusing import rotate

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from reproduction.identity.code import NEUTRAL, STAGES, imported, stage_digest, stage_entries
+from reproduction.tables import project as projects
+from reproduction.tables.configuration import plain
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
 from rotquant.foundation.files import short_hash
-from rotquant.identity.code import NEUTRAL, STAGES, imported, stage_digest, stage_entries
 from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
-from rotquant.study import project as projects
-from rotquant.study.configuration import plain
 from tests.project import CONFIG, REPOSITORY, TABLES, Copy
 
 
@@ -338,7 +338,9 @@ def test_outside_of_a_project_the_sentence_says_so(tmp_path: Path, monkeypatch: 
 
 
 def test_expanding_tables_and_rendering_them_imports_no_torch() -> None:
-    modules = "rotquant.study.project, rotquant.identity.code, rotquant.commands.runs, rotquant.reporting.html"
+    modules = (
+        "reproduction.tables.project, reproduction.identity.code, reproduction.commands.runs, reproduction.render.html"
+    )
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
 
@@ -351,8 +353,10 @@ def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
     assert "rotquant.metrics.perplexity" in modules["runs"]
     for stage in ("weights", "runs"):
         assert not {name for name in modules[stage] if "reporting" in name or "commands" in name}
-        assert not {"rotquant.study.tables", "rotquant.identity.code", "rotquant.study.plan"} & modules[stage]
-    assert not {"rotquant.methods.gptq.columns", "rotquant.study.stages.runs"} & modules["reports"]
+        assert (
+            not {"reproduction.tables.tables", "reproduction.identity.code", "reproduction.run.plan"} & modules[stage]
+        )
+    assert not {"rotquant.methods.gptq.columns", "reproduction.run.stages.runs"} & modules["reports"]
     plain, full = preset("quarot-rtn"), preset("quarot")
     assert stage_digest("weights", full) != stage_digest("weights", plain)  # only the one needs rotquant.methods.gptq
     assert stage_digest("weights", plain) == stage_digest("weights", preset("rtn"))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rotquant.study.checks import Claim
-from rotquant.study.project import Project, load_project
-from rotquant.study.tables import Row, TableFields, TableFile
+from reproduction.tables.checks import Claim
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.tables import Row, TableFields, TableFile
 
 PAGE = Path("docs/tables.md").read_text(encoding="utf-8")
 TABLE, NAMES, AMOUNTS, CLAIMS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)

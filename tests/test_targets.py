@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from reproduction.claims.claims import Score
+from reproduction.frame.values import Number, Values, write_values
+from reproduction.render import scoreboard
+from reproduction.tables import project as projects
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.speed.loading import load_speed
 from rotquant.foundation.files import short_hash, write_text
-from rotquant.reporting import scoreboard
-from rotquant.reporting.claims import Score
-from rotquant.study import project as projects
-from rotquant.study.project import Project, load_project
-from rotquant.study.speed.loading import load_speed
-from rotquant.study.values import Number, Values, write_values
 from tests.project import Copy
 from tests.speed import SPEED, record
 

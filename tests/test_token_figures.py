@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
+from reproduction.frame import values as tables
+from reproduction.metrics.token_maxima import STATISTICS, TENSORS
+from reproduction.render.figures import draw as figures
+from reproduction.render.figures import tokens as drawn
+from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.tables import project as projects
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import TENSOR_WORDS, quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import short_hash
-from rotquant.metrics.token_maxima import STATISTICS, TENSORS
-from rotquant.reporting.figures import draw as figures
-from rotquant.reporting.figures import tokens as drawn
-from rotquant.study import project as projects
-from rotquant.study import values as tables
-from rotquant.study.project import Project, load_project
-from rotquant.study.quantities import TENSOR_WORDS, quantities
-from rotquant.study.results import RunResult, run_path, write_result
 from tests.project import Copy
 
 LAYERS = 3

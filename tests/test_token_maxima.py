@@ -9,16 +9,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from reproduction.identity.run import Run
+from reproduction.metrics.settings import MaximaByToken
+from reproduction.metrics.token_maxima import STATISTICS, TENSORS, summary, token_maxima
+from reproduction.run.stages import measures
+from reproduction.tables.quantities import quantities
 from rotquant.foundation.errors import CorpusError, RecipeError
-from rotquant.identity.run import Run
-from rotquant.metrics.token_maxima import STATISTICS, TENSORS, summary, token_maxima
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.prefix import compute_prefix
 from rotquant.models.simulation.wrapping import Wrapping, wrap
-from rotquant.recipes.schemes import MaximaByToken, QuantizationScheme, RotationScheme
-from rotquant.study.quantities import quantities
-from rotquant.study.stages import measures
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.hadamard import hadamard_matrix
 from rotquant.text import Tokens
 from tests.models import FAMILIES, tiny_model, tiny_tokens

@@ -12,15 +12,12 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from rotquant.foundation.environment import environment
-from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import write_json
-from rotquant.identity.records import signed
-from rotquant.reporting import tracking
-from rotquant.reporting.pages.report import report_of
-from rotquant.reporting.tracking import papers
-from rotquant.study.project import Project, load_project
-from rotquant.study.results import (
+from reproduction.frame.values import collect
+from reproduction.identity.records import signed
+from reproduction.render import tracking
+from reproduction.render.pages.report import report_of
+from reproduction.render.tracking import papers
+from reproduction.run.results import (
     HISTORY_FILE,
     RunResult,
     read_result,
@@ -29,8 +26,11 @@ from rotquant.study.results import (
     weights_path,
     write_result,
 )
-from rotquant.study.tables import Claim
-from rotquant.study.values import collect
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.tables import Claim
+from rotquant.foundation.environment import environment
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import write_json
 from tests.speed import SPEED, record
 from tests.tracked import ROWS, SHARED, TABLES, compute, log, make_project, search
 from tests.watching import long_work

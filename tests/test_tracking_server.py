@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
+from reproduction.frame.values import collect
+from reproduction.render import tracking
+from reproduction.render.pages.report import report_of
+from reproduction.render.tracking import TrackingError, papers, runs, store
+from reproduction.render.tracking.location import Location, printable
+from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.tables.project import Project, load_project
 from rotquant.foundation.environment import environment
-from rotquant.reporting import tracking
-from rotquant.reporting.pages.report import report_of
-from rotquant.reporting.tracking import TrackingError, papers, runs, store
-from rotquant.reporting.tracking.location import Location, printable
-from rotquant.study.project import Project, load_project
-from rotquant.study.results import RunResult, run_path, write_result
-from rotquant.study.values import collect
 from tests.project import CONFIG
 from tests.tracked import TABLES, compute, log, make_project
 

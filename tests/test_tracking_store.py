@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from rotquant.commands import report
-from rotquant.commands import tracking as commands
+from reproduction.commands import report
+from reproduction.commands import tracking as commands
+from reproduction.render import tracking
+from reproduction.render.tracking import TrackingError, find_location
+from reproduction.run.results import run_path
+from reproduction.tables.project import Project, load_project
 from rotquant.foundation.errors import ResultError
-from rotquant.reporting import tracking
-from rotquant.reporting.tracking import TrackingError, find_location
-from rotquant.study.project import Project, load_project
-from rotquant.study.results import run_path
 from tests.project import CONFIG, REPOSITORY
 from tests.tracked import log, make_project, search
 
@@ -112,7 +112,7 @@ def test_a_folder_is_a_store_where_the_user_allows_it(project: Project, monkeypa
 MANY = """
 import os, sys
 from pathlib import Path
-from rotquant.reporting.tracking import store
+from reproduction.render.tracking import store
 os.environ.update(store._SETTINGS)
 import mlflow.store.tracking.sqlalchemy_store
 processes = []
@@ -249,7 +249,7 @@ def test_a_deleted_database_is_made_anew_with_its_artifacts(project: Project) ->
     code = (
         "from pathlib import Path; from rotquant.study import project as projects\n"
         "from rotquant.reporting import tracking\n"
-        "from rotquant.commands.tracking import sync_tracking; from rotquant.foundation.files import short_hash\n"
+        "from reproduction.commands.tracking import sync_tracking; from rotquant.foundation.files import short_hash\n"
         "projects.checkpoint_digest = lambda path: short_hash(Path(path).name)\n"
         "sync_tracking()\n"
         "project = projects.load_project()\n"

@@ -6,11 +6,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from reproduction.shipped import TrainingConfig, model_card, prepare_data, train
+from reproduction.shipped.trainer import Trainer, build_model
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.models.architectures import architecture_of
 from rotquant.text import MODULES, CorpusSpec
-from rotquant.training import TrainingConfig, model_card, prepare_data, train
-from rotquant.training.trainer import Trainer, build_model
 from tests.watching import long_work
 
 RECIPE = {

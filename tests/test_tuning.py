@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
+from reproduction.identity.run import Run
+from reproduction.run import tuning
+from reproduction.run.tuning import TuningJob, at_an_end, points, read_grid, tune, tuning_run
+from reproduction.tables.project import Project, load_project
 from rotquant.cli import app
 from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.files import read_json
-from rotquant.identity.run import Run
 from rotquant.recipes.presets import preset
 from rotquant.recipes.schemes import Perplexity
-from rotquant.study import tuning
-from rotquant.study.project import Project, load_project
-from rotquant.study.tuning import TuningJob, at_an_end, points, read_grid, tune, tuning_run
 from tests.project import REPOSITORY
 
 

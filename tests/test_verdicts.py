@@ -12,25 +12,25 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rotquant.identity.run import Run
-from rotquant.recipes.corpus import DOCSTRINGS
-from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import Perplexity
-from rotquant.reporting.claims import Verdict, judge
-from rotquant.reporting.effects import CHECKS
-from rotquant.reporting.estimates import (
+from reproduction.claims.claims import Verdict, judge
+from reproduction.claims.effects import CHECKS
+from reproduction.claims.estimates import (
     Components,
     Estimate,
     components,
     deviation_ratio,
     half_width,
 )
-from rotquant.reporting.findings import ABOVE_ZERO, Finding, Region, allowing_for_their_number
-from rotquant.reporting.pairing import same_items
-from rotquant.study.quantities import PERPLEXITY, SNR_DB
-from rotquant.study.results import RunResult
-from rotquant.study.samples import pack
-from rotquant.study.values import Number
+from reproduction.claims.findings import ABOVE_ZERO, Finding, Region, allowing_for_their_number
+from reproduction.claims.pairing import same_items
+from reproduction.frame.values import Number
+from reproduction.identity.run import Run
+from reproduction.run.results import RunResult
+from reproduction.run.samples import pack
+from reproduction.tables.quantities import PERPLEXITY, SNR_DB
+from rotquant.recipes.corpus import DOCSTRINGS
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import Perplexity
 from tests.test_claims import BETTER, CASES, OF_BOTH_COLUMNS, PAPER, table
 
 RUN = Run(

@@ -10,9 +10,9 @@ import pytest
 import scipy.stats
 import torch
 
-from rotquant.foundation.errors import RecipeError
-from rotquant.metrics.magnitudes import read_inputs
-from rotquant.metrics.weight_kurtosis import (
+from reproduction.metrics.magnitudes import read_inputs
+from reproduction.metrics.settings import WeightKurtosis
+from reproduction.metrics.weight_kurtosis import (
     DEVIATIONS,
     group_size,
     histogram,
@@ -23,13 +23,14 @@ from rotquant.metrics.weight_kurtosis import (
     spearman_interval,
     weight_kurtosis,
 )
+from reproduction.tables.configuration import Slot
+from reproduction.tables.quantities import quantities
+from reproduction.tables.resolution import resolve_metric
+from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.wrapping import Wrapping, wrap
-from rotquant.recipes.schemes import RotationScheme, WeightKurtosis
-from rotquant.study.configuration import Slot
-from rotquant.study.quantities import quantities
-from rotquant.study.resolution import resolve_metric
+from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.distortion import excess_kurtosis, kurtosis
 from tests.models import AWKWARD, tiny_model, tiny_tokens
 

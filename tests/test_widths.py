@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import rotquant.study.project
+import reproduction.tables.project
+from reproduction.claims.estimates import Interval
+from reproduction.claims.widths import Course, Line, line_through
+from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.tables import Effect
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import short_hash
-from rotquant.reporting.estimates import Interval
-from rotquant.reporting.widths import Course, Line, line_through
-from rotquant.study.project import Project, load_project
-from rotquant.study.results import RunResult, run_path, write_result
-from rotquant.study.tables import Effect
 from tests.project import CONFIG, TABLES, Copy
 from tests.reports import drawn, metrics, page, provenance
 
@@ -74,7 +74,7 @@ def test_which_way_wider_models_go(slope: float | None, half: float, papers: flo
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """Each width with a rise of 100 % over the width in units of 128, and a seed that adds a hundredth."""
-    monkeypatch.setattr(rotquant.study.project, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    monkeypatch.setattr(reproduction.tables.project, "checkpoint_digest", lambda path: short_hash(Path(path).name))
     copy = Copy(tmp_path)
     copy.set_tables({**TABLES, "tables": [TABLE]})
     slots = {f"Model {name}": {"checkpoint": f"models/{place}"} for place, name in enumerate(WIDTHS)}

@@ -4,8 +4,8 @@ import multiprocessing.process
 
 import pytest
 
+from reproduction.run.workers import Workers
 from rotquant.foundation.errors import RotquantError
-from rotquant.study.workers import Workers
 
 
 @pytest.mark.parametrize("times", [1, 2])

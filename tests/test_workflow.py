@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from reproduction.run.results import read_result
 from rotquant.foundation.data import merge
 from rotquant.foundation.files import write_json
-from rotquant.study.results import read_result
 from rotquant.tensors.devices import has_driver
 from tests.project import CONFIG, TABLES, Copy, alive
 from tests.trials.projects import tiny
@@ -85,15 +85,17 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
             computed.edit(path, new, old)
 
     rendering = {"report"}
-    assert planned_after("rotquant/reporting/pages/accuracy.jinja", "Upright numbers", "Numbers") == rendering
-    assert planned_after("rotquant/reporting/figures/style.py", 'OURS = "#0072B2"', 'OURS = "#0072B1"') >= {
+    assert planned_after("workflow/reproduction/render/pages/accuracy.jinja", "Upright numbers", "Numbers") == rendering
+    assert planned_after("workflow/reproduction/render/figures/style.py", 'OURS = "#0072B2"', 'OURS = "#0072B1"') >= {
         "figure",
         "report",
     }
-    assert planned_after("rotquant/reporting/figures/style.py", "Matplotlib names", "It names") == set()  # a comment
+    assert (
+        planned_after("workflow/reproduction/render/figures/style.py", "Matplotlib names", "It names") == set()
+    )  # a comment
     measuring = {"measure", "table", "figure", "report"}
-    assert planned_after("rotquant/study/stages/runs.py", "FACTOR = 1.0", "FACTOR = 2.0") == measuring
-    assert planned_after("rotquant/study/stages/weights.py", "sleep(0.05)", "sleep(0.04)") == measuring
+    assert planned_after("workflow/reproduction/run/stages/runs.py", "FACTOR = 1.0", "FACTOR = 2.0") == measuring
+    assert planned_after("workflow/reproduction/run/stages/weights.py", "sleep(0.05)", "sleep(0.04)") == measuring
     assert planned_after("workflow/papers/quarot/published/small.csv", "8.37", "8.38") == {"table", "figure", "report"}
     assert planned_after("config/config.yaml", "max_windows: 2", "max_windows: 1") >= {"measure"}
 
@@ -101,7 +103,7 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
 def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed: Copy) -> None:
     kept = {**computed.read("results/runs/*.json"), **computed.read("reports/**/*.*")}
     assert len(kept) == 3 + 5  # runs; report and index as Markdown and as HTML, figure
-    computed.edit("rotquant/study/stages/weights.py", '"seconds": 0.5', '"seconds": 0.25')
+    computed.edit("workflow/reproduction/run/stages/weights.py", '"seconds": 0.5', '"seconds": 0.25')
     (computed.root / "fail").touch()
     status, output = computed.snakemake(REPORT)
     assert status != 0
@@ -118,29 +120,29 @@ def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed:
 
 def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(computed: Copy) -> None:
     earlier = computed.read(REPORT)
-    computed.edit("rotquant/reporting/pages/report.py", "def report_of(", "broken syntax\ndef report_of(")
+    computed.edit("workflow/reproduction/render/pages/report.py", "def report_of(", "broken syntax\ndef report_of(")
     status, output = computed.snakemake(REPORT)
     assert status != 0
     assert "report.py is not valid Python" in output  # found before anything is run
     assert "Traceback" not in output
-    computed.edit("rotquant/reporting/pages/report.py", "broken syntax\ndef report_of(", "def report_of(")
-    computed.edit("rotquant/reporting/pages/report.py", "title=title(table)", "title=table.no_such_field")
+    computed.edit("workflow/reproduction/render/pages/report.py", "broken syntax\ndef report_of(", "def report_of(")
+    computed.edit("workflow/reproduction/render/pages/report.py", "title=title(table)", "title=table.no_such_field")
     assert computed.snakemake(REPORT)[0] != 0
     assert computed.read(REPORT) == earlier
-    computed.edit("rotquant/reporting/pages/report.py", "title=table.no_such_field", "title=title(table)")
+    computed.edit("workflow/reproduction/render/pages/report.py", "title=table.no_such_field", "title=title(table)")
     assert set(computed.planned(REPORT)) == {"report"}
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
 
 def test_a_scoreboard_that_cannot_be_rendered_fails_no_run(computed: Copy) -> None:
     earlier = computed.read("reports/index.*")
-    computed.edit("rotquant/commands/report.py", "html.index(", "html.no_such_index(")
+    computed.edit("workflow/reproduction/commands/report.py", "html.index(", "html.no_such_index(")
     (computed.root / REPORT).unlink()
     status, output = computed.snakemake(REPORT)
     assert status == 0, output
     assert "warning: the scoreboard reports/index.html could not be rendered" in output
     assert computed.read("reports/index.*") == earlier
-    computed.edit("rotquant/commands/report.py", "html.no_such_index(", "html.index(")
+    computed.edit("workflow/reproduction/commands/report.py", "html.no_such_index(", "html.index(")
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
 
@@ -245,7 +247,7 @@ def test_an_edit_of_the_learning_makes_weights_anew_where_the_rotations_differ(l
     status, output = learned.snakemake(REPORT)
     assert status == 0, output
     earlier = learned.read("results/weights/*/weights.json")
-    learned.edit("rotquant/study/stages/rotations.py", "learned with seed", "learned otherwise with seed")
+    learned.edit("workflow/reproduction/run/stages/rotations.py", "learned with seed", "learned otherwise with seed")
     assert set(learned.planned(REPORT)) >= {"measure", "table", "report"}
     status, output = learned.snakemake(REPORT)
     assert status == 0, output
@@ -267,7 +269,7 @@ def test_an_interrupted_run_completes_and_an_interrupted_rerun_keeps_the_earlier
     assert not list(tmp_path.glob("results/**/.tmp-*"))
 
     earlier = project.read("results/runs/*.json")
-    project.edit("rotquant/study/stages/weights.py", "sleep(0.05)", "sleep(0.04)")
+    project.edit("workflow/reproduction/run/stages/weights.py", "sleep(0.05)", "sleep(0.04)")
     interrupt(project, how)
     assert project.read("results/runs/*.json") == earlier
     assert project.planned(REPORT)["measure"] == 1

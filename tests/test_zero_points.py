@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reproduction.words.describe import settings as words_of
 from rotquant.decoder.conversion import precision_of
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.reporting.words.describe import settings as words_of
 from rotquant.tensors.quantization import (
     ColumnSplit,
     choose_qparams,

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from reproduction.claims.guessing import COMMONEST
 from rotquant.foundation.errors import TaskError
 from rotquant.metrics.zeroshot import TASKS, folders, identity, prepare, shipped
 from rotquant.metrics.zeroshot.passages import Module, Passage, Source, read
 from rotquant.recipes.corpus import Split
 from rotquant.recipes.schemes import ZeroShot
-from rotquant.reporting.guessing import COMMONEST
 from rotquant.text import MODULES, CorpusSpec, load_rows
 from tests.test_zeroshot import ALL, CHOICES, COMPLETIONS, examples, items
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from reproduction.render import tracking
+from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.tables import project as projects
+from reproduction.tables.project import Project, load_project
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import short_hash
-from rotquant.reporting import tracking
-from rotquant.study import project as projects
-from rotquant.study.project import Project, load_project
-from rotquant.study.results import RunResult, run_path, write_result
 from tests.project import Copy
 
 ROWS = [

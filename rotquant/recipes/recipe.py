@@ -11,12 +11,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import canonical_json
 from rotquant.recipes.method import DOING, ROLES, Method, Role
 from rotquant.recipes.registry import settings_by_name
-from rotquant.recipes.schemes import (
-    Calibration,
-    QuantizationScheme,
-    RotationScheme,
-    WeightQuantization,
-)
+from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 
 #: Fields that act while the model runs; all others decide the stored weights.
 RUNTIME_FIELDS = ("activations", "attention_output", "keys", "values")
