@@ -24,7 +24,7 @@ from rotquant.models.architectures import decoder_layers
 FAMILIES = ("llama", "mistral", "qwen2", "phi3")
 VOCABULARY = 96
 
-#: A decoder's shape as `reproduction.benchmarks.shapes` writes it: grouped queries, a head size that the KV kernels have.
+#: A decoder's shape as the benchmarks' shapes write it: grouped queries, a head size that the KV kernels have.
 TINY_SHAPE = {
     "hidden_size": 256,
     "intermediate_size": 384,

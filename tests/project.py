@@ -199,6 +199,11 @@ def compiled() -> Path:
     return Path(folder)
 
 
+def packages_in(root: Path) -> dict[str, Path]:
+    """Where the packages lie in a copy of the repository, by name (`reproduction.identity.code.PACKAGES`)."""
+    return {Path(package).name: root / package for package in PACKAGES}
+
+
 def alive(group: int) -> bool:
     """Whether a process group has a process."""
     try:

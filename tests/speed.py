@@ -8,7 +8,7 @@ import pytest
 
 from reproduction.benchmarks import registry
 from reproduction.benchmarks.records import CellRecord, Measurement, Record, Sitting, write_record
-from reproduction.identity.code import PACKAGE, code_files
+from reproduction.identity.code import code_files, root
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
 
 SPEED: dict[str, Any] = {
@@ -129,4 +129,4 @@ def files_timed(benchmark: str, patch: pytest.MonkeyPatch) -> set[str]:
     with patch.context() as patched:
         patched.setattr(registry, "code_digest", code_files)
         found = registry.benchmark_digest(benchmark)
-    return {path.relative_to(PACKAGE.parent).as_posix() for path in found}
+    return {path.relative_to(root()).as_posix() for path in found}

@@ -40,7 +40,7 @@ from rotquant.foundation.files import file_digest, read_json, write_json
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.text.digests import refuse_other_text, text_digest
 from tests.models import tiny_model
-from tests.project import CONFIG, TABLES, Copy
+from tests.project import CONFIG, TABLES, Copy, packages_in
 from tests.test_checkpoints import tiny_tokenizer
 
 WORDS = " ".join(f"w{number}" for number in range(3, 60))
@@ -64,7 +64,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy.set_config({**CONFIG, "seeds": [0], "slots": slots})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(copy.root)
-        patch.setattr(code, "PACKAGE", copy.root / "rotquant")
+        patch.setattr(code, "PACKAGES", packages_in(copy.root))
         forget()
         record_all(current_plan(copy.root))
     return copy.root
@@ -76,7 +76,7 @@ def project(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     root = tmp_path / "project"
     shutil.copytree(made, root, symlinks=True)
     monkeypatch.chdir(root)
-    monkeypatch.setattr(code, "PACKAGE", root / "rotquant")
+    monkeypatch.setattr(code, "PACKAGES", packages_in(root))
     forget()
     yield root
     forget()
@@ -319,7 +319,7 @@ def test_jobs_refuse_weights_of_another_name(project: Path, monkeypatch: pytest.
 def test_every_stage_follows_its_modules() -> None:
     """And none of another kind: what renders has no part in what computes."""
     files = {stage: code.code_files(*code.stage_entries(stage)) for stage in code.STAGES}
-    names = {stage: {str(path.relative_to(code.PACKAGE.parent)) for path in found} for stage, found in files.items()}
+    names = {stage: {str(path.relative_to(code.root())) for path in found} for stage, found in files.items()}
     for stage in ("rotations", "weights", "runs"):
         assert not [name for name in names[stage] if name.startswith(("rotquant/reporting", "rotquant/foundation"))]
         assert {"workflow/reproduction/run/stages/text.py", "rotquant/text/windows.py"} <= names[stage]

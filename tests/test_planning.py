@@ -16,7 +16,7 @@ from reproduction.run.states import MARKS, States
 from reproduction.tables import project as projects
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
-from tests.project import PUBLISHED, REPOSITORY, Copy
+from tests.project import PUBLISHED, REPOSITORY, Copy, packages_in
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
     for name in ("small", "larger"):
         made.write(f"models/{name}/model", "weights")
     monkeypatch.setattr(projects, "checkpoint_digest", digest)
-    monkeypatch.setattr(code, "PACKAGE", tmp_path / "rotquant")
+    monkeypatch.setattr(code, "PACKAGES", packages_in(tmp_path))
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -140,7 +140,8 @@ def test_an_unchanged_project_is_not_expanded_again(copy: Copy) -> None:
     for folder in ("models/small", "models/larger"):
         copy.write(f"{folder}/config.json", "{}")
     script = (
-        "import sys; from pathlib import Path; from reproduction.run.planning import current_plan; current_plan(Path());"
+        "import sys; from pathlib import Path; from reproduction.run.planning import current_plan\n"
+        "current_plan(Path())\n"
         "print({'reproduction.tables.project', 'rotquant.recipes.recipe', 'torch'} & {*sys.modules})"
     )
 

@@ -1,8 +1,9 @@
 """By which code a number was made: digests of the modules that a stage, or the timing of a benchmark, imports.
 
 A module's digest is that of its syntax tree without documentation strings, and without where it imports our own names
-from, so comments, formatting and names of modules say nothing. A stage's is that of the modules that it imports, directly or not, with the methods of its recipe, and of
-the kernels' sources and templates that these read. Modules are followed by grimp and never imported.
+from, so comments, formatting and names of modules say nothing. A stage's is that of the modules that it imports,
+directly or not, with the methods of its recipe, and of the kernels' sources and templates that these read. Modules are
+followed by grimp and never imported.
 """
 
 import ast
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 #: The packages whose code decides results, and where they lie.
 PACKAGES = {name: Path(find_spec(name).submodule_search_locations[0]) for name in ("rotquant", "reproduction")}  # pyright: ignore
-#: Paths are shown from here.
-ROOT = PACKAGES["rotquant"].parent
 
 #: What decides no result: how a sentence is worded, a file put in place, what a result is called.
 NEUTRAL = ("rotquant.foundation", "rotquant.models.digests", "rotquant.text.digests", "reproduction.identity")
@@ -111,6 +110,11 @@ def code_files(*entries: str, aside: tuple[str, ...] = ()) -> frozenset[Path]:
 
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in PACKAGES
+
+
+def root() -> Path:
+    """The folder that paths are shown from."""
+    return PACKAGES["rotquant"].parent
 
 
 def _kernels() -> Path:
@@ -265,7 +269,7 @@ _STAMPS = {path: stamp(path) for path in LOADED}
 
 def sources_digest(found: Mapping[str, str]) -> str:
     """Digest of `sources`: where it is the same, so is every other digest here."""
-    return short_hash(canonical_json({os.path.relpath(path, ROOT): digest for path, digest in found.items()}))
+    return short_hash(canonical_json({os.path.relpath(path, root()): digest for path, digest in found.items()}))
 
 
 def refuse_other_code(planned: str, plan_sources: str, stage: str, recipe: "Recipe") -> None:
@@ -284,7 +288,7 @@ def refuse_other_code(planned: str, plan_sources: str, stage: str, recipe: "Reci
     files = map(str, code_files(*stage_entries(stage, recipe)))
     edited = [path for path in files if now.get(path) != LOADED.get(path)]
     if edited or stage_digest(stage, recipe) != planned:
-        where = f" ({os.path.relpath(sorted(edited)[0], ROOT)})" if edited else ""
+        where = f" ({os.path.relpath(sorted(edited)[0], root())})" if edited else ""
         raise ResultError(
             f"the code of the stage {stage!r} changed since the plan was made{where}: start again, what is done stays."
         )
