@@ -75,7 +75,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Run a numeric test with its fixtures in the arithmetic that `--flip-last-bits` asks for."""
     if not (item.config.getoption("--flip-last-bits") and "numeric" in item.keywords):
         return (yield)
-    from tests.last_bits import FlippedLastBits
+    from tests.helpers.last_bits import FlippedLastBits
 
     with FlippedLastBits():
         return (yield)

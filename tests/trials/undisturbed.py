@@ -16,7 +16,7 @@ from reproduction.run.results import read_result
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.files import file_digest
-from tests.project import Copy
+from tests.helpers.project import Copy
 from tests.trials import projects
 from tests.trials.faults import Job
 from tests.trials.trial import Trial

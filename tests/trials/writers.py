@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.project import Copy
+from tests.helpers.project import Copy
 
 _WAITING = """
 import json, os, sys

@@ -31,10 +31,10 @@ from reproduction.tables.project import Project, load_project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import file_digest, short_hash, write_json
-from tests.project import TABLES, Copy
-from tests.reports import TEXT
-from tests.speed import SPEED, record
-from tests.test_settings import PUBLISHED, TABLE
+from tests.helpers.project import TABLES, Copy
+from tests.helpers.reports import TEXT
+from tests.helpers.speed import SPEED, record
+from tests.reproduction.test_settings import PUBLISHED, TABLE
 from tests.trials.projects import tiny
 
 NAME = "quarot_table1"

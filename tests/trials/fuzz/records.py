@@ -26,7 +26,7 @@ from reproduction.run.stages.measures import Subject, training_loss
 from reproduction.run.states import MARKS, States
 from reproduction.run.tuning import recorded_runs
 from reproduction.tables.project import Project, load_project
-from tests.speed import SPEED
+from tests.helpers.speed import SPEED
 from tests.trials.fuzz.example import NAME, SPEED_NAME, inside, parts, some_run
 from tests.trials.fuzz.formats import Format, content_of, kinds
 from tests.trials.trial import REPOSITORY
