@@ -2,8 +2,8 @@
 
 Which instructions a library takes, and how many threads share a sum, decides its last bits. Each setting is a process
 of its own with the arithmetic of another machine, as far as this processor has it; the last one flips the last bit of
-every inexact sum and function (`tests.helpers.last_bits`), as no machine does and any might. `--quick` runs what last bits can
-break soonest: of comparisons of quantized networks, learning and calibrated weights every eighth case.
+every inexact sum and function (`tests.helpers.last_bits`), as no machine does and any might. `--quick` runs what last
+bits can break soonest: of comparisons of quantized networks, learning and calibrated weights every eighth case.
 """
 
 import argparse

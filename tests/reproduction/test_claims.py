@@ -1,6 +1,6 @@
 """Claims are decided by numbers: each kind of check can hold and be contradicted, what cannot be compared is named.
 
-Without results numbers are compared as they are, as the paper's; `tests/reproduction/test_verdicts.py` is about numbers with noise.
+Without results numbers are compared as they are, as the paper's; `test_verdicts.py` is about numbers with noise.
 """
 
 import itertools
