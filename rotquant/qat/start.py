@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rotquant.kernels.rows.partition import Kind
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.extents import Extent, dynamic_extent, uniform
 from rotquant.tensors.levels import Table
 from rotquant.tensors.normal_float import normal_float_asymmetric
@@ -22,7 +23,7 @@ from rotquant.weights.output_error import group_moments, output_error
 #: Shares of the largest and of the smallest weight (BitDistiller's code): 1.0, 0.95, ..., 0.55.
 SHARES = tuple(1 - step / 20 for step in range(10))
 #: Elements of the weight that are rounded at once: what a CPU core's cache holds, and what keeps a GPU busy.
-_ELEMENTS_ON_CPU, _ELEMENTS_ON_ACCELERATOR = 2**18, 2**24
+_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 #: How groups [rows, groups, size] are rounded over a range.
 Rounding = Callable[[Tensor, Extent], Tensor]
 #: From what an error is measured, see `search_clips`.
@@ -106,7 +107,7 @@ def search_clips(
         Shares of the type of `moment`, on its device.
     """
     blocks = group_moments(moment, group_size)
-    budget = _ELEMENTS_ON_CPU if weight.device.type == "cpu" else _ELEMENTS_ON_ACCELERATOR
+    budget = of_device(_ELEMENTS, weight.device)
     rows = weight.split(max(1, budget // weight.shape[1]))
     found = [_search(part.unflatten(1, (-1, group_size)).to(moment), blocks, rounded, shares, target) for part in rows]
     return Clips(torch.cat([clips.low for clips in found]), torch.cat([clips.high for clips in found]))

@@ -134,7 +134,7 @@ def test_the_thread_that_looks_at_the_clock_ends_with_the_work(
         pass
     (thread,) = threads
     thread.join(60)
-    assert ended == [progress.Lines.pause]
+    assert ended == [progress.LINES[2]]
 
 
 def test_where_nobody_knows_the_end_the_steps_are_counted(clock: Clock, log: io.StringIO) -> None:
@@ -271,8 +271,9 @@ def test_a_narrow_terminal_shortens_bars_before_words(
 def test_the_log_of_a_workflow_job_fills_while_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = """
 import sys
-from rotquant.foundation.progress import Lines, track
-Lines.first = 0.0
+from rotquant.foundation import progress
+from rotquant.foundation.progress import track
+progress.LINES = (0.0, *progress.LINES[1:])
 for _ in track([1, 2], "learning", "step"):
     sys.stdin.read(1)
 """

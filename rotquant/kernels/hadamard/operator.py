@@ -63,9 +63,4 @@ def check_heads(width: int, heads: int) -> None:
     decompose(heads or width)
 
 
-hadamard = operator(
-    "hadamard(Tensor x, int heads, bool inverse, bool half) -> Tensor",
-    reference=_reference,
-    cuda=_cuda,
-    fake=_fake,
-)
+hadamard = operator("hadamard", reference=_reference, cuda=_cuda, fake=_fake)
