@@ -25,8 +25,9 @@ from rotquant.models.statistics import observe
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.onednn import OneDNNLinear
-from rotquant.tensors.quantization import QParams, choose_qparams, dequantize, quantize
-from rotquant.weights.hessian import inverse_factor, observed_hessians
+from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, quantize
+from rotquant.weights.error_feedback import error_spread, round_blocks, round_columns
+from rotquant.weights.hessian import observed_hessians
 from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
 
@@ -199,23 +200,21 @@ def gptq_codes(weight: Tensor, grid: Grid, hessian: Tensor, damping: float) -> T
         RotquantError: the hessian is not finite, or not positive definite after damping.
     """
     order = hessian.diagonal().argsort(descending=True, stable=True)
-    factor = inverse_factor(hessian[order[:, None], order], damping)
-    spread = (factor / factor.diagonal().unsqueeze(1)).to(weight.dtype)
-    values = (weight / grid.unit)[:, order]
-    scale, zero_point = (_per_column(part, values.shape[1], grid.scheme)[:, order] for part in grid.pair)
-    codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
+    spread = error_spread(hessian[order[:, None], order], damping).to(weight.dtype)
+    columns = (weight / grid.unit)[:, order].T
+    scale, zero_point = (_per_column(part, len(columns), grid.scheme)[:, order].T for part in grid.pair)
     row = grid.scheme.model_copy(update={"granularity": "channel", "group_size": None})
-    for start in range(0, values.shape[1], _BLOCK):
-        stop = min(start + _BLOCK, values.shape[1])
-        errors = torch.zeros_like(values[:, start:stop])
-        for j in range(start, stop):
-            own = slice(j, j + 1)
-            qparams = QParams(scale[:, own], zero_point[:, own])
-            codes[:, own] = quantize(grid.bounded(values[:, own]), qparams, row)
-            error = values[:, own] - dequantize(codes[:, own], qparams, row, values.dtype)
-            values[:, j + 1 : stop] -= error * spread[j, j + 1 : stop]
-            errors[:, j - start] = error.squeeze(1)
-        values[:, stop:] -= errors @ spread[start:stop, stop:]
+
+    def round_block(start: int, stop: int) -> Tensor:
+        qparams = [QParams(*column) for column in zip(scale[start:stop], zero_point[start:stop], strict=True)]
+
+        def rounded(j: int, column: Tensor) -> Tensor:
+            return fake_quantize(grid.bounded(column), row, qparams[j])
+
+        return round_columns(columns[start:stop], spread[start:stop, start:stop], rounded, fused=False)
+
+    round_blocks(columns, spread, range(len(columns)), _BLOCK, round_block, fused=False)
+    codes = quantize(grid.bounded(columns), QParams(scale, zero_point), row).T.contiguous()
     return torch.empty_like(codes).index_copy_(1, order, codes)
 
 
