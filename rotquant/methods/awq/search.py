@@ -22,6 +22,7 @@ from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
+from rotquant.weights.grid_search import search_grid
 from rotquant.weights.hessian import Hessian
 from rotquant.weights.output_error import output_error, search_ratios
 from rotquant.weights.rtn import QuantizedWeight
@@ -61,30 +62,22 @@ def search_scale(weight: Tensor, inputs: Inputs, scheme: QuantizationScheme, gri
     Returns:
         s, positive, [in].
     """
-    best, least = torch.ones_like(inputs.magnitude), torch.inf
-    for step in range(grid):
-        scale = inputs.magnitude.clamp(min=SMALLEST_SCALE) ** (step / grid)
-        scale = (scale / (scale.max() * scale.min()).sqrt()).clamp(min=SMALLEST_SCALE)
+
+    def candidates() -> Iterator[Tensor]:
+        for step in range(grid):
+            scale = inputs.magnitude.clamp(min=SMALLEST_SCALE) ** (step / grid)
+            yield (scale / (scale.max() * scale.min()).sqrt()).clamp(min=SMALLEST_SCALE)
+
+    def error(scale: Tensor) -> Tensor:
         difference = fake_quantize(weight * scale, scheme) / scale - weight
-        error = output_error(difference, inputs.moment).sum().item()
-        if error < least:
-            best, least = scale, error
-    return best
+        return output_error(difference, inputs.moment).sum()
+
+    return search_grid(candidates(), error)[0]
 
 
-def search_clip(weight: Tensor, moment: Tensor, scheme: QuantizationScheme, grid: int) -> Tensor:
-    """The clip ratio of every scale with the least error of what its elements add to the output.
-
-    Args:
-        weight: [out, in], float32 or float64. moment: X^T X, [in, in].
-        scheme: of granularity channel or group.
-        grid: ratios are 1, 1 - 1/grid, ..., above 1/2; of equally good ones the largest wins.
-
-    Returns:
-        Ratios in the shape of the scheme's scales, [out, 1] or [out, groups, 1].
-    """
-    ratios = [1 - step / grid for step in range(grid) if step / grid < 1 - SMALLEST_CLIP]
-    return search_ratios(weight, moment, scheme, ratios)
+def clip_ratios(grid: int) -> list[float]:
+    """The shares of a range that are tried: 1, 1 - 1/grid, ... above 1/2."""
+    return [1 - step / grid for step in range(grid) if step / grid < 1 - SMALLEST_CLIP]
 
 
 def producer(architecture: Architecture, site: Site, rotation: RotationScheme | None) -> Projection | None:
@@ -174,14 +167,14 @@ def quantize_layer(
         scale = search_scale(stacked.to(known.moment.dtype), known, scheme, settings.grid)
         scale_site(layer, site, before, scale)
         inputs[site.name] = known.divided(scale)
-    weights = {}
+    weights, ratios = {}, clip_ratios(settings.grid)
     unclipped = {architecture.query.name, architecture.key.name}  # their error counts by attention scores, not outputs
     for site in architecture.sites:
         for name in site.linears:
             parameter, moment = linear_of(layer, name).weight, inputs[site.name].moment
             weight = parameter.to(moment.dtype)
             clips = settings.clip_search and name not in unclipped
-            ratio = search_clip(weight, moment, scheme, settings.grid) if clips else None
+            ratio = search_ratios(weight, moment, scheme, ratios) if clips else None
             qparams = choose_qparams(weight, scheme, ratio)
             weights[name] = QuantizedWeight(quantize(weight, qparams, scheme), qparams, scheme)
             parameter.copy_(weights[name].dequantize(parameter.dtype))

@@ -36,9 +36,6 @@ SMALLEST_CLIP = 0.2
 #: Columns whose errors are spread over the later ones by one product.
 _BLOCK = 128
 
-#: The grid of a weight under a share of its ranges.
-Grids = Callable[[float | Tensor], Grid]
-
 
 @dataclass
 class Seen:
@@ -146,23 +143,6 @@ class Block:
 def clip_ratios(grid: int) -> list[float]:
     """The shares of a range that are tried: 1 first, so that of equally good ones the largest wins."""
     return [1 - step / grid * (1 - SMALLEST_CLIP) for step in range(grid + 1)]
-
-
-def search_clip(
-    weight: Tensor, moment: Tensor, grids: Grids, scheme: QuantizationScheme, ratios: Sequence[float]
-) -> Tensor:
-    """The share of every scale's range with the least error of what its elements add to the output.
-
-    Args:
-        weight: [out, in], float32 or float64, columns in the order of groups. moment: X^T X in the same order.
-        grids: of the weight under a share.
-        scheme: of granularity channel or group.
-        ratios: the shares; of equally good ones the first wins.
-
-    Returns:
-        In the shape of the scheme's scales, [out, 1] or [out, groups, 1].
-    """
-    return search_ratios(weight, moment, scheme, ratios, lambda ratio: grids(ratio).rounded(weight))
 
 
 @torch.no_grad()
@@ -290,7 +270,9 @@ class Rounder:
                 others[rows] = False
         if others.any():
             own = weight[others]
-            shares[others] = search_clip(own, moment, partial(self._grid, own), self.scheme, ratios)
+            shares[others] = search_ratios(
+                own, moment, self.scheme, ratios, lambda ratio: self._grid(own, ratio).rounded(own)
+            )
         return shares
 
     def _rounded(self, weight: Tensor, order: Tensor | None, ratio: float) -> Tensor:
