@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +18,11 @@ from rotquant.methods.awq import AWQ
 from rotquant.methods.smoothquant.scaling import smooth_site
 from rotquant.models.architectures import Architecture, Projection, Site, architecture_of, linear_of
 from rotquant.models.simulation.wrapping import Wrapping, wrap
-from rotquant.models.stream import LayerStream
+from rotquant.models.stream import LayerStream, observed_inputs
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
 from rotquant.weights.grid_search import search_grid
-from rotquant.weights.hessian import Hessian
+from rotquant.weights.hessian import observed_hessians
 from rotquant.weights.output_error import output_error, search_ratios
 from rotquant.weights.rtn import QuantizedWeight
 
@@ -115,29 +114,17 @@ def scale_site(layer: nn.Module, site: Site, before: Projection | None, scale: T
 
 
 @contextmanager
-def observed_inputs(layer: nn.Module, architecture: Architecture) -> Iterator[dict[str, Inputs]]:
+def observed(layer: nn.Module, architecture: Architecture) -> Iterator[dict[str, Inputs]]:
     """While open, measure what each site of a layer reads; complete, by site name, when the block is left."""
-    hessians = {
-        site.name: Hessian(site.features, weight.device, torch.promote_types(weight.dtype, torch.float32))
-        for site in architecture.sites
-        for weight in [linear_of(layer, site.linears[0]).weight]
-    }
-    totals = {name: torch.zeros_like(hessian.matrix[0]) for name, hessian in hessians.items()}
-
-    def update(site: str, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        hessians[site].add(arguments[0])
-        totals[site] += arguments[0].flatten(0, -2).abs().sum(0, dtype=totals[site].dtype)
-
-    hooks = [
-        layer.get_submodule(site.linears[0]).register_forward_pre_hook(partial(update, site.name))
-        for site in architecture.sites
-    ]
+    totals: dict[str, Tensor] = {}
     found: dict[str, Inputs] = {}
-    try:
+
+    def update(site: str, x: Tensor) -> None:
+        magnitude = x.flatten(0, -2).abs().sum(0, dtype=hessians[site].matrix.dtype)
+        totals[site] = totals[site] + magnitude if site in totals else magnitude
+
+    with observed_hessians(layer, architecture) as hessians, observed_inputs(layer, architecture.sites, update):
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
     for name, hessian in hessians.items():
         found[name] = Inputs(totals[name] / hessian.tokens, hessian.matrix)
 
@@ -196,7 +183,7 @@ def quantize_model(
         For each layer its integer weights by name; the layer holds their values.
     """
     architecture = architecture_of(model)
-    for index, layer in stream.layers("AWQ"):
-        with wrap(model, Wrapping(rotation=rotation)), observed_inputs(layer, architecture) as inputs:
-            stream.advance(index)  # before the layer changes: every layer reads what the full-precision model gives
-        yield quantize_layer(layer, architecture, inputs, settings, scheme, rotation)
+    with wrap(model, Wrapping(rotation=rotation)):
+        # Every layer reads what the full-precision model gives.
+        for _, layer, inputs in stream.observed_layers("AWQ", partial(observed, architecture=architecture)):
+            yield quantize_layer(layer, architecture, inputs, settings, scheme, rotation)

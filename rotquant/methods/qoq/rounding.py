@@ -329,8 +329,8 @@ def quantize_model(
     """
     architecture = architecture_of(model)
     with wrap(model, online):
-        for index, layer in stream.layers("QoQ"):
-            with watched(layer, architecture, settings.clip_search, stream.hidden.device) as seen:
-                stream.advance(index)  # before the layer changes: every layer reads what full precision gives
+        watch = partial(watched, architecture=architecture, keep=settings.clip_search, home=stream.hidden.device)
+        # Every layer reads what full precision gives.
+        for index, layer, seen in stream.observed_layers("QoQ", watch):
             rotary_dim = stream.kwargs[index]["position_embeddings"][0].shape[-1]
             yield quantize_layer(layer, architecture, seen, settings, scheme, rotary_dim)
