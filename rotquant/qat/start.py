@@ -18,6 +18,7 @@ from rotquant.tensors.devices import of_device
 from rotquant.tensors.extents import Extent, dynamic_extent, uniform
 from rotquant.tensors.levels import Table
 from rotquant.tensors.normal_float import normal_float_asymmetric
+from rotquant.weights.grid_search import search_grid
 from rotquant.weights.output_error import group_moments, output_error
 
 #: Shares of the largest and of the smallest weight (BitDistiller's code): 1.0, 0.95, ..., 0.55.
@@ -116,18 +117,17 @@ def search_clips(
 def _search(view: Tensor, blocks: Tensor, rounded: Rounding, shares: Sequence[float], target: Target) -> Clips:
     """The best shares of groups [rows, groups, size], given X^T X of each group."""
     whole = dynamic_extent(view)
-    least = torch.full_like(whole.low, torch.inf)
-    best = Clips(torch.ones_like(least), torch.ones_like(least))
-    for high, low in product(shares, shares):
+    pairs = torch.tensor(list(product(shares, shares)), dtype=view.dtype, device=view.device)
+
+    def error(pair: Tensor) -> Tensor:
+        high, low = pair
         extent = Extent(low * whole.low, high * whole.high)
         aim = view if target == "weight" else torch.clamp(view, extent.low, extent.high)
         difference = rounded(view, extent) - aim
-        error = output_error(difference.transpose(0, 1), blocks).T.unsqueeze(-1)
-        better = error < least
-        best.low.masked_fill_(better, low)
-        best.high.masked_fill_(better, high)
-        least = torch.minimum(error, least)
-    return best
+        return output_error(difference.transpose(0, 1), blocks).T.unsqueeze(-1)
+
+    high, low = search_grid(pairs, error)[0].split(1, dim=-1)
+    return Clips(low, high)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Learnable weight clipping as a method of a recipe: its settings and what they need; `learning` trains it."""
+"""Learnable weight clipping as a method of a recipe: its settings and what they need; `clipping_alone` trains it."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -51,6 +51,6 @@ class LearnedClipping(Method):
 
     def apply(self, stage: "Stage") -> None:
         """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
-        from rotquant.methods.lwc.learning import quantize_model
+        from rotquant.methods.lwc.clipping_alone import quantize_model
 
         stage.keep_layers(quantize_model(stage, self))

@@ -1,4 +1,4 @@
-"""OmniQuant as a method of a recipe: its settings and what they need; `learning` has the mathematics."""
+"""OmniQuant as a method of a recipe: its settings and what they need; `block_reconstruction` has the mathematics."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -76,6 +76,6 @@ class OmniQuant(Method):
 
     def apply(self, stage: "Stage") -> None:
         """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
-        from rotquant.methods.omniquant.learning import quantize_model
+        from rotquant.methods.omniquant.block_reconstruction import quantize_model
 
-        stage.keep_layers(quantize_model(stage.model, stage.capture(), stage.recipe, seed=stage.seed))
+        stage.keep_layers(quantize_model(stage, self))
