@@ -161,16 +161,16 @@ class Display:
             timed = next((task for task in self._tasks if task.left(now) is not None), self._tasks[0])
             places = [": ".join(filter(None, [task.description, task.count])) for task in self._tasks]
             print(*places, timed.times(now), sep=", ", file=self._stream, flush=True)
-        for task in self._tasks:
-            if self._bars is not None:
+        else:
+            for task in self._tasks:
                 if not task.shown:
                     task.bar = self._bars.add_task(task.description, total=task.total, place="")
                 place = ", ".join(filter(None, [task.count, task.times(now)]))
                 self._bars.update(task.bar, completed=task.done + task.part, place=place)
-            task.shown = True
-        if self._bars is not None:
             self._bars.start()
             self._bars.refresh()
+        for task in self._tasks:
+            task.shown = True
 
     def _end(self, finished: Task | None) -> None:
         """All work has ended, with the task given, if that has been shown and has not broken off."""
@@ -196,12 +196,7 @@ def _bars(stream: IO[str]) -> Progress:
 
 def _moves_cursor(stream: IO[str] | None) -> TypeGuard[IO[str]]:
     """Whether a stream is a terminal that can draw bars."""
-    return (
-        stream is not None
-        and not stream.closed
-        and stream.isatty()
-        and os.environ.get("TERM") not in ("dumb", "unknown")
-    )
+    return bool(stream and not stream.closed and stream.isatty()) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 _display = Display()

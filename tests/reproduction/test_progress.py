@@ -234,6 +234,12 @@ def test_a_terminal_shows_a_bar_for_each_task_and_is_left_as_it_was(clock: Clock
     assert "done" not in shown
 
 
+def test_short_work_touches_no_terminal(clock: Clock, terminal: Terminal) -> None:
+    for _ in track(range(3), "GPTQ", "layer"):
+        clock.now += 0.2
+    assert terminal.getvalue() == ""
+
+
 def test_a_bar_vanishes_where_the_work_fails(clock: Clock, terminal: Terminal) -> None:
     before = sys.stderr
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
+from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES_16, CudaFile, Parameters
 from rotquant.kernels.attention import reference
 from rotquant.kernels.attention.reference import Append, Attend, Dequantize
 from rotquant.kernels.launch.loading import Source, architecture_of_device, kernel
@@ -26,7 +26,6 @@ HEAD_DIMS = (64, 128)
 #: Query heads that may share a key and value head.
 MAX_GROUP = 16
 
-_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 #: As in the sources: warps of a block, bytes of codes that a warp takes at a time, blocks that may share a sequence.
 _WARPS, _TILE_BYTES, _MAX_SPLITS = 8, 4096, 64
 #: In the place of a number of groups: each head has one scale for all tokens.
@@ -107,18 +106,18 @@ class _Shape:
     dtype: torch.dtype
 
     def append(self, blocked: bool) -> str:
-        return f"kv_append<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}, {str(blocked).lower()}>"
+        return f"kv_append<{TYPES_16[self.dtype]}, {self.head_dim}, {self.groups}, {str(blocked).lower()}>"
 
     @property
     def rotate(self) -> str:
-        return f"kv_rotate<{_TYPES[self.dtype]}, {self.head_dim}>"
+        return f"kv_rotate<{TYPES_16[self.dtype]}, {self.head_dim}>"
 
     @property
     def dequantize(self) -> str:
-        return f"kv_dequantize<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}>"
+        return f"kv_dequantize<{TYPES_16[self.dtype]}, {self.head_dim}, {self.groups}>"
 
     def attention(self, column_tiles: int, stages: int) -> str:
-        return f"kv_attention<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}, {column_tiles}, {stages}>"
+        return f"kv_attention<{TYPES_16[self.dtype]}, {self.head_dim}, {self.groups}, {column_tiles}, {stages}>"
 
     def shared_bytes(self, stages: int) -> int:
         """Dynamic shared memory of the attention kernel: rings of tiles, later the sums of warps and prefix for eight
@@ -277,7 +276,7 @@ def _check_heads(x: Tensor, name: str, dims: int) -> torch.Size:
     """Raise one sentence unless x [batch, (tokens,) heads, D] is dense along heads and D; returns its shape."""
     if x.device.type != "cuda":
         raise KernelError(f"{name} are on {x.device}, and the kernel needs them on the GPU.")
-    if x.dtype not in _TYPES:
+    if x.dtype not in TYPES_16:
         raise KernelError(f"{name} are {x.dtype}, and the kernel takes float16 or bfloat16.")
     if x.dim() != dims or x.shape[-1] not in HEAD_DIMS:
         raise KernelError(
@@ -294,7 +293,7 @@ def _pools(a: Append | Attend | Dequantize) -> dict[str, Tensor]:
 
 def _check_pools(a: Append | Attend | Dequantize, kv_heads: int, head_dim: int, dtype: torch.dtype) -> _Shape:
     """Raise one sentence unless the pools are those of `Int4KVCache` and the kernels have an instance for them."""
-    if dtype not in _TYPES or head_dim not in HEAD_DIMS:
+    if dtype not in TYPES_16 or head_dim not in HEAD_DIMS:
         raise KernelError(
             f"the 4-bit KV kernels take float16 or bfloat16 and head_dim 64 or 128, not {dtype}, {head_dim}."
         )

@@ -16,7 +16,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.cpu import reference
 from rotquant.kernels.cpu.compiling import functions
 from rotquant.kernels.cpu.layout import BLOCK, STRIP, DotWeight
-from rotquant.kernels.launch.operators import operator
+from rotquant.kernels.launch.operators import check_tensor, operator
 from rotquant.tensors.hadamard.constructions import decompose, hadamard_matrix
 
 _FLOATS = (torch.bfloat16, torch.float32)
@@ -202,16 +202,4 @@ def _check_weight(weight: Tensor, sums: Tensor, features: int) -> None:
 def _check(
     tensor: Tensor, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int | None, ...] = (None, None)
 ) -> None:
-    """Raise one sentence unless a tensor is what the functions read: of a dtype, of a shape, contiguous."""
-    if tensor.dtype not in dtypes:
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise KernelError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the CPU kernel takes {wanted}.")
-    fits = tensor.dim() == len(shape) and all(
-        want in (None, size) for size, want in zip(tensor.shape, shape, strict=True)
-    )
-    if not fits or not tensor.is_contiguous():
-        wanted = ", ".join("any" if want is None else str(want) for want in shape)
-        raise KernelError(
-            f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, and the CPU kernel needs "
-            f"({wanted}), contiguous."
-        )
+    check_tensor(tensor, name, dtypes=dtypes, shape=shape, device="cpu")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.hadamard.launch import TYPES, launch_transform, sources
+from rotquant.kernels.arguments import TYPES
+from rotquant.kernels.hadamard.launch import launch_transform, sources
 from rotquant.kernels.launch.operators import check_tensor, operator
 from rotquant.tensors.hadamard import decompose, hadamard_transform, head_hadamard_transform
 

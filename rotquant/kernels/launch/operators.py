@@ -170,18 +170,25 @@ def _for_cupy(stream: torch.cuda.Stream) -> Any:
 
 
 def check_tensor(
-    tensor: Tensor, name: str, *, dtypes: tuple[torch.dtype, ...], shape: tuple[int | None, ...] | None = None
+    tensor: Tensor,
+    name: str,
+    *,
+    dtypes: tuple[torch.dtype, ...],
+    shape: tuple[int | None, ...] | None = None,
+    device: Literal["cuda", "cpu"] = "cuda",
 ) -> None:
-    """Raise one sentence unless a tensor is what a kernel can read: on a GPU, of a dtype, contiguous, 16-byte aligned.
+    """Raise one sentence unless a tensor is what a kernel can read: of a dtype, contiguous, on a GPU 16-byte aligned.
 
     Args:
         shape: expected sizes, None for any.
+        device: where the kernel runs.
 
     Raises:
         KernelError: naming the tensor, what it is and what it should be.
     """
-    if tensor.device.type != "cuda":
-        raise KernelError(f"{name} is on {tensor.device}, and the kernel needs it on the GPU.")
+    if tensor.device.type != device:
+        place = "GPU" if device == "cuda" else "CPU"
+        raise KernelError(f"{name} is on {tensor.device}, and the kernel needs it on the {place}.")
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise KernelError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the kernel takes {wanted}.")
@@ -193,7 +200,7 @@ def check_tensor(
         raise KernelError(f"{name} has shape {tuple(tensor.shape)}, and the kernel needs ({wanted}).")
     if not tensor.is_contiguous():
         raise KernelError(f"{name} is not contiguous (strides {tensor.stride()}): call .contiguous() first.")
-    if tensor.data_ptr() % 16:
+    if device == "cuda" and tensor.data_ptr() % 16:
         raise KernelError(f"{name} does not start at a multiple of 16 bytes: clone it first.")
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.arguments import FLOAT, INT, POINTER, CudaFile, Parameters, Structure
-from rotquant.kernels.hadamard.launch import TYPES, launch_transform
+from rotquant.kernels.arguments import FLOAT, INT, POINTER, TYPES, CudaFile, Parameters, Structure
+from rotquant.kernels.hadamard.launch import launch_transform
 from rotquant.kernels.hadamard.operator import check_heads, transform_reference
 from rotquant.kernels.launch.loading import Source, kernel
 from rotquant.kernels.launch.operators import check_tensor, launch, operator

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
+from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES_16, CudaFile, Parameters
 from rotquant.kernels.launch.loading import Kernel, Source, kernel
 from rotquant.kernels.launch.operators import Written, check_same_device, check_tensor, launch, operator
 from rotquant.kernels.layouts.weights import padded
 
-_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 _THREADS = 256
 #: Values that a thread of `add_rms_norm` takes at most, and at once.
 _PER_THREAD, _VECTOR = 16, 8
@@ -45,11 +44,11 @@ def sources(architecture: str) -> list[Source]:
 
 
 def _source() -> Source:
-    return Source(_FILE, tuple(f"{name}<{kind}>" for name in _FILE.kernels for kind in _TYPES.values()))
+    return Source(_FILE, tuple(f"{name}<{kind}>" for name in _FILE.kernels for kind in TYPES_16.values()))
 
 
 def _kernel(name: str, x: Tensor) -> Kernel:
-    return kernel(_source(), f"{name}<{_TYPES[x.dtype]}>", x.device)
+    return kernel(_source(), f"{name}<{TYPES_16[x.dtype]}>", x.device)
 
 
 def _norm_reference(x: Tensor, residual: Tensor | None, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -76,7 +75,7 @@ def empty_sum(x: Tensor, residual: Tensor | None) -> Tensor:
 
 
 def _norm_cuda(x: Tensor, residual: Tensor | None, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    check_norm(x, residual, gain, tuple(_TYPES))
+    check_norm(x, residual, gain, tuple(TYPES_16))
     rows, n = x.shape
     if n % _VECTOR or n > 1024 * _PER_THREAD:
         raise KernelError(f"a norm over {n} features has no kernel: a multiple of 8 up to {1024 * _PER_THREAD} has.")
@@ -104,7 +103,7 @@ def gated(gate_up: Tensor) -> Tensor:
 
 
 def _swiglu_cuda(gate_up: Tensor) -> Tensor:
-    check_tensor(gate_up, "gate and up", dtypes=tuple(_TYPES), shape=(None, None))
+    check_tensor(gate_up, "gate and up", dtypes=tuple(TYPES_16), shape=(None, None))
     rows, n = gate_up.shape[0], gate_up.shape[1] // 2
     if gate_up.shape[1] % (2 * _VECTOR):
         raise KernelError(f"{gate_up.shape[1]} columns are not gate and up of a multiple of 8 features each.")
@@ -165,7 +164,7 @@ def _append_reference(a: RopeAppend) -> Tensor:
 
 def _append_cuda(a: RopeAppend) -> Tensor:
     keys = a.keys
-    check_tensor(keys, "keys", dtypes=tuple(_TYPES), shape=(None, None, None, None))
+    check_tensor(keys, "keys", dtypes=tuple(TYPES_16), shape=(None, None, None, None))
     batch, capacity, kv_heads, head_dim = keys.shape
     if head_dim % (2 * _VECTOR):
         raise KernelError(f"head_dim {head_dim} has no rotary kernel: a multiple of 16 has.")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.arguments import FLOAT, LONG, POINTER, CudaFile, Parameters, Structure
+from rotquant.kernels.arguments import FLOAT, LONG, POINTER, TYPES, CudaFile, Parameters, Structure
 from rotquant.kernels.launch.loading import Source, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.rows.partition_reference import WeightGroups, backward_reference, forward_reference
@@ -40,7 +40,6 @@ _KINDS: dict[str, _Traits] = {
 }
 _STEPS: dict[StraightThrough, str] = {"step": "kStep", "ramp": "kRamp"}
 _NAMES = ("gamma", "beta", "s1", "s2")
-_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
 
 #: Group sizes that have kernels: multiples of the first up to the second. The papers' is the third.
 _MULTIPLE, LARGEST_GROUP, _PAPERS = 8, 512, 128
@@ -64,29 +63,29 @@ _FILE = CudaFile(
 
 def has_kernel(dtype: torch.dtype, group_size: int) -> bool:
     """Whether groups of so many elements of a type have a kernel."""
-    return dtype in _TYPES and group_size % _MULTIPLE == 0 and 0 < group_size <= LARGEST_GROUP
+    return dtype in TYPES and group_size % _MULTIPLE == 0 and 0 < group_size <= LARGEST_GROUP
 
 
 def sources(architecture: str) -> list[Source]:
     """One translation unit for each type and kind, at the paper's group size."""
-    return [_source(dtype, kind, _PAPERS) for dtype in _TYPES for kind in _KINDS]
+    return [_source(dtype, kind, _PAPERS) for dtype in TYPES for kind in _KINDS]
 
 
 def _source(dtype: torch.dtype, kind: str, group_size: int) -> Source:
     steps = get_args(StraightThrough) if kind in ("ldp", "n2uq") else ("step",)
     names = (_forward(dtype, kind, group_size), *(_backward(dtype, kind, step, group_size) for step in steps))
     side_by_side, turns = _layout(dtype, group_size)
-    layout = f"Layout<{_TYPES[dtype]}, {group_size}>"
+    layout = f"Layout<{TYPES[dtype]}, {group_size}>"
     return Source(_FILE, names, ((f"{layout}::GROUPS", side_by_side), (f"{layout}::TURNS", turns)))
 
 
 def _forward(dtype: torch.dtype, kind: str, group_size: int) -> str:
-    return f"partition_forward<{_TYPES[dtype]}, {_KINDS[kind].enumerator}, {group_size}>"
+    return f"partition_forward<{TYPES[dtype]}, {_KINDS[kind].enumerator}, {group_size}>"
 
 
 def _backward(dtype: torch.dtype, kind: str, step: StraightThrough, group_size: int) -> str:
     enumerators = f"{_KINDS[kind].enumerator}, {_STEPS[step]}"
-    return f"partition_backward<{_TYPES[dtype]}, {enumerators}, {group_size}>"
+    return f"partition_backward<{TYPES[dtype]}, {enumerators}, {group_size}>"
 
 
 def _layout(dtype: torch.dtype, group_size: int) -> tuple[int, int]:
@@ -105,7 +104,7 @@ def _check(w: WeightGroups) -> None:
     traits = _KINDS[w.kind]
     if w.bits not in traits.bits:
         raise KernelError(f"the quantizer {w.kind} has no codes of {w.bits} bits.")
-    check_tensor(w.weight, "weight", dtypes=tuple(_TYPES), shape=(None, None))
+    check_tensor(w.weight, "weight", dtypes=tuple(TYPES), shape=(None, None))
     if not has_kernel(w.weight.dtype, w.group_size):
         raise KernelError(
             f"groups of {w.group_size} weights have no kernel: a multiple of {_MULTIPLE} up to {LARGEST_GROUP} has."
