@@ -21,7 +21,7 @@ from rotquant.bench.learning.models import MODELS, random_model_on, shape_config
 from rotquant.foundation.errors import ConfigError, KernelError
 from rotquant.methods.gptq import GPTQ
 from rotquant.methods.spinquant import SpinQuant
-from rotquant.methods.spinquant import learning as spinquant
+from rotquant.methods.spinquant import cayley_training as spinquant
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.placement import size_in_bytes
 from tests.speed import files_timed

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from rotquant.methods.spinquant.learning import learn_rotations
+from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override

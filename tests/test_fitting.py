@@ -10,7 +10,7 @@ import torch
 
 from rotquant import api
 from rotquant.foundation.errors import RecipeError
-from rotquant.methods.spinquant.network import Bases
+from rotquant.methods.spinquant.quantized_network import Bases
 from rotquant.models.architectures import architecture_of
 from rotquant.models.fitting import check_fits, fitted
 from rotquant.recipes.presets import preset

@@ -9,8 +9,8 @@ import torch
 
 from rotquant.api import limits_of
 from rotquant.foundation.errors import CheckpointError, RecipeError
-from rotquant.methods.llm_qat.training import generate
-from rotquant.methods.spinquant.learning import learn_rotations
+from rotquant.methods.llm_qat.data_free_distillation import generate
+from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.metrics.diagnostics import measure_costs
 from rotquant.metrics.magnitudes import magnitudes
 from rotquant.metrics.outliers import outlier_statistics

@@ -182,7 +182,7 @@ ASIDE: dict[str, str] = {
     "kernels.launch.loading:_source_text": _OURS,
     "kernels.launch.loading:compile_source": "reads names of compiled kernels in the user's cache, on a GPU alone",
     "recipes.corpus:expected_hashes": _OURS,
-    "methods.block_ap.tuning:tune_block": _LOADS,
+    "methods.block_ap.block_training:tune_block": _LOADS,
     "qat.training:Training._lessons": _LOADS,
     "training.loop:train": _LOADS,
     "metrics.diagnostics:measure_costs": _LOADS,

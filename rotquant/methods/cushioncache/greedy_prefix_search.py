@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.cushioncache import CushionCache
-from rotquant.methods.cushioncache.errors import measured
+from rotquant.methods.cushioncache.activation_errors import measured
 from rotquant.models.architectures import architecture_of, base_model, config_of
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.prefix import Prefix, check_prefix, compute_prefix, empty_prefix

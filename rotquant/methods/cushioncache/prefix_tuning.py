@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rotquant.methods.cushioncache import CushionCache
-from rotquant.methods.cushioncache.errors import Errors, dynamic, measured
+from rotquant.methods.cushioncache.activation_errors import Errors, dynamic, measured
 from rotquant.models.architectures import config_of
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits

@@ -2,7 +2,7 @@
 
 R1 and every layer's R2 minimise the next-token cross entropy of the network in which activations and KV cache, and if
 the recipe says so weights, are quantized (Eq. 2). All weights are frozen; the model is left as it was. What the
-quantized network is stands in `network`, how a rotation moves in `rotquant.tensors.stiefel`.
+quantized network is stands in `quantized_network`, how a rotation moves in `rotquant.tensors.stiefel`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import silenced
 from rotquant.methods.spinquant import SpinQuant
-from rotquant.methods.spinquant.network import Errors, LearningNetwork, quantized_network, running
+from rotquant.methods.spinquant.quantized_network import Errors, LearningNetwork, quantized_network, running
 from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding, lm_head
 from rotquant.models.batches import kept_bytes, shuffled_batches
 from rotquant.models.fitting import check_rotation
