@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rotquant.foundation.progress import Task, task
 from rotquant.models.architectures import Architecture, Site, architecture_of, base_model, decoder_layers, norm_of
 from rotquant.models.limits import Limits
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 
 #: Tokens that pass a layer at once when the caller does not say.
@@ -119,7 +120,8 @@ class LayerStream:
         """
         self._recorded.pop(site.name, None)
         inputs: list[Tensor] = []
-        keep = site.norm is None and self._bytes_of(site) <= _of_device(_RECORD_BYTES, self.device)
+        size = self.hidden[..., 0].numel() * site.features * self.hidden.element_size()
+        keep = site.norm is None and size <= of_device(_RECORD_BYTES, self.device)
 
         def reached(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
             receive(arguments[0])
@@ -160,9 +162,6 @@ class LayerStream:
         end = min(len(self.hidden), samples or len(self.hidden))
         for start in range(0, end, self.batch_size):
             yield slice(start, min(start + self.batch_size, end))
-
-    def _bytes_of(self, site: Site) -> int:
-        return self.hidden.shape[0] * self.hidden.shape[1] * site.features * self.hidden.element_size()
 
     @contextmanager
     def _shortcuts(self, index: int) -> Iterator[None]:
@@ -255,7 +254,7 @@ def capture_layer_inputs(
     Limits.of(model.config).check(samples, "samples")
     device = torch.device(device)
     if batch_size is None:
-        tokens = _of_device(_TOKENS_AT_ONCE, device) // (2 if dtype == torch.float64 else 1)
+        tokens = of_device(_TOKENS_AT_ONCE, device) // (2 if dtype == torch.float64 else 1)
         batch_size = max(1, tokens // samples.shape[1])
     base = base_model(model)
     layers, home = base.layers, base.embed_tokens.weight.device
@@ -316,11 +315,6 @@ def reset_memory_peak(device: torch.device) -> None:
     """Start measuring `memory_peak` anew."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-
-
-def _of_device(values: dict[str, int], device: torch.device) -> int:
-    """The entry for a kind of device; any accelerator counts as cuda."""
-    return values["cpu" if device.type == "cpu" else "cuda"]
 
 
 def _allocate(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

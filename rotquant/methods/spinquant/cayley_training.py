@@ -7,7 +7,7 @@ quantized network is stands in `quantized_network`, how a rotation moves in `rot
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -97,7 +97,9 @@ def learn_rotations(
         # The schedule gives the rate itself, as a multiple of one.
         optimizer = CayleySGD(rotations.values(), 1.0, settings.momentum)
         schedule = LambdaLR(optimizer, partial(learning_rate, settings))
-        batch_size = min(settings.batch_size, batch_size or _sequences_at_once(model, samples.shape[1]))
+        room = of_device(_LOGITS_AT_ONCE, embedding(model).weight.device)
+        fitting = max(1, room // (samples.shape[1] * config_of(model).vocab_size))
+        batch_size = min(settings.batch_size, batch_size or fitting)
         checkpointing = kept_bytes(model, batch_size * samples.shape[1]) > of_device(
             _KEPT_BYTES, embedding(model).weight.device
         )
@@ -119,7 +121,10 @@ def learn_rotations(
                 on_step=callback,
                 not_finite="the loss of the quantized network is {loss} at step {step} of {description}.",
             )
-    return Learned(_exact(rotations), history)
+    # From float32's to float64's distance from the manifold.
+    exact = {name: rotation.detach().cpu().double() for name, rotation in rotations.items()}
+    exact = {name: newton_schulz(newton_schulz(matrix)) for name, matrix in exact.items()}
+    return Learned(Rotations.of_tensors(exact), history)
 
 
 def _initial(model: nn.Module, architecture: Architecture, recipe: Recipe, seed: int) -> dict[str, nn.Parameter]:
@@ -130,12 +135,6 @@ def _initial(model: nn.Module, architecture: Architecture, recipe: Recipe, seed:
     return {
         name: nn.Parameter(tensor.to(weight.device, dtype, copy=True).contiguous()) for name, tensor in drawn.items()
     }
-
-
-def _exact(rotations: Mapping[str, Tensor]) -> Rotations:
-    """The rotations on the host, brought from float32's to float64's distance from the manifold."""
-    exact = {name: rotation.detach().cpu().double() for name, rotation in rotations.items()}
-    return Rotations.of_tensors({name: newton_schulz(newton_schulz(matrix)) for name, matrix in exact.items()})
 
 
 @dataclass
@@ -223,7 +222,3 @@ def _identity(model: nn.Module, recipe: Recipe, seed: int, samples: Tensor) -> s
         "dtype": str(model.dtype),
     }
     return short_hash(canonical_json(about))
-
-
-def _sequences_at_once(model: nn.Module, tokens: int) -> int:
-    return max(1, of_device(_LOGITS_AT_ONCE, embedding(model).weight.device) // (tokens * config_of(model).vocab_size))
