@@ -224,16 +224,15 @@ def checked_base(folder: Path) -> Path | str:
         place, _, _ = located(str(base))
         if place is None:
             return base
-        shapes = {name: entry["shape"] for path in weight_files(place) for name, entry in _tensors(path)}
+        headers = [read_safetensors_header(path) for path in weight_files(place)]
+        shapes = {
+            name: entry["shape"] for header in headers for name, entry in header.items() if name != "__metadata__"
+        }
         digest = weights_digest(place)
     except CheckpointError as error:
         raise CheckpointError(f"{folder} is a low-rank delta, and its base cannot be had: {error}") from None
     deltas.check_fits(folder, header, str(place), digest, shapes)
     return place
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    return ((name, entry) for name, entry in read_safetensors_header(path).items() if name != "__metadata__")
 
 
 def _merged(folder: Path) -> Path:

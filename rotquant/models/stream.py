@@ -120,7 +120,8 @@ class LayerStream:
         """
         self._recorded.pop(site.name, None)
         inputs: list[Tensor] = []
-        keep = site.norm is None and self._bytes_of(site) <= of_device(_RECORD_BYTES, self.device)
+        size = self.hidden[..., 0].numel() * site.features * self.hidden.element_size()
+        keep = site.norm is None and size <= of_device(_RECORD_BYTES, self.device)
 
         def reached(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
             receive(arguments[0])
@@ -161,9 +162,6 @@ class LayerStream:
         end = min(len(self.hidden), samples or len(self.hidden))
         for start in range(0, end, self.batch_size):
             yield slice(start, min(start + self.batch_size, end))
-
-    def _bytes_of(self, site: Site) -> int:
-        return self.hidden.shape[0] * self.hidden.shape[1] * site.features * self.hidden.element_size()
 
     @contextmanager
     def _shortcuts(self, index: int) -> Iterator[None]:

@@ -107,19 +107,15 @@ def take_weight(
     }
     for part, tensor in parts.items():
         check_shape(folder, f"{name}.{part}", tensor, expected[part])
+    scale = cast(Tensor, parts["scale"])
     return QuantizedWeight(
         unpack_codes(cast(Tensor, parts["codes"]), scheme.bits, scheme.symmetric, normal),
-        _qparams(cast(Tensor, parts["scale"]), parts["zero_point"]),
+        QParams(scale, None if parts["zero_point"] is None else parts["zero_point"].to(scale.dtype)),
         scheme,
         None if parts["columns"] is None else parts["columns"].long(),
         parts["outlier_values"],
         parts["outlier_scale"],
     )
-
-
-def _qparams(scale: Tensor, zero_point: Tensor | None) -> QParams:
-    """Scales with their zero points in the type of the scales."""
-    return QParams(scale, None if zero_point is None else zero_point.to(scale.dtype))
 
 
 def _take_lattice_weight(

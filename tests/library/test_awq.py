@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.awq import AWQ
-from rotquant.methods.awq import search as awq
-from rotquant.methods.awq.search import Inputs, clip_ratios, producer, scale_site, search_scale
+from rotquant.methods.awq import activation_aware_scaling as awq
+from rotquant.methods.awq.activation_aware_scaling import Inputs, clip_ratios, producer, scale_site, search_scale
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.wrapping import Wrapping, wrap

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rotquant.foundation.errors import RecipeError, RotquantError
-from rotquant.methods.block_ap import BlockAP, tuning
-from rotquant.methods.block_ap.tuning import _share
+from rotquant.methods.block_ap import BlockAP, block_training
+from rotquant.methods.block_ap.block_training import _share
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.training import loop
@@ -55,24 +55,26 @@ def test_the_outputs_of_each_block_come_nearer_to_those_of_the_full_precision_bl
 def test_everything_is_trained_and_what_is_stored_is_what_training_saw(family: str, monkeypatch) -> None:
     """The first layer runs with its integers exactly as its last step would have seen it."""
     seen: dict[str, Any] = {}
-    rounding = tuning.round_block
+    rounding = block_training.round_block
 
     def look(stage, learned, index, layer):
         if index == 0:
             seen["start"] = {name: dict(tensors) for name, tensors in vars(learned).items()}
             with (
                 torch.no_grad(),
-                tuning.wrap(stage.model, stage.quantized({n: tuning.QParams(s) for n, s in learned.static.items()})),
+                block_training.wrap(
+                    stage.model, stage.quantized({n: block_training.QParams(s) for n, s in learned.static.items()})
+                ),
             ):
                 stream = seen["stream"]
-                seen["output"] = tuning.block_output(
+                seen["output"] = block_training.block_output(
                     layer, learned, stage.recipe.rounded.scheme, stream.hidden, stream.kwargs[0]
                 )
         rounding(stage, learned, index, layer)
 
     model = tiny_model(family, dtype=torch.float64)
     seen["stream"] = capture_layer_inputs(model, SAMPLES)
-    monkeypatch.setattr(tuning, "round_block", look)
+    monkeypatch.setattr(block_training, "round_block", look)
     asked = recipe()
     stored = build(asked, model)
     with quantized_forward(stored.model, asked, stored.state):
@@ -198,7 +200,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(changes: dict[str, Any], mes
 
 
 def test_a_loss_that_is_not_finite_is_one_sentence(monkeypatch) -> None:
-    output = tuning.block_output
-    monkeypatch.setattr(tuning, "block_output", lambda *arguments: output(*arguments) * torch.nan)
+    output = block_training.block_output
+    monkeypatch.setattr(block_training, "block_output", lambda *arguments: output(*arguments) * torch.nan)
     with pytest.raises(RotquantError, match=r"the loss of block-wise fine-tuning is nan in block 0 .* lower methods"):
         build(recipe())

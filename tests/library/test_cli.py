@@ -20,8 +20,8 @@ from rotquant.commands.options import changed, corpus_spec
 from rotquant.commands.root import cli
 from rotquant.foundation import progress
 from rotquant.foundation.files import file_digest
-from rotquant.methods.spinquant import learning
-from rotquant.methods.spinquant.learning import learn_rotations
+from rotquant.methods.spinquant import cayley_training
+from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.recipes.presets import preset
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.text import content_hash, loading
@@ -122,7 +122,7 @@ def test_rotations_of_a_float16_model_are_learned_in_bfloat16(model, text, tmp_p
         given.append(network.dtype)
         return learn_rotations(network, *arguments, **options)
 
-    monkeypatch.setattr(learning, "learn_rotations", learn)
+    monkeypatch.setattr(cayley_training, "learn_rotations", learn)
     settings = [option for change in LEARNING for option in ("--set", f"methods.spinquant.{change}")]
     arguments = ["--method", "spinquant-hard", "--corpus", text, "--dtype", "float16", *settings, *SMALL]
     assert rotquant(monkeypatch, "quantize", model, "-o", str(tmp_path / "quantized"), *arguments) == 0

@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, PreTrainedModel
 
 from rotquant.foundation.errors import RecipeError, RotquantError
-from rotquant.methods.cushioncache import CushionCache, tuning
-from rotquant.methods.cushioncache import search as searching
-from rotquant.methods.cushioncache.errors import measured, squared_error
-from rotquant.methods.cushioncache.search import Prompt, candidate_tokens, search, search_texts
-from rotquant.methods.cushioncache.tuning import losses, network, tune
+from rotquant.methods.cushioncache import CushionCache, prefix_tuning
+from rotquant.methods.cushioncache import greedy_prefix_search as searching
+from rotquant.methods.cushioncache.activation_errors import measured, squared_error
+from rotquant.methods.cushioncache.greedy_prefix_search import Prompt, candidate_tokens, search, search_texts
+from rotquant.methods.cushioncache.prefix_tuning import losses, network, tune
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.prefix import Prefix, compute_prefix
@@ -309,7 +309,7 @@ def test_what_was_killed_goes_on_with_the_same_result(
         return called
 
     monkeypatch.setattr(Prompt, "errors", limited("search", Prompt.errors))
-    monkeypatch.setattr(tuning, "losses", limited("tuning", losses))
+    monkeypatch.setattr(prefix_tuning, "losses", limited("tuning", losses))
 
     def made(checkpoint: Checkpoint | None) -> Any:
         samples = tiny_tokens(6, 16, seed=1)

@@ -204,7 +204,7 @@ def test_rotation_takes_back_what_a_planted_outlier_channel_costs():
             model.lm_head.weight.mul_(8)
         return model
 
-    from rotquant.methods.llm_qat.training import generate
+    from rotquant.methods.llm_qat.data_free_distillation import generate
 
     own = Tokens(generate(load(), 8, 64, seed=0).flatten(), BOS)
     costs = measure_costs(load, own, METRIC.model_copy(update={"sequence_length": 64}), SAMPLES)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError, RotquantError
-from rotquant.methods.spinquant.learning import learn_rotations
+from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.models.architectures import architecture_of, base_model, final_norm
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.kv_cache import QuantizedCache

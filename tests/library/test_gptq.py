@@ -14,6 +14,7 @@ from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.quantization import ColumnSplit
 from rotquant.weights.build import build_weights
 from rotquant.weights.clipping import search_clip
+from rotquant.weights.error_feedback import round_blocks, round_columns
 from rotquant.weights.hessian import Hessian, inverse_factor
 from rotquant.weights.rtn import quantize_rtn
 from tests.helpers.last_bits import FlippedLastBits
@@ -249,3 +250,21 @@ def test_integers_of_float64_arithmetic_do_not_depend_on_last_bits() -> None:
     assert all(torch.equal(found[name].codes, weight.codes) for name, weight in expected.items())
     assert all(torch.equal(found[name].qparams.scale, weight.qparams.scale) for name, weight in expected.items())
     assert all(weight.qparams.scale.dtype == torch.float32 for weight in found.values())
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 24, 100])
+@pytest.mark.parametrize("fused", [True, False])
+def test_blocks_only_postpone_what_an_error_takes_off_later_columns(block_size: int, fused: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(24, 6, generator=generator, dtype=torch.float64)
+    spread = torch.randn(24, 24, generator=generator, dtype=torch.float64).triu(1) / 4
+    expected = weight.clone()
+    for j in range(24):
+        expected[j + 1 :] -= torch.outer(spread[j, j + 1 :], expected[j] - expected[j].round())
+
+    def round_block(start: int, stop: int) -> torch.Tensor:
+        own = spread[start:stop, start:stop]
+        return round_columns(weight[start:stop], own, lambda _, column: column.round(), fused=fused)
+
+    round_blocks(weight, spread, range(24), block_size, round_block, fused=fused)
+    torch.testing.assert_close(weight, expected, rtol=0, atol=1e-12)  # sums in another order

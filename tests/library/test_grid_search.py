@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.grid_scales import GridScales
-from rotquant.methods.grid_scales.search import attention_weights, best_factors
+from rotquant.methods.grid_scales.static_scale_search import attention_weights, best_factors
 from rotquant.methods.grid_weights import GridWeights
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.simulation.queries import observed_queries

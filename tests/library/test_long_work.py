@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rotquant.methods.spinquant.learning import learn_rotations
+from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.metrics.perplexity import perplexity
 from rotquant.metrics.snr import end_to_end_snr
 from rotquant.recipes.presets import preset

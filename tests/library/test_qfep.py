@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.methods.qfep.search import (
+from rotquant.methods.qfep.activation_spikes import (
     SITES,
     find_prefix,
     first_token,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.methods.qoq import QoQ, rounding
+from rotquant.methods.qoq import QoQ, reordering_and_clipping
 from rotquant.methods.qoq.progressive import (
     PROTECTIVE_RANGE,
     Grid,
@@ -21,7 +21,7 @@ from rotquant.methods.qoq.progressive import (
     dequantize_by_levels,
     group_levels,
 )
-from rotquant.methods.qoq.rounding import (
+from rotquant.methods.qoq.reordering_and_clipping import (
     Block,
     Seen,
     clip_ratios,
@@ -493,7 +493,7 @@ def reference_gptq(weight: Tensor, grid: Grid, hessian: Tensor, damping: float) 
 @pytest.mark.parametrize("intermediate", ["integers", "real"])
 @pytest.mark.parametrize("scheme", [GROUPS, CHANNEL])
 def test_gptq_under_fixed_scales_is_its_equations(scheme, intermediate, monkeypatch):
-    monkeypatch.setattr(rounding, "_BLOCK", 8)  # several blocks, the last one shorter
+    monkeypatch.setattr(reordering_and_clipping, "_BLOCK", 8)  # several blocks, the last one shorter
     weight, x = uneven(6, 28), uneven(60, 28, seed=5)
     grid, hessian = choose_grid(weight, scheme, 0.9, intermediate), x.T @ x
     codes = gptq_codes(weight, grid, hessian, 0.01)

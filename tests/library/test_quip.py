@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.methods.quip import QuIP
-from rotquant.methods.quip.rounding import block_ldlq, quantize_quip_site, tuned
+from rotquant.methods.quip.block_ldlq import block_ldlq, quantize_quip_site, tuned
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme

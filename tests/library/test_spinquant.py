@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 
 from rotquant.foundation.errors import RecipeError, ResultError, RotquantError
 from rotquant.methods.spinquant import SpinQuant
-from rotquant.methods.spinquant import learning as spinquant
-from rotquant.methods.spinquant import network as spinquant_network
-from rotquant.methods.spinquant.learning import learn_rotations, learning_rate
-from rotquant.methods.spinquant.network import quantized_network
+from rotquant.methods.spinquant import cayley_training as spinquant
+from rotquant.methods.spinquant import quantized_network as spinquant_network
+from rotquant.methods.spinquant.cayley_training import learn_rotations, learning_rate
+from rotquant.methods.spinquant.quantized_network import quantized_network
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, lm_head
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import Learned, Rotations, initial_rotations

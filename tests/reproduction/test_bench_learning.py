@@ -21,7 +21,7 @@ from reproduction.benchmarks.learning.models import MODELS, random_model_on, sha
 from rotquant.foundation.errors import ConfigError, KernelError
 from rotquant.methods.gptq import GPTQ
 from rotquant.methods.spinquant import SpinQuant
-from rotquant.methods.spinquant import learning as spinquant
+from rotquant.methods.spinquant import cayley_training as spinquant
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.placement import size_in_bytes
 from tests.helpers.speed import files_timed
@@ -169,7 +169,9 @@ def test_two_gpus_share_the_layers_evenly_and_in_order() -> None:
 
 def test_the_digest_of_a_time_covers_the_library_that_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     learned, calibrated = files_timed("learn", monkeypatch), files_timed("gptq", monkeypatch)
-    spinquant_files = {f"rotquant/methods/spinquant/{name}.py" for name in ("__init__", "learning", "network")}
+    spinquant_files = {
+        f"rotquant/methods/spinquant/{name}.py" for name in ("__init__", "cayley_training", "quantized_network")
+    }
     assert spinquant_files | {"rotquant/tensors/stiefel.py"} <= learned
     gptq_files = {"rotquant/methods/gptq/__init__.py", "rotquant/methods/gptq/columns.py"}
     assert gptq_files | {"rotquant/models/stream.py", "rotquant/kernels/hadamard/choice.py"} <= calibrated

@@ -11,7 +11,7 @@ import torch
 from reproduction.words.describe import settings
 from rotquant import api
 from rotquant.foundation.errors import RecipeError
-from rotquant.methods.spinquant.network import Bases
+from rotquant.methods.spinquant.quantized_network import Bases
 from rotquant.models.architectures import architecture_of
 from rotquant.models.fitting import check_fits, fitted
 from rotquant.recipes.presets import preset

@@ -14,8 +14,8 @@ from reproduction.metrics.token_maxima import token_maxima as maxima_by_token
 from reproduction.shipped import TrainingConfig
 from rotquant.api import limits_of
 from rotquant.foundation.errors import CheckpointError, RecipeError
-from rotquant.methods.llm_qat.training import generate
-from rotquant.methods.spinquant.learning import learn_rotations
+from rotquant.methods.llm_qat.data_free_distillation import generate
+from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.metrics.diagnostics import measure_costs
 from rotquant.metrics.perplexity import perplexity
 from rotquant.metrics.snr import end_to_end_snr

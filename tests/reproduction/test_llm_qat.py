@@ -11,8 +11,8 @@ from reproduction.run.stages import weights
 from reproduction.run.stages.weights import compute_weights
 from reproduction.tables.project import load_project
 from rotquant.foundation.errors import RecipeError, RotquantError
-from rotquant.methods.llm_qat import training as llm_qat
-from rotquant.methods.llm_qat.training import distillation_loss, generate, train, train_model
+from rotquant.methods.llm_qat import data_free_distillation as llm_qat
+from rotquant.methods.llm_qat.data_free_distillation import distillation_loss, generate, train, train_model
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.wrapping import Wrapping, wrap

@@ -1,4 +1,4 @@
-"""AWQ as a method of a recipe: its settings and what they need; `search` has the mathematics."""
+"""AWQ as a method of a recipe: its settings and what they need; `activation_aware_scaling` has the mathematics."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -43,7 +43,7 @@ class AWQ(Method):
 
     def apply(self, stage: "Stage") -> None:
         """Scale, clip and round layer by layer, on inputs of the full-precision model."""
-        from rotquant.methods.awq.search import quantize_model
+        from rotquant.methods.awq.activation_aware_scaling import quantize_model
 
         scheme, rotation = stage.recipe.rounded.scheme, stage.recipe.rotation
         stage.keep_layers(quantize_model(stage.model, stage.capture(), self, scheme, rotation))

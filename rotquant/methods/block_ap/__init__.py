@@ -1,4 +1,4 @@
-"""Block-wise fine-tuning as a method of a recipe: its settings and its place; `tuning` has the mathematics."""
+"""Block-wise fine-tuning as a method of a recipe: its settings and its place; `block_training` has the mathematics."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -90,6 +90,6 @@ class BlockAP(Method):
 
     def apply(self, stage: "Stage") -> None:
         """Tune and round block by block."""
-        from rotquant.methods.block_ap.tuning import tune
+        from rotquant.methods.block_ap.block_training import tune
 
         tune(stage, self)

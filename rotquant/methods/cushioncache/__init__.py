@@ -1,4 +1,7 @@
-"""CushionCache as a method of a recipe: its settings; `errors`, `search` and `tuning` have the mathematics."""
+"""CushionCache as a method of a recipe: its settings.
+
+`activation_errors`, `greedy_prefix_search` and `prefix_tuning` have the mathematics.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -95,8 +98,8 @@ class CushionCache(Method):
 
     def apply(self, stage: "Stage") -> None:
         """Search the prompt, tune its keys and values, and have all that follows see them."""
-        from rotquant.methods.cushioncache.search import search
-        from rotquant.methods.cushioncache.tuning import tune
+        from rotquant.methods.cushioncache.greedy_prefix_search import search
+        from rotquant.methods.cushioncache.prefix_tuning import tune
         from rotquant.models.simulation.prefix import stored_tensors
 
         ids, prefix = search(stage)

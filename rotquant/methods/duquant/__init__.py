@@ -1,4 +1,4 @@
-"""DuQuant as a method of a recipe: its settings and what they need; `transform` has the mathematics."""
+"""DuQuant as a method of a recipe: its settings and what they need; `rotation_and_permutation` has the mathematics."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -102,7 +102,7 @@ class DuQuant(Method):
 
     def apply(self, stage: "Stage") -> None:
         """Smooth, find every site's transform on calibration text, and turn the weights back."""
-        from rotquant.methods.duquant.fitting import fit
+        from rotquant.methods.duquant.model_transformation import fit
 
         stage.tensors.update(fit(stage, self))
         stage.online = self.runtime(stage.online, stage.tensors)
@@ -127,7 +127,7 @@ class DuQuant(Method):
 
     def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
         """Every site's input is transformed."""
-        from rotquant.methods.duquant.transform import stored_transforms
+        from rotquant.methods.duquant.rotation_and_permutation import stored_transforms
 
         return replace(wrapping, inputs={**wrapping.inputs, **stored_transforms(tensors)})
 

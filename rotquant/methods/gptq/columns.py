@@ -65,7 +65,9 @@ def quantize_gptq_site(
     normal = features - (0 if split is None else split.outliers)
     grouped = settings.scheme.granularity == "group"
 
-    rank = _processing_rank(hessian, base[:normal], gptq.act_order)
+    rank = torch.arange(normal, device=device)
+    if gptq.act_order:
+        rank = hessian.diagonal()[base[:normal]].argsort(descending=True, stable=True)
     order = torch.cat([base[:normal][rank], base[normal:]])
     natural = split is None and not gptq.act_order
     ordered = hessian if natural else hessian[order[:, None], order]
@@ -125,8 +127,9 @@ def _quantize_grouped(
 ) -> tuple[Tensor, list[QParams]]:
     """Codes [normal, all rows] under scales [out, groups, 1] chosen on the way; scales of each weight."""
     scheme = settings.scheme
-    aligned = _aligned_block(gptq.block_size, cast(int, scheme.group_size))
-    block_size = aligned if gptq.group_scales == "updated" else gptq.block_size
+    block_size, group_size = gptq.block_size, cast(int, scheme.group_size)
+    if gptq.group_scales == "updated":  # every group starts where all corrections are in; blocks change no result else
+        block_size = max(size for size in range(1, min(block_size, group_size) + 1) if group_size % size == 0)
     clip_norm = settings.clip_norm if settings.clip_search else None
     scales = _GroupScales(columns[:normal], scheme, clip_norm, _scale_dtype(weights))
     codes = _quantize_columns(columns, spread, range(normal), block_size, scheme, scales)
@@ -152,21 +155,6 @@ def _each(function: Callable[[list[Tensor]], Tensor], qparams: Sequence[QParams]
     if qparams[0].zero_point is None:
         return QParams(scale)
     return QParams(scale, function([cast(Tensor, part.zero_point) for part in qparams]))
-
-
-def _processing_rank(hessian: Tensor, normal: Tensor, act_order: bool) -> Tensor:
-    """Order in which the normal columns are taken: as they are, or by decreasing second moment of their input."""
-    if not act_order:
-        return torch.arange(len(normal), device=normal.device)
-    return hessian.diagonal()[normal].argsort(descending=True, stable=True)
-
-
-def _aligned_block(block_size: int, group_size: int) -> int:
-    """Largest divisor of the group size within the block size: then every group starts where all corrections are in.
-
-    Blocks only postpone arithmetic, so this changes no result but makes `group_scales="updated"` exact.
-    """
-    return max(size for size in range(1, min(block_size, group_size) + 1) if group_size % size == 0)
 
 
 def _quantize_columns(

@@ -1,4 +1,4 @@
-"""Grid search of static scales as a method of a recipe: its settings; `search` has the mathematics."""
+"""Grid search of static scales as a method of a recipe: its settings; `static_scale_search` has the mathematics."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -72,7 +72,7 @@ class GridScales(Method):
 
     def apply(self, stage: "Stage") -> None:
         """Search layer by layer."""
-        from rotquant.methods.grid_scales.search import ScaleSearch
+        from rotquant.methods.grid_scales.static_scale_search import ScaleSearch
         from rotquant.models.simulation.wrapping import wrap
 
         with wrap(stage.model, stage.online):

@@ -1,4 +1,4 @@
-"""LLM-QAT as a method of a recipe: its settings and what they need; `training` has the mathematics."""
+"""LLM-QAT as a method of a recipe: its settings and what they need; `data_free_distillation` has the mathematics."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -61,7 +61,7 @@ class LLMQAT(Method):
 
     def apply(self, stage: "Stage") -> None:
         """Train the whole model, then round to nearest."""
-        from rotquant.methods.llm_qat.training import train_model
+        from rotquant.methods.llm_qat.data_free_distillation import train_model
 
         stage.history = train_model(stage.model, stage.recipe, stage.seed, stage.device, checkpoint=stage.checkpoint)
         stage.round_to_nearest()

@@ -1,4 +1,4 @@
-"""QFeP and QFeM as a method of a recipe: its settings and what they need; `search` has the mathematics."""
+"""QFeP and QFeM as a method of a recipe: its settings and what they need; `activation_spikes` has the mathematics."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -73,7 +73,7 @@ class QFeP(Method):
         """Find the prefix and the modules, and have all that follows see the text behind the prefix."""
         import torch
 
-        from rotquant.methods.qfep.search import find_prefix, measure, spiking
+        from rotquant.methods.qfep.activation_spikes import find_prefix, measure, spiking
         from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_tensors
         from rotquant.models.simulation.wrapping import wrap
 
@@ -99,7 +99,7 @@ class QFeP(Method):
 
     def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
         """The text stands behind the prefix; modules with spikes read it as it is."""
-        from rotquant.methods.qfep.search import SITES
+        from rotquant.methods.qfep.activation_spikes import SITES
         from rotquant.models.simulation.prefix import stored_prefix
 
         exact = frozenset((layer, SITES[site]) for layer, site in tensors["exact"].tolist())

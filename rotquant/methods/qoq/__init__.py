@@ -1,6 +1,6 @@
 """QoQ as a method of a recipe: its settings and what they need.
 
-`progressive` has its quantizer, `smoothing` its transformations, `rounding` its searches.
+`progressive` has its quantizer, `smoothing` its transformations, `reordering_and_clipping` its searches.
 """
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -98,6 +98,6 @@ class QoQ(Method):
 
     def apply(self, stage: "Stage") -> None:
         """Smooth, search and round layer by layer, on inputs of the full-precision model."""
-        from rotquant.methods.qoq.rounding import quantize_model
+        from rotquant.methods.qoq.reordering_and_clipping import quantize_model
 
         stage.keep_layers(quantize_model(stage.model, stage.capture(), self, stage.recipe.rounded.scheme, stage.online))

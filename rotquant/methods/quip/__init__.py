@@ -1,4 +1,4 @@
-"""QuIP# as a method of a recipe: its settings and what they need; `rounding` has the mathematics."""
+"""QuIP# as a method of a recipe: its settings and what they need; `block_ldlq` has the mathematics."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -68,7 +68,7 @@ class QuIP(Method):
         """Round site by site, on inputs of layers that are rounded already; one generator draws all signs."""
         import torch
 
-        from rotquant.methods.quip.rounding import quantize_quip_site
+        from rotquant.methods.quip.block_ldlq import quantize_quip_site
 
         bits, generator = stage.recipe.rounded.scheme.bits, torch.Generator().manual_seed(self.seed + stage.seed)
         stage.round_by_site(

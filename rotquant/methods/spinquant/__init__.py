@@ -1,4 +1,7 @@
-"""SpinQuant's learning of rotations as a method of a recipe; `learning` and `network` have the mathematics."""
+"""SpinQuant's learning of rotations as a method of a recipe.
+
+`cayley_training` and `quantized_network` have the mathematics.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from rotquant.methods.spinquant.learning import Learned
+    from rotquant.methods.spinquant.cayley_training import Learned
 
 
 class SpinQuant(Method):
@@ -92,7 +95,7 @@ class SpinQuant(Method):
         device: "torch.device | str | None" = None,
         checkpoint: Path | None = None,
     ) -> "Learned":
-        """Cayley SGD: `rotquant.methods.spinquant.learning.learn_rotations`."""
-        from rotquant.methods.spinquant.learning import learn_rotations
+        """Cayley SGD: `rotquant.methods.spinquant.cayley_training.learn_rotations`."""
+        from rotquant.methods.spinquant.cayley_training import learn_rotations
 
         return learn_rotations(model, recipe, seed, samples, device=device, checkpoint=checkpoint)

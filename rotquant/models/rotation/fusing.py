@@ -150,7 +150,8 @@ class _Fusion:
         self.rotate_readers(mlp_norm, [_rows(layer, reader).weight for reader in (shape.gate, shape.up)])
         undo = partial(self._inverse_of_attention_output, values=values)
         self._rotate_writer(linear_of(layer, shape.attention_output), undo)
-        self._rotate_writer(linear_of(layer, shape.mlp_output), self._inverse_of_mlp_output)
+        undo = partial(mlp_transform, scheme=self.scheme) if self.scheme.mlp else lambda weight: weight
+        self._rotate_writer(linear_of(layer, shape.mlp_output), undo)
 
     def rotate_readers(self, norm: "RMSNorm", weights: Sequence[Tensor]) -> None:
         """W diag(g) Q for the weights of all that read a norm of gain g, which becomes one."""
@@ -186,10 +187,6 @@ class _Fusion:
         if self.scheme.heads:
             weight = head_hadamard_transform(weight, self.architecture.num_heads)
         return weight
-
-    def _inverse_of_mlp_output(self, weight: Tensor) -> Tensor:
-        """The same for R4."""
-        return mlp_transform(weight, self.scheme) if self.scheme.mlp else weight
 
     def _times_residual(self, x: Tensor) -> Tensor:
         """x Q along the last axis; `x` itself without R1."""

@@ -18,7 +18,7 @@ from reproduction.benchmarks.learning.models import random_model_on, shape_confi
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.timing.case import Measurements, gpu
 from rotquant.foundation.errors import KernelError
-from rotquant.methods.spinquant.learning import learn_rotations
+from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.models.stream import memory_peak, reset_memory_peak
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override

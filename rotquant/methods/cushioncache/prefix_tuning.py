@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rotquant.methods.cushioncache import CushionCache
-from rotquant.methods.cushioncache.errors import Errors, dynamic, measured
+from rotquant.methods.cushioncache.activation_errors import Errors, dynamic, measured
 from rotquant.models.architectures import config_of
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
@@ -50,7 +50,8 @@ def tune(stage: Stage, prefix: Prefix) -> tuple[Prefix, list[Record]]:
     parts = {"keys": trained.keys.requires_grad_(), "values": trained.values.requires_grad_()}
     optimizer = torch.optim.AdamW(parts.values(), lr=settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, settings.steps)
-    samples = _texts(model, stage.calibration_samples, prefix.tokens)
+    context = Limits.of(config_of(model)).context
+    samples = stage.calibration_samples[:, : None if context is None else context - prefix.tokens]
     batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, settings.seed + stage.seed)
     with (
         on_device(model, stage.device),
@@ -97,12 +98,6 @@ def losses(model: nn.Module, errors: Errors, ids: Tensor, error_weight: float) -
     prediction = cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
     error = errors.total().sum()
     return {"loss": prediction + error_weight * error, "prediction": prediction, "error": error}
-
-
-def _texts(model: nn.Module, samples: Tensor, tokens: int) -> Tensor:
-    """Samples as long as the model's context leaves room behind so many tokens."""
-    context = Limits.of(config_of(model)).context
-    return samples if context is None else samples[:, : context - tokens]
 
 
 @contextmanager

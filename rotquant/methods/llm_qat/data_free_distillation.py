@@ -6,7 +6,6 @@ rounding being straight-through. No corpus is read. What is trained is rounded t
 """
 
 import copy
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -117,11 +116,14 @@ def train(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     batches = shuffled_batches(len(ids), settings.batch_size, settings.steps, settings.seed + seed)
 
+    room = of_device(_LOGITS_AT_ONCE, embedding(model).weight.device)
+    at_once = max(1, room // (ids.shape[1] * config_of(model).vocab_size))
+
     def loss(part: Tensor) -> Tensor:
         return _loss(model, teacher, part.to(embedding(model).weight.device), scheme) * (len(part) / len(batches[0]))
 
     history = loop.train(
-        GradientStep(lambda step: _parts(model, ids[batches[step]]), loss, [optimizer], [schedule]),
+        GradientStep(lambda step: ids[batches[step]].split(at_once), loss, [optimizer], [schedule]),
         settings.steps,
         "LLM-QAT training",
         parts={"model": model, "optimizer": optimizer, "schedule": schedule},
@@ -140,12 +142,6 @@ def _loss(model: nn.Module, teacher: nn.Module, ids: Tensor, scheme: Quantizatio
         inputs = {"input_ids": ids, "use_cache": False}
         output = functional_call(model, quantized_weights(model, scheme), kwargs=inputs)
         return distillation_loss(output.logits, target)
-
-
-def _parts(model: nn.Module, ids: Tensor) -> Sequence[Tensor]:
-    """A batch in parts whose logits stay in bounds."""
-    limit = of_device(_LOGITS_AT_ONCE, embedding(model).weight.device)
-    return ids.split(max(1, limit // (ids.shape[1] * config_of(model).vocab_size)))
 
 
 def train_model(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.cushioncache import CushionCache
-from rotquant.methods.cushioncache.errors import measured
+from rotquant.methods.cushioncache.activation_errors import measured
 from rotquant.models.architectures import architecture_of, base_model, config_of
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.prefix import Prefix, check_prefix, compute_prefix, empty_prefix
@@ -165,16 +165,13 @@ class Prompt:
         Returns:
             float64 [candidates], or [1], on the host.
         """
-        tokens = texts[None] if candidates is None else _behind(candidates, texts)
+        tokens = texts[None]
+        if candidates is not None:
+            first = candidates[:, None, None].expand(-1, len(texts), 1)
+            tokens = torch.cat([first, tokens.expand(len(candidates), -1, -1)], dim=2)
         wrapping = replace(self.online, prefix=self.prefix if self.prefix.tokens else None)
         skipped = tokens.shape[-1] - texts.shape[-1]
         with measured(self.model, wrapping, recipe, skipped) as errors, OneDNNLinear():
             base_model(self.model)(input_ids=tokens.flatten(0, 1).to(self.device), use_cache=False)
             found = errors.total().double().cpu().view(tokens.shape[:2]).sum(dim=1)
         return found.nan_to_num(nan=torch.finfo(found.dtype).max)  # what overflows is the worst
-
-
-def _behind(candidates: Tensor, texts: Tensor) -> Tensor:
-    """Texts [texts, tokens] behind each candidate: [candidates, texts, 1 + tokens]."""
-    first = candidates[:, None, None].expand(-1, len(texts), 1)
-    return torch.cat([first, texts[None].expand(len(candidates), -1, -1)], dim=2)

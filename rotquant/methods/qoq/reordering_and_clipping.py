@@ -182,7 +182,8 @@ def gptq_codes(weight: Tensor, grid: Grid, hessian: Tensor, damping: float) -> T
     order = hessian.diagonal().argsort(descending=True, stable=True)
     spread = error_spread(hessian[order[:, None], order], damping).to(weight.dtype)
     columns = (weight / grid.unit)[:, order].T
-    scale, zero_point = (_per_column(part, len(columns), grid.scheme)[:, order].T for part in grid.pair)
+    size = grid.scheme.group_size or len(columns)
+    scale, zero_point = (part.flatten(1).repeat_interleave(size, dim=1)[:, order].T for part in grid.pair)
     row = grid.scheme.model_copy(update={"granularity": "channel", "group_size": None})
 
     def round_block(start: int, stop: int) -> Tensor:
@@ -196,11 +197,6 @@ def gptq_codes(weight: Tensor, grid: Grid, hessian: Tensor, damping: float) -> T
     round_blocks(columns, spread, range(len(columns)), _BLOCK, round_block, fused=False)
     codes = quantize(grid.bounded(columns), QParams(scale, zero_point), row).T.contiguous()
     return torch.empty_like(codes).index_copy_(1, order, codes)
-
-
-def _per_column(part: Tensor, features: int, scheme: QuantizationScheme) -> Tensor:
-    """Scales [out, 1] or [out, groups, 1] as [out, features]."""
-    return part.flatten(1).repeat_interleave(scheme.group_size or features, dim=1)[:, :features]
 
 
 def smooth_layer(

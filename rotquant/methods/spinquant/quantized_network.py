@@ -110,7 +110,7 @@ class Bases:
             return rotated(rotation, constant) if gradient == "scales" else rotated(constant, rotation)
 
         of_values = per_head(once(values), architecture.head_dim)
-        across_heads = transformed(scheme, partial(_across_heads, architecture.num_heads))
+        across_heads = transformed(scheme, partial(head_hadamard_transform, num_heads=architecture.num_heads))
         online = transformed(scheme, hadamard_transform)
         return cls(
             residual=once(residual),
@@ -123,10 +123,6 @@ class Bases:
     def of_site(self, site: Site) -> Basis:
         """The basis of a linear layer's input."""
         return self.residual if site.norm is not None else getattr(self, site.name)
-
-
-def _across_heads(heads: int, x: Tensor, **settings: Any) -> Tensor:
-    return head_hadamard_transform(x, heads, **settings)
 
 
 @dataclass

@@ -2,12 +2,12 @@
 
 R1 and every layer's R2 minimise the next-token cross entropy of the network in which activations and KV cache, and if
 the recipe says so weights, are quantized (Eq. 2). All weights are frozen; the model is left as it was. What the
-quantized network is stands in `network`, how a rotation moves in `rotquant.tensors.stiefel`.
+quantized network is stands in `quantized_network`, how a rotation moves in `rotquant.tensors.stiefel`.
 """
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import silenced
 from rotquant.methods.spinquant import SpinQuant
-from rotquant.methods.spinquant.network import Errors, LearningNetwork, quantized_network, running
+from rotquant.methods.spinquant.quantized_network import Errors, LearningNetwork, quantized_network, running
 from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding, lm_head
 from rotquant.models.batches import kept_bytes, shuffled_batches
 from rotquant.models.fitting import check_rotation
@@ -97,7 +97,9 @@ def learn_rotations(
         # The schedule gives the rate itself, as a multiple of one.
         optimizer = CayleySGD(rotations.values(), 1.0, settings.momentum)
         schedule = LambdaLR(optimizer, partial(learning_rate, settings))
-        batch_size = min(settings.batch_size, batch_size or _sequences_at_once(model, samples.shape[1]))
+        room = of_device(_LOGITS_AT_ONCE, embedding(model).weight.device)
+        fitting = max(1, room // (samples.shape[1] * config_of(model).vocab_size))
+        batch_size = min(settings.batch_size, batch_size or fitting)
         checkpointing = kept_bytes(model, batch_size * samples.shape[1]) > of_device(
             _KEPT_BYTES, embedding(model).weight.device
         )
@@ -119,7 +121,10 @@ def learn_rotations(
                 on_step=callback,
                 not_finite="the loss of the quantized network is {loss} at step {step} of {description}.",
             )
-    return Learned(_exact(rotations), history)
+    # From float32's to float64's distance from the manifold.
+    exact = {name: rotation.detach().cpu().double() for name, rotation in rotations.items()}
+    exact = {name: newton_schulz(newton_schulz(matrix)) for name, matrix in exact.items()}
+    return Learned(Rotations.of_tensors(exact), history)
 
 
 def _initial(model: nn.Module, architecture: Architecture, recipe: Recipe, seed: int) -> dict[str, nn.Parameter]:
@@ -130,12 +135,6 @@ def _initial(model: nn.Module, architecture: Architecture, recipe: Recipe, seed:
     return {
         name: nn.Parameter(tensor.to(weight.device, dtype, copy=True).contiguous()) for name, tensor in drawn.items()
     }
-
-
-def _exact(rotations: Mapping[str, Tensor]) -> Rotations:
-    """The rotations on the host, brought from float32's to float64's distance from the manifold."""
-    exact = {name: rotation.detach().cpu().double() for name, rotation in rotations.items()}
-    return Rotations.of_tensors({name: newton_schulz(newton_schulz(matrix)) for name, matrix in exact.items()})
 
 
 @dataclass
@@ -223,7 +222,3 @@ def _identity(model: nn.Module, recipe: Recipe, seed: int, samples: Tensor) -> s
         "dtype": str(model.dtype),
     }
     return short_hash(canonical_json(about))
-
-
-def _sequences_at_once(model: nn.Module, tokens: int) -> int:
-    return max(1, of_device(_LOGITS_AT_ONCE, embedding(model).weight.device) // (tokens * config_of(model).vocab_size))

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from rotquant.kernels.rows.straight_through import fake_quantize
 from rotquant.methods.block_ap import BlockAP
-from rotquant.methods.grid_scales.search import ScaleSearch
+from rotquant.methods.grid_scales.static_scale_search import ScaleSearch
 from rotquant.models.architectures import linear_of, norm_of
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.simulation.wrapping import wrap
