@@ -57,6 +57,7 @@ from rotquant.text import (
     load_text,
     tokenize,
 )
+from rotquant.weights.actions import learn_rotations
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
 from rotquant.weights.storage import QuantizedState, is_quantized_folder, load_quantized, save_quantized
 
@@ -187,10 +188,10 @@ def _learned(
     if file is not None and Path(file).exists():
         return load_rotations(file), {"file": str(file), "digest": file_digest(file), **ends_of(load_history(file))}
     started = time.perf_counter()
-    learner, text = recipe.learned_by
+    _, text = recipe.learned_by
     samples = calibration_tokens(corpus, text, tokenizer, seed)
     unfinished = None if file is None else Path(f"{file}.unfinished")
-    learned = learner.learn(network, recipe, seed, samples, device=device, checkpoint=unfinished)
+    learned = learn_rotations(network, recipe, seed, samples, device=device, checkpoint=unfinished)
     record = {"seconds": time.perf_counter() - started, **ends_of(learned.history)}
     if file is not None and unfinished is not None:
         save_rotations(file, learned.rotations, learned.history, made_of)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from rotquant.identity.run import Run
-from rotquant.recipes.method import Effort
 from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.recipe import Effort
 from rotquant.reporting.pages.effort import given
 from rotquant.study.project import Project, load_project
 from tests.project import REPOSITORY

@@ -25,6 +25,7 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.levels import LevelWeight
 from rotquant.tensors.quantization import QParams
+from rotquant.weights import actions
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import QuantizedState, StoredModel, StoredTensors, read_quantized
 
@@ -64,7 +65,7 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     """
     _refuse(recipe.weights is None, "unquantized weights", "the decoder's weights are integers")
     for method in recipe.methods.values():
-        unknown = method.acts_at_run_time() and method.roles != {"prefix"}
+        unknown = method.acts_at_run_time and method.roles != {"prefix"}
         _refuse(unknown, method.title, "the kernels know nothing of what this method does at run time")
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
     weights, inputs, rotation = cast(WeightQuantization, recipe.weights).scheme, recipe.activations, recipe.rotation
@@ -275,7 +276,7 @@ def _prefix(state: QuantizedState) -> Prefix | None:
     wrapping = Wrapping()
     for name, method in state.recipe.methods.items():
         if "prefix" in method.roles:
-            wrapping = method.runtime(wrapping, state.tensors[name])
+            wrapping = actions.runtime(method, wrapping, state.tensors[name])
     return wrapping.prefix
 
 

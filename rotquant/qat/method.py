@@ -4,28 +4,44 @@ Each says which quantizers its weights have; the training is `qat.training`. No 
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.recipes.method import Effort, Method, Role
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Effort, Method, Recipe, Role
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 
 if TYPE_CHECKING:
-    from rotquant.models.architectures import Architecture
-    from rotquant.models.limits import Limits
-    from rotquant.qat.quantizers import Kind
-    from rotquant.weights.stage import Stage
+    from rotquant.kernels.rows.partition import Kind
 
 #: The widths of weights that there are quantizers for.
 WIDTHS = (2, 3)
 
 
+class Quantizers(NamedTuple):
+    """Which quantizers weights have in a training, and where these begin.
+
+    kind: by its name in `qat.quantizers`.
+    straight_through: what stands in for the derivative of a partition's steps, see `tensors.partition.ldp`.
+    start_target: from what the error is measured by which clips begin, see `qat.start.search_clips`.
+    start_rounding: how the search for clips rounds: as the quantizers do at their start, or all of them as Eq. 1.
+    fixed: parameters of quantizers, by their names, that stay as they begin.
+    unsearched: linear layers, by their names in a decoder layer's parts, whose clips begin with all of the range.
+    """
+
+    kind: "Kind"
+    straight_through: Literal["step", "ramp"] = "step"
+    start_target: Literal["weight", "clipped"] = "weight"
+    start_rounding: Literal["own", "uniform"] = "own"
+    fixed: tuple[str, ...] = ()
+    unsearched: tuple[str, ...] = ()
+
+
 class SelfDistillation(Method):
     """A method that trains all parameters of the quantized model towards the full-precision model (RCP Eq. 3)."""
 
+    actions: ClassVar[str] = "rotquant.qat.training"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     seeded: ClassVar[bool] = True
@@ -80,36 +96,11 @@ class SelfDistillation(Method):
     def levels_kept(self, recipe: Recipe) -> int:
         """Of equal distances and of NormalFloat about zero the ends; about a learned centre that too (`spacing`)."""
         every = super().levels_kept(recipe)
-        return {"ldp": every, "nf3_ldp": 3}.get(self.kind(recipe), 2)
+        return {"ldp": every, "nf3_ldp": 3}.get(self.quantizers(recipe).kind, 2)
 
-    def kind(self, recipe: Recipe) -> "Kind":
-        """Which quantizer every weight of the recipe has, by its name in `qat.quantizers`."""
-        raise NotImplementedError(f"{self.name} names no quantizer")
-
-    @property
-    def slope(self) -> Literal["step", "ramp"]:
-        """What stands in for the derivative of a partition's steps, see `tensors.partition.ldp`."""
-        return "step"
-
-    @property
-    def aim(self) -> Literal["weight", "clipped"]:
-        """From what the error is measured by which clips begin, see `qat.start.search_clips`."""
-        return "weight"
-
-    @property
-    def rounding(self) -> Literal["own", "uniform"]:
-        """How the search for clips rounds: as the quantizers do at their start, or all of them as Eq. 1."""
-        return "own"
-
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        """Parameters of quantizers, by their names, that stay as they begin."""
-        return ()
-
-    def searched(self, linear: str) -> bool:
-        """Whether clips of this linear layer, by its name in a decoder layer, begin by the search; else with all."""
-        del linear
-        return True
+    def quantizers(self, recipe: Recipe) -> Quantizers:
+        """Of the recipe's weights."""
+        raise NotImplementedError(f"{self.name} names no quantizers")
 
     @property
     def validated(self) -> int:
@@ -170,10 +161,6 @@ class SelfDistillation(Method):
                     "weights.scheme.group_size among their divisors, or granularity channel."
                 )
 
-    def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
-        """The text fits the context."""
-        limits.check_length(self.text.sequence_length, f"texts that {self.title} trains on")
-
     def words(self, recipe: Recipe) -> str:
         """As on the pages."""
         text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
@@ -190,12 +177,6 @@ class SelfDistillation(Method):
             f"clips begin by a search on {self.start_samples} samples"
             f"{', R1 beside the weights' if self.factorized else ''}"
         )
-
-    def apply(self, stage: "Stage") -> None:
-        """Train the whole model, then freeze its weights as codes and tables."""
-        from rotquant.qat.training import train_stage
-
-        train_stage(stage, self)
 
 
 def low_bits(method: str, rotation: RotationScheme | None) -> Recipe:

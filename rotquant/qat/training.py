@@ -12,19 +12,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.progress import track
-from rotquant.models.architectures import architecture_of, decoder_layers, linear_of, lm_head
+from rotquant.models.architectures import Architecture, architecture_of, decoder_layers, linear_of, lm_head
 from rotquant.models.batches import kept_bytes, shuffled_batches
+from rotquant.models.limits import Limits
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import on_device
 from rotquant.qat.engine import Engine, ShardedCheckpoint, joined, local
 from rotquant.qat.loss import label_probabilities, largest_probabilities
+from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
 from rotquant.qat.start import Clips, clip_weight, own_rounding, search_clips, uniform_rounding
 from rotquant.qat.student import (
@@ -48,9 +50,6 @@ from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.hessian import observed_hessians
 from rotquant.weights.stage import Stage, runtime_schemes
 
-if TYPE_CHECKING:
-    from rotquant.qat.method import SelfDistillation
-
 #: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
 KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
 #: Bytes of the teacher's states that are kept from one epoch to the next; more are computed anew in every step.
@@ -61,7 +60,12 @@ _TEACHER_TOKENS = {"cpu": 4096, "cuda": 16384}
 Quantizers = dict[tuple[int, str], TrainableQuantizer]
 
 
-def train_stage(stage: Stage, settings: "SelfDistillation") -> None:
+def check_model(settings: SelfDistillation, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+    """The text fits the context."""
+    limits.check_length(settings.text.sequence_length, f"texts that {settings.title} trains on")
+
+
+def apply(settings: SelfDistillation, stage: Stage) -> None:
     """Train the stage's model, put its quantized weights into it, and keep their codes, tables and the history.
 
     Raises:
@@ -93,12 +97,13 @@ class Training:
     for a model of 16 bits in bfloat16 from such parameters.
     """
 
-    def __init__(self, stage: Stage, settings: "SelfDistillation", engine: Engine) -> None:
+    def __init__(self, stage: Stage, settings: SelfDistillation, engine: Engine) -> None:
         self.stage = stage
         self.settings = settings
         self.engine = engine
         self.model: nn.Module = stage.model
         self.recipe: Recipe = stage.recipe
+        self.kinds = settings.quantizers(stage.recipe)
         self.ids, self.validation = self._split(stage.texts[settings.name])
         self.dtype = cast(torch.dtype, stage.model.dtype)
         self.quantizers: Quantizers = {}
@@ -181,13 +186,13 @@ class Training:
     @torch.no_grad()
     def _start(self, index: int, name: str, layer: nn.Linear, moment: Tensor) -> None:
         """Of one linear layer with inputs of X^T X `moment`."""
-        kind, bits = self.settings.kind(self.recipe), self.recipe.rounded.scheme.bits
-        rounding = own_rounding(kind, bits) if self.settings.rounding == "own" else uniform_rounding(bits)
+        kinds, bits = self.kinds, self.recipe.rounded.scheme.bits
+        rounding = own_rounding(kinds.kind, bits) if kinds.start_rounding == "own" else uniform_rounding(bits)
         size = self._group_size(layer.weight)
         clips = (
-            search_clips(layer.weight, moment, size, rounding, target=self.settings.aim)
-            if self.settings.searched(name)
-            else None
+            None
+            if name.endswith(kinds.unsearched)
+            else search_clips(layer.weight, moment, size, rounding, target=kinds.start_target)
         )
         quantizer = self._quantizer(layer.weight.detach(), clips)
         if clips is not None and not any(True for _ in quantizer.parameters()):
@@ -195,10 +200,10 @@ class Training:
         self.quantizers[index, name] = quantizer
 
     def _quantizer(self, weight: Tensor, clips: Clips | None) -> TrainableQuantizer:
-        kind, scheme = self.settings.kind(self.recipe), self.recipe.rounded.scheme
-        quantizer = make_quantizer(kind, weight, self._group_size(weight), scheme.bits, clips, self.settings.slope)
+        kinds, bits = self.kinds, self.recipe.rounded.scheme.bits
+        quantizer = make_quantizer(kinds.kind, weight, self._group_size(weight), bits, clips, kinds.straight_through)
         for name, parameter in quantizer.named_parameters():
-            parameter.requires_grad_(name not in self.settings.fixed)
+            parameter.requires_grad_(name not in kinds.fixed)
         return quantizer
 
     def _group_size(self, weight: Tensor) -> int:
@@ -439,7 +444,7 @@ class _Step:
         return dict(zip(found, (means[:, 0] / means[:, 1]).tolist(), strict=True))
 
 
-def _share(settings: "SelfDistillation", step: int) -> float:
+def _share(settings: SelfDistillation, step: int) -> float:
     """The share of the learning rates at a step."""
     return 1.0 if settings.schedule == "constant" else (1 + math.cos(math.pi * step / settings.steps)) / 2
 

@@ -25,9 +25,9 @@ from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.kv_cache import check_cache_scheme
 from rotquant.models.simulation.wrapping import Handle, Wrapping, wrap
 from rotquant.models.stream import memory_peak, reset_memory_peak
-from rotquant.recipes.method import ROLES, Method
-from rotquant.recipes.recipe import Recipe, check_widths
+from rotquant.recipes.recipe import ROLES, Method, Recipe, check_widths
 from rotquant.training.state import Checkpoint
+from rotquant.weights import actions
 from rotquant.weights.packing import has_shape
 from rotquant.weights.stage import Stage, runtime_schemes
 from rotquant.weights.storage import Manifest, QuantizedState, StoredModel
@@ -96,7 +96,7 @@ def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations:
             if method.turn == role and method is not recipe.learner:  # whose part is in the rotations
                 stage.tensors = tensors[name] = {}
                 with costs.of(method.title):
-                    method.apply(stage)
+                    actions.apply(method, stage)
                 _check_kept(method, stage)
         if role == "rounding" and recipe.weights is not None and not recipe.has_role(role):
             with costs.of("round-to-nearest"):
@@ -119,7 +119,7 @@ def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations:
 
 def _check_kept(method: Method, stage: Stage) -> None:
     """Raise `RecipeError` where a method keeps other tensors than it declares, which could not be loaded again."""
-    kept, declared = stage.tensors, method.tensors(stage.architecture)
+    kept, declared = stage.tensors, actions.tensors(method, stage.architecture)
     same = kept.keys() == declared.keys()
     if not (same and all(has_shape(tuple(kept[name].shape), tuple(shape)) for name, shape in declared.items())):
         raise RecipeError(f"the method {method.name} keeps other tensors than its `tensors` declares.")
@@ -145,10 +145,10 @@ def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | 
         raise RecipeError("the weights were made by another recipe: build those of this one, or evaluate that one.")
     wrapping = Wrapping(rotation=recipe.rotation, static=state.static, **runtime_schemes(recipe))
     for name, method in recipe.methods.items():
-        wrapping = method.runtime(wrapping, state.tensors.get(name, {}))
+        wrapping = actions.runtime(method, wrapping, state.tensors.get(name, {}))
     handle = wrap(model, wrapping)
     for method in recipe.methods.values():
-        method.attach(model, recipe, handle)
+        actions.attach(method, model, recipe, handle)
     return handle
 
 
@@ -160,7 +160,7 @@ def check_recipe(
     check_fits(recipe, architecture)
     check_widths(recipe, {site.name: site.features for site in architecture.sites})
     for method in recipe.methods.values():
-        method.check_model(recipe, architecture, limits)
+        actions.check_model(method, recipe, architecture, limits)
     if recipe.needs_calibration and samples is None:
         raise RecipeError("the recipe needs calibration text, but no samples were given.")
     if samples is not None:

@@ -25,6 +25,7 @@ from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantiz
 from rotquant.weights.hessian import Hessian
 from rotquant.weights.output_error import output_error, search_ratios
 from rotquant.weights.rtn import QuantizedWeight
+from rotquant.weights.stage import Stage
 
 #: Smallest scale of a feature, so that a dead one divides nothing by zero (authors' code).
 SMALLEST_SCALE = 1e-4
@@ -207,3 +208,9 @@ def quantize_model(
         with wrap(model, Wrapping(rotation=rotation)), observed_inputs(layer, architecture) as inputs:
             stream.advance(index)  # before the layer changes: every layer reads what the full-precision model gives
         yield quantize_layer(layer, architecture, inputs, settings, scheme, rotation)
+
+
+def apply(settings: AWQ, stage: Stage) -> None:
+    """Scale, clip and round layer by layer, on inputs of the full-precision model."""
+    scheme, rotation = stage.recipe.rounded.scheme, stage.recipe.rotation
+    stage.keep_layers(quantize_model(stage.model, stage.capture(), settings, scheme, rotation))

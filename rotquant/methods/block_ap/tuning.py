@@ -91,7 +91,7 @@ class Learned:
         return QParams(self.scales[name], whole)
 
 
-def tune(stage: Stage, settings: BlockAP) -> None:
+def apply(settings: BlockAP, stage: Stage) -> None:
     """Tune and round all weights of the stage's model in place; their integers, static scales and the history are kept.
 
     Raises:

@@ -5,7 +5,7 @@ else is frozen. The network's activations are quantized with scales of each text
 static, which are taken behind the tuned prefix later.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from rotquant.foundation.errors import RecipeError
 from rotquant.methods.cushioncache import CushionCache
 from rotquant.methods.cushioncache.errors import Errors, dynamic, measured
-from rotquant.models.architectures import config_of
+from rotquant.methods.cushioncache.search import search
+from rotquant.models.architectures import Architecture, config_of
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
-from rotquant.models.simulation.prefix import Prefix
+from rotquant.models.simulation.prefix import Prefix, stored_prefix, stored_shapes, stored_tensors
 from rotquant.models.simulation.wrapping import Wrapping
 from rotquant.models.stream import on_device
 from rotquant.recipes.recipe import Recipe
@@ -118,3 +120,31 @@ def frozen(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for parameter, data, wanted in kept:
             parameter.data = data
             parameter.requires_grad_(wanted)
+
+
+def check_model(settings: CushionCache, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+    """Every text can stand behind the prefix."""
+    limits.check_prefix(1)
+    if limits.context is not None and limits.context <= settings.max_tokens + 1:
+        raise RecipeError(
+            f"a prefix of {settings.max_tokens} tokens leaves no room for a text in the model's context of "
+            f"{limits.context} tokens: lower cushioncache.max_tokens."
+        )
+
+
+def apply(settings: CushionCache, stage: Stage) -> None:
+    """Search the prompt, tune its keys and values, and have all that follows see them."""
+    ids, prefix = search(stage)
+    prefix, stage.history = tune(stage, prefix)
+    stage.tensors |= stored_tensors(ids, prefix)
+    stage.online = runtime(settings, stage.online, stage.tensors)
+
+
+def tensors(settings: CushionCache, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
+    """The tokens that were found, and the keys and values of every layer, tuned."""
+    return stored_shapes(architecture)
+
+
+def runtime(settings: CushionCache, wrapping: Wrapping, tensors: Mapping[str, Tensor]) -> Wrapping:
+    """The text stands behind the prefix, if any token was found."""
+    return replace(wrapping, prefix=stored_prefix(tensors))

@@ -5,6 +5,7 @@ layer, and each site's transform is found on what it reads there; inputs are nev
 the model's function: what is done to an input is undone by the weights that read it.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RotquantError
 from rotquant.methods.awq.search import producer, scale_site
 from rotquant.methods.duquant import DuQuant
-from rotquant.methods.duquant.transform import Transform, find_transform
+from rotquant.methods.duquant.transform import Transform, find_transform, stored_transforms
 from rotquant.methods.smoothquant.scaling import smoothing_scale, weight_maxima
 from rotquant.models.architectures import Architecture, Site, decoder_layers, linear_of
-from rotquant.models.simulation.wrapping import SiteKey, wrap
+from rotquant.models.simulation.queries import quantized_queries
+from rotquant.models.simulation.wrapping import Handle, SiteKey, Wrapping, wrap
 from rotquant.models.stream import LayerStream, on_device
+from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import of_device
 from rotquant.weights.stage import Stage
 
@@ -82,7 +85,7 @@ def smooth(stage: Stage, settings: DuQuant, alpha: float) -> dict[SiteKey, Tenso
             scales[site.name] = smoothing_scale(activations, weights, alpha).clamp(min=SMALLEST_SCALE)
         for site in architecture.sites:
             scale = scales[site.name]
-            if settings.divides_online(architecture, site.name):
+            if divides_online(settings, architecture, site.name):
                 scale = scale.to("cpu", torch.promote_types(stage.model.dtype, torch.float32))
                 online[index, site.name] = scale
                 for name in site.linears:
@@ -138,3 +141,40 @@ def stacked(found: dict[str, list[Transform]]) -> dict[str, Tensor]:
             if values[0] is not None:
                 tensors[f"{site}.{part}"] = torch.stack(values)
     return tensors
+
+
+def apply(settings: DuQuant, stage: Stage) -> None:
+    """Smooth, find every site's transform on calibration text, and turn the weights back."""
+    stage.tensors.update(fit(stage, settings))
+    stage.online = runtime(settings, stage.online, stage.tensors)
+
+
+def tensors(settings: DuQuant, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
+    """Of every site, stacked over layers: rotations, permutations, and scales that no layer could absorb."""
+    layers, shapes = architecture.num_layers, {}
+    for site in architecture.sites:
+        size = settings.block(site.features)
+        blocks = site.features // size if settings.rotations == "blocks" else 1
+        shapes[f"{site.name}.rotations"] = (layers, settings.permutations + 1, blocks, size, size)
+        if settings.permutations:
+            shapes[f"{site.name}.permutations"] = (layers, settings.permutations, site.features)
+        if divides_online(settings, architecture, site.name):
+            shapes[f"{site.name}.scale"] = (layers, site.features)
+    return shapes
+
+
+def divides_online(settings: DuQuant, architecture: Architecture, site: str) -> bool:
+    """Whether smoothing divides a site's input as the model runs: o_proj's where query heads share value heads."""
+    shared = architecture.num_heads != architecture.num_kv_heads
+    return settings.alpha is not None and shared and site == "attention_output"
+
+
+def runtime(settings: DuQuant, wrapping: Wrapping, tensors: Mapping[str, Tensor]) -> Wrapping:
+    """Every site's input is transformed."""
+    return replace(wrapping, inputs={**wrapping.inputs, **stored_transforms(tensors)})
+
+
+def attach(settings: DuQuant, model: nn.Module, recipe: Recipe, handle: Handle) -> None:
+    """Queries are quantized where keys are."""
+    if settings.queries and recipe.keys is not None:
+        handle.add(quantized_queries(model, recipe.keys, recipe.rotation))

@@ -19,6 +19,7 @@ from rotquant.tensors.quantization import ColumnSplit, QParams, dequantize, fake
 from rotquant.weights.clipping import choose_weight_qparams
 from rotquant.weights.hessian import inverse_factor
 from rotquant.weights.rtn import OUTLIER_WEIGHT_SCHEME, QuantizedWeight, check_columns
+from rotquant.weights.stage import Stage
 
 #: Scales of the columns [start, stop) as QParams of shape [stop - start, rows].
 ColumnScales = Callable[[int, int], QParams]
@@ -332,3 +333,15 @@ def gptq_reference(weight: Tensor, hessian: Tensor, settings: WeightQuantization
             weight -= error / inverse[j, j] * inverse[j]
             inverse = inverse - torch.outer(inverse[:, j], inverse[j]) / inverse[j, j]
     return torch.cat(codes, dim=1)
+
+
+def apply(settings: GPTQ, stage: Stage) -> None:
+    """Round site by site, on inputs of layers that are rounded already."""
+    weights = stage.recipe.rounded
+    stage.round_by_site(
+        settings.title,
+        lambda linears, hessian, split: quantize_gptq_site(linears, hessian, weights, settings, split),
+        quantized_inputs=settings.sees_quantizers,
+        exact=settings.arithmetic == "float64",
+    )
+    release_graphs()

@@ -1,14 +1,10 @@
 """Grid search of static scales as a method of a recipe: its settings; `search` has the mathematics."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.recipes.method import Effort, Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Effort, Method, Recipe, Role
 
 
 class GridScales(Method):
@@ -19,6 +15,7 @@ class GridScales(Method):
     """
 
     name: ClassVar[str] = "grid_scales"
+    actions: ClassVar[str] = "rotquant.methods.grid_scales.search"
     title: ClassVar[str] = "grid search of static scales"
     source: ClassVar[str] = "PrefixQuant, Secs. 3 and 6.1"
     roles: ClassVar[frozenset[Role]] = frozenset({"scales"})
@@ -69,17 +66,3 @@ class GridScales(Method):
         steps = "" if self.covering == "largest_code" else " of 2 max / (2^b - 1)"
         grid = f"{self.coarse} shares{ranges}{steps} from 1 to {self.smallest:g}, then {self.fine} around the best"
         return f"static scales by grid search on {self.samples} samples ({grid}{keys}{values})"
-
-    def apply(self, stage: "Stage") -> None:
-        """Search layer by layer."""
-        from rotquant.methods.grid_scales.search import ScaleSearch
-        from rotquant.models.simulation.wrapping import wrap
-
-        with wrap(stage.model, stage.online):
-            stream = stage.capture(stage.calibration_samples[: self.samples])
-        search = ScaleSearch(stage, stream, self)
-        for index, layer in stream.layers(self.title):
-            scales = search.of_layer(index, layer)
-            stage.keep_scales(index, scales)
-            with wrap(stage.model, stage.quantized(scales)):
-                stream.advance(index)

@@ -7,7 +7,6 @@ f of the range. It runs from a coarse grid to a fine one around the best factor,
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +18,7 @@ from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, fake_quantize, share_of_all_steps
-
-if TYPE_CHECKING:
-    from rotquant.weights.stage import Stage
+from rotquant.weights.stage import Stage
 
 
 @torch.no_grad()
@@ -78,7 +75,7 @@ class ScaleSearch:
         samples: how many of the stream's samples are looked at, the first ones; default, the settings'.
     """
 
-    def __init__(self, stage: "Stage", stream: LayerStream, settings: GridScales) -> None:
+    def __init__(self, stage: Stage, stream: LayerStream, settings: GridScales) -> None:
         self.stage, self.stream, self.settings = stage, stream, settings
         recipe = stage.recipe
         self.cache = KVQuantizer(recipe.keys, recipe.values, recipe.rotation)
@@ -165,3 +162,15 @@ class ScaleSearch:
                         change = change @ values[row].unsqueeze(1).float()
                 total += change.square().sum(dim=(1, 2, 3))
         return total.view_as(factors).to(factors)
+
+
+def apply(settings: GridScales, stage: Stage) -> None:
+    """Search layer by layer."""
+    with wrap(stage.model, stage.online):
+        stream = stage.capture(stage.calibration_samples[: settings.samples])
+    search = ScaleSearch(stage, stream, settings)
+    for index, layer in stream.layers(settings.title):
+        scales = search.of_layer(index, layer)
+        stage.keep_scales(index, scales)
+        with wrap(stage.model, stage.quantized(scales)):
+            stream.advance(index)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from rotquant.methods.llm_qat import LLMQAT
-from rotquant.models.architectures import architecture_of, base_model, config_of, embedding
+from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.wrapping import Wrapping, wrap
@@ -29,6 +29,7 @@ from rotquant.tensors.quantization import fake_quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Checkpoint, Record
+from rotquant.weights.stage import Stage
 
 #: Up to the third, fourth or fifth token of a sequence the likeliest is taken, then they are drawn (Sec. 2.1).
 GREEDY = range(3, 6)
@@ -188,3 +189,14 @@ def train_model(
             history = train(model, teacher, ids, recipe, seed, checkpoint=checkpoint)
     model.to(dtype)
     return history
+
+
+def check_model(settings: LLMQAT, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+    """The generated text fits the context."""
+    limits.check_length(settings.sequence_length, "texts that LLM-QAT trains on")
+
+
+def apply(settings: LLMQAT, stage: Stage) -> None:
+    """Train the whole model, then round to nearest."""
+    stage.history = train_model(stage.model, stage.recipe, stage.seed, stage.device, checkpoint=stage.checkpoint)
+    stage.round_to_nearest()

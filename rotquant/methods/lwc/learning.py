@@ -27,6 +27,7 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import choose_qparams
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
+from rotquant.weights import actions
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.stage import Stage, runtime_schemes
 
@@ -104,7 +105,7 @@ def quantize_block(
     quantizers = replace(stage.online, scale_gradients=True, **runtime_schemes(recipe))
     with wrap(stage.model, quantizers) as handle:
         for method in recipe.methods.values():
-            method.attach(stage.model, recipe, handle)
+            actions.attach(method, stage.model, recipe, handle)
         train(block, parameters, learned, noisy, targets, scheme, settings, seed)
         weights = fuse(block, learned, scheme)
         return weights, targets, block.map(exact_parameters(block.layer), noisy, batch_size)
@@ -133,3 +134,8 @@ def exact_parameters(layer: nn.Module) -> dict[str, Tensor]:
         name: parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
         for name, parameter in layer.named_parameters()
     }
+
+
+def apply(settings: LearnedClipping, stage: Stage) -> None:
+    """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
+    stage.keep_layers(quantize_model(stage, settings))

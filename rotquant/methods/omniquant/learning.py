@@ -17,7 +17,8 @@ from rotquant.methods.omniquant import OmniQuant
 from rotquant.methods.smoothquant.scaling import smoothing_scale
 from rotquant.models.architectures import Architecture, Projection
 from rotquant.models.batches import shuffled_batches
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.queries import quantized_queries
+from rotquant.models.simulation.wrapping import Handle, Wrapping, wrap
 from rotquant.models.statistics import observe
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.recipe import Recipe
@@ -26,6 +27,7 @@ from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.weights.rtn import QuantizedWeight
+from rotquant.weights.stage import Stage
 
 #: Logit at which clipping starts: sigmoid(4) = 0.982 of the range (authors' code).
 INITIAL_CLIPPING = 4.0
@@ -319,7 +321,7 @@ def quantize_block(
         attention_output=recipe.attention_output,
     )
     with wrap(model, wrapping) as handle:
-        OmniQuant.of(recipe).attach(model, recipe, handle)
+        attach(OmniQuant.of(recipe), model, recipe, handle)
         train(block, parameters, learned, noisy, targets, recipe, seed)
         weights = fuse(block, learned, recipe.rounded.scheme)
         quantized = {name: _exact(parameter) for name, parameter in block.layer.named_parameters()}
@@ -356,3 +358,14 @@ def _to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+
+def apply(settings: OmniQuant, stage: Stage) -> None:
+    """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
+    stage.keep_layers(quantize_model(stage.model, stage.capture(), stage.recipe, seed=stage.seed))
+
+
+def attach(settings: OmniQuant, model: nn.Module, recipe: Recipe, handle: Handle) -> None:
+    """Queries are quantized where keys are."""
+    if settings.queries and recipe.keys is not None:
+        handle.add(quantized_queries(model, recipe.keys))

@@ -29,6 +29,7 @@ from rotquant.tensors.quantization import QParams, choose_qparams, dequantize, q
 from rotquant.weights.hessian import inverse_factor, observed_hessians
 from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
+from rotquant.weights.stage import Stage
 
 #: Clipping shrinks a range to no less than this share (authors' code).
 SMALLEST_CLIP = 0.2
@@ -353,3 +354,9 @@ def quantize_model(
                 stream.advance(index)  # before the layer changes: every layer reads what full precision gives
             rotary_dim = stream.kwargs[index]["position_embeddings"][0].shape[-1]
             yield quantize_layer(layer, architecture, seen, settings, scheme, rotary_dim)
+
+
+def apply(settings: QoQ, stage: Stage) -> None:
+    """Smooth, search and round layer by layer, on inputs of the full-precision model."""
+    scheme = stage.recipe.rounded.scheme
+    stage.keep_layers(quantize_model(stage.model, stage.capture(), settings, scheme, stage.online))

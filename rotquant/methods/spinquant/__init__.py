@@ -1,25 +1,18 @@
 """SpinQuant's learning of rotations as a method of a recipe; `learning` and `network` have the mathematics."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Method, Recipe, Role
 from rotquant.recipes.schemes import Calibration
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from rotquant.methods.spinquant.learning import Learned
 
 
 class SpinQuant(Method):
     """Rotations learned by Cayley SGD on the quantized network's loss, all weights frozen (SpinQuant Sec. 3.2, 4.1)."""
 
     name: ClassVar[str] = "spinquant"
+    actions: ClassVar[str] = "rotquant.methods.spinquant.learning"
     title: ClassVar[str] = "SpinQuant"
     source: ClassVar[str] = "Liu et al. 2024, Secs. 3.2 and 4.1, Eqs. 2 and 5"
     roles: ClassVar[frozenset[Role]] = frozenset({"rotations"})
@@ -81,18 +74,3 @@ class SpinQuant(Method):
     def learns_from(self, recipe: Recipe) -> dict[str, Any]:
         """The weights' scheme where these are quantized while learning: rounded to nearest, however they are later."""
         return {"weights": recipe.rounded.scheme.model_dump(mode="json")} if self.network == "all" else {}
-
-    def learn(
-        self,
-        model: "nn.Module",
-        recipe: Recipe,
-        seed: int,
-        samples: "Tensor",
-        *,
-        device: "torch.device | str | None" = None,
-        checkpoint: Path | None = None,
-    ) -> "Learned":
-        """Cayley SGD: `rotquant.methods.spinquant.learning.learn_rotations`."""
-        from rotquant.methods.spinquant.learning import learn_rotations
-
-        return learn_rotations(model, recipe, seed, samples, device=device, checkpoint=checkpoint)

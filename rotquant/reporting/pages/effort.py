@@ -6,7 +6,7 @@ All of it follows from the recipes, but for the time, which the manifests of wei
 from statistics import fmean
 from typing import NamedTuple
 
-from rotquant.recipes.method import Effort
+from rotquant.recipes.recipe import Effort
 from rotquant.reporting.pages.origins import Results
 from rotquant.study.project import Project
 from rotquant.study.results import RunResult
