@@ -504,4 +504,4 @@ def test_the_preset_is_the_authors_script_without_learned_clipping() -> None:
     schemes = [found.rounded.scheme, *(part for part in (found.activations, found.keys, found.values) if part)]
     assert [(scheme.bits, scheme.symmetric) for scheme in schemes] == [(4, False)] * 4
     assert [scheme.clip_ratio for scheme in schemes] == [0.8, 0.9, 1.0, 1.0]
-    assert "queries quantized as keys" in method.words(found)
+    assert "queries quantized as keys" in method.describe(found)

@@ -57,7 +57,7 @@ class Halving(Method):
     def presets(cls):
         return {"halved-rtn": halved_rtn}
 
-    def words(self, recipe):
+    def describe(self, recipe):
         return f"weights halved {self.times} times"
 
 

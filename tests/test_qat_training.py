@@ -482,7 +482,7 @@ def test_the_rate_of_weights_follows_the_cache_where_it_is_not_given():
     def rate(name, **changes):
         of = override(preset(name), changes, "test")
         (method,) = of.methods.values()
-        return dict(method.effort(of).rates)["weight_lr"]
+        return dict(method.budget(of).rates)["weight_lr"]
 
     for name in ("rcp", "bitdistiller", "bitdistiller-rotated"):
         assert rate(name) == rate(name, values=None) == 1e-6

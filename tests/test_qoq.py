@@ -631,13 +631,13 @@ def test_the_run_time_quantizers_do_not_change_the_stored_weights():
 
 
 def test_words_say_what_is_done():
-    assert QoQ.of(RECIPE).words(RECIPE) == (
+    assert QoQ.of(RECIPE).describe(RECIPE) == (
         "QoQ (keys smoothed by alpha 0.5, inputs of o_proj and down_proj by 0.1, by way of INT8, outputs in order of "
         "salience, clipped by 4 steps)"
     )
     changes = {"attention_alpha": 0, "smoothed": [], "clip_search": False, "rounding": "gptq", "reorder": "none"}
     bare = override(CHANNELS, {"methods": {"qoq": changes}}, "test")
-    assert QoQ.of(bare).words(bare) == "QoQ (GPTQ (damping 1%, activation order))"
+    assert QoQ.of(bare).describe(bare) == "QoQ (GPTQ (damping 1%, activation order))"
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ class GridWeights(Method):
         """By the search."""
         return "search"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         steps = "" if self.covering == "largest_code" else " of 2 max / (2^b - 1)"
         return f"scales by layer outputs, {self.steps} shares from 1 to {self.smallest:g}{steps}"

@@ -68,7 +68,7 @@ class OutlierFeatures(Method):
                     f"choose fewer than {features}."
                 )
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         kept = "floating point" if self.bits == 16 else f"{self.bits} bits"
         return f"{self.features} outlier features in {kept}, ranked by {self.statistic}"

@@ -63,7 +63,7 @@ class PrefixedOutliers(Method):
                 "prefixed_outliers.ids are the prefix: tokens, content and text are about those that are found"
             )
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         if self.ids is not None:
             return f"the tokens {', '.join(map(str, self.ids))} in front of every text"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.recipes.recipe import Effort, Method, Recipe, Role
+from rotquant.recipes.recipe import Budget, Method, Recipe, Role
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ class SelfDistillation(Method):
         """Of AdamW."""
         return self.epochs * ((self.text.samples - self.validated) // self.batch_size)
 
-    def effort(self, recipe: Recipe) -> Effort:
+    def budget(self, recipe: Recipe) -> Budget:
         """With the rate of weights that the recipe's KV cache asks for."""
-        found = super().effort(recipe)
+        found = super().budget(recipe)
         if self.weight_lr is not None:
             return found
         rate = 8e-7 if recipe.keys is None and recipe.values is None else 1e-6
@@ -161,10 +161,10 @@ class SelfDistillation(Method):
                     "weights.scheme.group_size among their divisors, or granularity channel."
                 )
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
-        rates = ", ".join(f"{rate:g} {name.removesuffix('_lr')}s" for name, rate in self.effort(recipe).rates)
+        rates = ", ".join(f"{rate:g} {name.removesuffix('_lr')}s" for name, rate in self.budget(recipe).rates)
         of = {"largest": "the teacher's mean largest probability", "labels": "the teacher's mean probability of labels"}
         share = of[self.confidence] if isinstance(self.confidence, str) else f"{self.confidence:g}"
         if self.temperature is not None:

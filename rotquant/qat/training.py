@@ -267,7 +267,7 @@ class Training:
     def _train(self, distillation: Distillation, states: Tensor | None, checkpoint: Any) -> list[Record]:
         settings, model = self.settings, distillation.student
         weights, learned = parameter_groups(model)
-        rates = dict(self.settings.effort(self.recipe).rates)
+        rates = dict(self.settings.budget(self.recipe).rates)
         groups = [{"params": weights, "lr": rates["weight_lr"]}]
         if learned:
             groups.append({"params": learned, "lr": rates["quantizer_lr"]})

@@ -40,7 +40,7 @@ DOING: dict[Role, str] = {
 }
 
 
-class Effort(NamedTuple):
+class Budget(NamedTuple):
     """What a method is given in a recipe.
 
     tokens: of the text that it reads or writes. steps: of learning, for each block or for the model; 0 where it learns
@@ -104,7 +104,7 @@ class Method(Frozen):
         return None
 
     @property
-    def turn(self) -> Role:
+    def first_role(self) -> Role:
         """The first of its roles: when it acts."""
         return min(self.roles, key=ROLES.index)
 
@@ -154,18 +154,18 @@ class Method(Frozen):
         """Text that it reads beside the recipe's calibration: its field `text`, if it has one."""
         return getattr(self, "text", None)
 
-    def effort(self, recipe: "Recipe") -> Effort:
+    def budget(self, recipe: "Recipe") -> Budget:
         """What it is given: its own text or the calibration text, and how it learns."""
         text = self.own_text or (recipe.calibration if self.calibrates else None)
-        return Effort(0) if text is None else self.given(text.samples, text.sequence_length)
+        return Budget(0) if text is None else self._budget(text.samples, text.sequence_length)
 
-    def given(self, samples: int, length: int) -> Effort:
-        """For `effort`: with a text of this many samples of this length in tokens."""
+    def _budget(self, samples: int, length: int) -> Budget:
+        """For `budget`: with a text of this many samples of this length in tokens."""
         seen = getattr(self, "batch_size", 0) * length
         rates = tuple((name, getattr(self, name)) for name in self.rates if name in type(self).model_fields)
-        return Effort(samples * length, getattr(self, "steps", 0), seen, rates)
+        return Budget(samples * length, getattr(self, "steps", 0), seen, rates)
 
-    def words(self, recipe: "Recipe") -> str:
+    def describe(self, recipe: "Recipe") -> str:
         """All of its settings in words, for pages; by default the title and every field."""
         fields = [f"{name.replace('_', ' ')} {value}" for name, value in self.model_dump(mode="json").items()]
         return ", ".join([self.title, *fields])
@@ -235,7 +235,7 @@ class Recipe(Frozen):
         chosen = settings_by_name(data, lambda method: method)
         if not isinstance(chosen, dict):
             return chosen
-        return dict(sorted(chosen.items(), key=lambda item: ROLES.index(item[1].turn)))
+        return dict(sorted(chosen.items(), key=lambda item: ROLES.index(item[1].first_role)))
 
     @model_validator(mode="after")
     def _schemes_fit_together(self) -> "Recipe":

@@ -93,7 +93,7 @@ def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations:
         check_changed(model, "rotation")
     for role in ROLES:
         for name, method in recipe.methods.items():
-            if method.turn == role and method is not recipe.learner:  # whose part is in the rotations
+            if method.first_role == role and method is not recipe.learner:  # whose part is in the rotations
                 stage.tensors = tensors[name] = {}
                 with costs.of(method.title):
                     actions.apply(method, stage)

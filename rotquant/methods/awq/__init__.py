@@ -34,6 +34,6 @@ class AWQ(Method):
         """By a search of each scale's range."""
         return "search" if self.clip_search else None
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         return f"AWQ, {self.grid} values of alpha{', clipped' if self.clip_search else ''}"

@@ -75,12 +75,12 @@ class BlockAP(Method):
         """By learning the scales."""
         return "learned scales"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         rates = f"lr {self.scale_lr:g} scales, {self.weight_lr:g} weights, {self.schedule}"
         clipped = "" if self.clip_gradients is None else f", gradients clipped at {self.clip_gradients:g}"
-        start = "covering the weights" if self.weights is None else self.weights.words(recipe)
-        static = f"; {self.scales.words(recipe)}" if recipe.has_static_scales else ""
+        start = "covering the weights" if self.weights is None else self.weights.describe(recipe)
+        static = f"; {self.scales.describe(recipe)}" if recipe.has_static_scales else ""
         text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
         norms = ", norms trained too" if self.norms else ""
         return f"{self.title}, {self.epochs} epochs of {text}, {rates}{clipped}{norms}; {start}{static}"

@@ -64,7 +64,7 @@ class CushionCache(Method):
                 "cushioncache lowers the quantization error of activations: it needs an activations section"
             )
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         tried = "all tokens" if self.candidates is None else f"{self.candidates} candidates"
         texts = f"{self.search_samples} x {self.sequence_length} tokens"

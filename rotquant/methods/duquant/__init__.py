@@ -80,7 +80,7 @@ class DuQuant(Method):
         """Features of a block at a site of so many: their largest divisor up to `block_size`."""
         return next(size for size in range(self.block_size, 0, -1) if features % size == 0)
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         smoothing = "no smoothing" if self.alpha is None else f"smoothing alpha {self.alpha:g}"
         weighed = "" if self.alpha is None or self.smoothed_by == "all" else " by q_proj and up_proj"

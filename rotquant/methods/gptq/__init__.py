@@ -52,7 +52,7 @@ class GPTQ(Method):
         """Groups that follow the order of processing."""
         return self.act_order and recipe.rounded.scheme.granularity == "group"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         order = ", activation order" if self.act_order else ""
         grouped = recipe.rounded.scheme.granularity == "group"

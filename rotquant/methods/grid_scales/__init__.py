@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.recipes.recipe import Effort, Method, Recipe, Role
+from rotquant.recipes.recipe import Budget, Method, Recipe, Role
 
 
 class GridScales(Method):
@@ -52,12 +52,12 @@ class GridScales(Method):
             raise ValueError("grid_scales searches static scales: set dynamic to false in activations, keys or values")
         self.refuse_asymmetric_static(recipe)
 
-    def effort(self, recipe: Recipe) -> Effort:
+    def budget(self, recipe: Recipe) -> Budget:
         """What it reads of the calibration text."""
         text = recipe.calibration
-        return Effort(0) if text is None else self.given(min(self.samples, text.samples), text.sequence_length)
+        return Budget(0) if text is None else self._budget(min(self.samples, text.samples), text.sequence_length)
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         by = {"outputs": "attention's outputs", "attention": "its weights", "own": "their own error"}
         keys = f", keys by {by[self.keys]}" if recipe.keys else ""

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from rotquant.recipes.recipe import Effort, Method, Recipe, Role
+from rotquant.recipes.recipe import Budget, Method, Recipe, Role
 
 
 class LLMQAT(Method):
@@ -41,11 +41,11 @@ class LLMQAT(Method):
         self.refuse_clip_search(recipe)
         self.refuse_static(recipe)
 
-    def effort(self, recipe: Recipe) -> Effort:
+    def budget(self, recipe: Recipe) -> Budget:
         """The text that the model generates."""
-        return self.given(self.samples, self.sequence_length)
+        return self._budget(self.samples, self.sequence_length)
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         text = f"{self.samples} generated samples of {self.sequence_length} tokens"
         return f"LLM-QAT {self.steps} steps of {self.batch_size}, learning rate {self.learning_rate:g}, on {text}"

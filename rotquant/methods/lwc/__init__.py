@@ -42,6 +42,6 @@ class LearnedClipping(Method):
         """By learning."""
         return "LWC"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         return f"LWC {self.steps} steps of {self.batch_size} a block, lr {self.learning_rate:g}"

@@ -55,7 +55,7 @@ class OmniQuant(Method):
         """By learning."""
         return "LWC"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         rates = f"lr {self.clipping_lr:g} clipping, {self.transformation_lr:g} transformation"
         queries = ", queries quantized as keys" if self.queries and recipe.keys else ""

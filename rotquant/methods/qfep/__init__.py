@@ -40,7 +40,7 @@ class QFeP(Method):
         if self.ratio is not None and recipe.activations is None:
             raise ValueError("qfep.ratio says which inputs are not quantized: it needs an activations section")
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         tried = f"spikes of {self.candidates} tokens behind {self.contexts} contexts"
         prefix = [f"BOS, a context and a spike in front of every text, of {tried}"] if self.prefix else []

@@ -79,7 +79,7 @@ class QoQ(Method):
         grouped = recipe.rounded.scheme.granularity == "group"
         return grouped and (self.reorder == "all" or (self.reorder == "outputs" and not behind_norm))
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         places = {"attention_output": "o_proj", "mlp_output": "down_proj"}
         outputs = " and ".join(places[site] for site in self.smoothed)

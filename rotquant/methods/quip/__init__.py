@@ -40,7 +40,7 @@ class QuIP(Method):
         if recipe.activations:
             raise ValueError("quip is for weights alone: leave activations out")
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         tuned = f", {self.tune_iterations or 'no'} iterations over rounded blocks"
         return f"QuIP# without fine-tuning, damping {self.damping:g}{tuned}"

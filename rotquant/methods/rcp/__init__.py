@@ -62,13 +62,13 @@ class RCP(SelfDistillation):
         """By learning, in the paper's word, or by the search that training begins with."""
         return "search" if self.learned == "nothing" else "LWC"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         printed = (self.start_target, self.start_rounding) == ("clipped", "uniform")
         start = "as Eq. 6 prints" if printed else f"with {self.start_rounding} rounding against the {self.start_target}"
         kind = "lwc_exact" if self.quantizer == "lwc_exact" else self.quantizers(recipe).kind
         learned = "" if self.learned == "all" else ", nothing learned beside the weights"
-        return f"{super().words(recipe)}, {start}; {kind}{learned}"
+        return f"{super().describe(recipe)}, {start}; {kind}{learned}"
 
     @classmethod
     def presets(cls) -> Mapping[str, Callable[[], Recipe]]:

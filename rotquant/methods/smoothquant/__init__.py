@@ -21,6 +21,6 @@ class SmoothQuant(Method):
     """How much of the difficulty goes from activations to weights. The paper finds 0.5 for OPT and BLOOM (Sec. 4); its
     authors' repository has 0.85 for Llama-2-7B, 13B and Llama-3, 0.9 for Llama-2-70B and 0.8 for Mistral-7B."""
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         return f"smoothing alpha {self.alpha:g}"

@@ -60,7 +60,7 @@ class SpinQuant(Method):
                 "quantized while learning; 'all' learns for quantized weights too"
             )
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         text = self.text
         batch = f"{self.batch_size} x {text.sequence_length} tokens of {text.samples} samples of {text.corpus}"

@@ -104,7 +104,7 @@ def _details(project: Project, table: Table, values: Values, results: origins.Re
         "groups": any(origins.has_groups(run.recipe) for run in runs),
         "outliers": any(run.recipe.held_out for run in runs),
         "settings": origins.row_settings(project, table),
-        "efforts": given(project, table, results),
+        "budgets": given(project, table, results),
         "trained": trained(project, table, results),
         "measurements": origins.measurements(project, table),
         "dtype": runs[0].dtype,
