@@ -13,11 +13,11 @@ all: setup
 
 setup: $(READY)
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock pyproject.toml workflow/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rotquant needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . --editable workflow
 	touch $@
 
 # FORCE: whether a report is up to date is for Snakemake to decide, not for make.
@@ -54,14 +54,14 @@ format: $(READY)
 
 # JSON schemas of the YAML files for editors, from the models that validate these.
 schemas: $(READY)
-	$(BIN)/python -m rotquant.study.schemas
+	$(BIN)/python -m reproduction.schemas
 
 # torch is locked by its public version, so that the same lock takes the CPU or the CUDA build of the machine.
 lock: $(READY)
 	CUSTOM_COMPILE_COMMAND="make lock" pip-compile --quiet --allow-unsafe --strip-extras --extra dev --extra slurm \
 		--extra s3 --extra postgresql --no-emit-index-url --no-emit-find-links \
 		--upgrade-package torch==2.13.0 --upgrade-package transformers==5.17.0 \
-		--output-file requirements.lock pyproject.toml
+		--output-file requirements.lock pyproject.toml workflow/pyproject.toml
 	sed -i 's/^torch==\([0-9.]*\)+cpu/torch==\1/' requirements.lock
 
 gallery: $(READY)

@@ -19,8 +19,6 @@ from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decod
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import file_digest
 from rotquant.foundation.progress import task
-from rotquant.identity.checkpoints import checkpoint_digest
-from rotquant.identity.texts import text_digest
 from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
 from rotquant.models.architectures import architecture_of
@@ -33,6 +31,7 @@ from rotquant.models.checkpoints import (
     local_folder,
     model_max_length,
 )
+from rotquant.models.digests import checkpoint_digest
 from rotquant.models.fitting import check_fits, fitted
 from rotquant.models.limits import Limits, advised_length
 from rotquant.models.rotation.matrices import (
@@ -57,6 +56,7 @@ from rotquant.text import (
     load_text,
     tokenize,
 )
+from rotquant.text.digests import text_digest
 from rotquant.weights.actions import learn_rotations
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
 from rotquant.weights.storage import QuantizedState, is_quantized_folder, load_quantized, save_quantized

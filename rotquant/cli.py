@@ -1,7 +1,6 @@
-"""The `rotquant` command: quantize and evaluate a model, train the shipped ones, and serve the workflow's stages.
+"""The `rotquant` command: quantize, evaluate and convert a model, and what other installed packages add.
 
-Every command of the Snakemake workflow is one of these, so a failed job can be repeated by hand. Here is what holds for
-all of them: bad input ends in one sentence and exit status 2, Ctrl-C in status 130, at any moment; so this module
+For all of them bad input ends in one sentence and exit status 2, Ctrl-C in status 130, at any moment; so this module
 imports the others only where it can answer for them.
 """
 
@@ -92,8 +91,13 @@ def _run() -> int:
 
 def _usage(error: Any) -> str:
     """What typer says of arguments that it refuses, as a sentence; nothing where it has printed the help."""
+    from rotquant.commands.root import REPRODUCTION, cli
+
     message = error.format_message().strip().rstrip(".")
     command = error.ctx.command_path if error.ctx else "rotquant"
+    asked = next(iter(sys.argv[1:]), "")
+    if asked in REPRODUCTION and all(group.name != asked for group in cli.registered_groups):
+        return f"`rotquant {asked}` is a command of the reproduction, which is not installed: see the README."
     return message and f"{message}; see `{command} --help`."
 
 

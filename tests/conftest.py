@@ -75,7 +75,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Run a numeric test with its fixtures in the arithmetic that `--flip-last-bits` asks for."""
     if not (item.config.getoption("--flip-last-bits") and "numeric" in item.keywords):
         return (yield)
-    from tests.last_bits import FlippedLastBits
+    from tests.helpers.last_bits import FlippedLastBits
 
     with FlippedLastBits():
         return (yield)
@@ -84,7 +84,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.fixture(scope="session")
 def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database without runs. Making its tables takes seconds, so tests start with copies of it."""
-    from rotquant.reporting import tracking
+    from reproduction.render import tracking
 
     root = tmp_path_factory.mktemp("fresh")
     with pytest.MonkeyPatch.context() as patch:

@@ -2,8 +2,8 @@
 
 Which instructions a library takes, and how many threads share a sum, decides its last bits. Each setting is a process
 of its own with the arithmetic of another machine, as far as this processor has it; the last one flips the last bit of
-every inexact sum and function (`tests.last_bits`), as no machine does and any might. `--quick` runs what last bits can
-break soonest: of comparisons of quantized networks, learning and calibrated weights every eighth case.
+every inexact sum and function (`tests.helpers.last_bits`), as no machine does and any might. `--quick` runs what last
+bits can break soonest: of comparisons of quantized networks, learning and calibrated weights every eighth case.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from rotquant.foundation.progress import Task, task
 #: Of each test's cases `--quick` takes every eighth: with 15 presets and any number of families each of both comes up.
 QUICK_EVERY = 8
 QUICK_TESTS = (
-    "tests/decoder/test_parity.py",
-    "tests/test_families.py",
-    "tests/test_gptq.py",
-    "tests/test_kv_cache.py",
-    "tests/test_omniquant.py",
-    "tests/test_spinquant.py",
-    "tests/test_wrapping.py",
+    "tests/library/decoder/test_parity.py",
+    "tests/library/test_families.py",
+    "tests/library/test_gptq.py",
+    "tests/library/test_kv_cache.py",
+    "tests/library/test_omniquant.py",
+    "tests/library/test_spinquant.py",
+    "tests/library/test_wrapping.py",
 )
 VECTORS = ("DEFAULT", "AVX2", "AVX512")
 OLD = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}

@@ -24,11 +24,11 @@ def measure(slots: list[str], presets: list[str], folder: Path, reference: Path)
     and processor seconds. Stored weights go to `folder`."""
     import torch
 
+    from reproduction.tables.configuration import load_config
+    from reproduction.tables.resolution import resolve
     from rotquant import api
     from rotquant.recipes.presets import preset
     from rotquant.recipes.schemes import Perplexity
-    from rotquant.study.configuration import load_config
-    from rotquant.study.resolution import resolve
 
     config, cells = load_config(), []
     corpus = config.corpora["wikitext2"]

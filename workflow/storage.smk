@@ -15,7 +15,7 @@ min_version("9.0")
 include: "rules/common.smk"
 
 
-from rotquant.study import archives
+from reproduction.run import archives
 
 if workflow.storage_settings.default_storage_provider is None:
     raise WorkflowError(

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from rotquant.commands.diagnosis import FigureTable
     from rotquant.metrics.diagnostics import Costs, Sinks
     from rotquant.recipes.corpus import Split
-    from rotquant.reporting.diagnosis import FigureTable
     from rotquant.text import Tokens
 
 CARD_START, CARD_END = "<!-- diagnose:start -->", "<!-- diagnose:end -->"
@@ -75,8 +75,8 @@ def diagnose(
     folder = None if tasks is None else prepare(tasks, None, MODULES, part)
     with task("starting"):
         from rotquant import api
+        from rotquant.commands.diagnosis import tables
         from rotquant.models.checkpoints import check_kind, load_tokenizer, local_folder
-        from rotquant.reporting.diagnosis import tables
 
     kind, place = torch_dtype(dtype), torch_device(device)
     checkpoint = local_folder(model)
@@ -166,8 +166,8 @@ def _command(context: typer.Context) -> str:
 
 def _numbers(costs: "Costs", sinks: "list[Sinks]", decode: Any) -> dict[str, Any]:
     """What the JSON file holds beside settings and text."""
+    from rotquant.commands.diagnosis import asked
     from rotquant.metrics.diagnostics import variants
-    from rotquant.reporting.diagnosis import asked
 
     known = variants(Calibration())
     return {

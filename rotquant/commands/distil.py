@@ -150,7 +150,7 @@ class _Job:
                 self._say(cast("StoredModel", trained.stored), time.perf_counter() - started)
 
     def _checkpoint(self) -> "Kept":
-        from rotquant.identity.checkpoints import checkpoint_digest
+        from rotquant.models.digests import checkpoint_digest
         from rotquant.training.state import Checkpoint as Kept
 
         text = self.spec.model_dump(mode="json")

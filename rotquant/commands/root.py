@@ -1,26 +1,18 @@
-"""The tree of `rotquant`'s commands."""
+"""The tree of `rotquant`'s commands: those about models, and those that other installed packages add."""
 
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
 from rotquant import __version__
-from rotquant.commands import (
-    archives,
-    bench,
-    convert,
-    data,
-    diagnose,
-    distil,
-    methods,
-    models,
-    prefix,
-    tasks,
-    tracking,
-    tune,
-)
-from rotquant.commands.report import report_app
-from rotquant.commands.runs import runs_app
+from rotquant.commands import convert, diagnose, distil, methods, models, tasks
+
+#: Entry points of this group are functions that take the tree and add their commands to it.
+GROUP = "rotquant.commands"
+
+#: The commands of the reproduction, which a library alone does not have.
+REPRODUCTION = ("runs", "report", "bench", "tune", "prefix", "corpus", "pack", "train")
 
 cli = typer.Typer(
     name="rotquant",
@@ -35,23 +27,11 @@ cli.command()(distil.train_quantized)
 cli.command()(convert.convert)
 cli.command()(convert.generate)
 cli.command()(diagnose.diagnose)
-cli.command()(prefix.prefix)
 cli.command()(methods.methods)
 cli.command()(methods.recipe)
-cli.command("tune")(tune.tune_method)
 cli.command()(tasks.tasks)
-cli.command()(data.corpus)
-cli.command()(data.pack)
-cli.command()(data.train)
-runs_app.command("init-tracking")(tracking.init_tracking)
-runs_app.command("sync-tracking")(tracking.sync_tracking)
-runs_app.command("ui")(tracking.ui)
-runs_app.command()(archives.archive)
-runs_app.command()(archives.export)
-runs_app.command("import")(archives.import_)
-cli.add_typer(bench.bench_app, name="bench")
-cli.add_typer(runs_app, name="runs")
-cli.add_typer(report_app, name="report")
+for point in sorted(entry_points(group=GROUP)):
+    point.load()(cli)
 
 
 def _print_version(asked: bool) -> None:
@@ -66,7 +46,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Rotation-based LLM quantization: QuaRot, SpinQuant, RCP and PrefixQuant, reproduced."""
+    """Rotation-based LLM quantization: QuaRot, SpinQuant, RCP and PrefixQuant."""
 
 
 @cli.command()

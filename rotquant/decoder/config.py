@@ -52,7 +52,7 @@ class DecoderConfig(Frozen):
 
     @classmethod
     def from_shape(cls, shape: dict[str, int], *, rope_theta: float = 10000.0, **fields: Any) -> "DecoderConfig":
-        """From the arguments of a LlamaConfig, as in `rotquant.bench.shapes.SHAPES`; `fields` add or override."""
+        """From the arguments of a LlamaConfig; `fields` add or override."""
         heads = shape["num_attention_heads"]
         head_dim = shape.get("head_dim") or shape["hidden_size"] // heads
         values = {

@@ -5,11 +5,10 @@ GPU's process.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import SNR, MaximaByToken, OutlierTokens, Perplexity
 from rotquant.text import BOS, Tokens, evaluation_windows
 
 if TYPE_CHECKING:
@@ -119,9 +118,26 @@ def model_windows(model: "nn.Module", tokens: Tokens, sequence_length: int, bos:
     return windows
 
 
-def metric_windows(
-    model: "nn.Module", tokens: Tokens, metric: Perplexity | SNR | MaximaByToken | OutlierTokens
-) -> "Tensor":
+class WindowMetric(Protocol):
+    """A metric of windows of text, such as perplexity."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a window."""
+        ...
+
+    @property
+    def max_windows(self) -> int | None:
+        """How many windows, spread evenly over the text; None takes all."""
+        ...
+
+    @property
+    def bos(self) -> BOS:
+        """Where the text has a BOS."""
+        ...
+
+
+def metric_windows(model: "nn.Module", tokens: Tokens, metric: WindowMetric) -> "Tensor":
     """The windows that a metric asks for, int64 [windows, tokens]: all, or `max_windows` spread evenly over the text.
 
     Raises as `model_windows`.

@@ -1,12 +1,9 @@
 """What a corpus is, as frozen data, and the content hash that identifies the text which a number was computed on.
 
-A report compares the hash it measured with the recorded one (workflow/resources/models/corpus.json), since the
-corpora that are read from installed packages follow their versions.
+The corpora that are read from installed packages follow their versions, so a number's provenance has this hash.
 """
 
 import hashlib
-import json
-from pathlib import Path
 from string import Formatter
 from typing import Annotated, Literal
 
@@ -22,9 +19,6 @@ CALIBRATION_CHARACTERS = 2_000_000
 
 CHARACTERS_PER_TOKEN = 4
 """About what a token of English text is long: larger calibration sets read as much text as they have tokens."""
-
-EXPECTED_HASHES = Path(__file__).resolve().parents[2] / "workflow" / "resources" / "models" / "corpus.json"
-
 
 #: Sources that every installation has.
 INSTALLED = ("modules", "docstrings")
@@ -97,10 +91,3 @@ def content_hash(text: str) -> str:
 def portion(split: Split, max_characters: int | None) -> str:
     """The name of a split or of its head, as recorded: "test", "train[:2000000]"."""
     return split if max_characters is None else f"{split}[:{max_characters}]"
-
-
-def expected_hashes(spec: CorpusSpec) -> dict[str, str]:
-    """The recorded content hashes of a corpus that follows installed packages, by portion; none of any other."""
-    if spec.source not in INSTALLED or not EXPECTED_HASHES.is_file():
-        return {}
-    return json.loads(EXPECTED_HASHES.read_text(encoding="utf-8")).get(spec.source, {}).get("sha256", {})

@@ -17,12 +17,7 @@ from rotquant.foundation.data import Frozen, first_problem, merge
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import canonical_json
 from rotquant.recipes.registry import find_class
-from rotquant.recipes.schemes import (
-    Calibration,
-    QuantizationScheme,
-    RotationScheme,
-    WeightQuantization,
-)
+from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 
 #: Fields that act while the model runs; all others decide the stored weights.
 RUNTIME_FIELDS = ("activations", "attention_output", "keys", "values")

@@ -13,7 +13,6 @@ from rotquant.recipes.corpus import (
     CorpusSpec,
     Split,
     content_hash,
-    expected_hashes,
 )
 from rotquant.text.loading import corpus_identity, load_rows, load_text, text_files
 from rotquant.text.windows import BOS, NO_BOS, Tokens, bos_of, calibration_samples, evaluation_windows, tokenize
@@ -33,7 +32,6 @@ __all__ = [
     "content_hash",
     "corpus_identity",
     "evaluation_windows",
-    "expected_hashes",
     "load_rows",
     "load_text",
     "text_files",

@@ -15,7 +15,7 @@ from rotquant.foundation.errors import CorpusError
 from rotquant.foundation.files import cache_folder, check_regular
 from rotquant.foundation.hub import commit_of
 from rotquant.foundation.progress import at_terminal, downloading, task
-from rotquant.recipes.corpus import INSTALLED, SPLITS, CorpusSpec, Split, content_hash, expected_hashes, portion
+from rotquant.recipes.corpus import INSTALLED, SPLITS, CorpusSpec, Split, content_hash, portion
 from rotquant.text.docstrings import docstring_rows
 from rotquant.text.modules import module_names, module_rows
 from rotquant.text.packages import PACKAGES, lists_of_files, package_files, versions
@@ -91,9 +91,8 @@ def corpus_identity(
 ) -> dict:
     """What a run's provenance says of its text: the specification and, per split, length and content hash.
 
-    For a corpus of installed packages each split also has the recorded hash under "expected_sha256" (None when this
-    portion was never recorded) and the package versions it was read from; for a single file, which part of it the split
-    is. `texts` are those of the splits that have been read already.
+    For a corpus of installed packages each split also has the package versions it was read from; for a single file,
+    which part of it the split is. `texts` are those of the splits that have been read already.
     """
     known = texts or {}
     identity: dict = {**spec.model_dump(), "splits": {}}
@@ -101,7 +100,6 @@ def corpus_identity(
         text = known.get(split) or load_text(spec, split, max_characters=max_characters, cache=cache)
         entry: dict = {"characters": len(text), "sha256": content_hash(text)}
         if spec.source in INSTALLED:
-            entry["expected_sha256"] = expected_hashes(spec).get(portion(split, max_characters))
             entry["packages"] = versions(split)
         if share := _share(spec, split):
             entry["share"] = share

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import IO, ClassVar
 
-from tests.project import Copy
+from tests.helpers.project import Copy
 from tests.trials.trial import REPOSITORY, Skip
 
 #: Seconds after which a job that has not ended hangs.

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tests.project import CONFIG, TABLES, Copy
+from tests.helpers.project import CONFIG, TABLES, Copy
 from tests.trials import projects
 from tests.trials.shown import Shown, shown
 from tests.trials.writers import Writers

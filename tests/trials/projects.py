@@ -7,7 +7,7 @@ from typing import Any
 
 from rotquant.foundation.data import merge
 from rotquant.foundation.files import canonical_json, file_digest, short_hash
-from tests.project import CONFIG, TABLES, Copy
+from tests.helpers.project import CONFIG, TABLES, Copy
 from tests.trials.trial import REPOSITORY
 
 REPORT = "reports/quarot_table1.md"
@@ -47,8 +47,8 @@ def tiny(root: Path, **changes: Any) -> Copy:
 
 def _make_checkpoints(project: Copy) -> None:
     """Two random Llama models with a tokenizer of 96 words, and text of these words."""
-    from tests.models import VOCABULARY, tiny_model  # torch, which other projects do without
-    from tests.test_checkpoints import tiny_tokenizer
+    from tests.helpers.models import VOCABULARY, tiny_model  # torch, which other projects do without
+    from tests.library.test_checkpoints import tiny_tokenizer
 
     generator = random.Random(0)
     for split in ("train", "test"):

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.project import Copy
+from tests.helpers.project import Copy
 from tests.trials import cluster, namespaces, projects
 from tests.trials.cluster import Cluster
 from tests.trials.faults import soon

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.project import Copy
+from tests.helpers.project import Copy
 from tests.trials.faults import PATIENCE, Job
 from tests.trials.trial import Skip
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.project import CONFIG, Copy
+from tests.helpers.project import CONFIG, Copy
 from tests.trials import postgresql
 from tests.trials.group import SYNC, alone, clone, compute, computed, some_tables, tables_of
 from tests.trials.postgresql import Connections, Server
@@ -249,7 +249,7 @@ def clones(stage: Stage) -> None:
     before = stage.shown("clones")
     stage.show(uri, SYNC, project=second)
     trial.check("The same files in two clones are shown once", stage.shown("clones") == before)
-    second.edit("rotquant/study/stages/runs.py", "FACTOR = 1.0", "FACTOR = 1.5")
+    second.edit("workflow/reproduction/run/stages/runs.py", "FACTOR = 1.0", "FACTOR = 1.5")
     shutil.rmtree(second.root / "results/runs")
     compute(second, stage.writers)
     stage.show(uri, SYNC, project=second)

@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
+from reproduction.run.results import read_result
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.files import file_digest
-from rotquant.study.results import read_result
-from tests.project import Copy
+from tests.helpers.project import Copy
 from tests.trials import projects
 from tests.trials.faults import Job
 from tests.trials.trial import Trial
@@ -56,8 +56,8 @@ def mechanics(root: Path) -> Copy:
     for name in ("small", "larger"):
         (root / "models" / name).mkdir(parents=True)
     name = 'str({}).split("/")[-1]'
-    project.edit("rotquant/identity/checkpoints.py", "str(path)", name.format("path"))
-    project.edit("rotquant/study/stages/runs.py", "len(checkpoint)", f"len({name.format('checkpoint')})")
+    project.edit("rotquant/models/digests.py", "str(path)", name.format("path"))
+    project.edit("workflow/reproduction/run/stages/runs.py", "len(checkpoint)", f"len({name.format('checkpoint')})")
     return project
 
 

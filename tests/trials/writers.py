@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.project import Copy
+from tests.helpers.project import Copy
 
 _WAITING = """
 import json, os, sys
@@ -40,7 +40,7 @@ for line in sys.stdin:
                 os.dup2(file, stream)
             sys.path[0] = folder
             sys.argv = arguments
-            import rotquant.cli, rotquant.commands.root, rotquant.commands.report, rotquant.reporting.pages.report
+            import rotquant.cli, rotquant.commands.root, reproduction.commands.report, reproduction.render.pages.report
             os.write(is_ready, b".")
             os.read(wait, 1)
             rotquant.cli.app()

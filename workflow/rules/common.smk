@@ -9,10 +9,10 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from rotquant.foundation.errors import RotquantError
-from rotquant.study.cluster import lost_jobs
-from rotquant.study.planning import current_plan
-from rotquant.study.starting import begin
-from rotquant.study.states import States
+from reproduction.run.cluster import lost_jobs
+from reproduction.run.planning import current_plan
+from reproduction.run.starting import begin
+from reproduction.run.states import States
 
 
 def sentence(function, *arguments):
@@ -23,7 +23,7 @@ def sentence(function, *arguments):
         raise WorkflowError(str(error)) from None
 
 
-# Kept open for as long as this Snakemake lives (rotquant/study/starting.py). A cluster's jobs are Snakemakes as well.
+# Kept open for as long as this Snakemake lives (workflow/reproduction/run/starting.py). A cluster's jobs are Snakemakes as well.
 if workflow.is_main_process and not workflow.dryrun:
     RUNNING = sentence(begin)
 
@@ -64,7 +64,7 @@ def workers(wildcards):
     return 1 if GPU else workflow.cores
 
 
-# Parts of tables on small models are called as their tables (rotquant/study/project.py); their runs are small too.
+# Parts of tables on small models are called as their tables (workflow/reproduction/tables/project.py); their runs are small too.
 SMALL = {run for name, part in PLAN.parts.items() if name in PLAN.tables for run in part.runs}
 
 # What a job asks of a cluster, megabytes and minutes, more at each attempt. A process on small models takes PROCESS_MB at
@@ -101,7 +101,7 @@ wildcard_constraints:
 
 
 # What a rule's command is given to: messages to the log, and earlier results kept when it fails (see there). A rule's one
-# parameter says whether its output is current (rotquant/study/states.py).
+# parameter says whether its output is current (workflow/reproduction/run/states.py).
 JOB = "STATE={params.current} OMP_NUM_THREADS=1 workflow/scripts/job.sh {output[0]} {log} rotquant "
 BY_PLAN = " --plan {PLAN.path}"
 

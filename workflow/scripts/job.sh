@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run a job's command: STATE=... job.sh OUTPUT LOG COMMAND...   All messages go to LOG; the last one of a failure
 # and warnings also to the screen, or with SHOWN=1 all of standard error. While the job runs, and after a failure, its output
-# has a mark; at the end the mark is that of the state the job was started for (rotquant/study/states.py says why).
+# has a mark; at the end the mark is that of the state the job was started for (workflow/reproduction/run/states.py says why).
 set -euo pipefail
 output=$1
 log=$2

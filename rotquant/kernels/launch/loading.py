@@ -18,8 +18,8 @@ from rotquant.foundation.errors import KernelError
 from rotquant.foundation.files import atomic_path, cache_folder, canonical_json, read_json, short_hash, write_json
 from rotquant.kernels.arguments import CudaFile, Parameters
 
-#: The CUDA sources, beside the package in a checkout.
-SOURCES = Path(__file__).resolve().parents[3] / "kernels"
+#: The CUDA sources: in a checkout a link to its folder kernels/, in a wheel files of the package.
+SOURCES = (Path(__file__).parents[1] / "sources").resolve()
 
 #: Architectures that every kernel is compiled for in the tests: A100, RTX 30, RTX 40 / L40S, H100 and H200.
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a")

@@ -1,15 +1,16 @@
 """The folder of task definitions that an evaluation reads: made once, named by its content, never changed."""
 
+import functools
 import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rotquant import text
 from rotquant.foundation import progress
 from rotquant.foundation.contents import content_digest
 from rotquant.foundation.files import cache_folder, canonical_json, folder_beside, short_hash
 from rotquant.foundation.hub import commit_of
-from rotquant.identity.code import code_digest
 from rotquant.metrics.zeroshot import paper, shipped
 from rotquant.metrics.zeroshot.definitions import data_files, definition_digest, hub_dataset, item_count
 from rotquant.metrics.zeroshot.suites import task_names
@@ -39,7 +40,7 @@ def prepare(
     folder = cache_folder("tasks") if root is None else root / TASKS_FOLDER
     if metric.suite == "shipped":
         shipped.check_source(corpus)
-        made_by = short_hash(canonical_json([shipped.fingerprint(), code_digest(shipped.__name__)]))
+        made_by = short_hash(canonical_json([shipped.fingerprint(), _source_digest()]))
         name = f"shipped-{made_by}" if split == "test" else f"shipped-{split}-{made_by}"
         return _made(folder / name, lambda new: shipped.build(new, corpus, split))
     in_template = metric.template is not None
@@ -104,6 +105,14 @@ def _made(folder: Path, build: Callable[[Path], None]) -> Path:
                 if not folder.is_dir():
                     raise
     return folder
+
+
+@functools.cache
+def _source_digest() -> str:
+    """Digest of the code that makes the shipped tasks: this package's files and those that read text."""
+    packages = (Path(__file__).parent, Path(text.__file__).parent)
+    files = [path.read_text(encoding="utf-8") for package in packages for path in sorted(package.glob("*.py"))]
+    return short_hash("\n".join(files))
 
 
 def _lm_eval_version() -> str | None:

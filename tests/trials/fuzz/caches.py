@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from reproduction.identity.code import _read_python, _rules
+from reproduction.run.stages.text import TOKENS, token_ids
+from reproduction.shipped.data import TrainingData
 from rotquant.foundation.contents import content_digest, stamp
 from rotquant.foundation.files import canonical_json, short_hash
-from rotquant.identity.code import _read_python, _rules
-from rotquant.study.stages.text import TOKENS, token_ids
 from rotquant.text import CorpusSpec
 from rotquant.text.packages import kept
-from rotquant.training.data import TrainingData
-from tests.test_checkpoints import tiny_tokenizer
+from tests.library.test_checkpoints import tiny_tokenizer
 from tests.trials.fuzz.formats import Format, content_of
 
 KEPT = "kept"

@@ -10,14 +10,10 @@ from typing import Any
 
 import yaml
 
-from rotquant.foundation.environment import environment
-from rotquant.foundation.files import file_digest, short_hash, write_json
-from rotquant.identity.records import signed
-from rotquant.study.plan import Plan
-from rotquant.study.planning import current_plan
-from rotquant.study.project import Project, load_project
-from rotquant.study.quantities import quantities
-from rotquant.study.results import (
+from reproduction.identity.records import signed
+from reproduction.run.plan import Plan
+from reproduction.run.planning import current_plan
+from reproduction.run.results import (
     HISTORY_FILE,
     ROTATION_RECORD,
     ROTATIONS_FILE,
@@ -29,12 +25,16 @@ from rotquant.study.results import (
     weights_path,
     write_result,
 )
-from rotquant.study.samples import pack
-from rotquant.study.stages.jobs import record_part
-from tests.project import TABLES, Copy
-from tests.reports import TEXT
-from tests.speed import SPEED, record
-from tests.test_settings import PUBLISHED, TABLE
+from reproduction.run.samples import pack
+from reproduction.run.stages.jobs import record_part
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import quantities
+from rotquant.foundation.environment import environment
+from rotquant.foundation.files import file_digest, short_hash, write_json
+from tests.helpers.project import TABLES, Copy
+from tests.helpers.reports import TEXT
+from tests.helpers.speed import SPEED, record
+from tests.reproduction.test_settings import PUBLISHED, TABLE
 from tests.trials.projects import tiny
 
 NAME = "quarot_table1"

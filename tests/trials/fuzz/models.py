@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from rotquant.identity.checkpoints import checkpoint_digest
+from reproduction.tables.resolution import site_widths
 from rotquant.models.architectures import check_family_of
 from rotquant.models.checkpoints import (
     check_weight_files,
@@ -15,9 +15,9 @@ from rotquant.models.checkpoints import (
     local_folder,
     model_max_length,
 )
-from rotquant.study.resolution import site_widths
-from tests.models import tiny_model
-from tests.test_checkpoints import tiny_tokenizer
+from rotquant.models.digests import checkpoint_digest
+from tests.helpers.models import tiny_model
+from tests.library.test_checkpoints import tiny_tokenizer
 from tests.trials.fuzz.formats import Format, content_of, kinds
 
 CONFIG, GENERATION = "config.json", "generation_config.json"

@@ -5,28 +5,28 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rotquant.commands.tracking import make_report
-from rotquant.identity.run import Run
-from rotquant.recipes.schemes import TrainingLoss
-from rotquant.reporting import scoreboard
-from rotquant.reporting.figures.arrays import array_of, history_of
-from rotquant.reporting.html.pages import render_pages
-from rotquant.reporting.pages.markdown import markdown
-from rotquant.reporting.pages.trained import last_step
-from rotquant.reporting.speed.frame import speed_frame
-from rotquant.reporting.speed.numbers import read_numbers
-from rotquant.reporting.speed.report import speed_report
-from rotquant.study import values
-from rotquant.study.archives import archive_of, pack, unpack
-from rotquant.study.plan import Plan, config_file, read_plan
-from rotquant.study.planning import current_plan
-from rotquant.study.project import Project, load_project
-from rotquant.study.results import part_path, read_result, rotation_path, run_path, weights_path
-from rotquant.study.stages.jobs import record_part, result_current, rotation_current, weights_current
-from rotquant.study.stages.measures import Subject, training_loss
-from rotquant.study.states import MARKS, States
-from rotquant.study.tuning import recorded_runs
-from tests.speed import SPEED
+from reproduction.commands.tracking import make_report
+from reproduction.frame import values
+from reproduction.identity.run import Run
+from reproduction.metrics.settings import TrainingLoss
+from reproduction.render import scoreboard
+from reproduction.render.figures.arrays import array_of, history_of
+from reproduction.render.html.pages import render_pages
+from reproduction.render.pages.markdown import markdown
+from reproduction.render.pages.trained import last_step
+from reproduction.render.speed.frame import speed_frame
+from reproduction.render.speed.numbers import read_numbers
+from reproduction.render.speed.report import speed_report
+from reproduction.run.archives import archive_of, pack, unpack
+from reproduction.run.plan import Plan, config_file, read_plan
+from reproduction.run.planning import current_plan
+from reproduction.run.results import part_path, read_result, rotation_path, run_path, weights_path
+from reproduction.run.stages.jobs import record_part, result_current, rotation_current, weights_current
+from reproduction.run.stages.measures import Subject, training_loss
+from reproduction.run.states import MARKS, States
+from reproduction.run.tuning import recorded_runs
+from reproduction.tables.project import Project, load_project
+from tests.helpers.speed import SPEED
 from tests.trials.fuzz.example import NAME, SPEED_NAME, inside, parts, some_run
 from tests.trials.fuzz.formats import Format, content_of, kinds
 from tests.trials.trial import REPOSITORY
@@ -215,7 +215,7 @@ def _rendered(root: Path) -> list[Format]:
         speed_frame(measured)
 
     def gallery(folder: Path) -> None:
-        from rotquant.commands.report import gallery as copy
+        from reproduction.commands.report import gallery as copy
 
         copy(Path("docs/gallery"))
 

@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
+from reproduction.run.tuning import points, read_grid
+from reproduction.shipped import TrainingConfig
+from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
+from reproduction.tables.project import load_project
+from reproduction.tables.speed.published import read_printed
+from reproduction.tables.targets import load_targets
 from rotquant.commands.options import changed, changes_of, rotation_fields
 from rotquant.recipes.presets import preset
-from rotquant.study.project import load_project
-from rotquant.study.speed.published import read_printed
-from rotquant.study.targets import load_targets
-from rotquant.study.tuning import points, read_grid
-from rotquant.training import TrainingConfig
-from rotquant.training.finetuning import FineTuning, is_fine_tuning
 from tests.trials.fuzz.example import SETTINGS, SPEEDS
 from tests.trials.fuzz.formats import Format, content_of, kinds
 from tests.trials.trial import REPOSITORY
@@ -71,8 +71,8 @@ def _tables(folder: Path) -> None:
 
 
 def _speed(folder: Path) -> None:
-    from rotquant.study.speed.loading import load_speed
-    from rotquant.study.speed.published import references
+    from reproduction.tables.speed.loading import load_speed
+    from reproduction.tables.speed.published import references
 
     read_printed.cache_clear()
     for table in load_speed(folder).values():
@@ -80,8 +80,8 @@ def _speed(folder: Path) -> None:
 
 
 def _settings(folder: Path) -> None:
-    from rotquant.reporting.pages.markdown import markdown
-    from rotquant.reporting.settings.report import settings_report
+    from reproduction.render.pages.markdown import markdown
+    from reproduction.render.settings.report import settings_report
 
     project = load_project((), folder)
     for found in project.settings.values():

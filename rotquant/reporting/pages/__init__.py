@@ -1,1 +1,0 @@
-"""The sections of a table's page, one module each; `rotquant.reporting.pages.report` puts them together."""

@@ -1,1 +1,0 @@
-"""Tables as data, their expansion into runs, keys and digests, results, and the stages of the workflow."""

@@ -1,0 +1,1 @@
+"""What several test files share: small models, copies of the project, invariants."""

@@ -1,0 +1,85 @@
+"""A small project whose runs are computed, for tests of what MLflow shows of it and of where it keeps that."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reproduction.render import tracking
+from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.tables import project as projects
+from reproduction.tables.project import Project, load_project
+from rotquant.foundation.environment import environment
+from rotquant.foundation.files import short_hash
+from tests.helpers.project import Copy
+
+ROWS = [
+    {"name": "Baseline", "method": "baseline"},
+    {"name": "QuaRot", "method": "quarot"},
+    {"name": "INT8", "method": "quarot-rtn", "recipe": {"weights": {"scheme": {"bits": 8}}}},
+]
+COMMON = {
+    "section": "5.1",
+    "caption": "A small table.",
+    "columns": ["Llama-2-7B", "Llama-2-13B"],
+    "baseline": "Baseline",
+    "claims": [],
+}
+PERPLEXITY = {"kind": "perplexity", "corpus": "wikitext2"}
+TABLES = {
+    "paper": "quarot",
+    "title": "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs",
+    "tables": [
+        {"id": "quarot_table1", "title": "first", "metrics": [PERPLEXITY], "rows": ROWS[:2], **COMMON},
+        {
+            "id": "quarot_table9",
+            "title": "second, which shares two rows with the first",
+            "metrics": [PERPLEXITY, {"kind": "zero_shot", "suite": "shipped", "corpus": "wikitext2"}],
+            "rows": [ROWS[0], {**ROWS[1], "name": "INT4"}, ROWS[2]],
+            **COMMON,
+        },
+    ],
+}
+SHARED = 6
+"""Runs of Table 1, all of which Table 9 has too: baseline and QuaRot with two seeds, on two models."""
+
+
+def metrics(run: Any, value: float) -> dict[str, float]:
+    if run.metric.kind == "perplexity":
+        return {"perplexity": value, "nll": math.log(value), "tokens": 2044, "windows": 4}
+    accuracies = dict.fromkeys(run.metric.tasks, value)
+    return {"average": value, **accuracies, **{f"{task}.acc_norm,none": value for task in accuracies}}
+
+
+def compute(project: Project, value: float = 11.0, row: str | None = None) -> None:
+    """Write the run files of all tables, or of the runs that Table 1 prints in a row."""
+    for cell in (cell for name in project.tables for cell in project.cells(name)):
+        if row in (None, cell.row):
+            for run in cell.runs:
+                numbers = metrics(run, value + run.seed / 10)
+                record = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.5}
+                write_result(project.root / run_path(run.key), RunResult(run, numbers, record, None))
+
+
+def make_project(root: Path, patch: pytest.MonkeyPatch, database: Path) -> Project:
+    """The project in that folder, which becomes the working folder: all of it computed, with a copy of a database."""
+    patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    Copy(root).set_tables(TABLES)
+    patch.chdir(root)  # to which corpora are relative
+    shutil.copy(database, root)
+    loaded = load_project(root=root)
+    compute(loaded)
+    return loaded
+
+
+def search(project: Project, query: str = "tags.`rotquant.kind` = 'run'") -> list[Any]:
+    with tracking.opened(project.root) as found:
+        experiment = found.client.get_experiment_by_name("quarot")
+        return list(found.client.search_runs([experiment.experiment_id], filter_string=query))
+
+
+def log(project: Project, *names: str) -> list[tracking.Logged]:
+    return tracking.log_tables(project, [project.table(name) for name in names or project.tables])

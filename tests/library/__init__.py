@@ -1,0 +1,1 @@
+"""Tests of the library, which know nothing of tables and the workflow."""

@@ -1,0 +1,365 @@
+"""`rotquant diagnose`: each figure on a model or on numbers of which the answer is known."""
+
+import gc
+import inspect
+import json
+import math
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from rotquant.commands.diagnose import diagnose
+from rotquant.commands.diagnosis import asked, tables, token_text
+from rotquant.foundation.errors import RecipeError
+from rotquant.metrics.diagnostics import ASKED, Costs, find_sinks, measure_costs, variants
+from rotquant.metrics.perplexity import PerplexityResult, perplexity
+from rotquant.metrics.zeroshot import Scores, prepare
+from rotquant.metrics.zeroshot.suites import choices_of, log_odds_of
+from rotquant.models.outlier_tokens import detect_prefix, token_maxima
+from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
+from rotquant.text import Tokens
+from rotquant.weights.build import build_weights, quantized_forward
+from tests.helpers.models import VOCABULARY, tiny_model
+from tests.library.test_checkpoints import save_tiny
+
+SINK, BOS = 7, 1
+HEIGHT = 50.0
+
+
+def planted():
+    """A Llama whose attention and MLPs write nothing, so that every token is its embedding in every layer.
+
+    All tokens but SINK have the value 1 in channel 1, SINK has HEIGHT in channel 0; the rest are signs. The MLPs read
+    these two channels alone, and equally.
+    """
+    model = tiny_model()
+    with torch.no_grad():
+        signs = torch.randint(2, model.model.embed_tokens.weight.shape) * 2.0 - 1
+        signs[:, 0], signs[:, 1] = 0, 1
+        signs[SINK, 0], signs[SINK, 1] = HEIGHT, 0
+        model.model.embed_tokens.weight.copy_(signs)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+            layer.post_attention_layernorm.weight.fill_(1)
+            for linear in (layer.mlp.gate_proj, layer.mlp.up_proj):
+                linear.weight.zero_()
+                linear.weight[:, :2] = 1
+    return model
+
+
+def expected_ratio(width: int = 64) -> float:
+    """silu(x) x of the sink over that of another token, for their channel 0 or 1 after RMSNorm."""
+    sink = HEIGHT / math.sqrt((HEIGHT**2 + width - 2) / width)
+    other = 1 / math.sqrt((width - 1) / width)
+    return (sink * sink / (1 + math.exp(-sink))) / (other * other / (1 + math.exp(-other)))
+
+
+@pytest.fixture
+def windows() -> torch.Tensor:
+    """Four windows of 32 tokens: SINK stands first in all, elsewhere twice in the first window, once in the second."""
+    ids = torch.randint(10, VOCABULARY, (4, 32), generator=torch.Generator().manual_seed(0))
+    ids[:, 0] = SINK
+    ids[0, 5] = ids[0, 20] = ids[1, 31] = SINK
+    return ids
+
+
+def test_a_planted_sink_is_found_with_its_ratio_its_count_and_its_residual(windows):
+    plain, *_ = find_sinks(planted(), windows, None, threshold=8.0)
+    assert plain.first == pytest.approx([expected_ratio()] * 2, rel=1e-4)
+    assert plain.elsewhere == pytest.approx([expected_ratio()] * 2, rel=1e-4)
+    assert plain.above == (3, 3)
+    assert plain.tokens == 4 * 31
+    assert plain.residual_first == pytest.approx([HEIGHT] * 2)
+    assert plain.residual_elsewhere == pytest.approx([HEIGHT / 2 + 0.5] * 2)  # in two of four windows; 1 in the others
+    assert plain.common == ((SINK, 3),)
+
+
+def test_a_prefix_is_looked_at_by_itself_and_all_tokens_behind_it_are_text(windows):
+    model = planted()
+    _, bos, detected = find_sinks(model, windows, BOS, threshold=8.0)
+    assert (bos.prefix, detected.prefix) == ((BOS,), (SINK, BOS))  # two in a window, BOS is for the first of them
+    assert bos.first == pytest.approx([1.0] * 2)
+    assert detected.first == pytest.approx([expected_ratio()] * 2, rel=1e-4)  # its largest token, wherever it stands
+    assert bos.above == detected.above == (7, 7)  # nothing is mended here: attention writes nothing
+    assert bos.tokens == detected.tokens == 4 * 32
+
+
+def test_what_follows_a_prefix_depends_on_it_as_on_text(windows):
+    model, front = tiny_model(), [BOS, SINK]
+    behind = token_maxima(model, windows, front)
+    joined = torch.cat([torch.tensor([front]).expand(4, -1), windows], dim=1)
+    whole = token_maxima(model, joined)
+    assert torch.equal(behind.down_proj, whole.down_proj)
+    assert torch.equal(behind.residual, whole.residual)
+    text_alone = whole.down_proj / whole.down_proj[..., 2:].median(dim=-1, keepdim=True).values
+    assert torch.equal(behind.ratios, text_alone)
+
+
+def test_a_full_context_loses_its_last_tokens_to_a_prefix_and_longer_windows_are_refused():
+    full = torch.full((1, 512), 20)
+    assert token_maxima(tiny_model(), full, [BOS]).down_proj.shape == (2, 1, 512)
+    with pytest.raises(RecipeError, match="windows of 513 tokens exceed the model's context of 512"):
+        token_maxima(tiny_model(), torch.full((1, 513), 20))
+
+
+def planted_ratios() -> tuple[torch.Tensor, torch.Tensor]:
+    """Of four windows [2, 4, 10], and these: the first token stands out everywhere, 5 thrice, 6 twice, 7 once.
+
+    5 does in the second layer and 6 in the first alone, 7 in both; the second has 2 a window.
+    """
+    ids = torch.arange(4 * 10).view(4, 10) + 10
+    ratios = torch.ones(2, 4, 10)
+    ratios[:, :, 0] = 100
+    ids[0, 3] = ids[1, 4] = ids[2, 5] = 5
+    ids[0, 6] = ids[1, 7] = 6
+    ids[3, 8] = 7
+    ratios[1, 0, 3] = ratios[1, 1, 4] = ratios[1, 2, 5] = ratios[0, 0, 6] = ratios[0, 1, 7] = 70
+    ratios[:, 3, 8] = 70
+    return ratios, ids
+
+
+def test_a_prefix_has_the_most_frequent_of_as_many_outlier_tokens_as_a_window_has_and_then_bos():
+    ratios, ids = planted_ratios()
+    assert detect_prefix(ratios, ids, BOS) == (5, 6, BOS)  # the first position counts in 2, and is none of them
+    assert detect_prefix(ratios, ids, None) == (5, 6)
+    assert detect_prefix(ratios, ids, BOS, threshold=80.0) == (BOS,)
+    ratios[1, 0, 6] = 70
+    assert detect_prefix(ratios, ids, BOS) == (5, 6, 7, BOS)  # 2.25
+
+
+def test_bos_is_one_of_the_tokens_of_a_prefix_where_asked():
+    assert detect_prefix(*planted_ratios(), BOS, number="with_bos") == (5, BOS)
+
+
+def test_a_token_counts_in_each_layer_where_asked():
+    ratios, ids = planted_ratios()
+    ratios[0, 3, 8] = ratios[0, 0, 6] = ratios[0, 1, 7] = 1
+    ratios[:, :2, 1] = 70
+    ids[:2, 1] = 9  # twice, in both layers, where 5 is thrice in one
+    assert detect_prefix(ratios, ids, BOS, number="with_bos") == (5, 9, BOS)
+    assert detect_prefix(ratios, ids, BOS, number="with_bos", each_layer=True) == (9, 5, BOS)
+
+
+def test_which_rare_tokens_a_prefix_leaves_out_is_a_choice():
+    ratios = torch.ones(1, 11, 10)
+    ratios[0, :, 0] = ratios[0, 4, 3] = 100
+    ids = torch.arange(110).view(11, 10) + 10
+    lone = ids[4, 3].item()
+    assert detect_prefix(ratios, ids, BOS) == (lone, BOS)
+    assert detect_prefix(ratios, ids, BOS, rare="once") == (BOS,)
+    assert detect_prefix(ratios, ids, BOS, rare="one_type") == (BOS,)  # 1 of 11 windows
+    assert detect_prefix(ratios[:, 2:], ids[2:], BOS, rare="one_type") == (lone, BOS)  # 1 of 9
+    ratios[0, 7, 5] = 100
+    assert detect_prefix(ratios, ids, BOS, rare="one_type") == (lone, ids[7, 5].item(), BOS)  # no lone type
+
+
+@pytest.fixture(scope="module")
+def text() -> Tokens:
+    return Tokens(torch.randint(3, VOCABULARY, (256,), generator=torch.Generator().manual_seed(1)), BOS)
+
+
+METRIC = Perplexity(sequence_length=32, bos="none")
+SAMPLES = torch.randint(3, VOCABULARY, (4, 32), generator=torch.Generator().manual_seed(2))
+
+
+def test_variants_that_share_stored_weights_are_what_they_are_alone(text):
+    costs = measure_costs(tiny_model, text, METRIC, SAMPLES)
+    for name, variant in variants(Calibration(samples=4, sequence_length=32)).items():
+        model, state = tiny_model(), None
+        if name != "unquantized":
+            state = build_weights(model, None, variant.recipe, 0, SAMPLES).state
+        with quantized_forward(model, variant.recipe, state):
+            alone = perplexity(model, text, METRIC).perplexity
+        assert costs.perplexity[name].perplexity == alone, name
+
+
+def test_one_copy_of_the_model_is_in_memory_at_a_time_and_three_answer_tasks(text):
+    loaded: list[weakref.ref] = []
+
+    def load():
+        gc.collect()
+        assert all(copy() is None for copy in loaded)
+        model = tiny_model()
+        loaded.append(weakref.ref(model))
+        return model
+
+    seen: list[str] = []
+    asked_of = lambda model: Scores({"hooks": len(seen)}, {})  # noqa: E731
+    costs = measure_costs(load, text, METRIC, SAMPLES, ask=asked_of, look=lambda model: seen.append("unquantized"))
+    assert len(loaded) == 5
+    assert seen == ["unquantized"]
+    assert set(costs.scores) == set(ASKED)
+
+
+def test_rotation_takes_back_what_a_planted_outlier_channel_costs():
+    """A channel of the residual stream that is large in every token leaves 4-bit inputs few levels for the rest."""
+
+    def load():
+        model = tiny_model(hidden_size=128)
+        with torch.no_grad():
+            model.model.embed_tokens.weight[:, 5] = 3.0
+            model.lm_head.weight.mul_(8)
+        return model
+
+    from rotquant.methods.llm_qat.training import generate
+
+    own = Tokens(generate(load(), 8, 64, seed=0).flatten(), BOS)
+    costs = measure_costs(load, own, METRIC.model_copy(update={"sequence_length": 64}), SAMPLES)
+    plain, rotated = costs.factor("w4a4"), costs.factor("r124")
+    assert plain[0] - 1 > 4 * plain[1]
+    assert rotated[0] < plain[0]
+    assert costs.recovered > 0.3
+
+
+def result(*losses: float) -> PerplexityResult:
+    nll = sum(losses) / len(losses)
+    return PerplexityResult(math.exp(nll), nll, 0.0, 10, len(losses), by_window=losses)
+
+
+COSTS = Costs(
+    {
+        "unquantized": result(1.0, 2.0, 3.0),
+        "w4a4": result(1.5, 2.7, 3.9),
+        "r1": result(1.2, 2.2, 3.2),
+        "r12": result(1.2, 2.2, 3.2),
+        "r124": result(1.1, 2.1, 3.1),
+        "static": result(1.1, 2.1, 3.1),
+        "rtn": result(math.inf, math.inf, math.inf),
+        "quarot-rtn": result(1.1, 2.1, 3.1),
+        "kv3": result(1.03, 2.03, 3.03),
+    },
+    {
+        "unquantized": Scores({"parameter": 75.0, "average": 75.0, "parameter.items": 4}, {"parameter": (1, 1, 1, 0)}),
+        "w4a4": Scores({"parameter": 25.0, "average": 25.0, "parameter.items": 4}, {"parameter": (1, 0, 0, 0)}),
+        "r124": Scores({"parameter": 75.0, "average": 75.0, "parameter.items": 4}, {"parameter": (1, 1, 0, 1)}),
+    },
+)
+
+
+def test_factors_and_points_have_the_errors_of_paired_windows_and_items():
+    ratio, error = COSTS.factor("w4a4")
+    assert ratio == pytest.approx(math.exp(0.7))
+    assert error == pytest.approx(ratio * 0.2 / math.sqrt(3))  # differences .5, .7, .9
+    assert COSTS.factor("r124")[1] == pytest.approx(0, abs=1e-12)
+    lost, error = COSTS.points_lost("w4a4")
+    assert (lost, error) == pytest.approx((50.0, 100 * math.sqrt(1 / 3) / 2))  # 0, 1, 1, 0
+    assert COSTS.points_lost("r124")[0] == 0
+    assert COSTS.recovered == pytest.approx((math.exp(0.7) - math.exp(0.1)) / (math.exp(0.7) - 1))
+
+
+def test_points_lost_are_of_accuracies_whatever_else_tasks_find():
+    """Log-odds of the right choice and the choices taken are kept next to the items' scores."""
+
+    def more(scores: Scores, odds: float) -> Scores:
+        others = {log_odds_of("parameter"): (odds,) * 4, choices_of("parameter"): (odds,) * 4}
+        return Scores(scores.metrics | {log_odds_of("parameter"): odds}, scores.items | others)
+
+    found = {name: more(scores, odds) for (name, scores), odds in zip(COSTS.scores.items(), (3, 1, 2), strict=True)}
+    assert Costs({}, found).points_lost("w4a4") == COSTS.points_lost("w4a4")
+
+
+def test_each_figure_stands_beside_what_is_asked_of_it(windows):
+    sinks = find_sinks(planted(), windows, BOS, threshold=8.0)
+    found = {one.figure: (one.here, one.met) for one in asked(COSTS, sinks, lambda token: f" {token}")}
+    assert found == {
+        "plain W4A4 over unquantized": ("2.01 ± 0.23", True),
+        "plain W4A4, points lost": ("50.0 ± 28.9", True),
+        "taken back by R1 R2 R4": ("90%", True),
+        "R1 R2 over R1 R2 R4": ("1.11 ± 0.00", False),
+        "3-bit KV cache, rotated": ("+3.0 ± 0.0%", True),
+        "first token, down_proj input": (f"{expected_ratio():.1f} (0)", True),
+        "first token, residual stream": ("50.0 (0)", False),
+        "above 8 behind `␣7` `␣1`": ("7 of 128", False),
+    }
+
+
+def test_a_cache_that_breaks_down_is_told_in_times(windows):
+    sinks = find_sinks(planted(), windows, None, threshold=8.0)
+    broken = Costs(COSTS.perplexity | {"kv3": result(6.0, 7.0, 8.0)})
+    here = {one.figure: (one.here, one.met) for one in asked(broken, sinks, str)}
+    assert here["3-bit KV cache, rotated"] == ("148.41 ± 0.00 times", False)
+
+
+def test_tables_show_what_is_not_finite_and_leave_out_tasks_that_were_not_asked(windows):
+    sinks = find_sinks(planted(), windows, BOS, threshold=8.0)
+    shown = {table.title: table for table in tables(Costs(COSTS.perplexity), sinks, str)}
+    assert list(shown) == ["phenomena", "perplexity", "outlier tokens"]
+    rows = {row[0]: row[1:] for row in shown["perplexity"].rows}
+    assert rows["preset rtn (W4A4KV4)"][0] == "inf"
+    assert not any("points" in row[0] for row in shown["phenomena"].rows)
+    assert "`7` (3)" in shown["outlier tokens"].help
+    with_tasks = {table.title: table for table in tables(COSTS, sinks, str)}
+    assert with_tasks["tasks"].rows[0] == ("Parameter", "50", "75.0", "25.0", "75.0")
+    assert with_tasks["tasks"].rows[-1] == ("points lost", "", "", "50.0 ± 28.9", "0.0 ± 40.8")
+
+
+def test_a_token_is_told_with_its_spaces_and_ends_of_lines():
+    assert token_text("\n    ") == "`\\n␣␣␣␣`"
+    assert token_text("#" * 40) == "`" + "#" * 19 + "…`"
+
+
+TEXT_HEAD = ["--sequence-length", "32", "--device", "cpu", "--tasks-limit"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("diagnosed") / "model")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("words") / "words.txt"
+    file.write_text("".join(f"w{3 + i * i % (VOCABULARY - 3)}\n" for i in range(4000)))
+    return str(file)
+
+
+def test_the_command_fills_a_card_again_and_again_and_its_record_says_of_what(folder, words, tmp_path, monkeypatch):
+    from tests.library.test_cli import rotquant
+
+    card, record = tmp_path / "MODEL_CARD.md", tmp_path / "diagnosis.json"
+    card.write_text("before\n<!-- diagnose:start -->\nold\n<!-- diagnose:end -->\nafter\n")
+    arguments = ["diagnose", str(folder), "--corpus", words, *TEXT_HEAD, "2", "--max-windows", "3"]
+    assert rotquant(monkeypatch, *arguments, "--card", str(card), "-o", str(record)) == 0
+    written, result = card.read_text(), json.loads(record.read_text())
+    assert written.startswith("before\n<!-- diagnose:start -->\nPrinted by `rotquant diagnose")
+    assert written.endswith("<!-- diagnose:end -->\nafter\n")
+    assert "old" not in written
+    options = f"--corpus {words} --sequence-length 32 --max-windows 3 --tasks-limit 2"
+    assert f"Printed by `rotquant diagnose {folder} {options}`, on" in written
+    assert "on 3 windows of 32 tokens spread over the test split of words, tasks made from test modules," in written
+    assert result["settings"]["max_windows"] == 3
+    assert (result["settings"]["seed"], result["settings"]["dtype"]) == (0, "float32")
+    assert result["text"]["splits"]["test"]["sha256"]
+    assert len(result["tasks"]["tasks"]) == 8
+    assert result["perplexity"].keys() == variants(Calibration()).keys()
+    assert len(result["perplexity"]["w4a4"]["by_window"]) == 3
+    assert result["accuracy"].keys() == set(ASKED)
+    for figure in result["asked"]:
+        assert f"| {figure['figure']} | {figure['here']} | {figure['asked']} |" in written
+    assert rotquant(monkeypatch, *arguments, "--card", str(card)) == 0
+    assert card.read_text() == written
+
+
+def test_models_are_chosen_on_validation_text_and_items_of_validation_modules(
+    folder, words, tmp_path, monkeypatch, capsys
+):
+    from tests.library.test_cli import rotquant
+
+    record = tmp_path / "diagnosis.json"
+    arguments = ["diagnose", str(folder), "--corpus", words, *TEXT_HEAD, "2", "--max-windows", "2", "-o", str(record)]
+    assert rotquant(monkeypatch, *arguments, "--split", "validation") == 0
+    assert "validation split of words, tasks made from validation modules" in " ".join(capsys.readouterr().out.split())
+    result = json.loads(record.read_text())
+    assert result["settings"]["split"] == "validation"
+    assert result["text"]["splits"].keys() == {"validation"}
+    chosen_by = prepare(ZeroShot(corpus="modules"), split="validation")
+    assert len(result["tasks"]["tasks"]) == 8
+    assert all(Path(task["file"]).parent == chosen_by for task in result["tasks"]["tasks"].values())
+    assert result["accuracy"]["unquantized"]["parameter.items"] == 2
+
+
+def test_as_many_items_are_asked_of_either_split():
+    assert inspect.signature(diagnose).parameters["tasks_limit"].default == 100

@@ -1,0 +1,490 @@
+"""Self-distillation: its gradients against quantizers built into the modules, kills, stops, and what is stored."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.utils import parametrize
+
+from rotquant.foundation.errors import RecipeError, RotquantError
+from rotquant.models.architectures import embedding, lm_head
+from rotquant.models.rotation.fusing import rotate
+from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.qat import training
+from rotquant.qat.engine import Engine
+from rotquant.qat.loss import cakld_reference
+from rotquant.qat.student import Distillation, linears_of
+from rotquant.qat.training import Training
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
+from rotquant.tensors.spacing import in_float16
+from rotquant.training.state import Checkpoint
+from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.stage import Stage
+from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
+
+TEXT = tiny_tokens(batch=8)
+AMOUNTS = {
+    "text": {"samples": 8, "sequence_length": 24},
+    "epochs": 3,
+    "batch_size": 4,
+    "start_samples": 4,
+    "weight_lr": 1e-3,
+    "confidence": "labels",
+    "temperature": None,
+    "validation_share": 0.0,
+    "gradient_norm": None,
+}
+#: What BitDistiller's authors do beside the paper, the defaults.
+AUTHORS = {
+    "confidence": "largest",
+    "temperature": 0.7,
+    "prompt": 6,
+    "validation_share": 0.25,
+    "validate_every": 2,
+    "gradient_norm": 1e-2,
+}
+#: A recipe of every kind of quantizer there is.
+KINDS = {
+    "range": ("bitdistiller", 2, {}),
+    "nf3": ("bitdistiller-rotated", 3, {}),
+    "learned_range": ("rcp", 2, {"quantizer": "lwc"}),
+    "ldp": ("rcp", 2, {}),
+    "lwc_exact": ("rcp", 2, {"quantizer": "lwc_exact"}),
+    "nothing": ("rcp", 2, {"learned": "nothing"}),
+    "ramp": ("rcp", 2, {"straight_through": "ramp"}),
+    "n2uq": ("rcp", 2, {"quantizer": "n2uq"}),
+    "nf3_ldp": ("rcp", 3, {}),
+    "factorized": ("rcp", 2, {"factorized": True}),
+    "authors": ("bitdistiller", 2, AUTHORS),
+}
+
+
+def recipe(kind="ldp", **changes):
+    """A recipe with amounts for tiny models, whose changes are of its method."""
+    name, bits, settings = KINDS[kind]
+    (method,) = preset(name).methods
+    rates = {"quantizer_lr": 1e-2} if method == "rcp" else {}
+    own = {**AMOUNTS, **rates, **settings, **changes}
+    return override(
+        preset(name), {"methods": {method: own}, "weights": {"scheme": {"bits": bits, "group_size": 16}}}, "test"
+    )
+
+
+def name_of(of):
+    (name,) = of.methods
+    return name
+
+
+def build(of, model=None, text=TEXT, **options):
+    model = model or tiny_model(dtype=torch.float64)
+    return build_weights(model, None, of, 0, texts={name_of(of): text}, progress=False, **options)
+
+
+def begun(of, model, engine=None):
+    """A training before its first step, in a model that is rotated as the recipe says."""
+    if of.rotation is not None:
+        rotate(model, of.rotation, 0)
+    stage = Stage(model, of, None, 0, torch.device("cpu"), None, texts={name_of(of): TEXT})
+    return Training(stage, of.methods[name_of(of)], engine or Engine(torch.device("cpu")))
+
+
+class Built(torch.nn.Module):
+    """A quantizer as a parametrization."""
+
+    def __init__(self, quantizer):
+        super().__init__()
+        self.quantizer = quantizer
+
+    def forward(self, weight):
+        return self.quantizer(weight)
+
+
+def reference_gradients(of, family, quantizers, confidence):
+    """Gradients of the first batch of all samples by autograd, with quantizers as parametrizations and whole logits."""
+    student, teacher = (tiny_model(family, dtype=torch.float64) for _ in range(2))
+    for model in (student, teacher):
+        if of.rotation is not None:
+            rotate(model, of.rotation, 0)
+    for index, name, layer in linears_of(student):
+        parametrize.register_parametrization(layer, "weight", Built(quantizers[index, name]))
+    running = Wrapping(of.rotation, of.activations, of.keys, of.values)
+    with wrap(student, running), wrap(teacher, Wrapping(of.rotation)):
+        with torch.no_grad():
+            target = teacher(TEXT, use_cache=False).logits
+        cakld_reference(student(TEXT, use_cache=False).logits, target, confidence).loss.backward()
+
+    def plain(name):
+        name = name.replace("parametrizations.weight.original", "weight")
+        return name.replace("parametrizations.weight.0.quantizer", "quantizer")
+
+    return {plain(name): parameter.grad for name, parameter in student.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["ldp", "nf3_ldp", "learned_range"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_are_those_of_the_quantized_network(family, kind, monkeypatch):
+    of, found = recipe(kind, epochs=1, batch_size=8, confidence=0.3), {}
+    model = tiny_model(family, dtype=torch.float64)
+    work = begun(of, model)
+
+    def keep(*_):
+        found.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", keep)
+    work.run()
+    expected = reference_gradients(of, family, work.quantizers, 0.3)
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        # float64, but quantizers compute in float32 with their own parameters, and norms of transformers too
+        torch.testing.assert_close(
+            gradient.double(), expected[name].double(), rtol=1e-4, atol=1e-7, msg=lambda t, name=name: f"{name}: {t}"
+        )
+
+
+def test_the_confidence_is_the_teachers_and_the_loss_that_of_both_parts():
+    of = recipe(epochs=1)
+    model = tiny_model(dtype=torch.float64)
+    with torch.no_grad():
+        shares = model(TEXT).logits[:, :-1].softmax(-1).gather(-1, TEXT[:, 1:, None])
+    record = build(of, model).history[0]
+    expected = shares.mean().item() * record["reverse_kl"] + (1 - shares.mean().item()) * record["forward_kl"]
+    assert record["loss"] == pytest.approx(expected, rel=1e-6)  # the teacher is rotated: norms compute in float32
+    other = build(recipe(epochs=1, confidence=0.9)).history[0]
+    assert other["loss"] == pytest.approx(0.9 * other["reverse_kl"] + 0.1 * other["forward_kl"], rel=1e-12)
+
+
+def test_the_confidence_may_be_the_mean_of_the_teachers_largest_probabilities():
+    with torch.no_grad():
+        largest = tiny_model(dtype=torch.float64)(TEXT).logits[:, :-1].softmax(-1).amax(-1).mean().item()
+    record = build(recipe("range", epochs=1, confidence="largest")).history[0]
+    expected = largest * record["reverse_kl"] + (1 - largest) * record["forward_kl"]
+    assert record["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_teacher_writes_the_text_after_its_first_tokens():
+    """Against decoding whole sequences anew for each token, with equal draws."""
+    of = recipe("range", temperature=0.7, prompt=6)
+    work = begun(of, tiny_model(dtype=torch.float64))
+    found = work._written(tiny_model(dtype=torch.float64), TEXT)
+    generator, expected = torch.Generator().manual_seed(0), TEXT[:, :6]
+    with torch.no_grad():
+        while expected.shape[1] < TEXT.shape[1]:
+            logits = tiny_model(dtype=torch.float64)(expected).logits[:, -1].float() / 0.7
+            drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+            expected = torch.cat([expected, drawn], 1)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, TEXT)
+    assert torch.equal(begun(recipe("range"), tiny_model())._written(tiny_model(), TEXT), TEXT)
+    assert build(of).history != build(recipe("range")).history
+
+
+def test_the_best_step_on_samples_that_are_not_trained_on_is_kept(monkeypatch):
+    # Which step is the best of a training at this rate depends on last bits, so all but the fourth are made worse.
+    of = recipe("range", validation_share=0.25, validate_every=1, epochs=8, weight_lr=0.1)
+    model, seen, batches = tiny_model(dtype=torch.float64), [], []
+    measured, shuffled = training._Best.measured, training.shuffled_batches
+
+    def spy(best, loss):
+        told = loss + 100 * (len(seen) != 3)
+        measured(best, told)
+        seen.append((loss, told, torch.nn.utils.parameters_to_vector(best.model.parameters()).detach().clone()))
+
+    monkeypatch.setattr(training._Best, "measured", spy)
+    monkeypatch.setattr(training, "shuffled_batches", lambda n, *rest: batches.append(n) or shuffled(n, *rest))
+    work = begun(of, model)
+    history = work.run()
+    assert batches == [6]
+    assert torch.equal(torch.cat([work.validation, work.ids]), TEXT)
+    assert [record["validation_loss"] for record in history] == [loss for loss, _, _ in seen]
+    losses = [told for _, told, _ in seen]
+    least = losses.index(min(losses))
+    assert least < len(losses) - 1
+    assert torch.equal(torch.nn.utils.parameters_to_vector(model.parameters()), seen[least][2])
+
+
+def test_gradients_are_cut_at_a_norm_and_keep_their_direction(monkeypatch):
+    def gradients(most):
+        found, model = [], tiny_model(dtype=torch.float64)
+        with monkeypatch.context() as patch:
+            grads = lambda *_: found.extend(p.grad.double().flatten() for p in model.parameters())  # noqa: E731
+            patch.setattr(torch.optim.AdamW, "step", grads)
+            begun(recipe(epochs=1, batch_size=8, gradient_norm=most), model).run()
+        return torch.cat(found)
+
+    whole = gradients(None)
+    assert whole.norm() > 1e-3
+    torch.testing.assert_close(gradients(1e-3), whole / whole.norm() * 1e-3, rtol=1e-6, atol=1e-12)
+    assert torch.equal(gradients(1e6), whole)
+
+
+@pytest.mark.parametrize("clips_queries", [False, True])
+def test_weights_of_queries_and_keys_are_clipped_by_the_setting_alone(clips_queries):
+    work = begun(recipe("range", clips_queries=clips_queries), tiny_model(dtype=torch.float64))
+    before = {(index, name): layer.weight.clone() for index, name, layer in linears_of(work.model)}
+    work._begin(resumed=False)
+    for index, name, layer in linears_of(work.model):
+        whole = name.endswith(("q_proj", "k_proj")) and not clips_queries
+        assert torch.equal(layer.weight, before[index, name]) == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_say_what_is_learned(kind):
+    record = build(recipe(kind, epochs=1)).history[-1]
+    learned = {
+        "range": set(),
+        "authors": set(),
+        "nf3": set(),
+        "learned_range": {"clip_high", "clip_low"},
+        "nf3_ldp": {"clip_high", "clip_low", "centre"},
+    }.get(kind, {"clip_high", "clip_low", "partition_1", "partition_2", "partition_3", "from_uniform"})
+    rates = {"quantizer_gradient"} if learned and kind != "nothing" else set()
+    rates |= {"validation_loss"} if kind == "authors" else set()
+    assert set(record) == {"step", "loss", "reverse_kl", "forward_kl", "weight_gradient"} | rates | learned
+    assert all(0 < record[name] < 1 for name in learned - {"from_uniform"})
+    moved = record.get("from_uniform", 0.0) > 1e-6
+    assert moved == (kind in ("ldp", "ramp", "n2uq", "factorized"))
+    if "partition_1" in learned:
+        assert sum(record[f"partition_{place}"] for place in (1, 2, 3)) == pytest.approx(1.0)
+
+
+def test_a_batch_may_pass_in_parts_and_layers_may_be_computed_again(monkeypatch):
+    of, trained = recipe(), []
+    ways = [(None, 2**31, 2**29), (1, 2**31, 2**29), (3, 0, 2**29), (None, 0, 0)]
+    for at_once, kept, states in ways:
+        monkeypatch.setitem(training.KEPT_BYTES, "cpu", kept)
+        monkeypatch.setitem(training._STATE_BYTES, "cpu", states)
+        model = tiny_model(dtype=torch.float64)
+        history = begun(of, model, Engine(torch.device("cpu"), at_once)).run()
+        trained.append((history[-1]["loss"], torch.nn.utils.parameters_to_vector(model.parameters()).detach()))
+    for loss, weights in trained[1:]:
+        assert loss == pytest.approx(trained[0][0], rel=1e-6)
+        # AdamW's first steps of 1e-3 turn on the signs of gradients; float64 leaves those of next to nothing open.
+        assert (weights - trained[0][1]).abs().max() < 1e-5
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error of ours
+    """Stands for the end of the process."""
+
+
+# Before the first checkpoint there is none whose content could depend on the kind.
+@pytest.mark.parametrize(("kind", "dies_at"), [*((kind, 4) for kind in KINDS), ("ldp", 1)])
+def test_a_killed_training_continues_with_equal_bits(kind, dies_at, tmp_path: Path, monkeypatch):
+    of, checkpoint = recipe(kind), Checkpoint(tmp_path / "file", "this", every=2)
+    make = partial(build, of, tiny_model(dtype=torch.float32))
+    straight = make()
+    forward, passed = Distillation.forward, iter(range(dies_at))
+
+    def dying(*arguments):
+        if next(passed, None) is None:
+            raise Interrupted
+        return forward(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Distillation, "forward", dying)
+        with pytest.raises(Interrupted):
+            build(of, tiny_model(dtype=torch.float32), checkpoint=checkpoint)
+    assert checkpoint.path.exists() == (dies_at == 4)
+    resumed = build(of, tiny_model(dtype=torch.float32), checkpoint=checkpoint)
+    assert resumed.history == straight.history
+    assert len(resumed.history) == (3 if kind == "authors" else 6)  # two samples of eight are held out
+    for name, weight in straight.weights.items():
+        assert torch.equal(weight.codes, resumed.weights[name].codes)
+        assert torch.equal(weight.levels, resumed.weights[name].levels)
+    assert all(torch.equal(*pair) for pair in zip(straight.model.parameters(), resumed.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+def test_a_loss_that_is_no_number_stops_and_leaves_the_last_good_checkpoint(broken, tmp_path: Path, monkeypatch):
+    of, checkpoint = recipe(), Checkpoint(tmp_path / "file", "this", every=1)
+    forward, passed = Distillation.forward, iter(range(3))
+
+    def failing(*arguments):
+        found = forward(*arguments)
+        if next(passed, None) is not None:
+            return found
+        if broken == "loss":
+            return found._replace(loss=found.loss * torch.nan)
+        found.loss.register_hook(lambda gradient: gradient * torch.inf)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Distillation, "forward", failing)
+        with pytest.raises(RotquantError, match=r"gradient is (nan|inf) at step 3: .*weight_lr.*quantizer_lr"):
+            build(of, checkpoint=checkpoint)
+    assert len(build(of, checkpoint=checkpoint).history) == 6  # from step 3 on, whose beginning is whole
+    assert build(of).history == build(of, checkpoint=checkpoint).history
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(kind, torch.float32) for kind in KINDS] + [("ldp", torch.float64), ("range", torch.bfloat16)]
+)
+def test_stored_codes_and_tables_are_the_weights_that_were_trained(kind, dtype):
+    of, model = recipe(kind), tiny_model(dtype=dtype)
+    work = begun(of, model)
+    work.run()
+    frozen = {
+        (index, name): work.quantizers[index, name].freeze(layer.weight) for index, name, layer in linears_of(model)
+    }
+    trained = {
+        (index, name): work.quantizers[index, name](layer.weight).detach() for index, name, layer in linears_of(model)
+    }
+    stored = build(of, tiny_model(dtype=dtype))
+    assert stored.model.dtype == dtype
+    for index, name, layer in linears_of(stored.model):
+        weight = stored.weights[f"model.layers.{index}.{name}.weight"]
+        assert torch.equal(weight.dequantize(dtype), layer.weight)
+        assert torch.equal(weight.codes, frozen[index, name].codes)
+        assert torch.equal(weight.levels, in_float16(frozen[index, name]).levels)
+        # What the kernels read is float16, 11 bits of the largest level of a table.
+        largest = trained[index, name].abs().max()
+        assert (weight.dequantize(torch.float64) - trained[index, name].double()).abs().max() <= 2**-10 * largest
+        assert weight.codes.dtype == torch.uint8
+        assert weight.codes.max() < 2**weight.bits
+
+
+def kept_loss(of):
+    """CAKLD of the stored model on text that it was not trained on."""
+    stored, text = build(of, tiny_model(), tiny_tokens(batch=64)), tiny_tokens(batch=32, seed=9)
+    with torch.no_grad():
+        target = tiny_model()(text).logits
+        with quantized_forward(stored.model, of, stored.state):
+            return cakld_reference(stored.model(text, use_cache=False).logits, target, 0.3).loss.item()
+
+
+@pytest.mark.parametrize("kind", ["range", "nf3_ldp", "ldp"])
+def test_training_takes_back_what_rounding_costs_on_text_that_it_has_not_seen(kind):
+    amounts = {"text": {"samples": 64, "sequence_length": 24}, "batch_size": 8, "schedule": "cosine"}
+    untrained = kept_loss(recipe(kind, **amounts, epochs=1, weight_lr=1e-12))
+    assert kept_loss(recipe(kind, **amounts, epochs=8)) < 0.8 * untrained
+
+
+def test_factorized_weights_are_another_basis_of_the_same_network():
+    """The first loss is the fused one's, and gradients are its gradients turned; AdamW then goes other ways."""
+    fused, beside = (build(recipe(kind)).history for kind in ("ldp", "factorized"))
+    for name in ("loss", "reverse_kl", "forward_kl", "weight_gradient", "quantizer_gradient"):
+        assert beside[0][name] == pytest.approx(fused[0][name], rel=1e-5)  # norms compute in float32
+    assert beside[-1]["loss"] != pytest.approx(fused[-1]["loss"], rel=1e-5)
+
+
+def test_factorized_training_leaves_a_model_with_r1_fused():
+    of = recipe("factorized", weight_lr=1e-12, quantizer_lr=1e-12)
+    fused, beside = (build(of_) for of_ in (recipe("ldp", weight_lr=1e-12, quantizer_lr=1e-12), of))
+    for part in (embedding, lm_head):
+        torch.testing.assert_close(part(beside.model).weight, part(fused.model).weight, rtol=1e-9, atol=1e-9)
+
+
+def test_a_tied_embedding_without_rotation_stays_tied():
+    stored = build(recipe("range"), tiny_model(tied=True))
+    assert lm_head(stored.model).weight is embedding(stored.model).weight
+
+
+def refusal(changes, base="rcp"):
+    with pytest.raises(RecipeError) as error:
+        override(preset(base), changes, "test")
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence():
+    assert "2 and 3 bits" in refusal({"weights": {"scheme": {"bits": 4}}})
+    assert "between two ends" in refusal({"weights": {"scheme": {"symmetric": True}}}, "bitdistiller")
+    assert "only 4" in refusal({"methods": {"rcp": {"text": {"samples": 4}}}})
+    exact = {"methods": {"rcp": {"quantizer": "lwc_exact"}}, "weights": {"scheme": {"bits": 3}}}
+    assert "lwc_exact has 2 bits" in refusal(exact)
+    assert "of which 8 are trained on" in refusal({"methods": {"rcp": {"text": {"samples": 10}, "batch_size": 9}}})
+    assert "shorter prompts" in refusal({"methods": {"rcp": {"text": {"sequence_length": 32}}}})
+    assert "n2uq has 2 bits" in refusal({"methods": {"rcp": {"quantizer": "n2uq"}}, "weights": {"scheme": {"bits": 3}}})
+    assert "R1" in refusal({"methods": {"rcp": {"factorized": True}}, "rotation": None})
+    assert "clip_search" in refusal({"weights": {"clip_search": True}})
+    of = recipe()
+    with pytest.raises(RecipeError, match=r"groups of 10 do not divide the 64 features of attention_input"):
+        build(override(of, {"weights": {"scheme": {"group_size": 10}}}, "test"))
+    with pytest.raises(RecipeError, match="exceed the model's context"):
+        build(recipe(text={"samples": 8, "sequence_length": 1000}))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_trains_as_the_host_does(kind, dtype):
+    host, gpu = (build(recipe(kind), tiny_model(dtype=dtype), device=device) for device in ("cpu", "cuda"))
+    # Products in bfloat16 on the GPU, from parameters in float32; 4-bit inputs beside a border turn.
+    tolerance = 2e-2 if dtype == torch.float32 else 0.1
+    assert gpu.history[0]["loss"] == pytest.approx(host.history[0]["loss"], rel=tolerance)
+    assert gpu.history[-1]["loss"] < gpu.history[0]["loss"]
+    for index, name, layer in linears_of(gpu.model):
+        weight = gpu.weights[f"model.layers.{index}.{name}.weight"]
+        assert weight.codes.device.type == layer.weight.device.type == "cpu"
+        assert torch.equal(weight.dequantize(dtype), layer.weight)
+
+
+def test_clips_begin_by_the_rounding_that_the_settings_name():
+    def lost(rounding):
+        """What rounding the first layer's weights adds to the outputs at the start."""
+        of = recipe(start_rounding=rounding, start_target="weight")
+        work = begun(of, tiny_model(dtype=torch.float64))
+        work._begin(resumed=False)
+        with torch.no_grad():
+            weight = work.model.model.layers[0].self_attn.q_proj.weight
+            hidden = work.model.model.layers[0].input_layernorm(work.model.model.embed_tokens(TEXT[:4]))
+            difference = work.quantizers[0, "self_attn.q_proj"](weight) - weight
+            return (hidden @ difference.T).square().sum(), work.quantizers[0, "self_attn.q_proj"].gamma.detach()
+
+    (of_own, clips), (of_uniform, others) = lost("own"), lost("uniform")
+    assert not torch.equal(clips, others)
+    assert of_own < of_uniform
+
+
+def test_clips_begin_as_equation_6_prints():
+    """By default: the shares at which Eq. 1's rounding is nearest to the clipped weight, pair by pair."""
+    work = begun(recipe(), tiny_model(dtype=torch.float64))
+    work._begin(resumed=False)
+    layer = work.model.model.layers[0]
+    with torch.no_grad():
+        hidden = layer.input_layernorm(work.model.model.embed_tokens(TEXT[:4])).flatten(0, 1)
+        weight = layer.self_attn.q_proj.weight
+        quantizer = work.quantizers[0, "self_attn.q_proj"]
+        for row, group in [(0, 0), (5, 1), (17, 3)]:
+            own, read = weight[row, 16 * group :][:16], hidden[:, 16 * group :][:, :16]
+
+            def error(high, low, own=own, read=read):
+                least, most = low * own.min(), high * own.max()
+                scale = (most - least) / 3
+                zero = -(least / scale).round()
+                rounded = (((own / scale).round() + zero).clamp(0, 3) - zero) * scale
+                return (read @ (rounded - own.clamp(least, most))).square().sum().item()
+
+            grid = [1 - step / 20 for step in range(10)]
+            found = [quantizer.gamma[row, group].sigmoid().item(), quantizer.beta[row, group].sigmoid().item()]
+            best = min(error(high, low) for high in grid for low in grid)
+            # The whole range starts at a share of 0.99, whose logit is finite.
+            chosen = [min(grid, key=lambda share, end=end: abs(min(share, 0.99) - end)) for end in found]
+            assert error(*chosen) == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "still"), [("lwc_exact", ("s1", "s2")), ("nothing", ("gamma", "beta", "s1", "s2"))])
+def test_parameters_that_are_not_learned_stay_where_they_begin(kind, still):
+    of = recipe(kind)
+    begin = begun(of, tiny_model(dtype=torch.float64))
+    begin._begin(resumed=False)
+    end = begun(of, tiny_model(dtype=torch.float64))
+    end.run()
+    for place, quantizer in end.quantizers.items():
+        for name, parameter in quantizer.named_parameters():
+            before = begin.quantizers[place].get_parameter(name)
+            assert torch.equal(parameter, before) == (name in still)
+
+
+def test_the_rate_of_weights_follows_the_cache_where_it_is_not_given():
+    def rate(name, **changes):
+        of = override(preset(name), changes, "test")
+        (method,) = of.methods.values()
+        return dict(method.budget(of).rates)["weight_lr"]
+
+    for name in ("rcp", "bitdistiller", "bitdistiller-rotated"):
+        assert rate(name) == rate(name, values=None) == 1e-6
+        assert rate(name, keys=None, values=None) == 8e-7
+    assert rate("rcp", keys=None, values=None, methods={"rcp": {"weight_lr": 3e-4}}) == 3e-4

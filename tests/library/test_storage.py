@@ -1,0 +1,175 @@
+"""Stored weights: packed integers, a folder that loads as it was saved, and what damage to it is called."""
+
+import json
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from rotquant.foundation.errors import CheckpointError, ResultError
+from rotquant.models.checkpoints import load_checkpoint
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.weights.build import quantized_forward
+from rotquant.weights.packing import pack_codes, unpack_codes
+from rotquant.weights.storage import is_quantized_folder, load_quantized, read_manifest, save_quantized
+from tests.library.test_weights import RECIPES, ROTATED_GPTQ, build
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(bits=st.integers(2, 8), symmetric=st.booleans(), length=st.integers(1, 33), seed=st.integers(0, 99))
+def test_packing_is_lossless(bits: int, symmetric: bool, length: int, seed: int) -> None:
+    low, high = QuantizationScheme(bits=bits, symmetric=symmetric, granularity="channel").code_range
+    codes = torch.randint(low, high + 1, (3, length), generator=torch.Generator().manual_seed(seed))
+    codes = codes.to(torch.int8 if symmetric else torch.uint8)
+    packed = pack_codes(codes, bits)
+    assert packed.shape[-1] == ((length + 1) // 2 if bits <= 4 else length)
+    assert torch.equal(unpack_codes(packed, bits, symmetric, length), codes)
+
+
+@pytest.fixture(scope="module")
+def good_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored") / "model"
+    save_quantized(folder, build(RECIPES["atom"]), source={"checkpoint": "tiny"})
+    return folder
+
+
+@pytest.fixture
+def folder(good_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(good_folder, tmp_path / "model"))
+
+
+def edit_manifest(folder: Path, **changes: object) -> None:
+    path = folder / "rotquant.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(folder: Path, change: object) -> None:
+    tensors = load_file(folder / "quantized.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "quantized.safetensors")
+    edit_manifest(folder, digests={})  # else the file itself would be found to be another
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "quantized.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(folder: Path) -> None:
+    """One bit in the last tensor."""
+    path = folder / "quantized.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_folder_of_before_digests_were_kept_still_loads(folder: Path) -> None:
+    expected = load_quantized(folder)[0].state_dict()
+    edit_manifest(folder, digests={})
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in load_quantized(folder)[0].state_dict().items())
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "sentence"),
+    [
+        (lambda f: (f / "rotquant.json").unlink(), ResultError, "manifest .* does not exist"),
+        (lambda f: (f / "rotquant.json").write_text('{"format'), ResultError, "manifest .* is damaged"),
+        (lambda f: edit_manifest(f, format_version=7), ResultError, "has format version 7, this rotquant reads 2"),
+        (lambda f: edit_manifest(f, seed="red"), ResultError, r"manifest .* is damaged \(seed"),
+        (lambda f: edit_manifest(f, quantized={}), CheckpointError, "it lacks"),
+        (truncate, CheckpointError, "is truncated or damaged"),
+        (
+            flip,
+            CheckpointError,
+            r"quantized\.safetensors is damaged or was changed: it is not the file that was written",
+        ),
+        (lambda f: edit_tensors(f, lambda t: t.pop(f"{UP}.codes")), CheckpointError, "up_proj.weight.codes is missing"),
+        (lambda f: edit_tensors(f, lambda t: t.pop(f"{UP}.scale")), CheckpointError, "up_proj.weight.scale is missing"),
+        (
+            lambda f: edit_tensors(f, lambda t: t.update({f"{UP}.codes": t[f"{UP}.codes"][:-1].clone()})),
+            CheckpointError,
+            r"up_proj.weight.codes has shape \[95, 28\], expected",
+        ),
+        (
+            lambda f: edit_tensors(f, lambda t: t.pop("rotquant.methods.outliers.1.mlp_output")),
+            CheckpointError,
+            "rotquant.methods.outliers.1.mlp_output is missing",
+        ),
+        (
+            lambda f: edit_tensors(f, lambda t: t.pop("model.norm.weight")),
+            CheckpointError,
+            "it lacks model.norm.weight",
+        ),
+        (
+            lambda f: edit_tensors(f, lambda t: t.update({"model.norm.weight": torch.ones(3)})),
+            CheckpointError,
+            r"model.norm.weight has shape \[3\], expected \[64\]",
+        ),
+        (lambda f: (f / "quantized.safetensors").unlink(), CheckpointError, "quantized.safetensors is missing"),
+        (lambda f: (f / "tokenizer.json").unlink(), CheckpointError, "has no tokenizer"),
+        (lambda f: (f / "config.json").write_text("{"), CheckpointError, "config.json is damaged"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(folder: Path, damage: object, error: type[Exception], sentence: str) -> None:
+    damage(folder)
+    with pytest.raises(error, match=sentence) as caught:
+        load_quantized(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_manifest_says_how_the_weights_were_made(good_folder: Path) -> None:
+    manifest = read_manifest(good_folder)
+    assert manifest.source == {"checkpoint": "tiny"}
+    assert manifest.seconds.keys() == {"outlier features", "GPTQ"}
+    assert manifest.quantized[UP] == (96, 64)
+    assert manifest.versions["torch"] == metadata.version("torch")
+    assert is_quantized_folder(good_folder)
+
+
+def test_a_manifest_is_what_its_file_says_and_does_not_run_a_model(good_folder: Path) -> None:
+    manifest = read_manifest(good_folder)
+    assert manifest.model_dump(mode="json") == json.loads((good_folder / "rotquant.json").read_text())
+    model, _, state = load_quantized(good_folder)
+    assert state.manifest == manifest
+    with pytest.raises(AttributeError, match="static"):  # without the outlier features another function would run
+        quantized_forward(model, manifest.recipe, manifest)
+
+
+def test_transformers_refuses_the_folder_instead_of_inventing_weights(good_folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        AutoModelForCausalLM.from_pretrained(good_folder)
+    with pytest.raises(CheckpointError, match="load it with load_quantized"):
+        load_checkpoint(good_folder, torch.float32)
+
+
+def test_large_models_are_stored_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rotquant.models.shards.LARGEST_SHARD", "30KB")
+    stored = build(ROTATED_GPTQ)
+    save_quantized(tmp_path / "model", stored)
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
+    model, _, _ = load_quantized(tmp_path / "model")
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in stored.model.state_dict().items())
+
+
+def test_an_interrupted_save_leaves_the_earlier_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = build(ROTATED_GPTQ)
+
+    def disk_full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", disk_full)
+    with pytest.raises(ResultError, match="No space left"):
+        save_quantized(folder, stored)
+    assert load_quantized(folder)[2].recipe == RECIPES["atom"]
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]

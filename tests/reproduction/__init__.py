@@ -1,0 +1,1 @@
+"""Tests of the reproduction and of what both packages do together."""

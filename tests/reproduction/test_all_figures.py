@@ -1,0 +1,150 @@
+"""Every figure of the four papers' tables is drawn without a fault, at a page's width and at a column's."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reproduction.render.figures import draw as figures
+from reproduction.render.figures import panels
+from reproduction.render.figures.style import PUBLISHED, PUBLISHED_MARK, styled
+from reproduction.render.speed import figures as speed
+from reproduction.tables import project as projects
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.tables import Table
+from rotquant.foundation.files import short_hash
+from tests.helpers import drawings
+from tests.helpers.project import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def project() -> Iterator[Project]:
+    """The project's own tables, of which nothing is computed."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+        loaded = load_project(root=REPOSITORY)
+        drawings.replace_files(monkeypatch, loaded)
+        yield loaded
+
+
+def draw(project: Project, name: str, width: str | None) -> None:
+    """Draw a figure of whichever kind of table; `panels.save` is replaced."""
+    if name in project.tables:
+        table = project.table(name)
+        figures.draw(project, table, drawings.numbers(project, table), Path(f"{name}.svg"), width)
+    else:
+        speed.draw(project, project.speed_table(name), Path(f"{name}.svg"), width)
+
+
+def drawn_tables(project: Project) -> list[Table]:
+    """All with a figure, of those that are drawn from arrays one of each size."""
+    found: dict[object, Table] = {}
+    for table in project.tables.values():
+        if table.figure is not None:
+            arrays = table.figure.kind in ("magnitudes", "token_maxima")
+            sites = [len(metric.get("sites", ())) for metric in table.metrics]
+            size = table.figure.kind, str(sites), len(table.rows), len(project.columns(table))
+            found.setdefault(size if arrays else table.id, table)
+    return list(found.values())
+
+
+def faults(project: Project, monkeypatch: pytest.MonkeyPatch, names: list[str], width: str | None) -> list[str]:
+    """The faults of figures, and which of them have no place on a page."""
+    found: list[str] = []
+
+    def check(figure: Any, path: Path) -> None:
+        found.extend(f"{path.stem}: {fault}" for fault in drawings.faults(figure))
+
+    monkeypatch.setattr(panels, "save", check)
+    for name in names:
+        try:
+            draw(project, name, width)
+        except panels.TooHighError as error:
+            found.append(str(error))
+    return found
+
+
+def test_no_figure_has_a_fault(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [table.id for table in drawn_tables(project)]
+    names += [name for name, table in project.speed.items() if table.drawing]
+    assert len(names) > 70
+    assert "\n".join(faults(project, monkeypatch, names, None)) == ""
+
+
+#: A figure of each kind that a column has room for, and those that it has none for.
+COLUMN = ("quarot_table3", "quarot_table13", "rcp_table15", "spinquant_figure3", "spinquant_figure4", "rcp_figure1")
+COLUMN += ("spinquant_figure6", "spinquant_figure7", "rcp_figure6", "rcp_figure3", "rcp_lemma1", "spinquant_table16")
+COLUMN += ("quarot_table8", "quarot_figure4")
+TOO_HIGH = ("prefixquant_figure1", "prefixquant_figure2", "prefixquant_figure7", "prefixquant_table18")
+
+
+def test_figures_of_a_columns_width_have_none_or_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = {project.table(name).figure.kind for name in (*COLUMN, *TOO_HIGH) if name in project.tables}
+    assert drawn | {"widths"} == {*figures.KINDS}  # of models that are not shipped: tests/reproduction/test_widths.py
+    assert "\n".join(faults(project, monkeypatch, [*COLUMN], "column")) == ""
+    monkeypatch.setattr(panels, "styled", lambda: pytest.fail("drawn"))
+    refused = faults(project, monkeypatch, [*TOO_HIGH], "column")
+    assert len(refused) == len(TOO_HIGH)
+    assert all("in high, and a page 9 in; draw it with --width page" in sentence for sentence in refused)
+
+
+def test_all_figures_have_a_place_on_a_page(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of which a page holds one quantity."""
+    monkeypatch.setattr(panels, "styled", lambda: pytest.fail("drawn"))
+    for table in drawn_tables(project):
+        with pytest.raises(pytest.fail.Exception, match="drawn"):
+            draw(project, table.id, "page")
+
+
+def test_what_is_too_high_for_a_page_becomes_a_figure_for_each_quantity(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(panels, "save", lambda _, path: written.append(path.name))
+    draw(project, "rcp_table2", "page")
+    assert written == [f"rcp_table2-{name}.svg" for name in ("perplexity", "mmlu", "average")]
+
+
+def test_columns_of_bits_are_panels_and_epochs_the_axis(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes: list[Any] = []
+    monkeypatch.setattr(panels, "save", lambda figure, _: axes.extend(figure.axes))
+    draw(project, "prefixquant_table12", None)
+    draw(project, "spinquant_budget", None)
+    labels = [[label.get_text() for label in axis.get_xticklabels()] for axis in axes]
+    assert labels == [["0", "5", "10", "20", "30"]] * 2 + [["0", "8", "24", "64", "128"]]
+    assert [axis.get_title().partition("\n")[0] for axis in axes] == ["W4A8KV4", "W4A4KV4", "Llama-2-7B"]
+
+
+def test_a_picture_that_is_another_one_again_is_that_one(project: Project) -> None:
+    pictures = {name: project.picture(table) for name, table in project.tables.items() if table.figure}
+    again = {name: picture for name, picture in pictures.items() if name != picture}
+    assert again == {
+        "prefixquant_figure16": "prefixquant_figure10",
+        "prefixquant_figure17": "prefixquant_figure11",
+    }
+
+
+def test_every_fault_is_found() -> None:
+    """What the tests above look for can be missed by none of them."""
+    with styled() as plt:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2))
+        left.plot([0, 1], [0, 1], color="#123456", label="one")
+        left.set(xticks=[0, 1, 2], xticklabels=["8", "64", "0"])
+        for place in (0.5, 0.52):
+            right.text(place, 0.5, "words")
+        right.text(1.0, 0.1, "outside" * 9, fontsize=7)
+        right.text(0.1, 0.9, "tiny", fontsize=5)
+        panels.legend(figure, [panels.entry("ghost", PUBLISHED, **PUBLISHED_MARK)])
+        figure.draw_without_rendering()
+        found = "\n".join(drawings.faults(figure))
+    for fault in (
+        "'words' and 'words' overlap",
+        "outside' leaves the figure",
+        "'tiny' is too small",
+        "the legend's 'ghost' is drawn nowhere",
+        "do not ascend: [8.0, 64.0, 0.0]",
+        "{'#123456'} are not of the style",
+        "is 8.0 in wide",
+    ):
+        assert fault in found

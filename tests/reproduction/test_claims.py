@@ -1,0 +1,475 @@
+"""Claims are decided by numbers: each kind of check can hold and be contradicted, what cannot be compared is named.
+
+Without results numbers are compared as they are, as the paper's; `test_verdicts.py` is about numbers with noise.
+"""
+
+import itertools
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reproduction.claims.claims import Score, Verdict, judge, outcomes, score
+from reproduction.claims.effects import CHECKS, Numbers
+from reproduction.claims.findings import Finding
+from reproduction.frame.values import Number, Values
+from reproduction.tables.checks import Check, is_direction
+from reproduction.tables.project import Project
+from reproduction.tables.quantities import AVERAGE, KL, LOG_ODDS, PERPLEXITY, SNR_DB, Quantity
+from reproduction.tables.tables import Table
+from rotquant.foundation.errors import ConfigError
+
+PAPER = {
+    ("Baseline", "7B"): 5.47,
+    ("Baseline", "13B"): 4.88,
+    ("QUIK", "7B"): 8.87,
+    ("QUIK", "13B"): 7.78,
+    ("QuaRot", "7B"): 6.10,
+    ("QuaRot", "13B"): 5.40,
+    ("Atom", "7B"): 6.03,
+}
+ACCURACY = {("Baseline", "7B"): 69.79, ("QuaRot", "7B"): 65.64, ("Baseline", "13B"): 72.55, ("QuaRot", "13B"): 69.79}
+
+
+def numbers(
+    values: dict[tuple[str, str], float | Number], quantity: Quantity = PERPLEXITY, **more: float | Number
+) -> Numbers:
+    """Numbers, without deviations where only a mean is given; `more` changes a row's number in the column 7B."""
+    changed = {**values, **{(row, "7B"): value for row, value in more.items()}}
+    return {
+        (row, column, quantity.name): value if isinstance(value, Number) else Number(value)
+        for (row, column), value in changed.items()
+    }
+
+
+def seeds(*values: float) -> Number:
+    """The number of several seeds."""
+    return Number(statistics.mean(values), statistics.stdev(values), values)
+
+
+def table(*claims: dict[str, Any]) -> Table:
+    return Table.model_validate(
+        {
+            **dict.fromkeys(("paper", "paper_title", "title", "section", "caption"), "-"),
+            "id": "quarot_table1",
+            "metrics": [{"kind": "perplexity"}],
+            "columns": ["7B", "13B"],
+            "baseline": "Baseline",
+            "rows": [{"name": row, "method": "rtn"} for row in ("Baseline", "QUIK", "QuaRot", "Atom")],
+            "claims": [{"text": "-", "section": "-", **claim} for claim in claims],
+        }
+    )
+
+
+def verdict(
+    check: dict[str, Any],
+    given: Numbers | None = None,
+    columns: list[str] | None = None,
+    quantity: Quantity = PERPLEXITY,
+    *,
+    ours: bool = False,
+) -> Verdict:
+    ((kind, arguments),) = check.items()
+    asked = Check.model_validate({kind: arguments}).model_dump(exclude_unset=True)
+    numbers_of = numbers(PAPER) if given is None else given
+    return judge(asked, table(), numbers_of, quantity, {} if ours else None, columns)
+
+
+BETTER = {"better": {"row": "QuaRot", "than": ["QUIK"]}}
+PAIR = [["QuaRot", "QUIK"], ["Baseline", "Atom"]]
+CASES: dict[str, tuple[dict[str, Any], dict[str, float | Number], dict[str, float | Number]]] = {
+    "better": ({"row": "QuaRot", "than": ["QUIK"]}, {"QuaRot": 6.0, "QUIK": 7.0}, {"QuaRot": 7.0, "QUIK": 6.0}),
+    "no_worse": ({"row": "QuaRot", "than": ["QUIK"]}, {"QuaRot": 6.0, "QUIK": 6.0}, {"QuaRot": 6.1, "QUIK": 6.0}),
+    "order": (
+        {"rows": ["QuaRot", "Atom", "QUIK"]},
+        {"QuaRot": 6.0, "Atom": 6.5, "QUIK": 7.0},
+        {"QuaRot": 6.0, "Atom": 7.0, "QUIK": 6.5},
+    ),
+    "loss_at_most": (
+        {"row": "QuaRot", "over": "Baseline", "percent": 10.0},
+        {"Baseline": 10.0, "QuaRot": 11.0},
+        {"Baseline": 10.0, "QuaRot": 11.1},
+    ),
+    "close": (
+        {"row": "QuaRot", "over": "Baseline", "points": 0.5},
+        {"Baseline": 10.0, "QuaRot": 9.5},
+        {"Baseline": 10.0, "QuaRot": 9.4},
+    ),
+    "at_most": ({"row": "QuaRot", "value": 6.1}, {"QuaRot": 6.1}, {"QuaRot": 6.2}),
+    "at_least": ({"row": "QuaRot", "value": 6.1}, {"QuaRot": 6.2}, {"QuaRot": 6.0}),
+    "loss_decreasing": (
+        {"row": "QuaRot", "over": "Baseline"},
+        {"Baseline": 5.47, "QuaRot": 6.10},
+        {"Baseline": 5.47, "QuaRot": 5.90},
+    ),
+    "loss_larger": (
+        {"row": "QuaRot", "over": "Baseline", "pairs": [["7B", "13B"]]},
+        {"Baseline": 5.47, "QuaRot": 6.10},
+        {"Baseline": 5.47, "QuaRot": 5.90},
+    ),
+    "gains_increasing": (
+        {"pairs": PAIR},
+        {"QuaRot": 6.0, "QUIK": 6.6, "Baseline": 5.0, "Atom": 6.0},
+        {"QuaRot": 6.0, "QUIK": 9.0, "Baseline": 5.0, "Atom": 6.0},
+    ),
+    "difference_smaller": (
+        {"of": ["QuaRot", "QUIK"], "than": ["Baseline", "Atom"]},
+        {"QuaRot": 6.0, "QUIK": 5.8, "Baseline": 5.0, "Atom": 6.0},
+        {"QuaRot": 6.0, "QUIK": 4.0, "Baseline": 5.0, "Atom": 5.1},
+    ),
+    "better_than_best": (
+        {"row": "QuaRot", "than": ["QUIK"]},
+        {"QuaRot": 6.0, "QUIK": seeds(6.1, 7.0)},
+        {"QuaRot": 6.0, "QUIK": seeds(5.9, 7.0)},
+    ),
+    "spread_smaller": (
+        {"row": "QuaRot", "than": ["QUIK"]},
+        {"QuaRot": seeds(6.0, 6.1), "QUIK": seeds(6.0, 6.2)},
+        {"QuaRot": seeds(6.0, 6.3), "QUIK": seeds(6.0, 6.2)},
+    ),
+    "range_at_least": (
+        {"row": "QuaRot", "points": 2.0},
+        {"QuaRot": seeds(5.0, 6.0, 7.0)},
+        {"QuaRot": seeds(5.1, 6.0, 7.0)},
+    ),
+    "best_column": (
+        {"row": "QuaRot", "column": "7B"},
+        {"QuaRot": 5.40},
+        {"QuaRot": 5.41},
+    ),
+}
+"""For each kind of check: arguments, numbers of the column 7B by which it holds, and by which it fails."""
+OF_BOTH_COLUMNS = ("loss_decreasing", "loss_larger", "best_column")
+
+
+def columns_of(kind: str) -> list[str] | None:
+    return None if kind in OF_BOTH_COLUMNS else ["7B"]
+
+
+def test_every_kind_of_check_is_built_and_tested() -> None:
+    assert set(Check.model_fields) == set(CHECKS) == set(CASES)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_every_kind_of_check_can_hold_and_can_fail(kind: str) -> None:
+    arguments, good, bad = CASES[kind]
+    assert verdict({kind: arguments}, numbers(PAPER, **good), columns_of(kind)).decision == "holds"
+    assert verdict({kind: arguments}, numbers(PAPER, **bad), columns_of(kind)).decision == "contradicted"
+
+
+def broken_down(kind: str) -> list[Numbers]:
+    """Numbers by which a check would hold, but that the row or column which it praises broke down."""
+    praised = {"gains_increasing": ("Baseline", "7B"), "loss_larger": ("QuaRot", "13B")}
+    row, column = praised.get(kind, ("QuaRot", "13B" if kind == "loss_decreasing" else "7B"))
+    return [
+        {**numbers(PAPER, **CASES[kind][1]), (row, column, "perplexity"): Number(broken, math.nan, (5.0, broken))}
+        for broken in (math.nan, math.inf)
+    ]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_no_check_passes_or_fails_by_a_number_that_is_not_finite(kind: str) -> None:
+    for found in broken_down(kind):
+        outcome = verdict({kind: CASES[kind][0]}, found, columns_of(kind), ours=True)
+        assert outcome.decision == "not checkable"
+        assert any("not finite" in finding.numbers for finding in outcome.findings)
+
+
+@pytest.mark.parametrize("kind", sorted(set(CASES) - {"spread_smaller"}))  # of a paper, a deviation without a number
+def test_a_row_that_a_paper_says_broke_down_fails_every_check(kind: str) -> None:
+    for found in broken_down(kind):
+        assert verdict({kind: CASES[kind][0]}, found, columns_of(kind)).decision == "contradicted"
+
+
+WORDS: list[Any] = ["holds", "contradicted", "undecided", "not checkable"]
+
+
+@given(st.lists(st.sampled_from(WORDS)))
+def test_a_check_is_contradicted_where_one_comparison_is_and_holds_where_all_do(found: list[Any]) -> None:
+    order = ["contradicted", "not checkable", "undecided", "holds"]
+    expected = min(found, key=order.index) if found else "not checkable"
+    assert Verdict(tuple(Finding("-", "-", word) for word in found)).decision == expected
+
+
+def test_a_loss_of_zero_is_no_verdict_on_a_network_whose_numbers_are_nan() -> None:
+    check = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 0.17}}
+    given = numbers({("Baseline", "7B"): math.nan, ("QuaRot", "7B"): math.nan}, AVERAGE)
+    assert verdict(check, given, ["7B"], AVERAGE, ours=True).decision == "not checkable"
+
+
+def test_infinite_decibels_are_the_best_there_is() -> None:
+    """Equal logits have no noise; a perplexity without end is no result."""
+    given = numbers({("QuaRot", "7B"): math.inf, ("QUIK", "7B"): 20.0, ("Baseline", "7B"): math.inf}, SNR_DB)
+    assert verdict(BETTER, given, ["7B"], SNR_DB, ours=True).decision == "holds"
+    backward = {"better": {"row": "QUIK", "than": ["QuaRot"]}}
+    assert verdict(backward, given, ["7B"], SNR_DB, ours=True).decision == "contradicted"
+    alike = {"close": {"row": "QuaRot", "over": "Baseline", "points": 0.1}}
+    assert verdict(alike, given, ["7B"], SNR_DB, ours=True).decision == "holds"
+    broken = {**given, **numbers({("QuaRot", "7B"): math.nan}, SNR_DB)}
+    assert verdict(alike, broken, ["7B"], SNR_DB, ours=True).decision == "not checkable"
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_without_numbers_there_is_no_verdict(kind: str) -> None:
+    outcome = verdict({kind: CASES[kind][0]}, {})
+    assert outcome.decision == "not checkable"
+    assert outcome.missing
+
+
+POSITIVE = st.floats(min_value=1.0, max_value=100.0)
+
+
+@given(st.tuples(POSITIVE, POSITIVE, POSITIVE, POSITIVE))
+def test_higher_is_better_for_accuracy(values: tuple[float, ...]) -> None:
+    """What compares rows says about -x by accuracy the same as about x by perplexity."""
+    rows = dict(zip(("Baseline", "QUIK", "QuaRot", "Atom"), values, strict=True))
+    mirrored = {row: -value for row, value in rows.items()}
+    for kind in ("better", "no_worse", "order"):
+        lower = verdict({kind: CASES[kind][0]}, numbers({}, **rows), ["7B"])
+        higher = verdict({kind: CASES[kind][0]}, numbers({}, AVERAGE, **mirrored), ["7B"], AVERAGE)
+        assert lower.decision == higher.decision
+
+
+@given(POSITIVE, POSITIVE)
+def test_of_two_different_rows_exactly_one_is_better(mine: float, other: float) -> None:
+    given = numbers({}, QuaRot=mine, QUIK=other)
+    forward = verdict(BETTER, given, ["7B"]).decision
+    backward = verdict({"better": {"row": "QUIK", "than": ["QuaRot"]}}, given, ["7B"]).decision
+    assert (forward, backward).count("holds") == (abs(mine - other) > 1e-9)  # differences below the slack are equality
+
+
+@given(POSITIVE, POSITIVE)
+def test_close_is_a_loss_within_the_bound_either_way(base: float, value: float) -> None:
+    def holds(kind: str, row: str, over: str) -> bool:
+        check = {kind: {"row": row, "over": over, "points": 5.0}}
+        return verdict(check, numbers({}, QuaRot=value, Baseline=base), ["7B"]).decision == "holds"
+
+    both = holds("loss_at_most", "QuaRot", "Baseline") and holds("loss_at_most", "Baseline", "QuaRot")
+    assert holds("close", "QuaRot", "Baseline") == both
+
+
+def test_better_compares_in_every_column() -> None:
+    assert [finding.place for finding in verdict(BETTER).findings] == ["7B", "13B"]
+    worse = {**numbers(PAPER), ("QuaRot", "13B", "perplexity"): Number(7.79)}
+    assert verdict(BETTER, worse).decision == "contradicted"
+    assert [finding.decision for finding in verdict(BETTER, worse).findings] == ["holds", "contradicted"]
+    assert verdict(BETTER, worse, columns=["7B"]).decision == "holds"
+
+
+def test_equal_is_not_better_and_a_margin_counts() -> None:
+    assert verdict(BETTER, numbers(PAPER, QuaRot=8.87)).decision == "contradicted"
+    assert verdict({"better": {"row": "QuaRot", "than": ["QUIK"], "points": 2.0}}).decision == "holds"
+    assert (
+        verdict({"better": {"row": "QuaRot", "than": ["QUIK"], "points": 2.38}}).decision == "contradicted"
+    )  # 7.78 - 5.40
+    assert verdict({"better": {"row": "QuaRot", "than": ["QUIK"], "points": 2.5}}).decision == "contradicted"
+
+
+def test_what_has_no_number_is_named_and_left_out() -> None:
+    outcome = verdict({"better": {"row": "Atom", "than": ["QUIK"]}})
+    assert outcome.decision == "holds"
+    assert outcome.missing == ("Atom, 13B",)
+    assert verdict({"better": {"row": "Atom", "than": ["QuaRot"]}}, columns=["13B"]).decision == "not checkable"
+
+
+def test_any_number_is_better_than_a_network_that_a_paper_says_broke_down() -> None:
+    for broken in (math.nan, math.inf):
+        assert verdict(BETTER, numbers(PAPER, QUIK=broken)).decision == "holds"
+        accuracies = numbers({("QuaRot", "7B"): 30.0, ("QUIK", "7B"): broken}, AVERAGE)
+        assert verdict(BETTER, accuracies, ["7B"], AVERAGE).decision == "holds"
+
+
+def test_bounds_on_the_loss_are_inclusive() -> None:
+    for kind in ("loss_at_most", "close"):
+        assert verdict({kind: {"row": "QuaRot", "over": "Baseline", "points": 0.63}}).decision == "holds"  # 6.10 - 5.47
+        assert verdict({kind: {"row": "QuaRot", "over": "Baseline", "points": 0.62}}).decision == "contradicted"
+        assert verdict({kind: {"row": "QuaRot", "over": "Baseline", "percent": 11.6}}).decision == "holds"
+        assert verdict({kind: {"row": "QuaRot", "over": "Baseline", "percent": 11.5}}).decision == "contradicted"
+
+
+def test_losses_of_accuracy_are_losses() -> None:
+    given = numbers(ACCURACY, AVERAGE)
+    check = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 4.15}}  # 69.79 - 65.64
+    assert verdict(check, given, quantity=AVERAGE).decision == "holds"
+    check = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 4.14}}
+    assert verdict(check, given, quantity=AVERAGE).decision == "contradicted"
+    assert (
+        verdict({"loss_decreasing": {"row": "QuaRot", "over": "Baseline"}}, given, quantity=AVERAGE).decision == "holds"
+    )
+
+
+def test_a_loss_in_percent_of_nothing_never_holds() -> None:
+    given = numbers({("Baseline", "7B"): 0.0, ("QuaRot", "7B"): 0.0}, AVERAGE)
+    check = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "percent": 100.0}}
+    assert verdict(check, given, ["7B"], AVERAGE).decision == "contradicted"
+
+
+def test_gains_over_rows_that_broke_down_are_larger_than_any_and_not_comparable_among_themselves() -> None:
+    check = {"gains_increasing": {"pairs": PAIR}}
+    assert verdict(check, numbers(PAPER, Atom=math.nan), ["7B"]).decision == "holds"
+    assert verdict(check, numbers(PAPER, QUIK=math.inf), ["7B"]).decision == "contradicted"
+    both = verdict(check, numbers(PAPER, QUIK=math.inf, Atom=math.nan), ["7B"])
+    assert both.decision == "not checkable"
+    assert "both broke down" in both.missing[0]
+
+
+def test_differences_are_compared_by_their_size_whichever_row_is_better() -> None:
+    """A start that matters more after learning than before is not less important because its sign has changed."""
+    check = {"difference_smaller": {"of": ["QuaRot", "QUIK"], "than": ["Baseline", "Atom"]}}
+    for mine, other in ((6.45, 6.0), (6.0, 6.45)):
+        for before, after in ((5.05, 5.0), (5.0, 5.05)):
+            found = numbers(PAPER, QuaRot=mine, QUIK=other, Baseline=before, Atom=after)
+            assert verdict(check, found, ["7B"]).decision == "contradicted"
+
+
+def test_the_best_column_may_be_shared() -> None:
+    check = {"best_column": {"row": "QuaRot", "column": "7B"}}
+    assert verdict(check, numbers(PAPER, QuaRot=5.40)).decision == "holds"
+    assert verdict(check, numbers(PAPER)).decision == "contradicted"
+
+
+class Double(Project):
+    """A project of one table that measures given quantities; its columns are the paper's own models or `stand_in`."""
+
+    def __init__(self, *measured: Quantity, stand_in: bool = False) -> None:
+        super().__init__(Path(), None, {})  # type: ignore[arg-type]
+        object.__setattr__(self, "measured", measured)
+        object.__setattr__(self, "stand_in", stand_in)
+
+    def quantities(self, _: Table) -> tuple[Quantity, ...]:
+        return self.measured
+
+    def endpoints(self, _: Table) -> tuple[Quantity, ...]:
+        return (KL, LOG_ODDS)
+
+    def columns(self, table: Table) -> tuple[str, ...]:
+        return tuple(column.name for column in table.columns)
+
+    def slot(self, table: Table, column: str) -> Any:
+        return SimpleNamespace(name=column, checkpoint="models/small" if self.stand_in else f"models/{column}")
+
+
+def test_deviations_and_single_seeds_are_compared_where_they_are_known() -> None:
+    """Of the paper the deviations are known, where it prints them, and never the seeds."""
+    spread = {"mechanism": {"spread_smaller": {"row": "QuaRot", "than": ["QUIK"]}}, "columns": ["7B"]}
+    best = {"mechanism": {"better_than_best": {"row": "QuaRot", "than": ["QUIK"]}}, "columns": ["7B"]}
+    far = {"setting": {"range_at_least": {"row": "QUIK", "points": 1.0}}, "columns": ["7B"]}
+    ours = numbers({("QuaRot", "7B"): seeds(6.0, 6.2), ("QUIK", "7B"): seeds(6.15, 7.0)})
+    printed = numbers(PAPER, QuaRot=Number(6.10, 0.01), QUIK=Number(8.87, 0.02))
+    decided = outcomes(Double(PERPLEXITY), table(spread, best, far), Values(ours, printed), {})
+    answers = [answer for outcome in decided for answer in outcome.answers.values()]
+    assert [answer.papers.decision for answer in answers] == ["holds", "not checkable", "not checkable"]
+    assert answers[1].papers.missing == ("QUIK, 7B, by seed",)
+    assert answers[2].ours.findings[0].numbers == "6.15 to 7.00 over 2 seeds, 0.85 ≥ 1"
+
+
+def test_a_setting_is_shown_everywhere_and_judged_on_the_papers_models_alone_and_a_fact_nowhere() -> None:
+    bound = {"better": {**BETTER["better"], "points": 2.5}}
+    both = {"mechanism": BETTER, "setting": bound, "columns": ["7B"]}
+    fact = {"fact": {"at_most": {"row": "QuaRot", "value": 1.0}}, "columns": ["7B"]}
+    ours = numbers({("QuaRot", "7B"): seeds(40.0, 40.1), ("QUIK", "7B"): seeds(41.0, 41.1)})
+    ours = {place: replace(one, seeds=(0, 1), runs=(f"{place}0", f"{place}1")) for place, one in ours.items()}
+    for stand_in, expected in ((False, "not reproduced"), (True, "not tested here")):
+        values = Values(ours, numbers(PAPER))
+        first, second = outcomes(Double(PERPLEXITY, stand_in=stand_in), table(both, fact), values, {})
+        assert first.mechanism is not None
+        assert first.setting is not None
+        assert (first.mechanism.here, first.setting.here) == ("reproduced", expected)
+        assert [answer.papers.decision for answer in first.answers.values()] == ["holds", "holds"]  # 8.87 - 6.10
+        assert "a gain of 1.00" in first.setting.ours.findings[0].numbers
+        assert first.is_not_reproduced == (not stand_in)
+        assert (second.mechanism, second.setting, second.is_not_reproduced) == (None, None, False)
+        assert second.fact is not None
+        assert second.fact.ours.findings[0].decision == "contradicted"
+        assert score([first, second]) == Score(reproduced=1)  # of the mechanism alone
+
+
+def test_ours_and_the_papers_numbers_are_judged_apart() -> None:
+    """Also a claim about one of the paper's tasks, which a table of our own tasks cannot check."""
+    piqa = {("QuaRot", "7B", "piqa"): Number(76.77), ("Baseline", "7B", "piqa"): Number(79.11)}
+    ours = numbers({cell: seeds(20 - value, 20.001 - value) for cell, value in PAPER.items()})
+    ours = {place: replace(one, seeds=(0, 1), runs=(f"{place}0", f"{place}1")) for place, one in ours.items()}
+    on_piqa = {"mechanism": {"better": {"row": "Baseline", "than": ["QuaRot"]}}, "quantity": "piqa"}
+    atom = {"mechanism": {"better": {"row": "Atom", "than": ["QuaRot"]}}, "columns": ["13B"]}
+    chosen = table({"mechanism": BETTER}, on_piqa, atom)
+    decided = outcomes(Double(PERPLEXITY), chosen, Values(ours, {**numbers(PAPER), **piqa}), {})
+    answers = [outcome.answers["mechanism"] for outcome in decided]
+    assert [answer.here for answer in answers] == ["not reproduced", "not checkable", "not checkable"]
+    assert [answer.papers.decision for answer in answers] == ["holds", "holds", "not checkable"]
+    assert score(decided) == Score(not_reproduced=1, unchecked=2)
+    assert score(decided).total == 3
+
+
+def of_two(mine: float, other: float, quantity: Quantity) -> dict[tuple[str, str, str], Number]:
+    """QuaRot and QUIK on one model, two seeds each that differ little, with runs of their own."""
+    found = numbers({("QuaRot", "7B"): seeds(mine, mine + 1e-4), ("QUIK", "7B"): seeds(other, other + 1e-4)}, quantity)
+    return {place: replace(one, seeds=(0, 1), runs=(f"{place}0", f"{place}1")) for place, one in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("main", "finer", "good", "bad"),
+    [(PERPLEXITY, KL, (0.1, 0.2), (0.2, 0.1)), (AVERAGE, LOG_ODDS, (0.2, 0.1), (0.1, 0.2))],
+)
+def test_a_mechanism_on_a_stand_in_is_decided_on_the_finer_quantity_whatever_the_papers_says(
+    main: Quantity, finer: Quantity, good: tuple[float, float], bad: tuple[float, float]
+) -> None:
+    """Both ways; on the paper's own models the paper's quantity decides, and a setting by it anywhere."""
+    claim = {"mechanism": BETTER, "setting": {"better": {**BETTER["better"], "points": 0.5}}, "columns": ["7B"]}
+    better = (1.0, 2.0) if main.better == "lower" else (2.0, 1.0)
+    for fine, coarse in itertools.product((True, False), repeat=2):
+        given = {
+            **of_two(*(better if coarse else better[::-1]), main),
+            **of_two(*(good if fine else bad), finer),
+        }
+        words = {True: "reproduced", False: "not reproduced"}
+        (ours,) = outcomes(Double(main, stand_in=True), table(claim), Values(given, {}), {})
+        assert ours.mechanism is not None
+        assert ours.setting is not None
+        assert (ours.mechanism.on, ours.mechanism.by) == (finer, main)
+        assert (ours.mechanism.here, ours.mechanism.there) == (words[fine], words[coarse])
+        assert (ours.setting.here, ours.setting.second) == ("not tested here", None)
+        (theirs,) = outcomes(Double(main), table(claim), Values(given, {}), {})
+        assert theirs.mechanism is not None
+        assert theirs.setting is not None
+        assert (theirs.mechanism.on, theirs.mechanism.here, theirs.mechanism.second) == (main, words[coarse], None)
+        assert theirs.setting.here == words[coarse]
+
+
+def test_the_papers_quantity_decides_where_a_row_lacks_the_finer_one_or_is_the_full_precision_model() -> None:
+    given = of_two(6.0, 7.0, PERPLEXITY)
+    divergences = of_two(0.2, 0.1, KL)
+    lacking = {place: one for place, one in divergences.items() if place[0] == "QuaRot"}
+    exact = {**divergences, ("QUIK", "7B", "kl"): Number(0.0, None, (0.0,), (0,), ("fp",))}
+    for finer in ({}, lacking, exact):
+        chosen = table({"mechanism": BETTER, "columns": ["7B"]})
+        (found,) = outcomes(Double(PERPLEXITY, stand_in=True), chosen, Values({**given, **finer}, {}), {})
+        assert found.mechanism is not None
+        assert (found.mechanism.on, found.mechanism.here, found.mechanism.second) == (PERPLEXITY, "reproduced", None)
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_a_question_of_how_much_is_lost_is_never_decided_on_the_finer_quantity(kind: str) -> None:
+    arguments = CASES[kind][0]
+    bounded = {"loss_at_most", "close", "at_most", "at_least", "range_at_least", "loss_decreasing", "loss_larger"}
+    assert is_direction({kind: arguments}) == (kind not in bounded)
+    assert not is_direction({kind: {**arguments, "points": 0.1}})
+
+
+def test_gains_in_percent_of_perplexity_are_gains_in_nats_of_divergence() -> None:
+    """0.02 of 0.10 nats is less than 0.05 of 1.00, though a larger share of it."""
+    given = numbers({("QuaRot", "7B"): 0.08, ("QUIK", "7B"): 0.10, ("Baseline", "7B"): 0.95, ("Atom", "7B"): 1.0}, KL)
+    found = verdict({"gains_increasing": {"pairs": PAIR}}, given, ["7B"], KL)
+    assert found.decision == "holds"
+    assert "a gain of 0.0500 > 0.0200 nats" in found.findings[0].numbers
+
+
+def test_an_unknown_quantity_of_a_claim_is_named() -> None:
+    chosen = table({"mechanism": BETTER, "quantity": "perplexety"})
+    with pytest.raises(ConfigError, match=r"unknown quantity 'perplexety'.*perplexity"):
+        outcomes(Double(PERPLEXITY), chosen, Values({}, {}), {})

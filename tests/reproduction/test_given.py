@@ -1,0 +1,130 @@
+"""What a claim takes for granted: a column where it is not so is not compared, and the numbers say whether it is."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from reproduction.claims.claims import Verdict, judge
+from reproduction.frame.values import Number
+from reproduction.tables.checks import Given
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import OUTLIER_TOKENS, PERPLEXITY
+from tests.helpers.project import REPOSITORY
+from tests.reproduction.test_claims import table
+from tests.reproduction.test_verdicts import Measured, measured
+
+DIFFER = Given(differ=("QuaRot", "Atom"), otherwise="The two are one")
+CHECK = {"better": {"row": "QuaRot", "than": ["QUIK"]}}
+
+
+@pytest.fixture(scope="module")
+def project() -> Project:
+    return load_project(root=REPOSITORY)
+
+
+def cells(columns: dict[str, float]) -> Measured:
+    """QuaRot better than QUIK in each column, and Atom worse than QuaRot by so many nats."""
+    noise = np.random.default_rng(0).normal(size=(3, 20)) * 0.01
+    found = {}
+    for column, apart in columns.items():
+        found |= {
+            ("QuaRot", column): (6.0, noise),
+            ("QUIK", column): (7.0, noise + np.random.default_rng(1).normal(size=(3, 20)) * 0.01),
+            ("Atom", column): (6.0, noise + apart),
+        }
+    return measured(found)
+
+
+def verdict(found: Measured, given: Given | None = DIFFER) -> Verdict:
+    return judge(CHECK, table(), found[0], PERPLEXITY, found[1], given=given)
+
+
+def test_a_claim_is_judged_where_its_rows_differ() -> None:
+    assert verdict(cells({"7B": 0.1, "13B": 0.1})) == verdict(cells({"7B": 0.1, "13B": 0.1}), given=None)
+    assert verdict(cells({"7B": 0.1, "13B": 0.1})).decision == "holds"
+
+
+def test_a_claim_is_not_checkable_where_they_are_one_network_and_says_why() -> None:
+    found = verdict(cells({"7B": 0.0, "13B": 0.0}))
+    assert found.decision == "not checkable"
+    assert not found.missing
+    assert [(one.place, one.numbers) for one in found.findings] == [
+        (column, "The two are one (QuaRot and Atom are equal in all that was measured)") for column in ("7B", "13B")
+    ]
+
+
+def test_a_column_that_is_left_out_leaves_the_verdict_to_the_others() -> None:
+    found = verdict(cells({"7B": 0.0, "13B": 0.1}))
+    assert found.decision == "holds"
+    assert [one.place for one in found.findings if one.compares] == ["13B"]
+
+
+def test_rows_of_the_same_runs_do_not_differ() -> None:
+    numbers, results = cells({"7B": 0.1})
+    numbers["Atom", "7B", "perplexity"] = numbers["QuaRot", "7B", "perplexity"]
+    found = verdict((numbers, results))
+    assert found.decision == "not checkable"
+    assert found.findings[0].numbers == "The two are one (QuaRot and Atom are the same runs)"
+
+
+def test_what_is_given_and_not_measured_is_named() -> None:
+    numbers, results = cells({"7B": 0.1})
+    del numbers["Atom", "7B", "perplexity"]
+    found = verdict((numbers, results))
+    assert found.decision == "not checkable"
+    assert found.missing[0] == "Atom, 7B"
+
+
+@pytest.mark.parametrize("number", [0.0, 0.005, 0.01, 0.75])
+def test_fewer_outlier_tokens_are_asked_of_a_model_that_has_some(project: Project, number: float) -> None:
+    """Figures 4 and 7, with windows of which so many have an outlier token, and none behind the prefix."""
+    for name in ("prefixquant_figure4", "prefixquant_figure7"):
+        chosen = project.table(name)
+        claim = next(one for one in chosen.claims if one.given is not None)
+        column = chosen.columns[0].name
+        numbers = {
+            ("Original", column, "number"): Number(number, None, (number,), runs=("a",)),
+            ("Prefixed", column, "number"): Number(0.0, 0.0, (0.0,) * 3, (0, 1, 2), ("b", "c", "d")),
+        }
+        found = judge(claim.checks["mechanism"], chosen, numbers, OUTLIER_TOKENS[0], {}, [column], claim.given)
+        assert found.decision == ("holds" if number >= 0.01 else "not checkable")
+        assert number >= 0.01 or found.findings[0].numbers.startswith("No token is an outlier, so")
+
+
+@pytest.mark.parametrize(("tokens", "decision"), [("one", "not checkable"), ("several", "holds")])
+def test_the_content_of_a_prefix_is_compared_where_it_has_several_tokens(
+    project: Project, tokens: str, decision: str
+) -> None:
+    """Table 15: "only highest frequency" is the same prefix where that has one token, and another where it has more."""
+    chosen = project.table("prefixquant_table15")
+    noise = np.random.default_rng(0).normal(size=(3, 20)) * 0.01
+    rows = {"default": (6.0, noise), "random": (9.0, np.random.default_rng(1).normal(size=(3, 20)) * 0.01)}
+    highest = (6.0, noise) if tokens == "one" else (7.0, np.random.default_rng(2).normal(size=(3, 20)) * 0.01)
+    cells = {(row, "Llama-2-7B"): one for row, one in (rows | {"only highest frequency": highest}).items()}
+    numbers, results = measured(cells)
+    for claim in chosen.claims:
+        check = claim.checks["mechanism"]
+        found = judge(check, chosen, numbers, PERPLEXITY, results, ["Llama-2-7B"], claim.given)
+        assert found.decision == decision
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"otherwise": "nothing"}, "either `differ` or `at_least`"),
+        ({"differ": ["a", "b"], "at_least": {"row": "a", "value": 1}, "otherwise": "-"}, "either `differ` or"),
+        ({"differ": ["a"], "otherwise": "-"}, "at least 2"),
+        ({"differ": ["a", "b"]}, "otherwise"),
+        ({"differ": ["a", "b"], "otherwise": "A full stop."}, "otherwise"),
+    ],
+)
+def test_what_is_given_is_one_thing_with_a_reason(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Given.model_validate(given)
+
+
+def test_its_rows_are_those_of_the_table() -> None:
+    with pytest.raises(ValidationError, match="Another"):
+        table({"mechanism": CHECK, "given": {"differ": ["QuaRot", "Another"], "otherwise": "-"}})

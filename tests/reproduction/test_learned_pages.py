@@ -1,0 +1,56 @@
+"""Pages of tables with learned rotations: what they were learned with, how far it came, and where it lies."""
+
+from pathlib import Path
+
+import pytest
+
+from reproduction.render.tracking import Logged
+from reproduction.run.results import RunResult, read_result, run_path, write_result
+from reproduction.tables.project import Project
+from tests.helpers.reports import compute, load, page, table
+from tests.reproduction.test_tracking import LEARNED, learned_record
+
+WEIGHTS_KEPT = {"weights": None, "methods": {"gptq": None}}
+ROWS = [{"name": "Baseline", "method": "baseline"}, LEARNED, {**LEARNED, "name": "8 bits", "recipe": WEIGHTS_KEPT}]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Two rows on the same learned rotations, with two seeds on two models."""
+    project = load(tmp_path, monkeypatch, table("table1", rows=ROWS, published=None, claims=[]))
+    compute(project)
+    for key, runs in project.rotations.items():
+        for run in runs:
+            result = read_result(project.root / run_path(run.key))
+            weights = {**result.weights, "rotation": {**learned_record(run), "corpora": {}}}
+            write_result(project.root / run_path(run.key), RunResult(run, result.metrics, result.provenance, weights))
+            assert key == run.rotation_key
+    return project
+
+
+def test_the_page_names_every_learned_rotation_once(project: Project) -> None:
+    assert len(project.rotations) == 4
+    logged = Logged(
+        "sqlite:///mlflow.db", "quarot", "1", "parent", {}, {key: f"mlflow-{key}" for key in project.rotations}
+    )
+    logged.runs.update({key: f"run-{key}" for key in project.runs})
+    text = page(project, logged=logged)
+    for key in project.rotations:
+        assert text.count(f"[`{key}`](../results/rotations/{key}/history.json)") == 1
+        assert f"`mlflow-{key}`" in text
+    assert "4 learned rotations, from the first step to the last" in text
+    assert "| small | 0 | inputs, cache | 3 x 2 x 16 | 5.00 → 3.00 | - → - | - → - | 30 |" in text
+
+
+def test_settings_and_provenance_speak_of_the_learning(project: Project) -> None:
+    text = page(project)
+    assert "R1 learned from randomized Hadamard" in text
+    assert "Cayley SGD, 3 steps of 2 x 16 tokens of 4 samples of wikitext2, learning rate 1.5 linear" in text
+    assert "10 runs, 8 stored weights and 4 learned rotations: 151 s" in text  # 10 x 1.5 s, 8 x 2 s and 4 x 30 s
+    assert "rotations `0123456789abcdef`; weights" in text
+
+
+def test_tables_without_learned_rotations_do_not_speak_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = load(tmp_path, monkeypatch, table("table1"))
+    compute(project)
+    assert "earned rotation" not in page(project)

@@ -1,0 +1,195 @@
+"""A plan says what the tables' direct expansion says, is read while nothing changed, and made again when not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reproduction.identity import code
+from reproduction.run import expansion
+from reproduction.run.plan import Plan, read_plan
+from reproduction.run.planning import current_plan
+from reproduction.run.results import part_path, run_path
+from reproduction.run.states import MARKS, States
+from reproduction.tables import project as projects
+from rotquant.foundation.errors import ConfigError, ResultError
+from rotquant.foundation.files import short_hash
+from tests.helpers.project import PUBLISHED, REPOSITORY, Copy, packages_in
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
+    """A small project with its own package, whose checkpoints are told apart by what their file says."""
+
+    def digest(path: str) -> str:
+        return short_hash(path + (Path(path) / "model").read_text())
+
+    made = Copy(tmp_path)
+    for name in ("small", "larger"):
+        made.write(f"models/{name}/model", "weights")
+    monkeypatch.setattr(projects, "checkpoint_digest", digest)
+    monkeypatch.setattr(code, "PACKAGES", packages_in(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def test_a_plan_is_the_direct_expansion_of_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(path))
+    project = projects.load_project(root=REPOSITORY)
+    made = expansion.make_plan(project, "0" * 16, "0" * 16)
+    plan = Plan.model_validate_json(made.model_dump_json())
+    assert {key: plan.run(key) for key in plan.runs} == project.runs
+    assert {key: (run.weights, plan.run(key).rotation_key) for key, run in plan.runs.items()} == {
+        key: (run.weights_key, run.rotation_key) for key, run in project.runs.items()
+    }
+    for key, weights in plan.weights.items():
+        assert (key, weights.rotation) == (plan.run(weights.run).weights_key, plan.run(weights.run).rotation_key)
+    assert plan.weights.keys() == project.weights.keys()
+    assert plan.rotations.keys() == project.rotations.keys()
+    assert plan.tasks.keys() == project.task_sets.keys()
+    for name, table in plan.tables.items():
+        cells = [(cell.row, cell.column, tuple(run.key for run in cell.runs)) for cell in project.cells(name)]
+        assert [(cell.row, cell.column, cell.runs) for cell in table.cells] == cells
+        assert sorted(run for part in table.parts for run in plan.part(part).runs) == sorted(
+            {run for *_, runs in cells for run in runs}
+        )
+    assert {name: [*page.sources] for name, page in plan.speed.items()} == {
+        name: list(dict.fromkeys(table.sources)) for name, table in project.speed.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("config/config.yaml", "seeds", "# other\nseeds"),
+        ("workflow/papers/quarot/tables.yaml", "A small table.", "A little table."),
+        ("workflow/papers/quarot/published/small.csv", "8.37", "8.38"),
+        ("rotquant/recipes/presets.py", '"""', '"""More. ', ),
+        ("models/small/model", "weights", "heights"),
+    ],
+)  # fmt: skip
+def test_another_plan_is_made_when_anything_that_it_follows_from_is_edited(
+    copy: Copy, path: str, old: str, new: str
+) -> None:
+    earlier = current_plan(copy.root)
+    assert current_plan(copy.root) == earlier
+    copy.edit(path, old, new)
+    later = current_plan(copy.root)
+    assert later.path != earlier.path
+    assert (later.runs.keys() != earlier.runs.keys()) == path.startswith("models")
+    assert read_plan(earlier.path) == earlier  # which a running workflow may still read
+    copy.edit(path, new, old)
+    reverted = current_plan(copy.root)
+    assert reverted.model_dump(exclude={"inputs"}) == earlier.model_dump(exclude={"inputs"})
+
+
+def test_a_checkpoint_that_keeps_its_size_and_time_is_still_another(copy: Copy) -> None:
+    earlier = current_plan(copy.root)
+    file = copy.root / "models/small/model"
+    times = file.stat()
+    file.write_text("heights")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert current_plan(copy.root).runs.keys() != earlier.runs.keys()
+
+
+def test_two_configurations_have_two_plans_at_once(copy: Copy) -> None:
+    copy.write("mine.yaml", "seeds: [5]")
+    default, mine = current_plan(copy.root), current_plan(copy.root, ["mine.yaml"])
+    option = current_plan(copy.root, [], {"seeds": [5]})
+    assert len({default.path, mine.path, option.path}) == 3
+    assert mine.runs == option.runs != default.runs
+    assert [read_plan(plan.path) for plan in (default, mine, option)] == [default, mine, option]
+    with pytest.raises(ConfigError, match="under this configuration"):
+        default.run(next(iter(mine.runs.keys() - default.runs.keys())))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("run", "no table asks for a run 'feed' under this configuration"),
+        ("part", "no table has a part 'feed'"),
+        ("stored", "no run uses weights 'feed'"),
+        ("rotation", "no run has learned rotations 'feed'"),
+        ("table", "unknown table 'feed'; known: quarot_table1"),
+    ],
+)
+def test_what_a_plan_does_not_hold_is_told_by_its_name(copy: Copy, kind: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        getattr(current_plan(copy.root), kind)("feed")
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "foreign", "other numbers", "deleted", "list"])
+def test_a_damaged_or_foreign_plan_is_made_anew_and_refused_in_a_sentence_by_a_job(copy: Copy, damage: str) -> None:
+    plan = current_plan(copy.root)
+    text = plan.path.read_text()
+    other = current_plan(copy.root, [], {"seeds": [5]}).path.read_text()
+    content = {"cut": text[:500], "empty": "", "foreign": other, "other numbers": text.replace("0", "1"), "list": "[]"}
+    plan.path.unlink() if damage == "deleted" else plan.path.write_text(content[damage])
+    with pytest.raises(ResultError, match="start Snakemake again"):
+        read_plan(plan.path)
+    assert current_plan(copy.root) == plan
+    for notes in copy.root.glob("results/plans/*.seen"):
+        notes.write_text(content.get(damage, ""))
+    assert current_plan(copy.root) == plan
+    assert plan.path.read_text() == text
+
+
+def test_an_unchanged_project_is_not_expanded_again(copy: Copy) -> None:
+    for folder in ("models/small", "models/larger"):
+        copy.write(f"{folder}/config.json", "{}")
+    script = (
+        "import sys; from pathlib import Path; from reproduction.run.planning import current_plan\n"
+        "current_plan(Path())\n"
+        "print({'reproduction.tables.project', 'rotquant.recipes.recipe', 'torch'} & {*sys.modules})"
+    )
+
+    def loaded() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=copy.environment(), cwd=copy.root, capture_output=True, text=True
+        )
+        return done.stdout + done.stderr
+
+    assert "reproduction.tables.project" in loaded()
+    assert loaded() == "set()\n"
+    copy.write("workflow/papers/quarot/published/small.csv", PUBLISHED.replace("8.37", "nothing"))
+    assert "write a number" in loaded()
+
+
+def test_plans_that_nobody_read_for_long_are_removed(copy: Copy) -> None:
+    old = current_plan(copy.root)
+    os.utime(old.path, (0, 0))
+    new = current_plan(copy.root, [], {"seeds": [5]})
+    assert (old.path.exists(), new.path.exists()) == (False, True)
+    assert current_plan(copy.root) == old
+
+
+def test_the_state_of_a_part_follows_its_files_and_its_jobs(copy: Copy) -> None:
+    plan = current_plan(copy.root)
+    key, part = next(iter(plan.parts.items()))
+    record = part_path(key)
+
+    def state() -> str:
+        return States(plan).part(key)
+
+    absent = state()
+    for path in (*map(run_path, part.runs), record):
+        copy.write(str(path), "{}")
+    os.utime(record)
+    whole = state()
+    assert whole == absent
+    assert whole.endswith("-")
+    run_path(part.runs[0]).unlink()
+    lost = state()
+    assert lost != whole
+    assert state() == lost
+    copy.write(str(run_path(part.runs[0])), "{}")
+    os.utime(run_path(part.runs[0]), ns=(0, record.stat().st_mtime_ns + 1))  # made anew by hand
+    assert state() == lost
+    os.utime(record)
+    assert state() == lost  # so that a job ends in the state that it was started for
+    copy.write(str(MARKS / record), "a job that failed")
+    failed = state()
+    run_path(part.runs[0]).unlink()
+    assert len({state(), failed, lost, whole}) == 4

@@ -1,0 +1,282 @@
+"""A method from outside: one file of another package and an entry point; tables, pages and commands know it then.
+
+And inside: no module but a method's own names one, so that a further method is one file.
+"""
+
+import ast
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from reproduction.identity.code import stage_digest
+from reproduction.run.results import RunResult, run_path, weights_path, write_result
+from reproduction.run.stages.runs import measure_runs
+from reproduction.run.stages.weights import compute_weights
+from reproduction.tables.project import Project, load_project
+from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.presets import all_presets, preset
+from rotquant.recipes.recipe import find_method, override
+from rotquant.recipes.registry import built_in_names, method_names
+from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.models import VOCABULARY, tiny_model, tiny_tokens
+from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy
+from tests.helpers.reports import page
+from tests.library.test_checkpoints import tiny_tokenizer
+from tests.library.test_cli import printed_perplexity, rotquant
+
+HALVING = '''"""A toy: weights are made smaller by a power of two, and inputs larger at run time."""
+
+from dataclasses import replace
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from rotquant.recipes.recipe import Method, Recipe
+
+
+class Halving(Method):
+    """Halving (Nobody 2026): every weight is halved, and every input doubled."""
+
+    name: ClassVar[str] = "halving"
+    actions: ClassVar[str] = __name__
+    title: ClassVar[str] = "Halving"
+    source: ClassVar[str] = "Nobody 2026, Eq. 0"
+    roles: ClassVar[frozenset[str]] = frozenset({"transformation"})
+    acts_at_run_time: ClassVar[bool] = True
+
+    times: Annotated[int, Field(gt=0)] = 1
+    """How often."""
+
+    @classmethod
+    def presets(cls):
+        return {"halved-rtn": halved_rtn}
+
+    def describe(self, recipe):
+        return f"weights halved {self.times} times"
+
+
+def apply(settings, stage):
+    import torch
+
+    from rotquant.models.architectures import decoder_layers
+
+    for index, layer in enumerate(decoder_layers(stage.model)):
+        for site in stage.architecture.sites:
+            for name in site.linears:
+                layer.get_submodule(name).weight.data.mul_(0.5**settings.times)
+            stage.tensors[f"{index}.{site.name}"] = torch.full((site.features,), 2.0**settings.times)
+
+
+def tensors(settings, architecture):
+    layers = range(architecture.num_layers)
+    return {f"{index}.{site.name}": (site.features,) for index in layers for site in architecture.sites}
+
+
+def runtime(settings, wrapping, tensors):
+    places = {name: name.split(".") for name in tensors}
+    grown = {
+        (int(index), site): lambda x, by=tensors[name]: x * by.to(x) for name, (index, site) in places.items()
+    }
+    return replace(wrapping, inputs=grown)
+
+
+def halved_rtn() -> Recipe:
+    """Round-to-nearest of halved weights: as good as of whole ones."""
+    scheme = {"bits": 4, "granularity": "channel"}
+    return Recipe.model_validate({"methods": {"halving": {}}, "weights": {"scheme": scheme}})
+'''
+
+
+def install(folder: Path, entry: str, module: str = HALVING, name: str = "halving_method") -> None:
+    """A package as an installer leaves it: a module, and beside it what it registers."""
+    folder.mkdir()
+    (folder / f"{name}.py").write_text(module)
+    about = folder / f"{name}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[rotquant.methods]\n{entry}\n")
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Methods are looked for anew, now and afterwards."""
+    for cached in (find_method, preset):
+        cached.cache_clear()
+    yield monkeypatch
+    for cached in (find_method, preset):
+        cached.cache_clear()
+    sys.modules.pop("halving_method", None)
+
+
+@pytest.fixture
+def halving(tmp_path: Path, fresh: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site", "halving = halving_method:Halving")
+    fresh.syspath_prepend(str(tmp_path / "site"))
+
+
+@pytest.fixture
+def project(tmp_path: Path, halving: None, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A table with a row of the method, on a tiny model."""
+    copy = Copy(tmp_path / "project", fake=False)
+    rows = [{"name": "Baseline", "method": "baseline"}, {"name": "Halved", "method": "halved-rtn"}]
+    kept = {key: value for key, value in TABLES["tables"][0].items() if key not in ("published", "figure")}
+    copy.set_tables({**TABLES, "tables": [{**kept, "rows": rows, "columns": ["Llama-2-7B"], "claims": []}]})
+    copy.set_config({**CONFIG, "methods": {"halving": {"times": 3}}})
+    words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=400)
+    for split in ("train", "validation", "test"):
+        copy.write(f"text/{split}.txt", "\n".join(words))
+    for name in ("small", "larger"):
+        tiny_model().save_pretrained(copy.root / "models" / name)
+        tiny_tokenizer().save_pretrained(copy.root / "models" / name)
+    monkeypatch.chdir(copy.root)
+    return load_project(root=copy.root)
+
+
+@pytest.mark.usefixtures("halving")
+def test_a_registered_method_is_listed_and_shown_with_its_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert method_names() == (*built_in_names(), "halving")
+    assert "halved-rtn" in all_presets()
+    assert rotquant(monkeypatch, "methods") == 0
+    listed = capsys.readouterr().out
+    assert "Round-to-nearest of halved weights: as good as of whole ones." in listed
+    assert "Halving (Nobody 2026): every weight is halved, and every input doubled. [Nobody 2026, Eq. 0]" in listed
+    assert rotquant(monkeypatch, "recipe", "halved-rtn") == 0
+    assert re.search(r"methods.halving.times +│ 1 +│ 1 +│ How often.", capsys.readouterr().out)
+
+
+def test_a_table_computes_and_describes_a_registered_method(project: Project) -> None:
+    cells = project.cells("quarot_table1")
+    recipe = cells[1].runs[0].recipe
+    assert recipe.methods["halving"].model_dump() == {"times": 3}  # as the configuration says
+    for run in (run for cell in cells for run in cell.runs):
+        folder = project.root / weights_path(run.weights_key) if run.weights_key else None
+        checkpoint = project.checkpoint_path(run.checkpoint)
+        record = (
+            None if folder is None else compute_weights(run, checkpoint, folder, "cpu", stage_digest("weights", recipe))
+        )
+        code = stage_digest("runs", run.recipe)
+        ((_, found, provenance),) = measure_runs([run], checkpoint, folder, "cpu", 2, [code])
+        write_result(project.root / run_path(run.key), RunResult(run, found.metrics, provenance, record, found.arrays))
+    assert "weights halved 3 times; weights 4-bit symmetric per channel, RTN" in page(project)
+
+
+@pytest.mark.usefixtures("halving")
+def test_what_a_registered_method_stores_acts_at_run_time_before_and_after_loading(tmp_path: Path) -> None:
+    plain, halved = override(preset("halved-rtn"), {"methods": {"halving": None}}, "test"), preset("halved-rtn")
+    outputs = {}
+    for name, recipe in {"plain": plain, "halved": halved}.items():
+        stored = build_weights(tiny_model(), tiny_tokenizer(), recipe, 0, progress=False)
+        with torch.no_grad(), quantized_forward(stored.model, recipe, stored.state):
+            outputs[name] = stored.model(tiny_tokens()).logits
+    assert torch.equal(outputs["plain"], outputs["halved"])  # powers of two are exact
+    assert "Halving" in stored.manifest.seconds
+    save_quantized(tmp_path / "model", stored)
+    model, _, state = load_quantized(tmp_path / "model")
+    assert state.tensors.keys() == {"halving"}
+    assert set(state.tensors["halving"]["1.mlp_output"].tolist()) == {2.0}
+    with torch.no_grad(), quantized_forward(model, halved, state):
+        assert torch.equal(model(tiny_tokens()).logits, outputs["plain"])
+
+
+def test_the_command_line_quantizes_by_a_registered_method(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, found = str(project.root / "models/small"), {}
+    for name, change in {"plain": "methods.halving=null", "halved": "methods.halving.times=2"}.items():
+        command = ["quantize", model, "-o", name, "--method", "halved-rtn", "--set", change, "--device", "cpu"]
+        assert rotquant(monkeypatch, *command) == 0
+        text = ["--corpus", "text", "--sequence-length", "16", "--device", "cpu"]
+        assert rotquant(monkeypatch, "evaluate", name, *text) == 0
+        found[name] = printed_perplexity(capsys.readouterr().out)
+    assert found["plain"] == found["halved"]
+    wrong = ["quantize", model, "-o", "wrong", "--method", "halved-rtn", "--set", "methods.halving.times=0"]
+    assert rotquant(monkeypatch, *wrong) != 0
+    assert "methods.halving.times: Input should be greater than 0 (given 0)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("entry", "module", "sentence"),
+    [
+        ("halving = halving_method:Halfing", HALVING, "'halving' of the package halving_method cannot be imported"),
+        ("halving = halving_method:Halving", "import nothing_of_this_name", "cannot be imported from halving_method"),
+        ("halving = halving_method:Recipe", HALVING, "is no subclass of rotquant.recipes.recipe.Method"),
+        ("halving = halving_method:Halving", HALVING.replace("    source:", "    other:"), "does not say its source"),
+        ("halving = halving_method:Halving", HALVING.replace("    actions:", "    other:"), "does not say its actions"),
+        ("halfing = halving_method:Halving", HALVING, "calls itself 'halving'"),
+        ("gptq = halving_method:Halving", HALVING, "has the name of a built-in method"),
+    ],
+)
+def test_a_registered_method_with_a_defect_is_one_sentence(
+    entry: str, module: str, sentence: str, tmp_path: Path, fresh: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "site", entry, module)
+    fresh.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(RecipeError, match=re.escape(sentence)) as error:
+        all_presets()
+    assert "\n" not in str(error.value)
+
+
+def test_a_registered_method_that_hides_what_it_does_at_run_time_is_one_sentence(
+    tmp_path: Path, fresh: pytest.MonkeyPatch
+) -> None:
+    silent = HALVING.replace("    acts_at_run_time", "    other")
+    install(tmp_path / "site", "halving = halving_method:Halving", silent)
+    fresh.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(RecipeError, match=r"halving acts at run time: set Halving\.acts_at_run_time"):
+        build_weights(tiny_model(), None, preset("halved-rtn"), 0, progress=False)
+
+
+def test_importing_methods_and_the_registry_needs_no_torch() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from rotquant.recipes.recipe import find_method; "
+        "from rotquant.recipes.registry import method_names; "
+        "[find_method(name) for name in method_names()]; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
+
+
+#: Data of the papers and what times their methods: presets, benchmarks by name. `outliers` is also the kind of a
+#: metric, and what `Wrapping` calls the split features.
+MAY_NAME = {
+    "rotquant/recipes/presets.py": set(built_in_names()),
+    "workflow/reproduction/benchmarks/learning/benchmarks.py": {"spinquant", "gptq"},
+    "workflow/reproduction/benchmarks/learning/distillation.py": {"rcp", "bitdistiller"},
+    "workflow/reproduction/benchmarks/learning/static.py": {"block_ap"},
+    "workflow/reproduction/benchmarks/registry.py": {
+        "spinquant",
+        "gptq",
+        "prefixed_outliers",
+        "grid_weights",
+        "grid_scales",
+        "block_ap",
+        "rcp",
+        "bitdistiller",
+    },
+}
+
+
+def test_no_module_outside_of_methods_names_a_method() -> None:
+    named: dict[str, set[str]] = {}
+    for path in sorted((REPOSITORY / "rotquant").rglob("*.py")):
+        place = path.relative_to(REPOSITORY).as_posix()
+        if place.startswith("rotquant/methods/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            said = ""
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said = node.value
+            elif isinstance(node, ast.ImportFrom):
+                said = (node.module or "").removeprefix("rotquant.methods.").partition(".")[0]
+            if said in set(built_in_names()) - {"outliers"} - MAY_NAME.get(place, set()):
+                named.setdefault(place, set()).add(said)
+    assert named == {}

@@ -1,0 +1,484 @@
+"""Reports say only what run files hold: ours, the paper's, claims, and where every number comes from."""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from reproduction.claims import claims
+from reproduction.commands.report import report_app
+from reproduction.frame import values as collected
+from reproduction.render import html, scoreboard
+from reproduction.render.figures import draw as figures
+from reproduction.render.pages.markdown import markdown
+from reproduction.render.pages.report import report_of
+from reproduction.render.pages.verdicts import judged_before
+from reproduction.render.tracking import Logged
+from reproduction.run.results import read_result, run_path, table_path, write_result
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.quantities import AVERAGE, PERPLEXITY
+from reproduction.words import describe
+from reproduction.words.numbers import loss_words, show, show_change
+from rotquant.foundation.environment import environment
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import write_text
+from rotquant.recipes.presets import PRESETS, preset
+from tests.helpers.project import CONFIG, PUBLISHED, TABLES
+from tests.helpers.reports import KINDS, compute, every_kind, load, page, rows, table
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    loaded = load(tmp_path, monkeypatch, table("table1"))
+    compute(loaded)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """One table of each kind, computed; tests leave its run files as they are."""
+    with every_kind(tmp_path_factory.mktemp("kinds")) as loaded:
+        yield loaded
+
+
+def test_a_cell_is_the_mean_and_sample_deviation_over_its_seeds(project: Project) -> None:
+    values, results = collected.collect(project, project.table("quarot_table1"))
+    cell = values["QuaRot", "Llama-2-7B", "perplexity"]
+    assert cell.values == (11.0, 11.1)
+    assert cell.mean == pytest.approx(11.05)
+    assert cell.deviation == pytest.approx(0.1 / math.sqrt(2))
+    assert values["Baseline", "Llama-2-7B", "perplexity"].deviation is None
+    assert values.published["QuaRot", "Llama-2-7B", "perplexity"].mean == 8.37
+    assert len(results) == 6
+
+
+def test_a_tables_files_keep_every_number(kinds: Project) -> None:
+    for name, chosen in kinds.tables.items():
+        values, _ = collected.collect(kinds, chosen)
+        collected.write_values(kinds.root, name, values)
+        assert collected.read_values(kinds.root, name) == values
+        parquet = (kinds.root / table_path(name)).with_suffix(".parquet")
+        assert collected.Values.of(collected.read_frame(parquet, collected.FIELDS)) == values
+    lines = (kinds.root / "results/tables/quarot_table1.csv").read_text().splitlines()
+    key = kinds.cells("quarot_table1")[2].runs[1].key
+    assert f"QuaRot,Llama-2-7B,perplexity,1,11.1,11.05,0.0707106781186545,,8.37,,computed,{key},," in lines
+
+
+NUMBERS = st.floats() | st.sampled_from([math.inf, -math.inf, math.nan, 5e-324, 0.1 + 0.2])
+
+
+@given(st.lists(st.tuples(NUMBERS, st.none() | NUMBERS), min_size=1), st.sampled_from([",", '"', "|", "NA", "é"]))
+def test_every_float_and_every_name_comes_back_from_a_table(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[float, float | None]], name: str
+) -> None:
+    """Not a number is a number, and no number is none."""
+    ours = {
+        (name, f"{place}", "perplexity"): collected.Number.of_seeds((value, 1.0), (0, 1), ("a", "b"))
+        for place, (value, _) in enumerate(pairs)
+    }
+    printed = {
+        (name, f"{place}", "nll"): collected.Number(value, deviation) for place, (value, deviation) in enumerate(pairs)
+    }
+    root = tmp_path_factory.mktemp("table")
+    collected.write_values(root, "t", collected.Values(ours, printed))
+    assert repr(collected.read_values(root, "t")) == repr(collected.Values(ours, printed))  # nan is not nan
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("seed", "sead"), ("11.05", "much"), (",computed,", ","), ("Llama-2-7B,perplexity,0,", "L,p,,")]
+)
+def test_a_damaged_table_is_one_sentence(project: Project, old: str, new: str) -> None:
+    values, _ = collected.collect(project, project.table("quarot_table1"))
+    collected.write_values(project.root, "quarot_table1", values)
+    path = project.root / table_path("quarot_table1")
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ResultError, match=r"quarot_table1\.csv is damaged \(.+\); delete it and run again\.$"):
+        collected.read_values(project.root, "quarot_table1")
+    path.unlink()
+    with pytest.raises(ResultError, match=r"quarot_table1\.csv does not exist\.$"):
+        collected.read_values(project.root, "quarot_table1")
+
+
+def test_a_page_starts_from_a_table_that_is_of_the_run_files_there(project: Project) -> None:
+    chosen = project.table("quarot_table1")
+    compute(project, QuaRot=math.nan)
+    values, results = collected.collect(project, chosen)
+    collected.write_values(project.root, chosen.id, values)
+    again, behind = collected.read_back(project, chosen)
+    assert (repr(again.ours), behind.keys()) == (repr(values.ours), results.keys())
+    compute(project, QuaRot=11.5)
+    with pytest.raises(ResultError, match="`rotquant report table quarot_table1` collects them"):
+        collected.read_back(project, chosen)
+
+
+def test_the_page_shows_ours_the_papers_and_the_changes_of_both(project: Project) -> None:
+    text = page(project)
+    assert "# QuaRot, Table 1: small" in text
+    assert "| QuaRot | 11.05 ± 0.07 | *8.37* | 11.05 ± 0.07 | - |" in text
+    assert "| QuaRot | +10.5 ± 0.7 % | *+53.0 %* | +10.5 ± 0.7 % |" in text
+    assert "1 of 1 mechanisms reproduced" in text
+
+
+def test_a_row_that_is_not_computed_shows_the_papers_numbers_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [*TABLES["tables"][0]["rows"][:1], *rows("RTN INT4")[1:]]
+    quoted = {"name": "QuaRot", "not_computed": "The paper quotes it."}
+    for kind in ("relative_increase", "lines"):
+        figure = {"kind": kind, "caption": "Bits."}
+        project = load(tmp_path / kind, monkeypatch, table("table1", rows=[*both, quoted], figure=figure))
+        compute(project)
+        text = page(project)
+        assert "| QuaRot | - | *8.37* | - |" in text
+        assert "Not computed here: QuaRot. The paper quotes it." in text
+        assert "Change from Baseline" in text
+        assert "| QuaRot" not in text.partition("Change from Baseline")[2].partition("## ")[0]
+        assert "The baseline is better than QuaRot." in text
+        assert "no number for QuaRot, Llama-2-7B" in text
+        chosen = project.table("quarot_table1")
+        figures.draw(project, chosen, collected.collect(project, chosen)[0], tmp_path / kind / "figure.svg")
+
+
+def test_published_numbers_have_the_papers_decimals_and_ours_at_least_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = load(tmp_path, monkeypatch, table("table1"))
+    text = PUBLISHED.replace("5.47", "5.5").replace("4.88", "4.9").replace("8.37", "8.4")
+    write_text(project.root / "workflow/papers/quarot/published/small.csv", text)
+    compute(project)
+    assert "| QuaRot | 11.05 ± 0.07 | *8.4* | 11.05 ± 0.07 | - |" in page(project)
+
+
+def test_a_table_of_one_seed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = load(tmp_path, monkeypatch, table("table1"))
+    monkeypatch.setattr(Project, "seeds", lambda self, table: (0,))
+    compute(project)
+    assert "One run a number; where something is random, of seed 0." in page(project)
+
+
+def test_the_page_says_where_each_number_comes_from(project: Project) -> None:
+    keys = [run.key for cell in project.cells("quarot_table1") for run in cell.runs]
+    logged = Logged("sqlite:///mlflow.db", "quarot", "1", "parent-id", {key: f"mlflow-{key}" for key in keys})
+    text = page(project, logged=logged)
+    for key in keys:
+        assert f"(../results/runs/{key}.json)" in text
+        assert f"mlflow-{key}" in text
+    assert "parent-id" in text
+    assert environment()["cpu"] in text
+    assert "`0123456789abcdef`" in text
+    assert "1,234 characters" in text
+    assert "not the recorded text" in text
+    assert "All columns were computed on small models that stand for the paper's" in text
+    assert "6 runs and 4 stored weights: 17 s" in text  # 6 times 1.5 s and 4 times 2 s
+
+
+def test_wall_time_counts_shared_weights_once(kinds: Project) -> None:
+    assert "6 runs and 2 stored weights: 13 s" in page(kinds, "quarot_table3")  # both metrics: 6 x 1.5 s + 2 x 2 s
+
+
+def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_tests_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = {"better": {"row": "QuaRot", "than": ["Six bits"]}}
+    asked = {"cause": "Two bits more change nothing", "target": "quarot_table9", "check": check}
+    claim = {**TABLES["tables"][0]["claims"][0], "quote": "outliers vanish", "experiment": asked}
+    bound = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 2.0}}
+    setting, fact = ({"text": name, "section": "5.2", name: bound} for name in ("setting", "fact"))
+    plain = {**claim, "text": "Without a reason."}
+    del plain["experiment"]
+    other = table("table9", rows=rows("QuaRot", "Six bits"), claims=[])
+    project = load(tmp_path, monkeypatch, table("table1", claims=[claim, plain, setting, fact]), other)
+    compute(project)
+    text = page(project)
+    assert "Two bits" not in text
+    assert "## Claims of the paper: 2 of 2 mechanisms reproduced" in text
+    compute(project, Baseline=40.0)
+    text = page(project)
+    assert "## Claims of the paper: 0 of 2 mechanisms reproduced, 2 not reproduced" in text
+    assert "<sub>“outliers vanish”</sub><br>Cause unknown. `quarot_table9` would test one and is not computed" in text
+    assert "Cause unknown: no experiment tests one. | 5.1 | ❌ not reproduced | - |" in text
+    assert "| 3 | setting | 5.2 | - | not tested here<br>*published: contradicted* |" in text
+    assert "the paper's setting, here: Llama-2-7B: 40.00 to 11.05, at most 2 asked, a loss of -28.95" in text
+    assert "the paper's setting, *published*: Llama-2-7B: 5.47 to 8.37, at most 2 asked, a loss of 2.90 ❌" in text
+    assert "- fact (Section 5.2)\n   - here: Llama-2-7B: 40.00 to 11.05" in text
+    gain = "Llama-2-7B: 40.00 < 11.05, a gain of -28.95 [-29.59, -28.31] (2 seeds) ❌"
+    assert f"mechanism, here, decided on perplexity: {gain}" in text
+    found = {
+        "Six bits": (32.5, "supports it (Llama-2-7B: 11.05 < 32.55, a gain of 21.50"),
+        "QuaRot": (14.0, "speaks against"),
+    }
+    for row, (value, said) in found.items():
+        compute(project, "quarot_table9", **{"Baseline": 40.0, row: value})
+        assert f"Tested cause: Two bits more change nothing. `quarot_table9` {said}" in page(project)
+
+
+def test_a_page_of_the_gallery_can_say_that_older_rules_judged_it(project: Project) -> None:
+    compute(project)
+    marked = judged_before(page(project), "2026-11-24")
+    line = "> Judged by the rules before 2026-11-24; computed anew when the stand-ins change."
+    assert marked.splitlines()[:3] == ["# QuaRot, Table 1: small", "", line]
+    assert marked.replace(f"\n{line}\n", "", 1) == page(project)
+    assert judged_before(marked, "2026-12-01") == marked
+    assert judged_before("# Title\n\nNo claims.\n", "2026-11-24") == "# Title\n\nNo claims.\n"
+
+
+def test_averages_stand_side_by_side_and_tasks_apart(kinds: Project) -> None:
+    text = page(kinds, "quarot_table3")
+    assert "| Method | PPL | *published* | Avg. | *published* |" in text
+    assert "| QuaRot | 11.05 ± 0.07 | *6.10* | 11.05 ± 0.07 | *65.64* |" in text
+    assert "| Method | Avg. | Last word | Grammar |" in text
+    assert "| Method | Avg. | PIQA |" in text
+    assert "| QuaRot | *65.64* | *76.77* |" in text
+
+
+def test_the_page_says_how_accuracy_is_measured(kinds: Project) -> None:
+    text = page(kinds, "quarot_table3")
+    assert "suite `shipped`" in text
+    assert "A task shows `acc` where its choices are words and `acc_norm` where they are phrases" in text
+    assert "| `acc` | 25.0 | 1,200 |" in text  # grammar: measure, chance, items
+    assert "| chance | - | 0.0 | 25.0 |" in text
+    assert "| standard error | 0.7 | 0.9 | 0.9 |" in text  # of 10 % of 1000 items, and of the mean of two such
+    assert "Every item begins with BOS; all items." in text
+    assert "suite shipped, lm-eval 0.4.13, sha256 of last_word `efefefefefef`, piqa from the hub" in text
+
+
+def test_columns_that_are_settings_share_one_checkpoint_and_print_the_papers_decimals(kinds: Project) -> None:
+    text = page(kinds, "quarot_table5")
+    assert "| 1.0, 0.85 (all on Llama-2-7B) |" in text
+    assert "| QuaRot | 11.050 ± 0.071 | *5.938* | 11.050 ± 0.071 | *5.850* |" in text
+    assert "| QuaRot, 0.85 | `quarot` |" in text
+    assert "Change from Baseline" in text
+
+
+def test_shared_checkpoints_and_numbers_from_other_tables_are_named(kinds: Project) -> None:
+    text = page(kinds, "quarot_table11")
+    assert "Llama-3-8B and Llama-2-7B are computed on the same checkpoint" in text
+    assert "The *published* numbers of Llama-2-7B stand in the paper's" in text
+    assert "| Method | Llama-3-8B, Llama-2-7B | *Llama-2-7B* |" in text
+    assert "| QuaRot | 11.05 ± 0.07 | *8.37* |" in text  # one run, one number
+
+
+def test_a_report_of_our_own_names_rare_published_numbers_in_brackets(kinds: Project) -> None:
+    text = page(kinds, "quarot_switches")
+    assert text.startswith("# QuaRot: small")
+    assert "| QuaRot | 11.05 ± 0.07 (*8.37*) | 11.05 ± 0.07 |" in text
+    assert "| One | 12.05 ± 0.07 | 12.05 ± 0.07 |" in text
+    assert "bos none (rows Three)" in text
+
+
+def test_a_report_of_our_own_has_claims_that_the_papers_numbers_decide_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = load(tmp_path, monkeypatch, table("switches"))
+    compute(project, "quarot_switches")
+    text = page(project, "quarot_switches")
+    assert "## Claims: 1 of 1 mechanisms reproduced" in text
+    assert "|  | Claim | Section | Mechanism | The paper's setting |" in text
+
+
+def test_magnitudes_have_no_loss(kinds: Project) -> None:
+    text = page(kinds, "quarot_figure1")
+    assert "| Method | max/median | max | median |" in text
+    assert "Change from" not in text
+    assert "is better" not in text
+
+
+@pytest.mark.parametrize(("value", "printed"), [(math.inf, "Inf"), (math.nan, "NaN"), (123456.0, "1.23e+05")])
+def test_a_broken_network_is_a_result(project: Project, value: float, printed: str) -> None:
+    compute(project, QuaRot=value)
+    text = page(project)
+    assert f"| QuaRot | {printed} " in text
+    assert ("not finite: the network's outputs overflow" in text) == (not math.isfinite(value))
+
+
+def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: Project, tmp_path: Path) -> None:
+    """In run files, tables, claims, the page, the scoreboard and the index; one seed of two is enough."""
+    project = load_project(root=shutil.copytree(kinds.root, tmp_path / "copy"))
+    chosen = project.table("quarot_table3")
+    broken = next(cell for cell in project.cells(chosen.id) if cell.row == "QuaRot" and cell.metric.kind == "zero_shot")
+    path = project.root / run_path(broken.runs[0].key)
+    result = read_result(path)
+    write_result(
+        path, replace(result, metrics={**result.metrics, "average": math.nan, "grammar": math.nan}, samples={})
+    )
+    values, results = collected.collect(project, chosen)
+    collected.write_values(project.root, chosen.id, values)
+    again = collected.read_values(project.root, chosen.id)["QuaRot", "Llama-2-7B", "average"]
+    assert [math.isfinite(number) for number in (*again.values, again.mean)] == [False, True, False]
+    about = chosen.claims[0].model_copy(update={"quantity": "average"})
+    chosen = chosen.model_copy(update={"claims": (*chosen.claims, about)})
+    text = markdown(report_of(project, chosen, values, results)).replace("\u00a0", " ")
+    assert "| NaN | *65.64* |" in text
+    assert "1 of 2 mechanisms reproduced, 1 not checkable" in text  # the perplexity is a number
+    assert "QuaRot, Llama-2-7B: NaN, not finite (not checkable)" in text
+    object.__setattr__(project, "tables", {**project.tables, chosen.id: chosen})
+    write_text(project.root / f"reports/{chosen.id}.md", text)
+    counts = "of 2 mechanisms that they claim 1 are reproduced, 0 not reproduced, 0 undecided, 1 not checkable."
+    assert counts in scoreboard.index(project)
+    shown = html.index(project)
+    assert '<span class="badge not-checkable">? not checkable</span>' in shown
+    assert "not finite: the network&#39;s outputs overflow" in shown
+
+
+def test_a_table_without_a_column_to_compute_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(tmp_path, monkeypatch, table("table1"))
+    slots = {name: {**slot, "compute": False} for name, slot in CONFIG["slots"].items()}
+    (tmp_path / "config/config.yaml").write_text(json.dumps({**CONFIG, "slots": slots}))
+    project = load_project(root=tmp_path)
+    chosen = project.table("quarot_table1")
+    with pytest.raises(ResultError, match=r"no column to compute: its slots \(Llama-2-7B, Llama-2-13B\)"):
+        collected.collect(project, chosen)
+    assert claims.outcomes(project, chosen, collected.Values({}, {}), {}) == ()
+
+
+def test_nothing_can_be_lost_in_percent_of_nothing() -> None:
+    """An accuracy of zero: a handful of items, none answered."""
+    assert collected.loss_percent(AVERAGE, 0.0, 0.0) is None
+    assert collected.loss_percent(AVERAGE, 45.0, 50.0) == 10.0
+    assert collected.loss_percent(PERPLEXITY, 6.0, 5.0) == 20.0
+
+
+def test_numbers_are_printed_as_the_paper_prints_them() -> None:
+    assert show(5.4721) == "5.47"
+    assert show(5.4721, 0.01234, 3) == "5.472\u00a0±\u00a00.012"
+    assert [show(value) for value in (None, math.inf, math.nan)] == ["-", "Inf", "NaN"]
+    assert show_change(-11.52, 0.4) == "-11.5\u00a0±\u00a00.4\u00a0%"
+    assert show_change(1168.4) == "+1168\u00a0%"
+    assert show_change(54321.0) == "+5.4e+04\u00a0%"
+
+
+def test_losses_have_the_word_of_their_direction() -> None:
+    assert loss_words(PERPLEXITY) == "increase of perplexity"
+    assert loss_words(AVERAGE) == "loss of average accuracy"
+
+
+def test_missing_and_damaged_run_files_are_named(project: Project) -> None:
+    chosen = project.table("quarot_table1")
+    key = project.cells(chosen.id)[0].runs[0].key
+    path = project.root / run_path(key)
+    good = path.read_text()
+    for damaged in (good[:100], "{}", "[1]", good.replace('"perplexity": 10', '"perplexity": "ten"')):
+        path.write_text(damaged)
+        with pytest.raises(ResultError, match=rf"{key}.json is damaged .*delete it and run again"):
+            collected.collect(project, chosen)
+    data = json.loads(good)
+    data["run"]["dtype"] = "bfloat16"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ResultError, match="its name is not the key of its run"):
+        read_result(path)
+    path.unlink()
+    with pytest.raises(ResultError, match=f"{key}.json does not exist"):
+        collected.collect(project, chosen)
+
+
+def test_the_scoreboard_counts_what_exists(project: Project) -> None:
+    text = scoreboard.index(project)
+    assert "0 of 107" in text
+    assert "quarot_table17" in text
+    chosen = project.table("quarot_table1")
+    collected.write_values(project.root, chosen.id, collected.collect(project, chosen)[0])
+    (project.root / "reports").mkdir()
+    (project.root / "reports/quarot_table1.md").write_text(page(project))
+    text = scoreboard.index(project)
+    assert "1 of 107" in text
+    assert "[quarot_table1](quarot_table1.md)" in text
+    assert "computed | 1 | 0 | 0 |" in text
+
+
+def test_the_gallery_is_a_copy_without_links_to_files_that_are_not_committed(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    (project.root / "reports/figures").mkdir(parents=True)
+    (project.root / "reports/figures/quarot_table1.svg").write_text("<svg/>")
+    card = "[card](../workflow/resources/models/rq/README.md)"
+    bench = "[record](../results/bench/some-gpu/k.json)"
+    text = f"[`k`](../results/runs/k.json) {card} {bench} ![f](figures/quarot_table1.svg)"
+    (project.root / "reports/quarot_table1.md").write_text(text)
+    outcome = CliRunner().invoke(report_app, ["gallery"])
+    assert outcome.exit_code == 0, outcome.output
+    copied = (project.root / "docs/gallery/quarot_table1.md").read_text()
+    links = "[card](../../workflow/resources/models/rq/README.md) [record](../../results/bench/some-gpu/k.json)"
+    assert copied == f"`k` {links} ![f](figures/quarot_table1.svg)"
+    assert (project.root / "docs/gallery/figures/quarot_table1.svg").exists()
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_recipe_is_described_in_one_line_that_differs_from_the_others(name: str) -> None:
+    lines = {other: describe.settings(preset(other)) for other in PRESETS}
+    assert "\n" not in lines[name]
+    assert [other for other in lines if lines[other] == lines[name]] == [name]
+
+
+def with_endpoints(project: Project, name: str = "quarot_table1", **finer: float) -> None:
+    """Add to the run files of a table KL divergences and log-odds, by row; none of rows that are not named."""
+    for cell in project.cells(name):
+        for run in cell.runs if cell.row in finer else ():
+            path, value = project.root / run_path(run.key), finer[cell.row] * (1 + run.seed / 100)
+            found = read_result(path)
+            metrics, samples = dict(found.metrics), dict(found.samples)
+            if run.metric.kind == "perplexity":
+                metrics |= {"kl": value, "kl_median": value / 2, "flips": 100 * value}
+                samples |= {"kl": [value * 1.1, value * 0.9] * 25, "flips": [value, value]}
+            else:
+                metrics |= {"log_odds": value, "log_odds_median": value / 2, "grammar_log_odds": value}
+                samples |= {"grammar_log_odds": [value], "grammar_choices": "0" if cell.row == "Baseline" else "1"}
+            write_result(path, replace(found, metrics=metrics, samples=samples))
+
+
+def test_divergences_have_a_section_of_their_own_and_decide_beside_perplexity(tmp_path, monkeypatch) -> None:
+    """Perplexity says that QuaRot, 11, is better than QUIK, 12; by KL divergence it is worse."""
+    claim = {"text": "Better.", "section": "1", "mechanism": {"better": {"row": "QuaRot", "than": ["QUIK"]}}}
+    rows = [*TABLES["tables"][0]["rows"], {"name": "QUIK", "method": "quik"}]
+    project = load(tmp_path, monkeypatch, table("table1", rows=rows, claims=[claim], figure=None))
+    compute(project)
+    assert "KL divergence" not in page(project)
+    assert "decided on perplexity" in page(project)
+    with_endpoints(project, Baseline=0.0, QuaRot=0.3, QUIK=0.2)
+    text = page(project)
+    section = text.partition("## KL divergence to the full-precision model")[2].partition("\n## ")[0]
+    assert "| Baseline | 0.000" in section
+    assert "| QuaRot | 0.30" in section
+    assert " ± " in section
+    assert "0.15" in section  # the median window
+    assert "30." in section  # flips in percent
+    assert "mechanism, here, decided on KL divergence to the full-precision model: " in text
+    assert "by perplexity, which does not decide" in text
+    assert "On stand-ins a mechanism is decided on the KL divergence" in text
+    assert "❌ not reproduced<br>by perplexity: reproduced" in text
+    frame = collected.collect(project, project.table("quarot_table1"))[0].frame
+    assert {"kl", "kl_median", "flips"} <= {*frame["quantity"]}
+    collected.read_back(project, project.table("quarot_table1"))
+
+
+def test_log_odds_stand_beside_accuracy_and_flips_need_the_unquantized_run(tmp_path, monkeypatch) -> None:
+    project = load(tmp_path, monkeypatch, *KINDS)
+    compute(project, "quarot_table3")
+    with_endpoints(project, "quarot_table3", QuaRot=0.5)
+    text = page(project, "quarot_table3")
+    section = text.partition("## Log-odds of the right answer")[2].partition("\n## ")[0]
+    assert "0.50" in section
+    assert "so that none is known" in section
+    with_endpoints(project, "quarot_table3", Baseline=0.7)
+    section = page(project, "quarot_table3").partition("## Log-odds of the right answer")[2].partition("\n## ")[0]
+    assert "so that none is known" not in section
+    assert "100.0" in section  # the one choice of grammar is another one
+
+
+def test_a_table_with_run_files_from_before_is_shown_without_what_they_lack(tmp_path, monkeypatch) -> None:
+    """Of some of the rows: the others have no number, and perplexity decides."""
+    project = load(tmp_path, monkeypatch, table("table1"))
+    compute(project)
+    with_endpoints(project, QuaRot=0.3)
+    text = page(project)
+    section = text.partition("## KL divergence to the full-precision model")[2].partition("\n## ")[0]
+    assert "| QuaRot | 0.30" in section
+    assert "| Baseline |" not in section
+    assert "by perplexity, which does not decide" not in text

@@ -1,0 +1,262 @@
+"""Tables of settings: facts follow from recipes, each cell stands beside the paper's, and what differs is marked."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from reproduction.commands.report import report_app
+from reproduction.render import scoreboard
+from reproduction.render.export import exported
+from reproduction.render.pages.markdown import markdown
+from reproduction.render.settings.claims import outcomes
+from reproduction.render.settings.report import settings_report
+from reproduction.tables.facts import FACTS, UNQUANTIZED, FactName, Part, fact
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.settings import Settings
+from rotquant.foundation.errors import ConfigError
+from rotquant.recipes.presets import all_presets, preset
+from rotquant.recipes.recipe import override
+from tests.helpers.project import REPOSITORY, TABLES, Copy
+from tests.reproduction.test_report_table import check
+
+PUBLISHED = """row,column,metric,value,unit
+QuaRot,Weight,granularity,Per-Channel,text
+QuaRot,Cache,symmetry,Sym,text
+Groups,Weight,granularity,-,text
+Groups,Cache,symmetry,Asym,text
+"""
+TABLE: dict[str, Any] = {
+    "id": "quarot_table4",
+    "title": "settings",
+    "section": "5",
+    "caption": "Settings.",
+    "columns": [
+        {"name": "Weight", "part": "weights", "fact": "granularity"},
+        {"name": "Cache", "part": "cache", "fact": "symmetry", "words": {"symmetric": "Sym", "asymmetric": "Asym"}},
+        {"name": "Clip", "part": "activations", "fact": "clipping"},
+    ],
+    "rows": [
+        {"name": "QuaRot", "as_in": {"table": "quarot_table1", "row": "QuaRot"}, "differs": {"Cache": "A misprint."}},
+        {"name": "Groups", "method": "quarot-128g", "recipe": {"activations": {"clip_ratio": 0.8}}},
+    ],
+    "published": "published/settings.csv",
+    "claims": [
+        {"text": "As printed.", "section": "5", "fact": {"as_printed": {}}},
+        {"text": "In the row of groups.", "section": "5", "fact": {"as_printed": {"rows": ["Groups"]}}},
+        {
+            "text": "Clipped.",
+            "section": "5",
+            "fact": {"told": {"rows": ["QuaRot"], "column": "Clip", "says": "0.9"}},
+        },
+    ],
+}
+
+
+def load(root: Path, change: Callable[[dict[str, Any]], Any] = lambda table: None) -> Project:
+    """A project with this table of settings beside the small one, after a change."""
+    copy = Copy(root)
+    table = json.loads(json.dumps(TABLE))
+    change(table)
+    copy.write("workflow/papers/quarot/published/settings.csv", PUBLISHED)
+    file = {"paper": "quarot", "title": TABLES["title"], "tables": [table]}
+    copy.write("workflow/papers/quarot/settings.yaml", yaml.safe_dump(file))
+    return load_project(root=root)
+
+
+RECIPES: list[tuple[str, dict[str, Any], Part, dict[FactName, str]]] = [
+    ("baseline", {}, "weights", dict.fromkeys(FACTS, UNQUANTIZED)),
+    (
+        "quarot",
+        {},
+        "weights",
+        {
+            "granularity": "per-channel",
+            "extent": "per-channel",
+            "symmetry": "symmetric",
+            "clipping": "search",
+            "bits": "4",
+        },
+    ),
+    (
+        "quarot",
+        {},
+        "cache",
+        {"granularity": "per-head", "symmetry": "asymmetric", "clipping": "0.95", "scales": "dynamic"},
+    ),
+    ("quarot-128g", {}, "activations", {"extent": "groups of 128", "group_size": "128", "clipping": "0.9"}),
+    ("quarot", {}, "activations", {"extent": "per-token", "group_size": "-"}),
+    ("quarot", {}, "attention_output", {"extent": "per-token"}),
+    ("spinquant-hard", {}, "attention_output", {"extent": "per-head", "clipping": "none"}),
+    ("quarot", {"values": {"symmetric": True}}, "cache", {"symmetry": "keys asymmetric, values symmetric"}),
+    ("quarot", {"values": None}, "cache", {"bits": f"keys 4, values {UNQUANTIZED}"}),
+    ("prefixquant", {}, "cache", {"scales": "static", "clipping": "search"}),
+    ("prefixquant", {}, "weights", {"scales": "static", "clipping": "search"}),
+    ("prefixquant-tuned", {}, "weights", {"clipping": "learned scales"}),
+    ("omniquant", {}, "weights", {"clipping": "LWC"}),
+    ("duquant-lwc", {}, "weights", {"clipping": "LWC"}),
+    ("duquant", {}, "weights", {"clipping": "0.8"}),
+    ("rtn", {"weights": {"clip_search": False}}, "weights", {"clipping": "none"}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "part", "facts"), RECIPES)
+def test_facts_follow_from_the_recipe(
+    name: str, changes: dict[str, Any], part: Part, facts: dict[FactName, str]
+) -> None:
+    recipe = override(preset(name), changes, "test") if changes else preset(name)
+    assert {one: fact(recipe, part, one) for one in facts} == facts
+
+
+@pytest.mark.parametrize("name", sorted(all_presets()))
+def test_every_fact_of_every_preset_is_told(name: str) -> None:
+    parts: tuple[Part, ...] = ("weights", "activations", "attention_output", "keys", "values", "cache")
+    assert all(fact(preset(name), part, one) for part in parts for one in FACTS)
+    empty = name == "baseline"
+    assert ({fact(preset(name), part, "bits") for part in parts} == {UNQUANTIZED}) == empty
+
+
+def test_cells_stand_beside_the_papers_and_what_differs_is_marked(tmp_path: Path) -> None:
+    settings = load(tmp_path).settings_table("quarot_table4")
+    said = {(one.row, one.column): (one.here, one.published, one.same, one.reason) for one in settings.cells}
+    assert said == {
+        ("QuaRot", "Weight"): ("per-channel", "Per-Channel", True, None),
+        ("QuaRot", "Cache"): ("Asym", "Sym", False, "A misprint."),
+        ("QuaRot", "Clip"): ("0.9", None, None, None),
+        ("Groups", "Weight"): ("per-group", None, None, None),
+        ("Groups", "Cache"): ("Asym", "Asym", True, None),
+        ("Groups", "Clip"): ("0.8", None, None, None),
+    }
+    facts = [one.answers["fact"] for one in outcomes(settings)]
+    decisions = [(one.ours.decision, one.papers.decision) for one in facts]
+    assert decisions == [("contradicted", "holds"), ("holds", "holds"), ("holds", "not checkable")]
+    text = markdown(settings_report(settings))
+    assert "| Method | Weight | *published* | Cache | *published* | Clip |" in text
+    assert "| QuaRot | per-channel | *Per-Channel* | Asym ≠ | *Sym* | 0.9 |" in text
+    assert "- QuaRot, Cache: Asym here, *Sym* in the paper. A misprint." in text
+    assert "QuaRot, Cache: Asym, Sym asked (not so)" in text
+    assert "95 % interval" not in text
+    assert "| QuaRot | [`quarot_table1`](quarot_table1.md), QuaRot | rotation R1" in text
+    assert "| Groups | `quarot-128g` | rotation R1" in text
+
+
+def test_a_row_follows_the_table_that_it_is_as_in(tmp_path: Path) -> None:
+    """Another preset in the one table, and columns with changes of their own, are another cell in the other."""
+    copy = Copy(tmp_path)
+    tables = json.loads(json.dumps(TABLES))
+    tables["tables"][0]["rows"][1] |= {"columns": {"Llama-2-13B": {"activations": {"clip_ratio": 0.7}}}}
+    copy.set_tables(tables)
+    rows = [
+        {"name": "QuaRot", "as_in": {"table": "quarot_table1", "row": "QuaRot"}},
+        {"name": "Groups", "as_in": {"table": "quarot_table1", "row": "QuaRot", "column": "Llama-2-13B"}},
+    ]
+    file = {"paper": "quarot", "title": "-", "tables": [{**TABLE, "rows": rows}]}
+    copy.write("workflow/papers/quarot/published/settings.csv", PUBLISHED)
+    copy.write("workflow/papers/quarot/settings.yaml", yaml.safe_dump(file))
+    settings = load_project(root=tmp_path).settings["quarot_table4"]
+    assert [settings.cell(row, "Clip").here for row in ("QuaRot", "Groups")] == ["0.9", "0.7"]
+
+
+def set_in(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of one field."""
+
+    def change(table: dict[str, Any]) -> None:
+        place = table
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (set_in("rows", 0, "differs", value={"Weight": "why"}), "Weight is no other than the paper prints"),
+        (set_in("rows", 0, "differs", value={"Clip": "why"}), "Clip is no other than the paper prints"),
+        (set_in("rows", 0, "differs", value={"Clop": "why"}), "unknown column 'Clop'"),
+        (set_in("rows", 0, "as_in", "row", value="QuaRat"), "unknown row 'QuaRat'"),
+        (set_in("rows", 0, "as_in", "table", value="quarot_table9"), "unknown table 'quarot_table9'"),
+        (set_in("rows", 0, "method", value="quarot"), "a row has a method, or is as in another table"),
+        (set_in("rows", 0, "recipe", value={"keys": None}), "changes to a recipe belong to the table"),
+        (set_in("rows", 1, "part", value="weights"), "either rows or columns name a part"),
+        (set_in("rows", 1, "name", value="Others"), "unknown row 'Groups'"),
+        (set_in("columns", 0, "fact", value="colour"), "columns"),
+        (set_in("columns", 0, "name", value="Cache"), "a name that occurs twice"),
+        (set_in("claims", 1, "fact", value={"as_printed": {"columns": ["Clip"]}}), "the paper prints none of these"),
+        (set_in("claims", 1, "fact", value={}), "a claim has one check"),
+        (set_in("claims", 2, "fact", "told", "column", value="Clop"), "unknown column 'Clop'"),
+        (set_in("published", value="published/none.csv"), "do not exist"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_sentence(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], sentence: str
+) -> None:
+    def changed(table: dict[str, Any]) -> None:
+        if sentence.startswith("unknown row 'Groups'"):
+            table["claims"] = table["claims"][:1]
+        change(table)
+
+    with pytest.raises(ConfigError, match=r"settings\.yaml") as error:
+        _ = load(tmp_path, changed).settings
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_writes_the_page_and_the_table_in_every_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = load(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert "quarot_table4" in scoreboard.index(project)
+    done = CliRunner().invoke(report_app, ["settings", "quarot_table4"])
+    assert done.exit_code == 0, done.output
+    assert done.output.strip() == "reports/quarot_table4.md"
+    frame = (tmp_path / "results/tables/quarot_table4.csv").read_text()
+    assert frame == exported(project, "quarot_table4", "csv")
+    assert "QuaRot,Cache,Asym,Sym,False,A misprint." in frame
+    assert (tmp_path / "results/tables/quarot_table4.parquet").exists()
+    latex = exported(project, "quarot_table4", "latex")
+    check(latex)
+    assert r"QuaRot & per-channel & \textit{Per-Channel} & Asym $\ne$ & \textit{Sym} & $0.9$ \\" in latex
+    lines = json.loads(exported(project, "quarot_table4", "json"))["values"]
+    assert [line["same"] for line in lines] == [True, False, None, None, True, None]
+    assert "| accuracy | computed | 0 | 0 | 0 | 0 |" in scoreboard.index(project)
+
+
+def test_the_workflow_renders_it_and_again_when_a_recipe_is_edited(tmp_path: Path) -> None:
+    load(tmp_path)
+    copy = Copy.__new__(Copy)
+    copy.root = tmp_path
+    page = "reports/quarot_table4.md"
+    status, output = copy.snakemake(page)
+    assert status == 0, output
+    assert "Asym ≠" in (tmp_path / page).read_text()
+    assert copy.planned(page) == {}
+    (tmp_path / "results/tables/quarot_table4.parquet").unlink()
+    assert copy.planned(page) == {"settings_report": 1}
+    assert copy.snakemake(page)[0] == 0
+    copy.edit("workflow/papers/quarot/settings.yaml", "clip_ratio: 0.8", "clip_ratio: 0.7")
+    assert copy.planned(page) == {"settings_report": 1}
+
+
+def repository() -> dict[str, Settings]:
+    return load_project(root=REPOSITORY).settings
+
+
+@pytest.mark.parametrize("name", sorted(repository()))
+def test_every_claim_can_fail_names_the_papers_words_and_is_asked_once(name: str) -> None:
+    """With any other words in any of its cells a claim is contradicted."""
+    settings = repository()[name]
+    others = replace(settings, cells=tuple(replace(one, here=f"not {one.here}") for one in settings.cells))
+    assert {one.fact and one.fact.ours.decision for one in outcomes(others)} == {"contradicted"}
+    asked = [json.dumps(claim.fact.model_dump(), sort_keys=True) for claim in settings.table.claims]
+    assert len(set(asked)) == len(asked)
+    assert all(claim.quote for claim in settings.table.claims)
+    for cell in settings.cells:
+        assert (cell.same is False) == (cell.reason is not None), (cell.row, cell.column, "a difference has a reason")

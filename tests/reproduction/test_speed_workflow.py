@@ -1,0 +1,94 @@
+"""Speed tables in the workflow: rendered from a committed record without a GPU, measured with one."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from reproduction.tables.speed.loading import load_speed
+from rotquant.foundation.data import merge
+from tests.helpers.project import CONFIG, Copy
+from tests.helpers.speed import SPEED, record
+
+PAGE, FIGURE = "reports/quarot_table14.md", "reports/quarot_figure7.md"
+COMMITTED = "results/bench/some-gpu/quarot_table14.json"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Copy:
+    """A project with one accuracy table, one speed table and a figure of it, measured on another machine."""
+    made = Copy(tmp_path)
+    made.write("workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
+    record(tmp_path / COMMITTED, load_speed(tmp_path)["quarot_table14"])
+    return made
+
+
+def test_without_a_gpu_pages_are_rendered_from_the_committed_record(project: Copy) -> None:
+    status, output = project.snakemake(PAGE, FIGURE)
+    assert status == 0, output
+    assert "recorded on another machine" in (project.root / PAGE).read_text()
+    assert (project.root / "reports/figures/quarot_figure7.svg").exists()
+    _, output = project.snakemake(PAGE, FIGURE)
+    assert "Nothing to be done" in output
+    forms = [project.root / f"results/tables/quarot_table14.{form}" for form in ("csv", "parquet")]
+    for numbers in forms:
+        numbers.rename(kept := project.root / "kept")
+        assert project.planned(PAGE, FIGURE) == {"speed_report": 1}
+        kept.rename(numbers)
+    for numbers in forms:
+        numbers.unlink()
+    assert project.snakemake(PAGE, FIGURE)[0] == 0
+    assert all(numbers.exists() for numbers in forms)
+    record(project.root / COMMITTED, load_speed(project.root)["quarot_table14"], gpu="Newer GPU")
+    assert project.planned(PAGE, FIGURE) == {"speed_figure": 1, "speed_report": 1, "speed_drawing": 1}
+    status, output = project.snakemake(PAGE)
+    assert (status, "Newer GPU" in (project.root / PAGE).read_text()) == (0, True), output
+
+
+def test_without_a_record_the_page_says_that_nothing_was_measured(project: Copy) -> None:
+    (project.root / COMMITTED).unlink()
+    status, output = project.snakemake(PAGE, FIGURE)
+    assert status == 0, output
+    assert "Not measured yet" in (project.root / PAGE).read_text()
+
+
+def test_with_a_gpu_the_table_is_measured_first_and_once_for_table_and_figure(project: Copy) -> None:
+    project.set_config(merge(CONFIG, {"device": "cuda"}))
+    assert project.planned(PAGE, FIGURE) == {
+        "measure_speed": 1,
+        "speed_figure": 1,
+        "speed_report": 1,
+        "speed_drawing": 1,
+    }
+
+
+def test_a_renamed_row_is_not_measured_again_and_a_new_argument_is(project: Copy) -> None:
+    project.set_config(merge(CONFIG, {"device": "cuda"}))
+    project.edit("rotquant/tensors/devices.py", 'shutil.which("nvidia-smi") is not None', "True")  # as with a GPU
+    project.edit(
+        "workflow/reproduction/commands/bench.py", "from reproduction.run.stages.speed import", "from tests_fake import"
+    )
+    project.write("tests_fake.py", FAKE_MEASURING)
+    status, output = project.snakemake(PAGE)
+    assert status == 0, output
+    project.edit("workflow/papers/quarot/speed.yaml", "{Layer} batch {Batch}", "{Layer}, batch {Batch}")
+    assert project.planned(PAGE) == {"speed_report": 1}
+    project.edit("workflow/papers/quarot/speed.yaml", "tokens: 4096", "tokens: 8192")
+    assert project.planned(PAGE) == {"measure_speed": 1, "speed_report": 1}
+
+
+def test_all_speed_tables_have_one_target_that_asks_for_nothing_else(project: Copy) -> None:
+    assert project.planned("speed") == {"speed": 1, "speed_figure": 1, "speed_report": 1, "speed_drawing": 1}
+
+
+FAKE_MEASURING = '''"""A measuring stage that makes its numbers up."""
+
+import sys
+
+sys.path.insert(0, "{repository}")
+from tests.helpers.speed import record
+
+
+def measure(table, output, **options):
+    return record(output, table)
+'''.replace("{repository}", str(Path(__file__).parents[2]))

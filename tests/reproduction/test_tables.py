@@ -1,0 +1,368 @@
+"""Tables as data: equal cells are one run, slots scale the papers' numbers, and a wrong name is one clear sentence."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reproduction.identity.code import NEUTRAL, STAGES, imported, stage_digest, stage_entries
+from reproduction.tables import project as projects
+from reproduction.tables.configuration import plain
+from rotquant.foundation.data import merge
+from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
+from rotquant.foundation.files import short_hash
+from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
+from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy
+
+
+@pytest.fixture(autouse=True)
+def digests_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are told apart by name, so that tables expand without any."""
+    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Copy(tmp_path_factory.mktemp("shipped"), small=False).root
+
+
+def changed(data: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
+    """A copy of nested data with one place changed."""
+    data = copy.deepcopy(data)
+    place = data
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = to
+    return data
+
+
+def load(root: Path, tables_data: dict[str, Any] = TABLES, config: dict[str, Any] = CONFIG) -> projects.Project:
+    project = Copy(root)
+    project.set_tables(tables_data)
+    project.set_config(config)
+    return projects.load_project(root=root)
+
+
+def test_table_1_is_seven_rows_by_three_models_with_three_seeds_for_all_but_the_baseline(shipped: Path) -> None:
+    project = projects.load_project(root=shipped)
+    cells = project.cells("quarot_table1")
+    assert len(cells) == 7 * 3
+    assert {(cell.row, len(cell.runs)) for cell in cells} == {
+        ("Baseline", 1),
+        *((row, 3) for row in ("SmoothQuant", "OmniQuant", "QUIK-4B", "Atom-128G", "QuaRot", "QuaRot-128G")),
+    }
+    runs = {run.key: run for cell in cells for run in cell.runs}
+    assert len(runs) == 3 * (1 + 6 * 3)
+    stored = {run.weights_key for run in runs.values()} - {None}
+    assert len(stored) == 3 * 6 * 3
+    assert all(run.weights_key == key for key in stored for run in project.weights[key])
+
+
+def test_published_values_belong_to_their_cells(shipped: Path) -> None:
+    project = projects.load_project(root=shipped)
+    published = project.published(project.table("quarot_table1"))
+    assert published["QuaRot", "Llama-2-70B", "perplexity"].value == 3.79
+    assert published["SmoothQuant", "Llama-2-70B", "perplexity"].value is None
+    assert len(published) == 21
+
+
+def test_group_sizes_and_outliers_are_the_slots(shipped: Path) -> None:
+    project = projects.load_project(root=shipped)
+    slot = project.config.slot("Llama-2-7B")
+    cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in project.cells("quarot_table1")}
+    grouped = cells["QuaRot-128G", "Llama-2-7B"]
+    assert grouped.weights.scheme.group_size == grouped.activations.group_size == slot.scaled("group_sizes", 128)
+    assert cells["QUIK-4B", "Llama-2-7B"].methods["outliers"].features == slot.scaled("outlier_features", 256)
+    assert cells["QuaRot", "Llama-2-7B"].calibration.samples == slot.calibration["samples"]
+    paper = projects.load_project([REPOSITORY / "config/paper.yaml"], root=shipped)
+    cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in paper.cells("quarot_table1")}
+    assert cells["QuaRot-128G", "Llama-2-70B"].weights.scheme.group_size == 128
+    assert cells["QUIK-4B", "Llama-2-70B"].methods["outliers"].features == 256
+    assert cells["QuaRot", "Llama-2-7B"].calibration.sequence_length == 2048
+
+
+def test_equal_cells_of_two_tables_are_one_run(tmp_path: Path) -> None:
+    second = {**TABLES["tables"][0], "id": "quarot_table3"}
+    second["rows"] = [{"name": "Baseline", "method": "baseline"}, {"name": "Renamed", "method": "quarot-rtn"}]
+    second |= {"published": "published/other.csv", "claims": []}
+    project = Copy(tmp_path)
+    project.write("workflow/papers/quarot/published/other.csv", "row,column,metric,value,unit\n")
+    project.set_tables({**TABLES, "tables": [*TABLES["tables"], second]})
+    loaded = projects.load_project(root=tmp_path)
+    keys = [[run.key for cell in loaded.cells(name) for run in cell.runs] for name in loaded.tables]
+    assert keys[0] == keys[1]
+    assert len(loaded.runs) == 6
+
+
+def test_runs_that_differ_at_run_time_only_share_their_weights(tmp_path: Path) -> None:
+    rows = [
+        {"name": "Baseline", "method": "baseline"},
+        {"name": "QuaRot", "method": "quarot-rtn"},
+        {"name": "A8", "method": "quarot-rtn", "recipe": {"activations": {"bits": 8}}},
+    ]
+    project = load(tmp_path, changed(TABLES, "tables", 0, "rows", to=rows))
+    assert len(project.runs) == 2 * (1 + 2 + 2)
+    assert [len(runs) for runs in project.weights.values()] == [2] * (2 * 2)  # columns x seeds
+
+
+def test_a_part_is_a_table_on_small_models_and_else_a_table_on_one_model(tmp_path: Path) -> None:
+    (table,) = TABLES["tables"]
+    columns = ["Llama-2-7B", "Llama-2-13B", "Llama-2-70B"]
+    slots = {**CONFIG["slots"], "Llama-2-70B": {"checkpoint": "owner/large"}}
+    for name in ("small", "larger"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+    data = {**TABLES, "tables": [{**table, "columns": columns}]}
+    project = load(tmp_path, data, {**CONFIG, "slots": slots})
+    parts = {name: {run.checkpoint for run in runs} for name, runs in project.parts("quarot_table1").items()}
+    large = f"quarot_table1-{short_hash(short_hash('large'), 8)}"
+    assert parts == {"quarot_table1": {"models/small", "models/larger"}, large: {"owner/large"}}
+    assert sum(len(runs) for runs in project.parts("quarot_table1").values()) == len(project.runs)
+
+
+@pytest.mark.parametrize("path", ["../../../secret.csv", "/etc/passwd"])
+@pytest.mark.parametrize("place", [("published",), ("columns", 0, "published")])
+def test_published_values_lie_below_the_file_that_names_them(
+    place: tuple[str | int, ...], path: str, tmp_path: Path
+) -> None:
+    columns = [{"name": "Llama-2-7B", "slot": "Llama-2-7B"}]
+    data = changed(changed(TABLES, "tables", 0, "columns", to=columns), "tables", 0, *place, to=path)
+    with pytest.raises(ConfigError, match=f"workflow/papers/quarot: published of .* names the file '{path}'"):
+        load(tmp_path, data)
+
+
+def test_quantities_follow_the_suite_of_the_configuration(tmp_path: Path) -> None:
+    data = changed(TABLES, "tables", 0, "metrics", to=[{"kind": "zero_shot"}])
+    project = load(tmp_path, data)
+    shipped = [quantity.name for quantity in project.quantities(project.table("quarot_table1"))]
+    paper = load(tmp_path / "paper", data, {**CONFIG, "zero_shot": {"suite": "paper"}})
+    six = [quantity.name for quantity in paper.quantities(paper.table("quarot_table1"))]
+    assert six == ["average", "piqa", "winogrande", "hellaswag", "arc_easy", "arc_challenge", "lambada_openai"]
+    assert shipped[0] == "average"
+    assert set(shipped) & set(six) == {"average"}
+
+
+LEARNING = {
+    "id": "quarot_table1",
+    "rows": [
+        {"name": "Baseline", "method": "baseline"},
+        {"name": "Learned", "method": "spinquant-hard", "recipe": {"methods": {"gptq": None}}},
+        {"name": "Ten", "method": "spinquant-hard", "recipe": {"methods": {"spinquant": {"steps": 10}}}},
+    ],
+    "claims": [],
+}
+
+
+def learning_tables(**fields: Any) -> dict[str, Any]:
+    """A table with learned rotations, whose fields may be changed."""
+    (table,) = TABLES["tables"]
+    table = {key: value for key, value in table.items() if key not in ("figure", "published")}
+    return {**TABLES, "tables": [{**table, **LEARNING, **fields}]}
+
+
+def test_amounts_of_learning_are_the_slots_where_the_row_does_not_say_its_own(tmp_path: Path) -> None:
+    config = merge(CONFIG, {"slots": {"Llama-2-13B": {"methods": {"spinquant": {"text": {"samples": 2}}}}}})
+    project = load(tmp_path, learning_tables(), config)
+    found = {(cell.row, cell.column): cell.runs[0].recipe.learner for cell in project.cells("quarot_table1")}
+    assert found["Learned", "Llama-2-7B"].model_dump(include={"steps", "batch_size"}) == {"steps": 3, "batch_size": 2}
+    texts = {
+        place: (learning.text.samples, learning.text.sequence_length) for place, learning in found.items() if learning
+    }
+    assert texts["Learned", "Llama-2-7B"] == texts["Ten", "Llama-2-7B"] == (4, 16)
+    assert texts["Learned", "Llama-2-13B"] == (2, 16)
+    assert (found["Ten", "Llama-2-7B"].steps, found["Ten", "Llama-2-7B"].batch_size) == (10, 2)
+
+
+def test_amounts_of_calibration_are_the_slots_where_the_row_does_not_say_its_own(tmp_path: Path) -> None:
+    rows = [
+        {"name": "Baseline", "method": "baseline"},
+        {"name": "Five", "method": "quarot", "recipe": {"calibration": {"samples": 5}}},
+    ]
+    project = load(tmp_path, learning_tables(rows=rows))
+    texts = {
+        (text.samples, text.sequence_length)
+        for text in (run.recipe.calibration for run in project.runs.values())
+        if text
+    }
+    assert texts == {(5, CONFIG["calibration"]["sequence_length"])}
+
+
+def test_learned_rotations_are_found_by_their_key(tmp_path: Path) -> None:
+    project = load(tmp_path, learning_tables())
+    assert len(project.rotations) == 2 * 2 * 2  # two rows, models and seeds
+    for key, runs in project.rotations.items():
+        assert {run.rotation_key for run in runs} == {key}
+
+
+@pytest.mark.parametrize(
+    ("repeats", "trials", "seeds"),
+    [("once", 4, (0,)), ("seeds", 4, (0, 1)), ("trials", 4, (0, 1, 2, 3)), ("trials", None, (0, 1))],
+)
+def test_a_table_says_how_often_what_is_random_is_repeated(
+    tmp_path: Path, repeats: str, trials: int | None, seeds: tuple[int, ...]
+) -> None:
+    project = load(tmp_path, learning_tables(repeats=repeats), plain({**CONFIG, "trials": trials}))
+    cells = {cell.row: tuple(run.seed for run in cell.runs) for cell in project.cells("quarot_table1")}
+    assert cells == {"Baseline": (0,), "Learned": seeds, "Ten": seeds}
+
+
+def test_a_table_names_the_tasks_of_each_suite_and_a_slot_its_own(tmp_path: Path) -> None:
+    metric = {"kind": "zero_shot", "tasks": {"paper": ["boolq", "piqa"]}}
+    paper = {**CONFIG, "zero_shot": {"suite": "paper"}}
+    own = {**CONFIG, "zero_shot": {"suite": "paper", "tasks": ["arc_easy"]}}
+    expected = [(CONFIG, DEFAULT_TASKS["shipped"]), (paper, ("boolq", "piqa")), (own, ("arc_easy",))]
+    for number, (config, tasks) in enumerate(expected):
+        project = load(tmp_path / str(number), learning_tables(metrics=[metric]), config)
+        assert project.cells("quarot_table1")[0].metric.tasks == tasks
+
+
+def test_a_column_takes_its_numbers_from_another_table_and_its_recipe_from_the_row(tmp_path: Path) -> None:
+    columns = [{"name": "1.0", "slot": "Llama-2-7B"}, {"name": "0.9", "slot": "Llama-2-7B"}]
+    clipped = {"name": "QuaRot", "method": "quarot-rtn", "columns": {"0.9": {"activations": {"clip_ratio": 0.5}}}}
+    data = changed(TABLES, "tables", 0, "columns", to=columns)
+    data = changed(data, "tables", 0, "rows", to=[{"name": "Baseline", "method": "baseline"}, clipped])
+    data["tables"][0]["columns"][0]["published"] = "published/other.csv"
+    other = "row,column,metric,value,unit\nQuaRot,1.0,perplexity,6.1,ppl\nQuaRot,2.0,perplexity,7,ppl\n"
+    project = Copy(tmp_path)
+    project.write("workflow/papers/quarot/published/small.csv", "row,column,metric,value,unit\n")
+    project.write("workflow/papers/quarot/published/other.csv", other)
+    project.set_tables(data)
+    loaded = projects.load_project(root=project.root)
+    clips = {cell.column: cell.runs[0].recipe.activations.clip_ratio for cell in loaded.cells("quarot_table1")[2:]}
+    assert clips == {"1.0": 0.9, "0.9": 0.5}
+    published = loaded.published(loaded.table("quarot_table1")).items()
+    assert {place: number.value for place, number in published} == {("QuaRot", "1.0", "perplexity"): 6.1}
+
+
+def test_a_slot_that_is_not_computed_drops_its_column(tmp_path: Path) -> None:
+    project = load(tmp_path, config=changed(CONFIG, "slots", "Llama-2-13B", "compute", to=False))
+    assert {cell.column for cell in project.cells("quarot_table1")} == {"Llama-2-7B"}
+
+
+ROW = ("tables", 0, "rows", 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ((*ROW, "method"), "quorat", "unknown method 'quorat'; nearest: quarot"),
+        ((*ROW, "recipe"), {"weights": {"scheme": {"bits": 9}}}, "weights.scheme.bits"),
+        ((*ROW, "recipe"), {"activations": {"clip_ratio": 1.5}}, "activations.clip_ratio"),
+        ((*ROW, "recipe"), {"wieghts": None}, "wieghts"),
+        ((*ROW, "recipe"), {"methods": {"spinqant": None}}, "unknown method 'spinqant'; nearest: spinquant"),
+        (
+            (*ROW, "recipe"),
+            {"methods": {"spinquant": {"stepz": 3}}},
+            "rows.QuaRot.recipe.methods.spinquant: unknown field 'stepz'; nearest: steps",
+        ),
+        (("tables", 0, "columns"), ["Llama-2-7b", "Llama-2-13B"], "unknown slot 'Llama-2-7b'; nearest: Llama-2-7B"),
+        (
+            ("tables", 0, "metrics", 0, "kind"),
+            "perplexty",
+            "(given 'perplexty'; nearest: perplexity)",
+        ),
+        (("tables", 0, "metrics", 0, "corpus"), "c4", "corpus 'c4' is not defined under corpora"),
+        (
+            ("tables", 0, "metrics", 0, "windows"),
+            4,
+            "quarot_table1.metrics.0: unknown field 'windows'; nearest: max_windows",
+        ),
+        (("tables", 0, "metrics"), [{"kind": "zero_shot", "tasks": ["pika"]}], "suite 'shipped' has no task 'pika'"),
+        (("tables", 0, "caption_"), "x", "tables.quarot_table1: unknown field 'caption_'; nearest: caption"),
+        (("tables", 0, "baseline"), "FP16", "unknown row 'FP16'"),
+        (("tables", 0, "claims", 0, "mechanism", "better", "row"), "Quarot", "unknown row 'Quarot'; nearest: QuaRot"),
+        (
+            ("tables", 0, "claims", 0, "experiment"),
+            {"cause": "Six bits", "target": "quarot_tabel1", "check": {"order": {"rows": ["QuaRot", "RTN"]}}},
+            "table quarot_table1, claim 1, experiment: unknown target 'quarot_tabel1'; nearest: quarot_table1",
+        ),
+        (
+            ("tables", 0, "claims", 0, "experiment"),
+            {"cause": "Six bits", "target": "quarot_table1", "check": {"order": {"rows": ["QuaRot", "RTN"]}}},
+            "table quarot_table1, claim 1, experiment: quarot_table1 computes no row 'RTN'",
+        ),
+        (
+            ("tables", 0, "claims", 0, "experiment"),
+            {"cause": "Six bits", "check": {"order": {"rows": ["QuaRot", "Quarot"]}}},
+            "unknown row 'Quarot'; nearest: QuaRot",
+        ),
+        (
+            ("tables", 0, "claims", 0, "experiment"),
+            {"cause": "Chance", "check": {"order": {"rows": ["QuaRot", "Baseline"]}}},
+            "an experiment names a row, a column or a quantity that the claim itself does not",
+        ),
+        (
+            ("tables", 0, "claims", 0, "mechanism"),
+            {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "percent": 2.0}},
+            "a mechanism is a direction; the bound of loss_at_most belongs to `setting` or `fact`",
+        ),
+        (
+            ("tables", 0, "claims", 0, "mechanism"),
+            None,
+            "a claim has a mechanism, a setting or a fact",
+        ),
+        (("tables", 0, "published"), "published/none.csv", "published/none.csv do not exist"),
+        ((*ROW, "columns"), {"Llama-2-7b": {}}, "unknown column 'Llama-2-7b'; nearest: Llama-2-7B"),
+        ((*ROW, "metrics"), {"zero_shot": {}}, "the table measures no 'zero_shot'"),
+        (ROW, {"name": "QuaRot"}, "rows.QuaRot: a row has a method, or says why it is not computed"),
+        ((*ROW, "not_computed"), "It is slow.", "rows.QuaRot: a row has a method, or says why it is not computed"),
+        (("tables", 0, "rows", 0), {"name": "Baseline", "not_computed": "It is slow."}, "'Baseline' is not computed"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named(tmp_path: Path, path: tuple, value: Any, sentence: str) -> None:
+    project = Copy(tmp_path)
+    project.set_tables(changed(TABLES, *path, to=value))
+    if path[-1] == "columns":  # the published values would name the columns too
+        project.write("workflow/papers/quarot/published/small.csv", "row,column,metric,value,unit\n")
+    with pytest.raises((ConfigError, RecipeError)) as caught:
+        projects.load_project(root=tmp_path).cells("quarot_table1")
+    assert sentence in str(caught.value)
+    assert "workflow/papers/quarot/" in str(caught.value) or "experiment" in path
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_bring_the_nearest_ones(shipped: Path) -> None:
+    project = projects.load_project(root=shipped)
+    with pytest.raises(ConfigError, match="unknown table 'quarot_tabel1'; nearest: quarot_table1"):
+        project.table("quarot_tabel1")
+
+
+def test_outside_of_a_project_the_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RotquantError, match="not inside a rotquant project"):
+        projects.load_project()
+
+
+def test_expanding_tables_and_rendering_them_imports_no_torch() -> None:
+    modules = (
+        "reproduction.tables.project, reproduction.identity.code, reproduction.commands.runs, reproduction.render.html"
+    )
+    code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
+
+
+def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
+    recipe = preset("spinquant-hard")
+    modules = {stage: imported(stage_entries(stage, recipe), NEUTRAL) for stage in STAGES}
+    built = {"rotquant.methods.gptq.columns", "rotquant.models.rotation.fusing", "rotquant.tensors.quantization"}
+    assert built <= modules["weights"]
+    assert "rotquant.metrics.perplexity" in modules["runs"]
+    for stage in ("weights", "runs"):
+        assert not {name for name in modules[stage] if "reporting" in name or "commands" in name}
+        assert (
+            not {"reproduction.tables.tables", "reproduction.identity.code", "reproduction.run.plan"} & modules[stage]
+        )
+    assert not {"rotquant.methods.gptq.columns", "reproduction.run.stages.runs"} & modules["reports"]
+    plain, full = preset("quarot-rtn"), preset("quarot")
+    assert stage_digest("weights", full) != stage_digest("weights", plain)  # only the one needs rotquant.methods.gptq
+    assert stage_digest("weights", plain) == stage_digest("weights", preset("rtn"))
+    learned = preset("spinquant-hard")
+    drawn = override(learned, {"methods": {"spinquant": None}}, "test")
+    # An edit of Cayley SGD leaves stored weights alone: what was learned comes to them as a file.
+    assert stage_digest("weights", learned) == stage_digest("weights", drawn) == stage_digest("weights", full)
+    assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= modules["rotations"]
+    assert len({stage_digest(stage) for stage in STAGES}) == len(STAGES)

@@ -1,0 +1,63 @@
+"""docs/tables.md is true: what it says to write is a table that expands, and every field that it explains is one."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from reproduction.tables.checks import Claim
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.tables import Row, TableFields, TableFile
+
+PAGE = Path("docs/tables.md").read_text(encoding="utf-8")
+TABLE, NAMES, AMOUNTS, CLAIMS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+
+
+def project_with(root: Path, table: str) -> Project:
+    """This project with the page's table, slot, corpus and configuration."""
+    papers = root / "workflow/papers"
+    (papers / "mine").mkdir(parents=True)
+    (root / "config").mkdir()
+    for path in Path("workflow/papers").iterdir():
+        (papers / path.name).symlink_to(path.resolve())
+    (root / "workflow/resources").symlink_to(Path("workflow/resources").resolve())
+    (papers / "mine/tables.yaml").write_text(table)
+    (root / "text.txt").write_text("a text\n" * 100)
+    names = NAMES.replace("/models/my-model", "workflow/resources/models/rq-7b")
+    names = names.replace("/texts/my-text", str(root / "text.txt"))
+    shipped = Path("config/config.yaml").read_text(encoding="utf-8")
+    for section, lines in re.findall(r"^(\w+):\n((?:  .*\n)+)", names, re.MULTILINE):
+        shipped = shipped.replace(f"\n{section}:\n", f"\n{section}:\n{lines}", 1)
+    (root / "config/config.yaml").write_text(shipped)
+    (root / "config/mine.yaml").write_text(AMOUNTS)
+    return load_project([root / "config/mine.yaml"], root)
+
+
+def test_the_pages_table_expands_to_the_cells_that_it_shows(tmp_path: Path) -> None:
+    cells = project_with(tmp_path, TABLE).cells("mine_table1")
+    assert {(cell.row, cell.column): len(cell.runs) for cell in cells} == {
+        ("Unquantized", "My model"): 1,
+        ("RTN", "My model"): 1,
+        ("QuaRot", "My model"): 3,
+    }
+    rotated = cells[-1].runs[0]
+    assert rotated.recipe.rounded.scheme.bits == 3
+    assert rotated.recipe.calibration.sequence_length == 1024
+    assert (rotated.metric.corpus, rotated.metric.max_windows) == ("my-text", 50)
+
+
+@pytest.mark.skipif("mechanism" not in Claim.model_fields, reason="claims have other keys before they are split")
+def test_the_pages_claims_are_claims_of_its_table() -> None:
+    file = yaml.safe_load(TABLE)
+    file["tables"][0] |= yaml.safe_load(CLAIMS)
+    (table,) = TableFile.model_validate(file).tables
+    assert len(table.claims) == 2
+
+
+def test_every_field_that_the_page_explains_is_one() -> None:
+    explained = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
+    names = {name for cell in explained for name in re.findall(r"`([\w.*]+)`", cell)}
+    assert names >= {"id", "metrics", "columns", "rows", "claims", "rows.*.columns"}
+    known = {*TableFile.model_fields, *TableFields.model_fields} | {f"rows.*.{name}" for name in Row.model_fields}
+    assert names <= known

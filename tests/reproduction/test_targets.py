@@ -1,0 +1,151 @@
+"""The list of targets names every table and figure of the four papers once; the scoreboard says how far each is."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from reproduction.claims.claims import Score
+from reproduction.frame.values import Number, Values, write_values
+from reproduction.render import scoreboard
+from reproduction.tables import project as projects
+from reproduction.tables.project import Project, load_project
+from reproduction.tables.speed.loading import load_speed
+from rotquant.foundation.files import short_hash, write_text
+from tests.helpers.project import Copy
+from tests.helpers.speed import SPEED, record
+
+LISTED = yaml.safe_load((Path(__file__).parents[2] / "config" / "targets.yaml").read_text(encoding="utf-8"))
+TARGETS = LISTED["targets"]
+
+# Figures that are diagrams of a method (QuaRot 2, 3, 5, 6; SpinQuant 1, 5; RCP 2, 4, 5, 7; PrefixQuant 5, 6) or sample
+# outputs (RCP 9, 10) have nothing to compute and are not targets.
+EXPECTED = {
+    "quarot": (17, [1, 4, 7], []),
+    "spinquant": (19, [2, 3, 4, 6, 7, 8, 9, 10, 11], []),
+    "rcp": (20, [1, 3, 6, 8], ["lemma1"]),
+    "prefixquant": (19, [1, 2, 3, 4, *range(7, 18)], []),
+}
+
+
+def test_ids_are_unique() -> None:
+    ids = [target["id"] for target in TARGETS]
+    assert len(ids) == len(set(ids)) == 107
+
+
+def test_every_target_has_the_four_fields_and_a_known_paper_and_kind() -> None:
+    for target in TARGETS:
+        assert set(target) == {"id", "paper", "kind", "title"}, target
+        assert target["paper"] in LISTED["papers"]
+        assert target["kind"] in LISTED["kinds"]
+        assert target["title"].strip()
+
+
+@pytest.mark.parametrize("paper", EXPECTED)
+def test_a_paper_lists_all_its_tables_and_figures_in_order(paper: str) -> None:
+    tables, figures, others = EXPECTED[paper]
+    names = [f"table{n}" for n in range(1, tables + 1)] + [f"figure{n}" for n in figures] + others
+    assert [target["id"] for target in TARGETS if target["paper"] == paper] == [f"{paper}_{name}" for name in names]
+
+
+def test_the_papers_and_kinds_are_the_ones_in_use() -> None:
+    assert set(LISTED["papers"]) == set(EXPECTED) == {target["paper"] for target in TARGETS}
+    assert set(LISTED["kinds"]) == {target["kind"] for target in TARGETS}
+
+
+def test_titles_tell_targets_of_a_paper_apart() -> None:
+    titles = [(target["paper"], target["title"]) for target in TARGETS]
+    assert len(titles) == len(set(titles))
+
+
+def test_every_numbered_table_and_figure_that_is_data_is_a_target_of_its_paper() -> None:
+    project = load_project(root=Path(__file__).parents[2])
+    numbered = [
+        table
+        for table in (*project.tables.values(), *project.speed.values(), *(s.table for s in project.settings.values()))
+        if table.id.removeprefix(f"{table.paper}_").startswith(("table", "figure"))
+    ]
+    papers = {target["id"]: target["paper"] for target in TARGETS}
+    assert {table.id: table.paper for table in numbered}.items() <= papers.items()
+
+
+TABLE = {
+    "title": "small",
+    "section": "5.1",
+    "caption": "A small table.",
+    "metrics": [{"kind": "perplexity", "corpus": "wikitext2"}],
+    "columns": ["Llama-2-7B"],
+    "baseline": "Baseline",
+    "rows": [{"name": "Baseline", "method": "baseline"}, {"name": "QuaRot", "method": "quarot-rtn"}],
+    "claims": [
+        {"text": "One.", "section": "5", "mechanism": {"better": {"row": "Baseline", "than": ["QuaRot"]}}},
+        {"text": "Two.", "section": "5", "mechanism": {"better": {"row": "QuaRot", "than": ["Baseline"]}}},
+        {"text": "Three.", "section": "5", "mechanism": {"loss_decreasing": {"row": "QuaRot", "over": "Baseline"}}},
+    ],
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    tables = [{"id": "quarot_table1", **TABLE}, {"id": "quarot_switches", **TABLE}]
+    Copy(tmp_path).set_tables({"paper": "quarot", "title": "QuaRot: a title", "tables": tables})
+    return load_project(root=tmp_path)
+
+
+def render(project: Project, name: str) -> None:
+    """A report and its numbers: QuaRot is worse than the baseline."""
+    values = {
+        (row, "Llama-2-7B", "perplexity"): Number.of_seeds((number, number + 0.01), (0, 1), (key * 16, key * 15))
+        for row, number, key in (("Baseline", 10.0, "0"), ("QuaRot", 11.0, "1"))
+    }
+    write_values(project.root, name, Values(values, {}))
+    write_text(project.root / f"reports/{name}.md", "# Report")
+
+
+def test_the_scoreboard_begins_with_nothing_and_lists_everything(project: Project) -> None:
+    text = scoreboard.index(project)
+    assert "0 of 107 tables and figures are built." in text
+    assert (
+        "| quarot_table1 | 4-bit perplexity against other methods (Llama-2) | accuracy | not yet | - | - | - | - |"
+        in text
+    )
+    assert all(f"| {target['id']} |" in text for target in TARGETS)
+
+
+def test_a_rendered_target_counts_with_the_outcomes_of_its_claims(project: Project) -> None:
+    render(project, "quarot_table1")
+    text = scoreboard.index(project)
+    counts = "; of 3 mechanisms that they claim 1 are reproduced, 1 not reproduced, 0 undecided, 1 not checkable."
+    assert f"1 of 107 tables and figures are built{counts}" in text
+    assert f"1 of 20 tables and figures are built{counts}" in text
+    assert "| [quarot_table1](quarot_table1.md) |" in text
+    assert "| accuracy | computed | 1 | 1 | 0 | 1 |" in text
+    standing = scoreboard.standings(project)["quarot"][0]
+    assert (standing.label, standing.score) == ("Table 1", Score(1, 1, 0, 1))
+
+
+def test_a_report_of_our_own_stands_under_its_paper_and_is_not_counted(project: Project) -> None:
+    render(project, "quarot_switches")
+    text = scoreboard.index(project)
+    assert "0 of 107" in text
+    quarot = text.partition("## QuaRot")[2].partition("\n## ")[0]
+    assert "| [quarot_switches](quarot_switches.md) | small | report of our own | computed | 1 | 1 | 0 | 1 |" in quarot
+    (own,) = [standing for group in scoreboard.standings(project).values() for standing in group if not standing.listed]
+    assert own.label == "Switches"
+
+
+def test_a_record_from_another_machine_names_its_gpu(project: Project) -> None:
+    write_text(project.root / "workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
+    project = load_project(root=project.root)
+    assert "| quarot_table14 | Time of the 4-bit linear layer |" in scoreboard.index(project)
+    assert "recorded on" not in scoreboard.index(project)
+    record(project.root / "results/bench/some-gpu/quarot_table14.json", load_speed(project.root)["quarot_table14"])
+    assert "| recorded on some-gpu | 1 | 0 | 0 |" in scoreboard.index(project)
+
+
+def test_a_record_of_this_machine_counts_as_computed(project: Project) -> None:
+    write_text(project.root / "workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
+    project = load_project(root=project.root)
+    record(project.root / "results/speed/quarot_table14.json", load_speed(project.root)["quarot_table14"])
+    assert "| computed | 1 | 0 | 0 |" in scoreboard.index(project)

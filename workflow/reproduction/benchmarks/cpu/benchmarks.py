@@ -1,0 +1,187 @@
+"""Time of decoding one token on a CPU: a whole network, its linear layers beside torch's own, and its transforms.
+
+SpinQuant Table 6. Everything runs in torch's threads. Weights are cold: a network reads more than the caches hold, and
+copies of a single layer take turns.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from reproduction.benchmarks.arguments.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
+from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, CpuShape, random_cpu_decoder, random_dot_weight
+from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.timing.cpu import COLD_BYTES, time_cpu
+from rotquant.kernels.cpu.operators import hadamard, linear, linear16, read
+from rotquant.tensors.hadamard import hadamard_transform
+
+#: Seconds of each network, and of each reading of weights.
+_DECODING_SECONDS = 10.0
+#: Calls of a short function that are timed as one.
+_CALLS = 200
+
+
+def cpu_decode(arguments: CpuDecodeArguments) -> dict[str, Measurement]:
+    """Seconds of one token in every precision, taking turns, and of reading the same weights with all threads.
+
+    Quantities: bf16_seconds (our product of 16-bit weights), bf16_torch_seconds (`torch.nn.functional.linear`),
+    w4a8_seconds, w4a8_hadamard_seconds (with R3 and R4 online); floors: bf16_read_seconds, w4a8_read_seconds; what a
+    token reads: bf16_bytes, w4a8_bytes.
+
+    Raises:
+        ConfigError: an unknown shape.
+        KernelError: there is no C++ compiler.
+    """
+    shape, layers = CpuShape.named(arguments.shape), arguments.layers_in_memory
+    wide, narrow = (random_cpu_decoder(shape, weights, layers=layers) for weights in ("bf16", "w4a8"))
+    decoders = {
+        "bf16": wide,
+        "bf16_torch": wide.changed(product=functional.linear),
+        "w4a8": narrow,
+        "w4a8_hadamard": narrow.changed(rotates=True),
+    }
+    calls = {name: decoding_step(decoder, arguments.context) for name, decoder in decoders.items()}
+    several = {"bf16": wide.weights, "w4a8": narrow.weights}
+    calls |= {f"{name}_read": functools.partial(_read, weights) for name, weights in several.items()}
+    timings = time_cpu(*calls.values(), seconds=_DECODING_SECONDS)
+    seconds = {f"{name}_seconds": Measurement.of(timing) for name, timing in zip(calls, timings, strict=True)}
+    return seconds | {
+        f"{name}_bytes": Measurement(sum(weight.nbytes for weight in weights), "B") for name, weights in several.items()
+    }
+
+
+def decoding_step(decoder: CpuDecoder, context: int) -> Callable[[], Tensor]:
+    """A step of decoding that sees `context` tokens, itself among them, and can be repeated."""
+    cache = CpuCache(decoder.shape, context, decoder.embedding.dtype)
+    for part in (cache.keys, cache.values):
+        part.normal_()
+
+    def step() -> Tensor:
+        cache.length = context - 1
+        return decoder.decode(0, cache)
+
+    return step
+
+
+def cpu_linear(arguments: CpuLinearArguments) -> dict[str, Measurement]:
+    """Seconds of one linear layer on one token by every implementation, taking turns, and the bytes of its weight.
+
+    Quantities are called as in `_LAYERS`, such as w4a8_seconds and w4a8_bytes; there are none of those that torch does
+    not have on this machine.
+
+    Raises:
+        KernelError: there is no C++ compiler.
+    """
+    a = arguments
+    calls: dict[str, list[Callable[[], Tensor]]] = {}
+    sizes: dict[str, int] = {}
+    for name, make in _LAYERS.items():
+        try:
+            call, size = make(a.in_features, a.out_features)
+            call()
+        except (AttributeError, NotImplementedError, RuntimeError):
+            continue
+        calls[name] = [call, *(make(a.in_features, a.out_features)[0] for _ in range(COLD_BYTES // size))]
+        sizes[name] = size
+    timings = time_cpu(*(functools.partial(_run, several) for several in calls.values()))
+    found: dict[str, Measurement] = {}
+    for (name, several), timing in zip(calls.items(), timings, strict=True):
+        found[f"{name}_seconds"] = Measurement.of(timing, len(several))
+        found[f"{name}_bytes"] = Measurement(sizes[name], "B")
+    return found
+
+
+def cpu_transform(arguments: CpuTransformArguments) -> dict[str, Measurement]:
+    """Seconds of the Hadamard transform of a few rows that lie in the cache, as they do when a network has made them.
+
+    Quantities: ours_seconds, and torch_seconds of the library's transform in plain torch operations.
+
+    Raises:
+        HadamardSizeError: no construction for the number of features.
+        KernelError: there is no C++ compiler.
+    """
+    x = torch.randn(arguments.rows, arguments.features).bfloat16()
+    calls = {name: [functools.partial(transform, x)] * _CALLS for name, transform in _TRANSFORMS.items()}
+    timings = time_cpu(*(functools.partial(_run, several) for several in calls.values()))
+    return {f"{name}_seconds": Measurement.of(timing, _CALLS) for name, timing in zip(calls, timings, strict=True)}
+
+
+_TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {"ours": hadamard, "torch": hadamard_transform}
+
+
+def _run(calls: Iterable[Callable[[], Tensor]]) -> None:
+    for call in calls:
+        call()
+
+
+def _read(weights: Iterable[Tensor]) -> None:
+    for weight in weights:
+        read(weight)
+
+
+Layer = tuple[Callable[[], Tensor], int]
+"""A linear layer with random weights on one token, and the bytes of its weight."""
+
+
+def _bf16(in_features: int, out_features: int, product: Callable[[Tensor, Tensor], Tensor] = linear16) -> Layer:
+    x, weight = _token(in_features), _weight(in_features, out_features)
+    return lambda: product(x, weight), weight.nbytes
+
+
+def _bf16_torch(in_features: int, out_features: int) -> Layer:
+    return _bf16(in_features, out_features, functional.linear)
+
+
+def _w4a8(in_features: int, out_features: int) -> Layer:
+    x, weight = _token(in_features), random_dot_weight((out_features, in_features), torch.Generator())
+    return lambda: linear(x, weight), weight.nbytes
+
+
+def _int8_weights(in_features: int, out_features: int) -> Layer:
+    x, scale = _token(in_features), torch.full((out_features,), 0.001, dtype=torch.bfloat16)
+    weight = torch.randint(-127, 128, (out_features, in_features), dtype=torch.int8)
+    return lambda: torch._weight_int8pack_mm(x, weight, scale), weight.nbytes  # pyright: ignore[reportPrivateImportUsage]  # no public name
+
+
+def _int8_dynamic(in_features: int, out_features: int) -> Layer:
+    layer = nn.Sequential(nn.Linear(in_features, out_features, bias=False))
+    quantized = torch.ao.quantization.quantize_dynamic(layer, {nn.Linear}, dtype=torch.qint8)
+    x = _token(in_features).float()
+    return lambda: quantized(x), in_features * out_features
+
+
+def _int4_dynamic(in_features: int, out_features: int) -> Layer:
+    codes = torch.randint(0, 256, (out_features, in_features // 2), dtype=torch.uint8)
+    weight = torch._dyn_quant_pack_4bit_weight(  # pyright: ignore[reportPrivateImportUsage]  # no public name
+        codes, torch.full((out_features, 1), 0.005), None, in_features, in_features, out_features
+    )
+    x = _token(in_features).float()
+    return (
+        lambda: torch._dyn_quant_matmul_4bit(  # pyright: ignore[reportPrivateImportUsage]  # no public name
+            x, weight, in_features, in_features, out_features
+        ),
+        codes.nbytes,
+    )
+
+
+#: Ours are bf16 and w4a8. Of torch: `linear`; `_weight_int8pack_mm`, 16-bit activations on 8-bit weights; a dynamically
+#: quantized `Linear` and `_dyn_quant_matmul_4bit`, 8-bit activations made of float32, which is all that they take.
+_LAYERS: dict[str, Callable[[int, int], Layer]] = {
+    "bf16": _bf16,
+    "bf16_torch": _bf16_torch,
+    "int8_weights": _int8_weights,
+    "int8_dynamic": _int8_dynamic,
+    "int4_dynamic": _int4_dynamic,
+    "w4a8": _w4a8,
+}
+
+
+def _token(features: int) -> Tensor:
+    return torch.randn(1, features).bfloat16()
+
+
+def _weight(in_features: int, out_features: int) -> Tensor:
+    return torch.empty(out_features, in_features, dtype=torch.bfloat16).normal_(0.0, 0.02)

@@ -1,0 +1,199 @@
+"""One token through a decoder of Llama's family on a CPU, in 16 bits or with 4-bit weights and 8-bit activations.
+
+SpinQuant Table 6. What differs between the precisions are the products and the online transforms; norms, rotary
+embeddings and attention are the same. It serves one text, token by token, and has no prefill.
+"""
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from reproduction.benchmarks.shapes import SHAPES
+from rotquant.foundation.errors import lookup
+from rotquant.kernels.cpu.layout import DotWeight
+from rotquant.kernels.cpu.operators import attention, hadamard, linear, linear16
+
+Weight = Tensor | DotWeight
+"""Floating-point numbers [out, in], or integers."""
+
+#: Rows of a random embedding.
+_FEW_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class CpuShape:
+    """Sizes of a decoder, and the base of its rotary embedding."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+
+    @classmethod
+    def named(cls, name: str) -> "CpuShape":
+        """A shape of `reproduction.benchmarks.shapes.SHAPES`.
+
+        Raises:
+            ConfigError: an unknown name.
+        """
+        shape = lookup(SHAPES, name, "unknown shape")
+        hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
+        return cls(
+            hidden=hidden,
+            intermediate=shape["intermediate_size"],
+            layers=shape["num_hidden_layers"],
+            heads=heads,
+            kv_heads=shape["num_key_value_heads"],
+            head_dim=shape.get("head_dim") or hidden // heads,
+            vocabulary=shape.get("vocab_size", 32000),
+        )
+
+    @property
+    def features(self) -> dict[str, tuple[int, int]]:
+        """(out, in) of a layer's weights; q, k and v are one, gate and up are one."""
+        inner, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "qkv": (inner + 2 * kv, self.hidden),
+            "o": (self.hidden, inner),
+            "gate_up": (2 * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate),
+        }
+
+
+@dataclass(frozen=True)
+class CpuLayer:
+    """A layer's weights as `CpuShape.features` has them; norm gains are fused into them."""
+
+    qkv: Weight
+    o: Weight
+    gate_up: Weight
+    down: Weight
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """All of them, in the order in which they are read."""
+        return self.qkv, self.o, self.gate_up, self.down
+
+
+class CpuCache:
+    """Keys and values [layers, kv_heads, capacity, head_dim] and how many tokens they are of; keys rotated by R3."""
+
+    def __init__(self, shape: CpuShape, capacity: int, dtype: torch.dtype, length: int = 0) -> None:
+        size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
+        self.keys, self.values, self.length = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype), length
+
+
+@dataclass(frozen=True)
+class CpuDecoder:
+    """Embedding, layers, norm and head. Fewer layers than the shape has take turns.
+
+    embedding: [tokens, hidden], its dtype being that of everything but integers. head: [vocabulary, hidden], a 16-bit
+        weight in every precision, as the library leaves it.
+    rotates: R3 and R4 act online (SpinQuant-hard); the weight of down_proj has R4's inverse in it.
+    product: how a weight of floating-point numbers is multiplied.
+    """
+
+    shape: CpuShape
+    embedding: Tensor
+    layers: tuple[CpuLayer, ...]
+    head: Tensor
+    rotates: bool = False
+    product: Callable[[Tensor, Tensor], Tensor] = linear16
+
+    def changed(self, **fields: Any) -> "CpuDecoder":
+        """A decoder of the same weights with other `fields`."""
+        return replace(self, **fields)
+
+    @functools.cached_property
+    def frequencies(self) -> Tensor:
+        """Of the rotary embedding, float32 [head_dim / 2]."""
+        exponents = torch.arange(0, self.shape.head_dim, 2, dtype=torch.float32) / self.shape.head_dim
+        return self.shape.rope_theta**-exponents
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The tensors of weights that a token reads, in order, as often as it reads them."""
+        read = [weight for index in range(self.shape.layers) for weight in self.layer(index).weights]
+        return [weight.codes if isinstance(weight, DotWeight) else weight for weight in (*read, self.head)]
+
+    def layer(self, index: int) -> CpuLayer:
+        """The weights of layer `index`."""
+        return self.layers[index % len(self.layers)]
+
+    @torch.no_grad()
+    def decode(self, token: int, cache: CpuCache) -> Tensor:
+        """Append a token to the cache; returns the logits [vocabulary] of the next."""
+        hidden = self.embedding[token : token + 1]  # [1, hidden]
+        turn = self._turn(cache.length)
+        for index in range(self.shape.layers):
+            layer = self.layer(index)
+            heads = self._linear(self._norm(hidden), layer.qkv)
+            hidden = hidden + self._linear(self._attend(heads, turn, cache, index), layer.o)
+            gate, up = self._linear(self._norm(hidden), layer.gate_up).chunk(2, dim=1)
+            inner = functional.silu(gate) * up
+            hidden = hidden + self._linear(hadamard(inner) if self.rotates else inner, layer.down)
+        cache.length += 1
+        return self.product(self._norm(hidden), self.head)[0]
+
+    def _linear(self, x: Tensor, weight: Weight) -> Tensor:
+        return linear(x, weight) if isinstance(weight, DotWeight) else self.product(x, weight)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, x.shape[-1:], eps=self.shape.norm_eps)
+
+    def _turn(self, position: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [head_dim] of a position's rotary embedding."""
+        angles = (position * self.frequencies).repeat(2)
+        return angles.cos().to(self.embedding.dtype), angles.sin().to(self.embedding.dtype)
+
+    def _attend(self, qkv: Tensor, turn: tuple[Tensor, Tensor], cache: CpuCache, index: int) -> Tensor:
+        """Attention of one token to the cache and itself: [1, (heads + 2 kv_heads) * head_dim] -> [1, heads * ...]."""
+        shape, (cos, sin) = self.shape, turn
+        several = qkv.view(-1, shape.head_dim)
+        turned = shape.heads + shape.kv_heads  # queries and keys
+        x = several[:turned]
+        first, second = x.chunk(2, dim=1)
+        x = x * cos + torch.cat([-second, first], dim=1) * sin
+        if self.rotates:
+            x = hadamard(x)
+        keys, values = cache.keys[index], cache.values[index]
+        keys[:, cache.length] = x[shape.heads :]
+        values[:, cache.length] = several[turned:]
+        y = attention(x[: shape.heads], keys, values, cache.length + 1)
+        return y.view(1, -1)
+
+
+def random_cpu_decoder(shape: CpuShape, weights: Literal["bf16", "w4a8"], *, layers: int, seed: int = 0) -> CpuDecoder:
+    """A decoder in bfloat16 of which `layers` layers have weights in memory, and the others take them in turn.
+
+    They are copies of random ones, since caches and memory know places and not values. The embedding holds a few tokens
+    only: a step reads one row of it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    make = random_dot_weight if weights == "w4a8" else _random_weight
+    first = CpuLayer(**{name: make(size, generator) for name, size in shape.features.items()})
+    made = (first, *(copy.deepcopy(first) for _ in range(1, min(layers, shape.layers))))
+    embedding = torch.randn(_FEW_TOKENS, shape.hidden, generator=generator).bfloat16()
+    return CpuDecoder(shape, embedding, made, _random_weight((shape.vocabulary, shape.hidden), generator))
+
+
+def random_dot_weight(size: tuple[int, int], generator: torch.Generator) -> DotWeight:
+    """Uniform codes [out, in] and a scale that makes them as large as weights are."""
+    codes = torch.randint(-8, 8, size, dtype=torch.int8, generator=generator)
+    return DotWeight.pack(codes, torch.full((size[0],), 0.005))
+
+
+def _random_weight(size: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """bfloat16 [out, in], standard deviation 0.02."""
+    return torch.empty(size, dtype=torch.bfloat16).normal_(0.0, 0.02, generator=generator)

@@ -1,0 +1,95 @@
+"""Time of one decoding step of attention: the new token enters the cache, then its queries attend to all of it.
+
+QuaRot Table 15 (append and decode of the 2048th token, App. A.10). Neither side applies RoPE, as in the paper. The
+16-bit baseline keeps keys and values in one static tensor and takes torch's fastest attention for the shape.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reproduction.benchmarks.arguments.gpu import DecodeAttentionArguments, PrefixedAttentionArguments
+from reproduction.benchmarks.gpu.baselines import fastest_attention
+from reproduction.benchmarks.timing.case import Case, Measurements, gpu, measure
+from rotquant.kernels.attention.cache import Int4KVCache
+from rotquant.kernels.attention.operator import kv_append, kv_attention
+from rotquant.kernels.hadamard.operator import hadamard
+
+
+def decode_attention(arguments: DecodeAttentionArguments) -> Measurements:
+    """Seconds of append and attention for one token of every sequence."""
+    build = float_case if arguments.implementation == "fp16" else int4_case
+    return measure(build(arguments, gpu()))
+
+
+def prefixed_attention(arguments: PrefixedAttentionArguments) -> Measurements:
+    """Seconds of the same behind a prefix."""
+    return measure(int4_case(arguments, gpu(), arguments.prefix))
+
+
+def float_case(a: DecodeAttentionArguments, device: torch.device) -> Case:
+    """Append by one copy of key and value, attention by torch."""
+    q = torch.randn(a.batch, a.heads, 1, a.head_dim, dtype=torch.float16, device=device)
+    new = torch.randn(2, a.batch, a.kv_heads, 1, a.head_dim, dtype=torch.float16, device=device)
+    cache = torch.randn(2, a.batch, a.kv_heads, a.cache, a.head_dim, dtype=torch.float16, device=device)
+    attend = fastest_attention(q, cache[0], cache[1])
+
+    def run(q: Tensor, new: Tensor, cache: Tensor) -> Tensor:
+        cache[:, :, :, -1:].copy_(new)
+        return attend(q, cache[0], cache[1])
+
+    return Case(run, (q, new, cache), _operations(a))
+
+
+def int4_case(a: DecodeAttentionArguments, device: torch.device, prefix: int = 0) -> Case:
+    """Our kernels on a cache of random codes, behind so many tokens of 16 bits.
+
+    A transform in float16 takes kernels of its own, as in the paper.
+    """
+    rotate, half = a.hadamard == "float32", a.hadamard == "float16"
+    q = torch.randn(a.batch, a.heads, a.head_dim, dtype=torch.float16, device=device)
+    k, v = torch.randn(2, a.batch, 1, a.kv_heads, a.head_dim, dtype=torch.float16, device=device)
+    cache = random_cache(a, device, prefix)
+    lengths, counters, clip = cache.lengths, cache.counters, (cache.clip_k, cache.clip_v)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *cached: Tensor) -> Any:
+        if half:
+            q, k = _transformed(q), _transformed(k)
+        pools, before = cached[:4], cached[4:] or (None, None)
+        kv_append(k, v, None, None, *pools, lengths, None, rotate, *clip)
+        return kv_attention(q, None, None, *pools, *before, lengths, 1, None, counters, rotate)
+
+    pools = (cache.k_codes, cache.v_codes, cache.k_params, cache.v_params)
+    before = () if cache.k_prefix is None or cache.v_prefix is None else (cache.k_prefix, cache.v_prefix)
+    return Case(run, (q, k, v, *pools, *before), _operations(a))
+
+
+def random_cache(a: DecodeAttentionArguments, device: torch.device, prefix: int = 0) -> Int4KVCache:
+    """A cache that holds one token less than `a.cache` behind the prefix, of random codes, and has room for it."""
+    size = (2, a.kv_heads, prefix, a.head_dim)
+    keys, values = torch.randn(size, dtype=torch.float16, device=device)
+    scale = torch.full((a.kv_heads,), 0.015, device=device)
+    cache = Int4KVCache.allocate(
+        *(a.batch, prefix + a.cache, a.kv_heads, a.head_dim),
+        device=device,
+        prefix=(keys, values) if prefix else None,
+        scales=(scale, scale.clone()) if a.implementation == "int4-static" else None,
+    )
+    cache.lengths.fill_(prefix + a.cache - 1)
+    for codes in (cache.k_codes, cache.v_codes):
+        codes.random_(0, 256)
+    if a.implementation != "int4-static":
+        for params in (cache.k_params, cache.v_params):
+            params[..., 0].uniform_(0.01, 0.02)
+            params[..., 1].fill_(7)
+    return cache
+
+
+def _transformed(x: Tensor) -> Tensor:
+    """The Hadamard transform of every head, computed in float16."""
+    return hadamard(x.view(-1, x.shape[-1]), 0, False, True).view_as(x)
+
+
+def _operations(a: DecodeAttentionArguments) -> float:
+    return 4.0 * a.batch * a.heads * a.cache * a.head_dim

@@ -1,0 +1,168 @@
+"""What optimizing takes on a GPU: learning a model's rotations, and GPTQ of it (SpinQuant A.7, Table 15).
+
+Both are the library's own code on random weights and tokens: time and memory do not depend on their values. Where not
+all steps or layers are done, what the rest would take follows from those that were, and a cell's arguments say so.
+"""
+
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from reproduction.benchmarks.arguments.learning import CalibrateArguments, LearnRotationsArguments
+from reproduction.benchmarks.learning.models import random_model_on, shape_config
+from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.timing.case import Measurements, gpu
+from rotquant.foundation.errors import KernelError
+from rotquant.methods.spinquant.learning import learn_rotations
+from rotquant.models.stream import memory_peak, reset_memory_peak
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.weights.build import build_weights
+
+#: Steps between measurements of the end-to-end signal-to-noise ratio: what the workflow does, and part of the time.
+_SNR_EVERY = 10
+_SEED = 0
+
+
+def learn(arguments: LearnRotationsArguments) -> Measurements:
+    """Seconds of learning R1 and every R2 of SpinQuant-hard W16A4KV4 in bfloat16, and the memory it takes.
+
+    Returns:
+        seconds: of the whole learning, from the model on its GPU to the rotations; see `learning_seconds`.
+        step_seconds: of an ordinary step, with the fastest and the slowest. taken: how many steps were taken.
+        setup_seconds: before and after the steps. peak_bytes: allocated by torch on the GPU that had most;
+        all_peak_bytes: on all GPUs together.
+
+    Raises:
+        ConfigError: an unknown shape.
+        KernelError: there are not so many GPUs.
+        RecipeError: the weights do not fit them.
+    """
+    a, devices = arguments, _gpus(arguments.gpus)
+    free_all()
+    model = random_model_on(devices, shape_config(a.shape), torch.bfloat16, _SEED)
+    recipe, samples = _learning_recipe(a), random_tokens(model.config.vocab_size, a.batch_size, a.tokens)
+    times: list[float] = []
+    for device in devices:
+        reset_memory_peak(device)
+    start = _now()
+    learn_rotations(
+        model,
+        recipe,
+        _SEED,
+        samples,
+        progress=False,
+        snr_every=_SNR_EVERY,
+        callback=lambda _: times.append(_now() - start),
+    )
+    seconds, peaks = learning_seconds(a, times, _now() - start), list(map(memory_peak, devices))
+    return seconds | {"peak_bytes": Measurement(max(peaks), "B"), "all_peak_bytes": Measurement(sum(peaks), "B")}
+
+
+def learning_seconds(arguments: LearnRotationsArguments, times: Sequence[float], end: float) -> Measurements:
+    """The times of a learning from when its steps were done.
+
+    Every tenth step and the last also compute the float network, for the signal-to-noise ratio. In a shortened learning
+    the ordinary steps are as long as the median of those that were taken, the longer ones as the last. What the first
+    step takes beyond such a longer one, as libraries start, belongs to the set-up.
+
+    Args:
+        times: seconds from the start to the end of each step that was taken. end: to the end of everything.
+    """
+    steps = [after - before for before, after in itertools.pairwise(times)]  # all but the first
+    longer = steps[-1]
+    ordinary = [seconds for step, seconds in enumerate(steps, 1) if not _measures(step, len(times))]
+    median, low, high = statistics.median(ordinary), min(ordinary), max(ordinary)
+    setup = times[0] - longer + end - times[-1]
+    total = Measurement(end, "s")
+    if len(times) < arguments.steps:
+        number = sum(_measures(step, arguments.steps) for step in range(arguments.steps))
+        rest, others = setup + number * longer, arguments.steps - number
+        total = Measurement(rest + others * median, "s", rest + others * low, rest + others * high, len(ordinary))
+    return {
+        "seconds": total,
+        "step_seconds": Measurement(median, "s", low, high, len(ordinary)),
+        "setup_seconds": Measurement(setup, "s"),
+        "taken": Measurement(len(times), "steps"),
+    }
+
+
+def _measures(step: int, steps: int) -> bool:
+    """Whether a step also measures the signal-to-noise ratio, as `learn_rotations` decides."""
+    return step % _SNR_EVERY == 0 or step + 1 == steps
+
+
+def gptq(arguments: CalibrateArguments) -> Measurements:
+    """Seconds of GPTQ W4 with weight clip search, of all linear layers in decoder layers, in bfloat16.
+
+    The model lies on the GPU, as it does while its rotations are learned.
+
+    Returns:
+        seconds: of the whole model. layer_seconds: of one decoder layer, where layers were left out.
+
+    Raises:
+        ConfigError: an unknown shape.
+        KernelError: there is no GPU.
+    """
+    a, device = arguments, gpu()
+    layers = shape_config(a.shape).num_hidden_layers
+    _quantize(a, device, 1)  # libraries start, kernels are loaded
+    if a.layers is None:
+        return {"seconds": Measurement(_quantize(a, device, layers), "s")}
+    fewer, more = (_quantize(a, device, number) for number in a.layers)
+    layer = (more - fewer) / (a.layers[1] - a.layers[0])
+    return {
+        "seconds": Measurement(more + (layers - a.layers[1]) * layer, "s"),
+        "layer_seconds": Measurement(layer, "s"),
+    }
+
+
+def _quantize(a: CalibrateArguments, device: torch.device, layers: int) -> float:
+    """Seconds of the weights stage on a model of so many layers."""
+    free_all()
+    model = random_model_on((device,), shape_config(a.shape, layers), torch.bfloat16, _SEED)
+    samples = random_tokens(model.config.vocab_size, a.samples, a.tokens)
+    start = _now()
+    build_weights(model, None, preset("gptq"), _SEED, samples, device=device, progress=False)
+    return _now() - start
+
+
+def _learning_recipe(a: LearnRotationsArguments) -> Recipe:
+    """SpinQuant-hard as its table has it: activations and KV cache in 4 bits while learning."""
+    settings = {"steps": a.taken or a.steps, "batch_size": a.batch_size}
+    return override(preset("spinquant-hard"), {"methods": {"spinquant": settings}}, "benchmark")
+
+
+def random_tokens(vocabulary: int, samples: int, tokens: int) -> Tensor:
+    return torch.randint(vocabulary, (samples, tokens), generator=torch.Generator().manual_seed(_SEED))
+
+
+def _gpus(number: int) -> tuple[torch.device, ...]:
+    """The first GPUs.
+
+    Raises:
+        KernelError: there are fewer.
+    """
+    gpu()
+    found = torch.cuda.device_count()
+    if found < number:
+        raise KernelError(f"this needs {number} GPUs, and torch sees {found}.")
+    return tuple(torch.device("cuda", index) for index in range(number))
+
+
+def _now() -> float:
+    """Seconds by the host's clock, once all GPUs have done what they were given."""
+    for index in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(index)
+    return time.perf_counter()
+
+
+def free_all() -> None:
+    """Give back what earlier cells left, so that peaks and places for weights are this one's alone."""
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -1,0 +1,124 @@
+"""What quantization-aware training takes on a GPU: time and memory of BitDistiller's and RCP's steps (RCP Table 8).
+
+It is the library's own training on random weights and tokens, stopped after a few steps: neither time nor memory
+depends on their values, and all steps are alike. What layers that are left out would take follows from those there are.
+"""
+
+import contextlib
+import itertools
+import statistics
+import time
+from typing import cast
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from reproduction.benchmarks.arguments.learning import DistillArguments
+from reproduction.benchmarks.learning.benchmarks import free_all, random_tokens
+from reproduction.benchmarks.learning.models import random_model_on, shape_config
+from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.timing.case import Measurements, gpu
+from rotquant.models.stream import memory_peak, reset_memory_peak
+from rotquant.qat.engine import Engine
+from rotquant.qat.method import SelfDistillation
+from rotquant.qat.training import Training
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.weights.stage import Stage
+
+_SEED = 0
+_PRESETS = {"BitDistiller": "bitdistiller", "BitDistiller rotated": "bitdistiller-rotated", "RCP": "rcp"}
+
+
+def distill(arguments: DistillArguments) -> Measurements:
+    """Seconds and memory of training a model of bfloat16, from parameters, gradients and moments in float32.
+
+    Returns:
+        seconds: of all steps of the training. step_seconds: of one, with the fastest and the slowest where the model is
+        whole. peak_bytes: allocated by torch while steps are taken. layer_seconds, layer_bytes: what one decoder layer
+        adds, where layers were left out.
+
+    Raises:
+        ConfigError: an unknown shape.
+        KernelError: there is no GPU.
+    """
+    a, layers = arguments, shape_config(arguments.shape).num_hidden_layers
+    if a.layers is None:
+        times, peak = _costs(a, layers)
+        step = Measurement(statistics.median(times), "s", min(times), max(times), len(times))
+        left = {}
+    else:
+        (fewer, less), (more, greater) = (_costs(a, number) for number in a.layers)
+        between, rest = a.layers[1] - a.layers[0], layers - a.layers[1]
+        layer = (statistics.median(more) - statistics.median(fewer)) / between
+        added = (greater - less) / between
+        step, peak = Measurement(statistics.median(more) + rest * layer, "s"), greater + rest * added
+        left = {"layer_seconds": Measurement(layer, "s"), "layer_bytes": Measurement(added, "B")}
+    low, high = (None if end is None else a.steps * end for end in (step.low, step.high))
+    return {
+        "seconds": Measurement(a.steps * step.value, "s", low, high, step.replays),
+        "step_seconds": step,
+        "peak_bytes": Measurement(peak, "B"),
+        **left,
+    }
+
+
+def _costs(a: DistillArguments, layers: int) -> tuple[list[float], int]:
+    """Seconds of the steps behind the first two on a model of so many layers, and the memory that they take."""
+    free_all()
+    device = gpu()
+    model = random_model_on((device,), shape_config(a.shape, layers), torch.bfloat16, _SEED)
+    model.requires_grad_(True)
+    recipe = _recipe(a)
+    ((name, settings),) = recipe.methods.items()
+    texts = {name: random_tokens(model.config.vocab_size, a.samples, a.tokens)}
+    stage = Stage(model, recipe, None, _SEED, device, None, texts=texts)
+    training = _Started(stage, cast(SelfDistillation, settings), Engine(device))
+    clock = _Clock(device, a.taken)
+    with register_optimizer_step_post_hook(clock), contextlib.suppress(_EnoughError):
+        training.run()
+    return [after - before for before, after in itertools.pairwise(clock.times)][1:], memory_peak(device)
+
+
+def _recipe(a: DistillArguments) -> Recipe:
+    """The method as its preset has it; the teacher's confidence is given and the text read, since steps are timed."""
+    recipe = preset(_PRESETS[a.method])
+    ((name, _),) = recipe.methods.items()
+    text = {"samples": a.samples, "sequence_length": a.tokens}
+    settings = {"text": text, "epochs": a.epochs, "batch_size": a.batch_size, "confidence": 0.5}
+    settings |= {"temperature": None, "validation_share": 0.0}
+    return override(recipe, {"methods": {name: settings}}, "benchmark")
+
+
+class _Started(Training):
+    """A training whose clips begin nowhere in particular: the search for them is no part of a step."""
+
+    def _begin(self, resumed: bool) -> None:
+        """Make the quantizers alone, as where a checkpoint has their parameters."""
+        del resumed
+        super()._begin(True)
+
+
+class _EnoughError(Exception):
+    """So many steps were taken as are timed."""
+
+
+class _Clock:
+    """Notes when each step has changed the parameters, and stops after some.
+
+    The optimizer calls it. The memory that is taken before the second step does not count.
+    """
+
+    def __init__(self, device: torch.device, steps: int) -> None:
+        self.device = device
+        self.steps = steps
+        self.times: list[float] = []
+
+    def __call__(self, *_: object) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.times.append(time.perf_counter())
+        if len(self.times) == 1:
+            reset_memory_peak(self.device)
+        if len(self.times) == self.steps:
+            raise _EnoughError

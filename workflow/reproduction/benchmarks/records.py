@@ -1,0 +1,143 @@
+"""Records: what a speed table's cells took on a named GPU, with everything needed to judge and to repeat it.
+
+A record is one JSON file per table, written whole and grown cell by cell; results/bench/<gpu>/ holds those that are
+committed. A cell holds numbers or the reason why it has none. Nothing here imports torch.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from rotquant.foundation.data import Frozen, first_problem
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import canonical_json, read_json, short_hash, write_json
+
+if TYPE_CHECKING:
+    from reproduction.benchmarks.timing.gpu import Timing
+
+BENCH = Path("results/bench")
+SPEED = Path("results/speed")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number with its unit (SI: s, B, op) and, where it was timed, its spread.
+
+    value: the median. low, high: tenth and ninetieth percentile of the replays, None for numbers that have no spread.
+    """
+
+    value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    unit: str
+    low: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    high: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    replays: int | None = None
+    calls_per_replay: int | None = None
+
+    @classmethod
+    def of(cls, timing: "Timing", per_call: float = 1.0) -> "Measurement":
+        """Seconds of a timing, each divided by `per_call`, such as the tokens that one call processes."""
+        median, low, high = (seconds / per_call for seconds in (timing.median, timing.low, timing.high))
+        return cls(median, "s", low, high, timing.replays, timing.calls_per_replay)
+
+    @property
+    def spread(self) -> float | None:
+        """Half the distance between the percentiles, as a share of the median."""
+        if self.low is None or self.high is None or not self.value:
+            return None
+        return (self.high - self.low) / 2 / self.value
+
+
+class CellRecord(Frozen):
+    """One cell: a benchmark with its arguments, and either quantities or the reason why there are none.
+
+    code: digest of the kernels and modules that were measured. sitting: number of the sitting in the record.
+    seconds: wall time that measuring took, set-up included.
+    """
+
+    benchmark: str
+    arguments: dict[str, Any]
+    code: str
+    sitting: int = Field(ge=0)
+    seconds: float
+    quantities: dict[str, Measurement] = Field(default_factory=dict)
+    missing: str | None = None
+
+    @model_validator(mode="after")
+    def _numbers_or_a_reason(self) -> "CellRecord":
+        if bool(self.quantities) == bool(self.missing):
+            raise ValueError("a cell holds either quantities or the reason why it has none")
+        if "seconds" in self.quantities and not self.quantities["seconds"].value:
+            raise ValueError("nothing takes no time")
+        cell_key(self.benchmark, self.arguments)  # raises ValueError for a number that is none
+        return self
+
+    @property
+    def key(self) -> str:
+        """What identifies the measurement, see `cell_key`."""
+        return cell_key(self.benchmark, self.arguments)
+
+
+class Sitting(Frozen):
+    """One uninterrupted go of measuring: the circumstances, and the state of the GPU before and after."""
+
+    environment: dict[str, Any]
+    gpu_before: dict[str, Any]
+    gpu_after: dict[str, Any] | None = None
+
+
+class Record(Frozen):
+    """All measured cells of one table on one GPU."""
+
+    table: str
+    gpu: str
+    sittings: tuple[Sitting, ...]
+    cells: tuple[CellRecord, ...]
+
+    @model_validator(mode="after")
+    def _cells_have_sittings(self) -> "Record":
+        if any(cell.sitting >= len(self.sittings) for cell in self.cells):
+            raise ValueError("a cell is of a sitting that is not there")
+        return self
+
+    @property
+    def by_key(self) -> dict[str, CellRecord]:
+        """The cells by key."""
+        return {cell.key: cell for cell in self.cells}
+
+
+def cell_key(benchmark: str, arguments: dict[str, Any]) -> str:
+    """What identifies a measurement on one machine: benchmark and complete arguments."""
+    return short_hash(canonical_json([benchmark, arguments]))
+
+
+def gpu_folder(name: str) -> str:
+    """The folder of a GPU's records: "NVIDIA H200" is nvidia-h200."""
+    return "-".join(name.lower().split())
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a record atomically."""
+    write_json(path, record.model_dump(mode="json", exclude_none=True))
+
+
+def read_record(path: Path, table: str) -> Record:
+    """Read the record of a table.
+
+    Raises:
+        ResultError: it is missing, damaged or of another table.
+    """
+    data = read_json(path, "record")
+    try:
+        record = Record.model_validate(data)
+    except ValidationError as error:
+        raise ResultError(f"record {path} is damaged ({first_problem(error)}); measure it again.") from None
+    if record.table != table:
+        raise ResultError(f"record {path} is of {record.table}, not of {table}.")
+    return record
+
+
+def committed(root: Path, table: str) -> dict[str, Path]:
+    """The committed records of a table by the folder of their GPU."""
+    return {path.parent.name: path for path in sorted((root / BENCH).glob(f"*/{table}.json"))}

@@ -1,0 +1,1 @@
+"""What claims of the papers ask of our numbers, and the verdicts."""

@@ -1,0 +1,309 @@
+"""Claims: statements of a paper about a table, decided by the table's numbers, ours and the paper's own.
+
+The rule. A check says in which region an effect lies: a gain above 0, a loss of at most 2 %. Of our numbers the effect
+is the mean of paired differences over the same seeds and the same windows or items, with a 95 % interval (`estimates`).
+A comparison *holds* where the whole interval lies in the region and is *contradicted* where all of it lies outside,
+each with a probability of 2.5 % at most where the truth lies on the border; between it is *undecided*, with the number
+of seeds or items that would decide it at this effect and this noise.
+
+A claim of several comparisons holds where all do: since all must, their number calls for no allowance (Berger 1982,
+intersection-union tests). It is contradicted where one is, and there the number counts: by Holm's rule (1979) the
+probability that any is contradicted wrongly stays at 2.5 %, at 5 % where a region has two borders that are near.
+
+What has no noise, a fact of one network or the paper's printed number, is compared as it is. Something random that has
+run with one seed decides nothing. *Not checkable* is what lacks a number or its noise, what overflowed, and what was
+measured on different windows or items. So is a direction of rows at chance, none of which is above what a network that
+knows nothing scores (`guessing`): there neither accuracy nor the log-odds of the same answers say which is better. An
+Inf or NaN that a paper prints is its word for a network that broke down, and ranks worst. No network is compared with
+itself, under whatever names, and columns computed by the same runs count once. A column where what the claim takes for
+granted is not so by our numbers is not compared (`given`).
+
+A claim's mechanism is judged anywhere, what it says of the paper's setting on the paper's own models or its GPU alone,
+and a fact nowhere (`study.checks`). What is not reproduced is followed by what its experiment found.
+
+On stand-ins a mechanism is decided on the finest quantity of the same runs: KL divergence from the full-precision model
+in place of perplexity, log-odds of the right answer in place of accuracy. Every number of the rows that are compared
+must be known by it, and none be the full-precision model's own KL, which is 0 whatever any row does. The paper's
+quantity is shown beside it and decides nothing; where it says the opposite, the page says so. On the paper's own models
+the paper's quantity decides, as it does anywhere of how large a loss is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from reproduction.claims.effects import CHECKS, Numbers, View
+from reproduction.claims.findings import Decision, Finding, allowing_for_their_number
+from reproduction.claims.given import not_given
+from reproduction.frame.values import Values, known_quantities, numbers_of
+from reproduction.run.results import RunResult, read_result, run_path
+from reproduction.tables.checks import (
+    About,
+    Claim,
+    Given,
+    Statement,
+    is_direction,
+    named_by_experiment,
+    names_in,
+    quantities_in,
+)
+from reproduction.tables.project import Project
+from reproduction.tables.quantities import KL, Quantity
+from reproduction.tables.tables import Table
+from reproduction.words.describe import is_about_models, is_stand_in
+from rotquant.foundation.errors import ResultError, lookup
+
+Shown = Literal["reproduced", "not reproduced", "undecided", "not checkable", "not tested here"]
+Results = Mapping[str, RunResult]
+Check = Mapping[str, Mapping[str, Any]]
+
+_WORDS: dict[Decision, Shown] = {
+    "holds": "reproduced",
+    "contradicted": "not reproduced",
+    "undecided": "undecided",
+    "not checkable": "not checkable",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one set of numbers says about a check. `missing` names what could not be compared for want of a number."""
+
+    findings: tuple[Finding, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def decision(self) -> Decision:
+        """The rule for several comparisons; what is not checkable among them leaves the rest without a verdict."""
+        found = [finding.decision for finding in self.findings if finding.compares]
+        if "contradicted" in found:
+            return "contradicted"
+        if not found or "not checkable" in found:
+            return "not checkable"
+        return "undecided" if "undecided" in found else "holds"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The verdict on one check of a claim by our numbers and by the paper's own. judged: whether ours decide.
+
+    on: the quantity that decides. by, second: the paper's quantity and what it says here, where another one decides.
+    """
+
+    ours: Verdict
+    papers: Verdict
+    judged: bool = True
+    on: Quantity | None = None
+    by: Quantity | None = None
+    second: Verdict | None = None
+
+    @property
+    def here(self) -> Shown:
+        """The decision by our numbers."""
+        return _WORDS[self.ours.decision] if self.judged else "not tested here"
+
+    @property
+    def there(self) -> Shown | None:
+        """What the paper's quantity would say where another one decides."""
+        return None if self.second is None else _WORDS[self.second.decision]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A claim with an answer to each of its checks, and by our numbers to that of its experiment.
+
+    experiment: None where there is none, where it is not needed, and where its numbers are not computed.
+    """
+
+    claim: Statement
+    answers: Mapping[About, Answer]
+    experiment: Verdict | None = None
+
+    @property
+    def mechanism(self) -> Answer | None:
+        """The answer about its direction."""
+        return self.answers.get("mechanism")
+
+    @property
+    def setting(self) -> Answer | None:
+        """The answer about the paper's setting."""
+        return self.answers.get("setting")
+
+    @property
+    def fact(self) -> Answer | None:
+        """The numbers of what is not judged."""
+        return self.answers.get("fact")
+
+    @property
+    def is_not_reproduced(self) -> bool:
+        """Whether something that is judged is not reproduced."""
+        return _calls_for_a_cause(self.answers)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many mechanisms are reproduced, not reproduced, undecided and not checkable."""
+
+    reproduced: int = 0
+    not_reproduced: int = 0
+    undecided: int = 0
+    unchecked: int = 0
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return self.reproduced + self.not_reproduced + self.undecided + self.unchecked
+
+
+def outcomes(project: Project, table: Table, values: Values, results: Results) -> tuple[Outcome, ...]:
+    """Every claim of a table, decided by our numbers and by all that the paper prints, column computed here or not.
+
+    Without a column to compute nothing says what the claims are about, and none is decided.
+
+    Args:
+        results: the runs behind the values by key, which know the windows or items; some may be missing.
+
+    Raises:
+        ConfigError: a claim about a quantity that is neither measured nor printed.
+    """
+    measured = project.quantities(table)
+    if not measured:
+        return ()
+    known, main = known_quantities(project, table, values), measured[0]
+    endpoints = project.endpoints(table)
+    unknown = f"table {table.id}: a claim is about the unknown quantity"
+    found = []
+    for claim in table.claims:
+        quantity = main if claim.quantity is None else lookup(known, claim.quantity, unknown)
+        for name in (bound for check in claim.checks.values() for bound in quantities_in(check)):
+            lookup(known, name, unknown)
+        answers: dict[About, Answer] = {}
+        for about, check in claim.checks.items():
+            ours = judge(check, table, values.ours, quantity, results, claim.columns, claim.given)
+            papers = judge(check, table, values.published, quantity, columns=claim.columns)
+            own = _is_the_papers(project, table, claim.columns)
+            finer = None
+            if about == "mechanism" and not own:
+                finer = endpoint(check, endpoints, quantity, values.ours, claim.columns)
+            if finer is None:
+                said = about == "mechanism" and any(one.decides == quantity.name for one in endpoints)
+                judged = about == "mechanism" or own
+                answers[about] = Answer(ours, papers, judged, quantity if said else None)
+            else:
+                decides = judge(check, table, values.ours, finer, results, claim.columns, claim.given)
+                answers[about] = Answer(decides, papers, on=finer, by=quantity, second=ours)
+        tested = _tested(project, table, claim) if _calls_for_a_cause(answers) else None
+        found.append(Outcome(claim, answers, tested))
+    return tuple(found)
+
+
+def endpoint(
+    check: Check,
+    known: Sequence[Quantity],
+    quantity: Quantity,
+    numbers: Numbers,
+    columns: Sequence[str] | None = None,
+) -> Quantity | None:
+    """The finer quantity that decides a check in place of another, or None where that one decides itself.
+
+    It must be a question of direction, and all its rows have the finer quantity wherever they have the other. KL is no
+    measure of the full-precision model, whose own is exactly 0.
+    """
+    finer = next((one for one in known if one.decides == quantity.name), None)
+    if finer is None or not is_direction(check):
+        return None
+    rows = {name for kind, name in names_in(check) if kind == "row"}
+    places = [
+        (row, column)
+        for row, column, name in numbers
+        if name == quantity.name and row in rows and (columns is None or column in columns)
+    ]
+    found = [numbers.get((row, column, finer.name)) for row, column in places]
+    if not found or None in found:
+        return None
+    exact = finer.key == KL.name and any(one is not None and one.mean == 0 for one in found)
+    return None if exact else finer
+
+
+def _is_the_papers(project: Project, table: Table, columns: Sequence[str] | None) -> bool:
+    """Whether all columns that a claim is about are the paper's own models, or no model takes part."""
+    computed = {column: project.slot(table, column) for column in project.columns(table)}
+    asked = [computed[name] for name in columns or computed if name in computed]
+    return not is_about_models(table) or not any(map(is_stand_in, asked))
+
+
+def _calls_for_a_cause(answers: Mapping[About, Answer]) -> bool:
+    return any(answers[about].here == "not reproduced" for about in ("mechanism", "setting") if about in answers)
+
+
+def _tested(project: Project, table: Table, claim: Claim) -> Verdict | None:
+    """What a claim's experiment says by our numbers; None without one, or where some of its runs are not computed."""
+    if (experiment := claim.experiment) is None:
+        return None
+    target = project.table(experiment.target or table.id)
+    inherited = claim if target.id == table.id else None
+    columns = experiment.columns or (inherited and inherited.columns)
+    name = experiment.quantity or (inherited and inherited.quantity)
+    measured = {quantity.name: quantity for quantity in project.quantities(target)}
+    unknown = f"table {table.id}: an experiment is about the unknown quantity"
+    quantity = lookup(measured, name or next(iter(measured)), unknown)
+    rows = {name for kind, name in named_by_experiment(experiment) if kind == "row"}
+    cells = [
+        cell for cell in project.cells(target.id) if cell.row in rows and cell.column in (columns or (cell.column,))
+    ]
+    try:
+        found = {run.key: read_result(project.root / run_path(run.key)) for cell in cells for run in cell.runs}
+    except ResultError:
+        return None
+    numbers = numbers_of(cells, found)
+    decisive = deciding(project, target, experiment.check, quantity, numbers, columns)
+    return judge(experiment.check, target, numbers, decisive, found, columns)
+
+
+def deciding(
+    project: Project,
+    target: Table,
+    check: Check,
+    quantity: Quantity,
+    numbers: Numbers,
+    columns: Sequence[str] | None = None,
+) -> Quantity:
+    """What decides a check of an experiment: the finer quantity on stand-ins, where it can."""
+    if _is_the_papers(project, target, columns):
+        return quantity
+    return endpoint(check, project.endpoints(target), quantity, numbers, columns) or quantity
+
+
+def score(decided: Sequence[Outcome]) -> Score:
+    """Count the mechanisms by our numbers; settings and facts are no part of a score."""
+    found = [outcome.mechanism.here for outcome in decided if outcome.mechanism is not None]
+    return Score(*(found.count(name) for name in _WORDS.values()))
+
+
+def judge(
+    check: Check,
+    table: Table,
+    numbers: Numbers,
+    quantity: Quantity,
+    results: Results | None = None,
+    columns: Sequence[str] | None = None,
+    given: Given | None = None,
+) -> Verdict:
+    """Decide a check by the given numbers of one quantity: ours with their `results`, or the paper's.
+
+    Args:
+        columns: those that it is about; default all.
+        given: what it takes for granted, asked of our numbers alone.
+    """
+    ((kind, arguments),) = check.items()
+    chosen = [column.name for column in table.columns if columns is None or column.name in columns]
+    rows = [name for kind, name in names_in(check) if kind == "row"]
+    absent: dict[str, list[Finding | str]] = {}
+    if given is not None:
+        beside = View(quantity, chosen, numbers, results, [*rows, *given.rows])
+        absent = not_given(beside, given)
+        chosen = [column for column in beside.columns if column not in absent]
+    view = View(quantity, chosen, numbers, results, rows, direction=is_direction(check))
+    found = [*CHECKS[kind](view, **arguments), *(one for said in absent.values() for one in said)]
+    findings = allowing_for_their_number([result for result in found if isinstance(result, Finding)])
+    return Verdict(findings, tuple(dict.fromkeys(result for result in found if isinstance(result, str))))

@@ -1,0 +1,463 @@
+"""The kinds of checks (`study.checks`): each names the effects that it is about, and the region that they must lie in.
+
+Which of two numbers is better follows the quantity: lower for perplexity, higher for accuracy. A gain is by how much
+a row is better than another, a loss by how much it is worse. What lacks a number is named and left out.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
+
+from reproduction.claims.estimates import MOST, Array, Estimate, Interval, deviation_ratio
+from reproduction.claims.findings import ABOVE_ZERO, Effect, Finding, Region
+from reproduction.claims.guessing import knowing_nothing
+from reproduction.claims.pairing import same_items, source
+from reproduction.frame.values import Number, Place, observed
+from reproduction.run.results import RunResult
+from reproduction.tables.quantities import OF_WINDOWS, PERPLEXITY, Quantity
+
+Numbers = Mapping[Place, Number]
+"""Numbers by (row, column, quantity)."""
+
+Results = Iterator[Finding | str]
+"""Findings, and the places that lack a number."""
+
+
+_OTHER_ITEMS = "measured on different windows or items, so that they cannot be paired; compute them again together"
+_ONE_RUN = "the same run, so that nothing is compared"
+_SAME_NETWORK = "equal on all {}: one network under two names, so that nothing is compared"
+_AT_CHANCE = "at chance: none is above {}, which knowing nothing scores"
+_BROKEN = Estimate.exact(math.nan)
+
+
+class View:
+    """What one check is decided by: the numbers of one quantity, and the columns it is about, none computed twice.
+
+    results: the runs behind numbers of ours; None for the paper's. rows: those that it is about; columns with the same
+    runs in all of them are one. direction: whether it asks which of its rows is better or nearer, which rows that are
+    all at chance cannot say; a bound on a difference or on one row they can miss.
+    """
+
+    def __init__(
+        self,
+        quantity: Quantity,
+        columns: Sequence[str],
+        numbers: Numbers,
+        results: Mapping[str, RunResult] | None,
+        rows: Sequence[str],
+        *,
+        direction: bool = False,
+    ) -> None:
+        self.quantity, self.results, self.direction, self._all = quantity, results, direction, numbers
+        self.numbers = {(row, column): one for (row, column, name), one in numbers.items() if name == quantity.name}
+        runs: dict[object, str] = {}
+        for column in columns:
+            same = tuple(self.numbers[row, column].runs for row in rows if (row, column) in self.numbers)
+            runs.setdefault(same if any(same) else column, column)
+        self.columns = tuple(runs.values())
+        self._estimates: dict[tuple[str, str], Estimate] = {}
+
+    @property
+    def printed(self) -> bool:
+        """Whether the numbers are the paper's."""
+        return self.results is None
+
+    def estimate(self, row: str, column: str) -> Estimate:
+        """A number as an estimate; inf where a paper says that it broke down."""
+        if (row, column) not in self._estimates:
+            self._estimates[row, column] = self._estimate(self.numbers[row, column])
+        return self._estimates[row, column]
+
+    def _estimate(self, number: Number) -> Estimate:
+        if not self.quantity.checkable(number.mean):
+            return Estimate.exact(math.inf if self.quantity.better == "lower" else -math.inf)
+        if self.results is None or not number.values or not math.isfinite(number.mean):
+            return Estimate.exact(number.mean)
+        return self._observed(self.quantity.key, number)
+
+    def _observed(self, key: str, number: Number) -> Estimate:
+        """A number of ours, by its key in result files, with the windows or items of its runs where they are known."""
+        runs = [(self.results or {}).get(run) for run in number.runs]
+        random = len(number.values) > 1 or any(run is not None and run.run.recipe.is_random for run in runs)
+        items = [observed(run, key) for run in runs if run is not None]
+        kept = [one for one in items if one is not None]
+        alike = len(kept) == len(number.values) and len({len(one) for one in kept}) == 1
+        rows = np.stack(kept) if alike else np.array(number.values)[:, None]
+        first = next((run for run in runs if run is not None), None)
+        return Estimate(rows, number.seeds if random else (), None if first is None else source(first))
+
+    def beside(self, row: str, column: str, name: str) -> Estimate | None:
+        """Another quantity of the same place; None where it is not known or no result."""
+        number = self._all.get((row, column, name))
+        if number is None or not math.isfinite(number.mean):
+            return None
+        return self._observed(name, number) if number.values and not self.printed else Estimate.exact(number.mean)
+
+    def gain(self, row: str, over: str, column: str) -> Estimate:
+        """By how much a row is better than another, in the quantity's unit."""
+        mine, other = self.estimate(row, column), self.estimate(over, column)
+        return other - mine if self.quantity.better == "lower" else mine - other
+
+    def loss(self, row: str, over: str, column: str, *, percent: bool) -> Estimate:
+        """How much worse a row is than another, in points or percent; inf if it broke down, nan if the other did.
+
+        What is never compared in percent stays in its unit: nats of KL divergence are what percents of perplexity are.
+        """
+        reference = self.estimate(over, column)
+        if self.printed and not math.isfinite(reference.mean):
+            return Estimate.exact(math.nan)
+        loss = self.gain(over, row, column)
+        percent = percent and self.quantity.decides is None
+        return loss.percent_of(reference) if percent and math.isfinite(loss.mean) else loss
+
+    @property
+    def unit(self) -> str:
+        """What losses in percent are printed in."""
+        return " %" if self.quantity.decides is None else f" {self.quantity.unit}"
+
+    def values(self, row: str, column: str) -> Array:
+        """Each seed's value of a place, float64 [seeds]; none where there is no number, or no more than a mean."""
+        number = self.numbers.get((row, column))
+        return np.array(number.values if number else ())
+
+    def lacking(self, column: str, *rows: str) -> "list[Finding | str]":
+        """What keeps these places from being compared: those without a number, else those whose number is no result.
+
+        Every check asks this before it compares.
+        """
+        absent: list[Finding | str] = [f"{row}, {column}" for row in rows if (row, column) not in self.numbers]
+        if absent:
+            return absent
+        found = {row: self.numbers[row, column] for row in rows}
+        if others := self._on_other_items(found):
+            return [Finding(f"{' and '.join(others)}, {column}", _OTHER_ITEMS, "not checkable")]
+        broken: list[Finding | str] = [
+            Finding(f"{row}, {column}", f"{_show(number.mean)}, not finite", "not checkable")
+            for row, number in found.items()
+            if not self.printed and not self.quantity.checkable(number.mean)
+        ]
+        runs = [number.runs for number in found.values()]
+        alike = " and ".join(row for row, number in found.items() if number.runs and runs.count(number.runs) > 1)
+        if alike and not broken:
+            return [Finding(f"{alike}, {column}", _ONE_RUN, "not checkable", compares=False)]
+        return broken or (self.at_chance(*((row, column) for row in rows)) if len(rows) > 1 else [])
+
+    def at_chance(self, *places: tuple[str, str]) -> "list[Finding | str]":
+        """What keeps (row, column)s from being compared of which none is known to know more than nothing."""
+        scores = [self._score(*place) for place in places] if self.direction else []
+        known = [score for score in scores if score is not None]
+        if not known or len(known) < len(scores) or any(score.low > guess for score, guess in known):
+            return []
+        rows, columns = (dict.fromkeys(names) for names in zip(*places, strict=True))
+        shown = " and ".join(f"{_show(score.effect)} [{_show(score.low)}, {_show(score.high)}]" for score, _ in known)
+        least = _show(max(guess for _, guess in known))
+        where = f"{' and '.join(rows)}, {' and '.join(columns)}"
+        return [Finding(where, f"an accuracy of {shown}, {_AT_CHANCE.format(least)}", "not checkable")]
+
+    def _score(self, row: str, column: str) -> tuple[Interval, float] | None:
+        """The accuracy of a place and what knowing nothing scores there; None without one of each of its runs."""
+        number, known = self.numbers[row, column], self.results or {}
+        runs = [known[key] for key in number.runs if key in known]
+        found = knowing_nothing(runs[0].run.metric, self.quantity.key) if runs else None
+        if found is None or len(runs) < len(number.runs):
+            return None
+        name, guess = found
+        values = tuple(run.metrics[name] for run in runs)
+        return self._observed(name, replace(number, mean=fmean(values), values=values)).interval(), guess
+
+    def _on_other_items(self, found: Mapping[str, Number]) -> list[str]:
+        """The rows with a run on other windows or items than the first row's first run."""
+        known = self.results or {}
+        runs = [(row, known[key]) for row, number in found.items() for key in number.runs if key in known]
+        others = dict.fromkeys(row for row, run in runs[1:] if not same_items(runs[0][1], run))
+        return list(dict.fromkeys((runs[0][0], *others))) if others else []
+
+    def find(self, place: str, numbers: str, what: str, effect: Estimate, region: Region, unit: str = "") -> Finding:
+        """Decide one comparison. what: the effect's name; numbers: what is compared, as shown before it."""
+        if not self.printed and effect.is_nothing:
+            text = f"{numbers}, {_SAME_NETWORK.format(self._items)}"
+            return Finding(place, text, "not checkable", compares=False)
+        return self.decide(place, numbers, what, effect.interval(), region, unit)
+
+    def decide(self, place: str, numbers: str, what: str, found: Interval, region: Region, unit: str = "") -> Finding:
+        """Decide one comparison by an effect with its interval."""
+        asked, _, name = what.rpartition(" asked, ")
+        parts = ("", name, numbers.removesuffix(" asked")) if name == "it is" else (numbers, name, asked)
+        effect = Effect(*parts, found.effect, found.low, found.high, region, unit)
+        return replace(self._decided(place, numbers, what, found, region, unit), effect=effect)
+
+    def _decided(self, place: str, numbers: str, what: str, found: Interval, region: Region, unit: str) -> Finding:
+        size = f"{signed(found.effect)}{unit}"
+        if self.printed or (found.half_width is None and not found.seeds and not self.quantity.sampled):
+            return Finding(place, f"{numbers}, {what} {size}", region.decide(found.effect, found.effect))
+        if found.half_width is None and not found.seeds:
+            return Finding(place, f"{numbers}, whose windows or items no run file holds", "not checkable")
+        if found.seeds == 1:
+            return Finding(place, f"{numbers}, {what} {size} by one seed", "undecided", "3 seeds could decide")
+        shown = f"{numbers}, {what} {size} [{signed(found.low)}, {signed(found.high)}] {self._taken(found)}"
+        decision = region.decide(found.low, found.high)
+        needed = self._needed(found, region) if decision == "undecided" else ""
+        tail = found.tail if decision == "contradicted" else None
+        chance = 1.0 if tail is None else tail(region.border(found.effect))
+        return Finding(place, shown, decision, needed, chance=chance)
+
+    def _taken(self, found: Interval) -> str:
+        counts = [f"{found.seeds} seeds"] * (found.seeds > 0) + [f"{found.items:,} {self._items}"] * (found.items > 0)
+        return f"({', '.join(counts)})"
+
+    @property
+    def _items(self) -> str:
+        return "windows" if self.quantity.key in (PERPLEXITY.name, *(one.name for one in OF_WINDOWS)) else "items"
+
+    def _needed(self, found: Interval, region: Region) -> str:
+        counts = found.to_decide(region.border(found.effect))
+        if counts is None:
+            return f"{MOST} times as many would not decide"
+        seeds = [f"{counts[0]:,} seeds"] * (counts[0] != found.seeds)
+        items = [f"{counts[1]:,} {self._items}"] * (counts[1] != found.items)
+        return f"{' and '.join(seeds + items)} would decide"
+
+    def compared(self, row: str, other: str, column: str) -> str:
+        """Two numbers and the relation that is asked for, such as "6.10 < 8.87"."""
+        mine, others = (self.numbers[name, column].mean for name in (row, other))
+        return "".join(_apart(mine, others, " < " if self.quantity.better == "lower" else " > "))
+
+
+def _better(view: View, row: str, than: Sequence[str], points: float = 0.0) -> Results:
+    return _gains(view, row, than, Region(low=points, open=True))
+
+
+def _no_worse(view: View, row: str, than: Sequence[str], points: float = 0.0) -> Results:
+    return _gains(view, row, than, Region(low=-points))
+
+
+def _gains(view: View, row: str, than: Sequence[str], region: Region, name: str = "") -> Results:
+    for column, other in itertools.product(view.columns, than):
+        lacking = view.lacking(column, row, other)
+        yield from lacking
+        if not lacking:
+            place = ", ".join(part for part in (_place(column, than, other), name) if part)
+            asked = "" if region.low == 0 else f"{'more than' if region.open else 'at least'} {region.low:g} asked, "
+            gain = view.gain(row, other, column)
+            yield view.find(place, view.compared(row, other, column), f"{asked}a gain of", gain, region)
+
+
+def _order(view: View, rows: Sequence[str]) -> Results:
+    for row, after in itertools.pairwise(rows):
+        yield from _gains(view, row, [after], ABOVE_ZERO, f"{row} before {after}")
+
+
+def _loss_at_most(view: View, row: str, over: str, **bound: float) -> Results:
+    return _bounded(view, row, over, both_ways=False, **bound)
+
+
+def _close(view: View, row: str, over: str, **bound: float) -> Results:
+    return _bounded(view, row, over, both_ways=True, **bound)
+
+
+def _bounded(view: View, row: str, over: str, *, both_ways: bool, **bound: float) -> Results:
+    ((kind, limit),) = bound.items()
+    unit = " %" if kind == "percent" else ""
+    region = Region(-limit if both_ways else -math.inf, limit)
+    for column in view.columns:
+        lacking = view.lacking(column, row, over)
+        yield from lacking
+        if not lacking:
+            before, _, after = _apart(view.numbers[over, column].mean, view.numbers[row, column].mean)
+            asked = f"{'within ±' if both_ways else 'at most '}{limit:g}{unit}"
+            loss = view.loss(row, over, column, percent=bool(unit))
+            yield view.find(column, f"{before} to {after}", f"{asked} asked, a loss of", loss, region, unit)
+
+
+def _at_most(view: View, row: str, value: float | str) -> Results:
+    return _limited(view, row, value, "at most", upper=True)
+
+
+def _at_least(view: View, row: str, value: float | str) -> Results:
+    return _limited(view, row, value, "at least", upper=False)
+
+
+def _limited(view: View, row: str, value: float | str, word: str, *, upper: bool) -> Results:
+    """A bound that is another quantity of the row has noise of its own, and a seed's are compared with each other."""
+    for column in view.columns:
+        bound = view.beside(row, column, value) if isinstance(value, str) else Estimate.exact(value)
+        lacking = view.lacking(column, row) or ([f"{value} of {row}, {column}"] if bound is None else [])
+        yield from lacking
+        if lacking or bound is None:
+            continue
+        result = view.quantity.checkable(view.numbers[row, column].mean)
+        mine = view.estimate(row, column) if result else _BROKEN
+        if isinstance(value, str):
+            asked = f"{_show(mine.mean)}, {word} {value}'s {_show(bound.mean)} asked"
+            region = Region(high=0.0) if upper else Region(low=0.0)
+            yield view.find(column, asked, "by", mine - bound, region)
+        else:
+            region = Region(high=value) if upper else Region(low=value)
+            yield view.find(column, f"{word} {value:g} asked", "it is", mine, region)
+
+
+def _loss_decreasing(view: View, row: str, over: str) -> Results:
+    losses: list[tuple[str, Estimate]] = []
+    for column in view.columns:
+        lacking = view.lacking(column, row, over)
+        yield from lacking
+        if not lacking:
+            losses.append((column, view.loss(row, over, column, percent=False)))
+    for (before, larger), (column, smaller) in itertools.pairwise(losses):
+        yield _larger(view, f"{column} after {before}", "a loss of", larger, smaller)
+
+
+def _loss_larger(view: View, row: str, over: str, pairs: Sequence[Sequence[str]]) -> Results:
+    for first, second in pairs:
+        if not {first, second} <= set(view.columns):
+            yield f"a second model: {first} and {second} are computed on one"
+            continue
+        lacking = [place for column in (first, second) for place in view.lacking(column, row, over)]
+        yield from lacking
+        if not lacking:
+            larger, smaller = (view.loss(row, over, column, percent=True) for column in (first, second))
+            yield _larger(view, f"{first} against {second}", "a loss of", larger, smaller, view.unit)
+
+
+def _gains_increasing(view: View, pairs: Sequence[Sequence[str]]) -> Results:
+    """The gain of a pair is what its second row loses on its first; two broken second rows cannot be told apart."""
+    for column in view.columns:
+        gains: list[tuple[str, Estimate]] = []
+        for better, worse in pairs:
+            lacking = view.lacking(column, better, worse)
+            yield from lacking
+            if not lacking:
+                gains.append((f"{better} over {worse}", view.loss(worse, better, column, percent=True)))
+        for (before, less), (after, more) in itertools.pairwise(gains):
+            if less.mean == more.mean == math.inf:
+                yield f"the larger gain of {before} and {after}, {column} (both broke down)"
+            else:
+                yield _larger(view, f"{column}, {after} against {before}", "a gain of", more, less, view.unit)
+
+
+def _difference_smaller(view: View, of: Sequence[str], than: Sequence[str]) -> Results:
+    """To first order, so that a difference near 0 on either side is taken as it came out."""
+    for column in view.columns:
+        lacking = view.lacking(column, *of, *than)
+        for pair in () if lacking else (of, than):
+            lacking += view.at_chance(*((row, column) for row in pair))
+        yield from lacking
+        if not lacking:
+            near, far = (abs(view.loss(first, second, column, percent=True)) for first, second in (of, than))
+            yield _larger(view, f"{column}, {' and '.join(than)}", "a difference of", far, near, view.unit)
+
+
+def _larger(view: View, place: str, what: str, larger: Estimate, smaller: Estimate, unit: str = "") -> Finding:
+    left, _, right = _apart(larger.mean, smaller.mean)
+    return view.find(place, f"{what} {left} > {right}{unit}", "by", larger - smaller, ABOVE_ZERO, unit)
+
+
+def _better_than_best(view: View, row: str, than: Sequence[str]) -> Results:
+    """The best seed is one network, which is compared as such with the mean over the row's seeds."""
+    for column, other in itertools.product(view.columns, than):
+        values = view.values(other, column)
+        unknown = [] if len(values) else [f"{other}, {column}, by seed"]
+        lacking = view.lacking(column, row, other) or unknown
+        yield from lacking
+        if not lacking:
+            theirs, lower = view.estimate(other, column), view.quantity.better == "lower"
+            at = int(values.argmin() if lower else values.argmax())
+            alone = theirs.observed[[at]] if len(theirs.observed) > 1 else values[[at], None]
+            best, mine = Estimate(alone), view.estimate(row, column)
+            texts = _apart(mine.mean, best.mean, " < " if lower else " > ")
+            gain = best - mine if lower else mine - best
+            yield view.find(_place(column, than, other), "".join(texts), "a gain of", gain, ABOVE_ZERO)
+
+
+def _spread_smaller(view: View, row: str, than: Sequence[str]) -> Results:
+    for column, other in itertools.product(view.columns, than):
+        found = [view.numbers.get((name, column), Number(math.nan)).deviation for name in (row, other)]
+        both = zip((row, other), found, strict=True)
+        unknown = [f"{name}, {column}, deviation" for name, one in both if one is None or not math.isfinite(one)]
+        lacking = view.lacking(column, row, other) or unknown
+        yield from lacking
+        if lacking:
+            continue
+        mine, theirs = (one or 0.0 for one in found)
+        if view.printed:
+            ratio = Estimate.exact(mine / theirs if theirs else math.inf).interval()
+        else:
+            ratio = deviation_ratio(view.values(row, column), view.values(other, column))
+        left, _, right = _apart(mine, theirs)
+        text = f"a deviation of {left} < {right}"
+        yield view.decide(_place(column, than, other), text, "the share", ratio, Region(high=1.0, open=True))
+
+
+def _range_at_least(view: View, row: str, points: float) -> Results:
+    """A fact of the seeds that were drawn: how far the best and the worst are apart."""
+    for column in view.columns:
+        values = view.values(row, column)
+        lacking = view.lacking(column, row) or ([] if len(values) else [f"{row}, {column}, by seed"])
+        yield from lacking
+        if not lacking:
+            low, high = float(values.min()), float(values.max())
+            text = f"{_show(low)} to {_show(high)} over {len(values)} seeds, {_show(high - low)} ≥ {points:g}"
+            spread = high - low if math.isfinite(high - low) else math.nan
+            yield Finding(column, text, Region(low=points).decide(spread, spread))
+
+
+def _best_column(view: View, row: str, column: str) -> Results:
+    for other in (name for name in view.columns if name != column):
+        lacking = [place for name in (column, other) for place in view.lacking(name, row)]
+        lacking = lacking or view.at_chance((row, column), (row, other))
+        yield from lacking
+        if not lacking:
+            mine, theirs = view.estimate(row, column), view.estimate(row, other)
+            lower = view.quantity.better == "lower"
+            texts = _apart(mine.mean, theirs.mean, " < " if lower else " > ")
+            gain = theirs - mine if lower else mine - theirs
+            yield view.find(f"{column} against {other}", "".join(texts), "a gain of", gain, Region(low=0.0))
+
+
+CHECKS: dict[str, Callable[..., Results]] = {
+    "better": _better,
+    "no_worse": _no_worse,
+    "order": _order,
+    "loss_at_most": _loss_at_most,
+    "close": _close,
+    "at_most": _at_most,
+    "at_least": _at_least,
+    "loss_decreasing": _loss_decreasing,
+    "loss_larger": _loss_larger,
+    "gains_increasing": _gains_increasing,
+    "difference_smaller": _difference_smaller,
+    "better_than_best": _better_than_best,
+    "spread_smaller": _spread_smaller,
+    "range_at_least": _range_at_least,
+    "best_column": _best_column,
+}
+"""Every kind of check of `study.checks`, which says what each asks."""
+
+
+def _place(column: str, than: Sequence[str], other: str) -> str:
+    return column if len(than) == 1 else f"{column} against {other}"
+
+
+def _apart(one: float, other: float, between: str = "") -> tuple[str, str, str]:
+    """Two numbers with two decimals, or four where these do not tell them apart or from 0, and what stands between."""
+    texts = _show(one), _show(other)
+    if (texts[0] == texts[1] and one != other) or 0 < min(abs(one), abs(other)) < 0.05:
+        texts = _show(one, 4), _show(other, 4)
+    return texts[0], between, texts[1]
+
+
+def signed(value: float) -> str:
+    """An effect or an end of its interval; small ones with two digits that count."""
+    if not math.isfinite(value) or abs(value) >= 0.1 or abs(value) < 1e-9:
+        return _show(value)
+    return f"{value:.2g}"
+
+
+def _show(value: float, decimals: int = 2) -> str:
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Inf"
+    return f"{value:.{decimals}f}" if abs(value) < 1e4 else f"{value:.2e}"

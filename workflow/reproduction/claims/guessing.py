@@ -1,0 +1,35 @@
+"""What a network that knows nothing scores: of two networks at that level no accuracy says which one is better.
+
+Of a task with choices it is the accuracy of guessing, of a written answer the share of the commonest one, of an average
+the mean over its tasks. Log-odds of right answers are judged by the accuracy on the same items: of two networks that
+know nothing the one that is less sure of its guesses has the higher ones.
+"""
+
+from statistics import fmean
+
+from reproduction.metrics.settings import Metric
+from reproduction.tables.quantities import AVERAGE, LOG_ODDS
+from rotquant.metrics.zeroshot.suites import TASKS, log_odds_of, task_names
+from rotquant.recipes.schemes import ZeroShot
+
+#: How many of the shipped items have the commonest answer, in percent. Of the papers' own tasks 0 is taken.
+COMMONEST = {"last_word": 5.87, "complete_line": 1.58, "complete_import": 2.56, "complete_return": 10.0}
+
+
+def knowing_nothing(metric: Metric, quantity: str) -> tuple[str, float] | None:
+    """The accuracy that a quantity is, or whose items its log-odds are of, and what knowing nothing scores, in percent.
+
+    None for a quantity that is neither.
+
+    Args:
+        quantity: its key in result files.
+    """
+    if not isinstance(metric, ZeroShot):
+        return None
+    known = {name: TASKS[metric.suite][name].chance for name in task_names(metric)}
+    written = COMMONEST if metric.suite == "shipped" else {}
+    scores = {name: chance or written.get(name, 0.0) for name, chance in known.items() if chance is not None}
+    accuracy = AVERAGE.name if quantity == LOG_ODDS.name else quantity.removesuffix(log_odds_of(""))
+    if scores and accuracy == AVERAGE.name:
+        return accuracy, fmean(scores.values())
+    return (accuracy, scores[accuracy]) if accuracy in scores else None

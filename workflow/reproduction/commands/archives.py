@@ -1,0 +1,79 @@
+"""`rotquant runs archive`, `export` and `import`: results as files, between machines that share no file system."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reproduction.commands.runs import Configs, Jobs, PlanFile, open_plan
+from reproduction.run import archives, execution
+from reproduction.run.workers import usual_workers
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import check_output_file
+
+
+def archive(
+    output: Annotated[
+        Path, typer.Argument(help="The archive, below whatever folder: weights/0123456789abcdef-01234567.tar.")
+    ],
+    needed: Annotated[list[Path] | None, typer.Option("--needs", help="An archive that it needs. Repeatable.")] = None,
+    jobs: Jobs = None,
+    config: Configs = None,
+    plan: PlanFile = None,
+) -> None:
+    """Compute what an archive is named after and write it: learned rotations, stored weights, or the part of a table.
+
+    The jobs of workflow/storage.smk do no other thing. What the archives that it needs hold is taken from them.
+    """
+    output, needed = output.absolute(), [path.absolute() for path in needed or []]
+    chosen = open_plan(config, plan)
+    check_output_file(output)
+    target = archives.target_of(chosen, output.as_posix())
+    archives.unpack(chosen, needed)
+    execution.execute(chosen, [target], jobs or usual_workers(chosen.device), typer.echo)
+    archives.pack(chosen, output)
+
+
+def export(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, e.g. quarot.tar.xz.")],
+    tables: Annotated[
+        list[str] | None, typer.Argument(help="Tables or papers. Default: all that are computed.")
+    ] = None,
+    config: Configs = None,
+    plan: PlanFile = None,
+) -> None:
+    """Write all runs behind tables to one file: every seed, window and item, without models.
+
+    `rotquant runs import` reads it elsewhere, where pages and verdicts are made from it again without a GPU.
+    """
+    output = output.absolute()
+    chosen = open_plan(config, plan)
+    check_output_file(output)
+    names = archives.tables_of(chosen, tables or ())
+    count = archives.export(chosen, names, output)
+    typer.echo(f"{output.name}: {count} runs, {output.stat().st_size / 1e6:.1f} MB")
+
+
+def import_(
+    archived: Annotated[list[Path] | None, typer.Argument(help="Files of `runs export` or `runs archive`.")] = None,
+    config: Configs = None,
+    plan: PlanFile = None,
+) -> None:
+    """Take runs out of files, but for those that are here and current, and record the parts of tables.
+
+    Pages are rendered from them as if they had been computed here. Runs of other settings or code stay out.
+    """
+    paths = [path.absolute() for path in archived or []]
+    chosen = open_plan(config, plan)
+    runs = archives.unpack(chosen, paths)
+    touched = [part for part, planned in chosen.parts.items() if not runs.keys().isdisjoint(planned.runs)]
+    whole = [part for part in touched if archives.record_whole(chosen, part)]
+    others = [run for run, planned in runs.items() if not planned]
+    if runs and len(others) == len(runs):
+        raise ResultError(
+            f"none of the {len(runs)} runs is of the settings and the code that this project has: have the commit and "
+            "the configuration (--config) that they were computed with."
+        )
+    typer.echo(f"{len(runs) - len(others)} runs are here" + (f", of {', '.join(whole)} all" if whole else ""))
+    if others:
+        typer.echo(f"{len(others)} runs of other settings or code were left out")

@@ -1,0 +1,99 @@
+"""`rotquant corpus`, `rotquant pack` and `rotquant train`: the text, and the small models made from it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+from rich.table import Table
+
+from rotquant.commands.options import Device, corpus_spec, print_table
+from rotquant.recipes.corpus import CALIBRATION_CHARACTERS
+from rotquant.tensors.devices import torch_device
+
+if TYPE_CHECKING:
+    from rotquant.recipes.corpus import Split
+
+
+def corpus(
+    corpus: Annotated[str, typer.Argument(help="What --corpus of `rotquant evaluate` takes.")] = "modules",
+    split: Annotated[list[str] | None, typer.Option(help="Split to read; repeatable. Default: all three.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write each split as text here.")] = None,
+) -> None:
+    """Build or read a text corpus; print its size, its content hash and whether that is the recorded one.
+
+    Example: `rotquant corpus modules --split test -o corpus/`
+    """
+    from reproduction.identity.corpora import expected_hashes
+    from rotquant.foundation.files import check_output_file, write_text
+    from rotquant.recipes.corpus import SPLITS
+    from rotquant.text import content_hash, load_rows
+
+    names = cast("Sequence[Split]", split or SPLITS)
+    if output is not None:
+        for name in names:
+            check_output_file(output / f"{name}.txt")
+    spec = corpus_spec(corpus)
+    recorded = expected_hashes(spec)
+    table = Table("split", "rows", "characters", "sha256", "as recorded", title=f"corpus {spec.name}")
+    for name in names:
+        rows = load_rows(spec, name)
+        text = spec.separator.join(rows)
+        digest = content_hash(text)
+        verdict = "-" if name not in recorded else "yes" if recorded[name] == digest else f"no, {recorded[name][:12]}"
+        table.add_row(name, f"{len(rows):,}", f"{len(text):,}", digest[:12], verdict)
+        if output:
+            write_text(output / f"{name}.txt", text)
+    print_table(table)
+
+
+def pack(
+    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    characters: Annotated[
+        int, typer.Option(min=1, help="Of the train split only the head, of so many characters of each corpus.")
+    ] = CALIBRATION_CHARACTERS,
+) -> None:
+    """Copy the source files that the corpora modules and docstrings are read from, for a machine without them.
+
+    There ROTQUANT_PACKAGES, set to the folder, makes them the text that it is here.
+
+    Example: `rotquant pack packages/`
+    """
+    from rotquant.foundation.files import cache_folder, check_output_folder
+    from rotquant.text import packing
+
+    check_output_folder(output)
+    typer.echo(f"{packing.pack(output, cache_folder('corpora'), characters):,} files in {output}")
+
+
+def train(
+    config: Annotated[
+        Path, typer.Argument(help="Recipe, e.g. config/training/rq-7b.yaml or config/finetuning/rq-7b-math.yaml.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the trained model.")],
+    device: Device = "auto",
+    compile: Annotated[
+        bool, typer.Option(help="torch.compile, and CUDA graphs on a GPU: faster, rounds differently.")
+    ] = False,
+) -> None:
+    """Train one of the shipped small models from its recipe, or fine-tune one that is there, whose deltas are written.
+
+    Killed and started again it resumes where it was.
+
+    Example: `rotquant train config/training/rq-7b.yaml -o models/rq-7b`
+    """
+    from reproduction.shipped import TrainingConfig
+    from reproduction.shipped import train as train_model
+    from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
+    from rotquant.foundation.files import check_output_folder
+
+    if is_fine_tuning(config):
+        tuning = FineTuning.from_yaml(config)
+        check_output_folder(output, "recipe.json", "a model that was trained here")
+        from reproduction.commands.finetuning import fine_tuned
+
+        fine_tuned(tuning, output, torch_device(device).type)
+        return
+    recipe = TrainingConfig.from_yaml(config)
+    check_output_folder(output, "recipe.json", "a model that was trained here")
+    train_model(recipe, output, torch_device(device).type, compile=compile)

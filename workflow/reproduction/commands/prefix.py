@@ -1,0 +1,182 @@
+"""`rotquant prefix`: a model's outlier tokens, and which tokens PrefixQuant puts in front of every text for them."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.table import Table
+
+from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec, print_table
+from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.files import check_output_file, write_json
+from rotquant.foundation.progress import task
+from rotquant.recipes.schemes import Calibration
+from rotquant.tensors.devices import torch_device, torch_dtype
+from rotquant.text import NO_BOS, corpus_identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+#: Characters of a bar, and of the strip of positions: tables fit into 80 columns.
+_BAR, _STRIP = 12, 32
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
+
+Found = dict[str, Any]
+"""What `rotquant.metrics.outlier_tokens.look` finds."""
+
+
+def prefix(
+    model: Checkpoint,
+    corpus: Corpus = "modules",
+    samples: Annotated[int, typer.Option(min=2, help="Windows of the train split.")] = 16,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens per window. Default: as model and tokenizer allow, at most 512.")
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(help="Times the median that make an outlier token: PrefixQuant's eta, above 1.")
+    ] = 64.0,
+    figure: Annotated[Path | None, typer.Option(help="Also draw what was found, as SVG.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+) -> None:
+    """Show which tokens of a text are MODEL's outlier tokens, and which prefix takes them to itself (PrefixQuant).
+
+    The prefix is the one that a recipe with the same text, samples, seed and threshold finds; nothing is written into
+    MODEL.
+
+    Example: `rotquant prefix workflow/resources/models/rq-7b --figure outliers.svg`
+    """
+    _check(threshold, figure, output)
+    spec = corpus_spec(corpus)
+    with task("starting"):
+        from rotquant import api
+        from rotquant.metrics.outlier_tokens import look
+        from rotquant.models.checkpoints import check_kind, load_tokenizer, local_folder
+        from rotquant.models.outlier_tokens import detect_prefix, token_maxima
+
+    kind, place = torch_dtype(dtype), torch_device(device)
+    folder = local_folder(model)
+    check_kind(folder, "plain")
+    length = api.limits_of(folder).length(sequence_length, usual=512)
+    tokenizer = load_tokenizer(folder)
+    text = Calibration(samples=samples, sequence_length=length)
+    windows = api.calibration_tokens(spec, text, tokenizer, seed)
+    network, _ = api.load_checkpoint(folder, kind, place)
+    decode, bos = cast("Callable[[int], str]", tokenizer.decode), network.config.bos_token_id
+    ratios = token_maxima(network, windows, device=place).ratios
+    chosen = detect_prefix(ratios, windows, bos, threshold)
+    found = {"no prefix": look(ratios, windows, decode, threshold)}
+    if chosen:
+        behind = token_maxima(network, windows, chosen, place).ratios[..., len(chosen) :]
+        found["behind the prefix"] = look(behind, windows, decode, threshold)
+    outliers = found["no prefix"]["first"] + found["no prefix"]["others"]
+    words = "; ".join([_chosen(chosen, decode, outliers)] + [NO_BOS] * (tokenizer.bos_token_id is None))
+    on = f"on {samples} windows of {length} tokens from the train split of {spec.name}, seed {seed}"
+    if output:
+        settings = {"samples": samples, "sequence_length": length, "threshold": threshold, "seed": seed, "dtype": dtype}
+        told = {"ids": chosen, "content": [decode(token) for token in chosen], "words": words}
+        about = corpus_identity(spec, ["train"], max_characters=text.characters)
+        write_json(output, {"model": model, "settings": settings, "text": about, "prefix": told, "found": found})
+    if figure:
+        from reproduction.render.figures.tokens import outliers_of_model
+
+        outliers_of_model(found, threshold, figure)
+    print_table(_layers(found, threshold))
+    if outliers:
+        print_table(_positions(found))
+    if found["no prefix"]["others"]:
+        print_table(_contents(found["no prefix"]))
+    typer.echo(f"{words}; {on}")
+
+
+def _check(threshold: float, figure: Path | None, output: Path | None) -> None:
+    """Refuse what cannot be, before anything is loaded."""
+    if not 1 < threshold < math.inf:
+        raise RecipeError(f"a threshold of {threshold:g} times the median makes no outlier token: take one above 1.")
+    for file in (figure, output):
+        if file is not None:
+            check_output_file(file)
+    if figure is not None and figure.suffix.lower() != ".svg":
+        raise RecipeError(f"{figure}: the figure is SVG; name a file that ends with .svg.")
+
+
+def _chosen(prefix: tuple[int, ...], decode: "Callable[[int], str]", outliers: int) -> str:
+    """The result in words, and the tokens as a recipe is told them."""
+    from rotquant.commands.diagnosis import token_text
+
+    said = "" if outliers else "no outlier token found, "
+    if not prefix:
+        return f"{said}no prefix: none is frequent and the model has no BOS" if outliers else f"{said}and no prefix"
+    tokens = " ".join(token_text(decode(token)) for token in prefix)
+    ids = f"--set methods.prefixed_outliers.ids=[{','.join(map(str, prefix))}]"
+    return f"{said}prefix of {len(prefix)} token{'s' * (len(prefix) > 1)}: {tokens} ({ids})"
+
+
+def _layers(found: "Mapping[str, Found]", threshold: float) -> Table:
+    """The figure of the terminal: a bar for the largest ratio of each layer, and how many tokens are outliers."""
+    table = Table(
+        "layer",
+        title="outlier tokens by layer",
+        caption="largest ratio of a token's input of down_proj to the median of its window, bars by its logarithm; "
+        f"number of outlier tokens in a window, which are above {threshold:g}",
+    )
+    for name in found:
+        table.add_column(name, width=_BAR)
+        for what in ("ratio", "number"):
+            table.add_column(what, justify="right")
+    finite = [ratio for one in found.values() for ratio in one["ratios"] if math.isfinite(ratio)]
+    most = max([threshold, *finite])
+    for layer in range(len(found["no prefix"]["ratios"])):
+        cells: list[str] = []
+        for one in found.values():
+            ratio, number = one["ratios"][layer], one["by_layer"][layer]
+            cells += [_bar(ratio, most), f"{ratio:.1f}", f"{number:.2f}" if number else ""]
+        table.add_row(str(layer + 1), *cells)
+    return table
+
+
+def _bar(ratio: float, most: float) -> str:
+    return "█" * round(_BAR * math.log(ratio) / math.log(most)) if 1 < ratio < math.inf else ""
+
+
+def _positions(found: "Mapping[str, Found]") -> Table:
+    """A strip for what stands in front of the text: where its outlier tokens are, from the first to the last."""
+    table = Table(
+        "in front",
+        "first",
+        "elsewhere",
+        "where",
+        title="positions",
+        caption="higher where more windows have one",
+    )
+    for name, one in found.items():
+        table.add_row(name, f"{one['first']} of {one['windows']}", str(one["others"]), _strip(one))
+    return table
+
+
+def _strip(one: Found) -> str:
+    """The windows' positions in a line of characters, each as high as its share of the fullest."""
+    counts = [0] * _STRIP
+    for position, count in one["positions"]:
+        counts[position * _STRIP // one["tokens"]] += count
+    most = max(counts)
+    return "".join(_HEIGHTS[math.ceil(8 * count / most)] if count else "·" for count in counts)
+
+
+def _contents(one: Found) -> Table:
+    from rotquant.commands.diagnosis import token_text
+
+    table = Table(
+        "token",
+        "times",
+        "share",
+        "low in meaning",
+        title="content, but for the first position",
+        caption="low in meaning: neither letter nor digit, or an English word that connects others",
+    )
+    for text, count, low in one["contents"]:
+        table.add_row(token_text(text), str(count), f"{100 * count / one['others']:.0f}%", "yes" if low else "")
+    return table

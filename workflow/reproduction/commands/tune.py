@@ -1,0 +1,88 @@
+"""`rotquant tune`: choose a method's settings for the models of a configuration, on validation text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.table import Table
+
+from reproduction.commands.runs import Configs, Jobs, OtherDevice, device_of, open_project
+from reproduction.run.tuning import RECORDS, at_an_end, points, read_grid, tune
+from reproduction.run.workers import usual_workers
+from rotquant.commands.options import Changes, changes_of, print_table
+from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.files import check_output_file
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override_all
+
+
+def tune_method(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method of `rotquant methods`.")],
+    slots: Annotated[list[str], typer.Argument(metavar="SLOT...", help="Models by their names in the configuration.")],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A field of the recipe's methods and the values to try, e.g. --grid learning_rate=1e-4,2e-4,5e-4; "
+            "`method.field` where two have it. Repeatable: every combination is tried."
+        ),
+    ] = None,
+    changes: Changes = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of each point, e.g. 0,1,2. Default: the configuration's.")] = "",
+    max_windows: Annotated[
+        int | None, typer.Option(min=1, help="Windows of validation text. Default: as many as tables evaluate on.")
+    ] = None,
+    jobs: Jobs = None,
+    device: OtherDevice = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the records.")] = RECORDS,
+    config: Configs = None,
+) -> None:
+    """Choose settings of METHOD for each SLOT: the least perplexity on the *validation* text, as a mean over seeds.
+
+    Amounts of text and work are the configuration's. Each record lies in the folder as METHOD-SLOT.json; what it has
+    already is kept. Printed at the end is what the configuration should say. Test text is never read.
+
+    Example: `rotquant tune llm-qat Llama-2-13B --grid learning_rate=1e-4,2e-4,5e-4,1e-3`
+    """
+    wanted = changes_of(changes)
+    values = read_grid(grid or [], override_all(preset(method), [wanted], "--set"))
+    if not values:
+        raise RecipeError("there is nothing to choose among: name a field and its values by --grid field=value,value.")
+    project = open_project(config)
+    chosen = [project.config.slot(slot) for slot in slots]
+    drawn = _seeds(seeds) or project.config.seeds
+    records = [output / f"{method}-{slot.name}.json" for slot in chosen]
+    for record in records:
+        check_output_file(record)
+    place = device_of(device, project.config.device)
+    workers = jobs or usual_workers(place)
+    said = {}
+    for slot, record in zip(chosen, records, strict=True):
+        found = tune(
+            project, slot, method, values, wanted, drawn, record, place, max_windows=max_windows, workers=workers
+        )
+        said[slot.name] = {"methods": found["chosen"]}
+        table = Table(
+            *found["grid"], "perplexity", "deviation", "seconds", title=f"{method} on {slot.name}, validation"
+        )
+        for point, tried in zip(found["points"], points(values), strict=True):
+            settings = [str(tried[name][field]) for name, field in values]
+            deviation = "-" if point["deviation"] is None else f"{point['deviation']:.3f}"
+            table.add_row(*settings, f"{point['perplexity']:.3f}", deviation, f"{point['seconds']:.1f}")
+        print_table(table)
+        for field in at_an_end(found):
+            typer.echo(f"{field} on {slot.name}: the best value is at an end of its grid, so try values beyond it.")
+    typer.echo(f"\nIn the configuration (records in {output}):\n")
+    typer.echo(yaml.safe_dump({"slots": said}, sort_keys=False), nl=False)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    """The seeds that "0,1,2" says.
+
+    Raises:
+        RecipeError: they are no different whole numbers from 0.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() for part in parts) or len({*parts}) < len(parts):
+        raise RecipeError(f"--seeds {text}: write different whole numbers from 0 on, e.g. 0,1,2.")
+    return tuple(map(int, parts))

@@ -1,0 +1,1 @@
+"""The numbers of a table in one frame: ours, published, and where each is from."""

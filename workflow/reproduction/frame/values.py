@@ -1,0 +1,398 @@
+"""A table's values: one tidy frame of every number, ours seed by seed beside the paper's, written as CSV and Parquet.
+
+Pages, figures, claims and MLflow start from it, by `Values`, which knows the same numbers by their place. A number that
+no run file holds is never printed: collecting fails instead. inf and nan are results; an empty field is no number.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import csv
+
+from reproduction.identity.records import same_tasks
+from reproduction.run.results import RunResult, read_result, run_path, table_path
+from reproduction.run.samples import flipped, observations
+from reproduction.tables.project import Cell, Project
+from reproduction.tables.quantities import ANSWER_FLIPS, Quantity, quantities
+from reproduction.tables.tables import Table
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import atomic_path, check_regular
+from rotquant.metrics.zeroshot.suites import TASKS
+from rotquant.recipes.schemes import ZeroShot
+
+Place = tuple[str, str, str]
+"""Row, column and quantity."""
+
+#: Fields of the frame. A line is one seed of ours, or (`origin` published) a number that the paper alone has. What is
+#: no number stands under `text` and `published_text`.
+FIELDS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("row", "column", "quantity")),
+        ("seed", pa.int64()),
+        *((name, pa.float64()) for name in ("value", "mean", "deviation", "standard_error")),
+        *((name, pa.float64()) for name in ("published", "published_deviation")),
+        *((name, pa.string()) for name in ("origin", "run", "text", "published_text")),
+    ]
+)
+COMPUTED, PUBLISHED = "computed", "published"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A mean, its deviation over the seeds (None for a single value), and of ours each seed's value and run key.
+
+    standard_error: of the mean over windows or items; None where the runs store none (`study.samples`).
+    """
+
+    mean: float
+    deviation: float | None = None
+    values: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = field(default=(), compare=False)
+    runs: tuple[str, ...] = field(default=(), compare=False)
+    standard_error: float | None = field(default=None, compare=False)
+
+    @classmethod
+    def of_seeds(
+        cls,
+        values: tuple[float, ...],
+        seeds: tuple[int, ...],
+        runs: tuple[str, ...],
+        standard_error: float | None = None,
+    ) -> "Number":
+        """Mean and sample standard deviation over the seeds; inf or nan when a value is."""
+        deviation = None
+        if len(values) > 1:
+            deviation = statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+        return cls(sum(values) / len(values), deviation, values, seeds, runs, standard_error)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What each seed found where no number is asked for, and the seeds' run keys."""
+
+    values: tuple[str, ...]
+    seeds: tuple[int, ...] = field(default=(), compare=False)
+    runs: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True)
+class Values(Mapping[Place, Number]):
+    """A table's numbers by place: ours by indexing, and what the paper prints.
+
+    texts, published_texts: what is shown and not compared.
+    """
+
+    ours: Mapping[Place, Number]
+    published: Mapping[Place, Number]
+    texts: Mapping[Place, Text] = field(default_factory=dict)
+    published_texts: Mapping[Place, str] = field(default_factory=dict)
+
+    def __getitem__(self, place: Place) -> Number:
+        return self.ours[place]
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self.ours)
+
+    def __len__(self) -> int:
+        return len(self.ours)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Every number as a line of `FIELDS`: ours seed by seed, then what the paper alone has."""
+        lines = []
+        for place, number in self.ours.items():
+            paper = self.published.get(place)
+            beside = (number.mean, number.deviation, number.standard_error)
+            beside = (*beside, paper and paper.mean, paper and paper.deviation, COMPUTED)
+            for seed, value, run in zip(number.seeds, number.values, number.runs, strict=True):
+                lines.append((*place, seed, value, *beside, run, None, None))
+        for place, paper in self.published.items():
+            if place not in self.ours:
+                alone = (None, None, None, None, None, paper.mean, paper.deviation, PUBLISHED)
+                lines.append((*place, *alone, None, None, None))
+        return to_frame([*lines, *self._lines_of_texts()], FIELDS)
+
+    def _lines_of_texts(self) -> Iterator[tuple[Any, ...]]:
+        """What is no number, as lines of the frame."""
+        for place, ours in self.texts.items():
+            for seed, text, run in zip(ours.seeds, ours.values, ours.runs, strict=True):
+                yield (*place, seed, *[None] * 6, COMPUTED, run, text, self.published_texts.get(place))
+        for place, text in self.published_texts.items():
+            if place not in self.texts:
+                yield (*place, *[None] * 7, PUBLISHED, None, None, text)
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> "Values":
+        """The numbers of a frame."""
+        ours, published = {}, {}
+        texts: dict[Place, Text] = {}
+        published_texts: dict[Place, str] = {}
+        lines: Iterable[Any] = frame.itertuples(index=False)
+        for place, group in itertools.groupby(lines, lambda line: (line.row, line.column, line.quantity)):
+            seeds = list(group)
+            first = seeds[0]
+            if first.text is not pd.NA:
+                texts[place] = Text(*(tuple(getattr(line, name) for line in seeds) for name in ("text", "seed", "run")))
+            elif first.origin != PUBLISHED:
+                columns = (tuple(getattr(line, name) for line in seeds) for name in ("value", "seed", "run"))
+                ours[place] = Number(
+                    first.mean, _known(first.deviation), *columns, standard_error=_known(first.standard_error)
+                )
+            if first.published is not pd.NA:
+                published[place] = Number(first.published, _known(first.published_deviation))
+            if first.published_text is not pd.NA:
+                published_texts[place] = first.published_text
+        return cls(ours, published, texts, published_texts)
+
+
+def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult]]:
+    """A table's numbers, and the run results behind them by key.
+
+    Raises:
+        ResultError: no column is computed, a run is not computed yet, or its file is damaged.
+    """
+    if not project.columns(table):
+        slots = ", ".join(dict.fromkeys(column.slot for column in table.columns))
+        raise ResultError(f"table {table.id} has no column to compute: its slots ({slots}) have `compute: false`.")
+    results = _results_of(project, table)
+    texts: dict[Place, Text] = {}
+    for cell in project.cells(table.id):
+        seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
+        for quantity in (one for one in cell.quantities if one.text):
+            found = tuple(results[key].texts[quantity.key] for key in keys)
+            texts[cell.row, cell.column, quantity.name] = Text(found, seeds, keys)
+    ours = numbers_of(project.cells(table.id), results, unquantized(project, results))
+    return Values(ours, printed(project, table), texts, printed_texts(project, table)), results
+
+
+def numbers_of(
+    cells: Iterable[Cell], results: Mapping[str, RunResult], floats: Mapping[str, RunResult] | None = None
+) -> dict[Place, Number]:
+    """The numbers of cells, from the results of all their runs by key.
+
+    Endpoints that a file lacks are left out.
+
+    Args:
+        floats: of runs of tasks the results of the unquantized network, by the runs' keys.
+    """
+    found = {}
+    for cell in cells:
+        seeds, keys = tuple(run.seed for run in cell.runs), tuple(run.key for run in cell.runs)
+        for quantity in (one for one in (*cell.quantities, *cell.endpoints) if not one.text):
+            numbers = tuple(number_of(results[key], quantity, floats) for key in keys)
+            known = tuple(number for number in numbers if number is not None)
+            if len(known) < len(keys) and quantity in cell.endpoints:
+                continue
+            error = standard_error([observed(results[key], quantity.key) for key in keys])
+            found[cell.row, cell.column, quantity.name] = Number.of_seeds(known, seeds, keys, error)
+    return found
+
+
+def number_of(result: RunResult, quantity: Quantity, floats: Mapping[str, RunResult] | None = None) -> float | None:
+    """A run's number; None of an endpoint that its file lacks, or whose unquantized run is not there."""
+    if quantity.key == ANSWER_FLIPS.name:
+        plain = (floats or {}).get(result.run.key)
+        return None if plain is None else flipped(result.run.metric, result.samples, plain.samples)
+    return result.metrics.get(quantity.key)
+
+
+def unquantized(project: Project, results: Mapping[str, RunResult]) -> dict[str, RunResult]:
+    """Of each run of tasks the result of the unquantized network on the same items, where its file is there."""
+    found: dict[str, RunResult] = {}
+    read: dict[str, RunResult | None] = dict(results)
+    for key, result in results.items():
+        if result.run.metric.kind == "zero_shot":
+            plain = result.run.unquantized.key
+            if plain not in read:
+                with suppress(ResultError):
+                    read[plain] = read_result(project.root / run_path(plain))
+            other = read.setdefault(plain, None)
+            if other is not None and same_tasks(result.provenance.get("tasks"), other.provenance.get("tasks")):
+                found[key] = other
+    return found
+
+
+def observed(result: RunResult, quantity: str) -> NDArray[np.float64] | None:
+    """A run's quantity window by window or item by item (`study.samples.observations`)."""
+    return observations(result.run.metric, quantity, result.metrics, result.samples)
+
+
+def standard_error(seeds: Sequence[NDArray[np.float64] | None]) -> float | None:
+    """The standard error of a mean over seeds, over windows or items (float64 [n] of each seed).
+
+    None unless every seed has the same number of them, two at least.
+    """
+    known = [one for one in seeds if one is not None]
+    if len(known) < len(seeds) or len({one.shape for one in known}) != 1 or len(known[0]) < 2:
+        return None
+    mean = np.mean(known, axis=0)
+    return float(mean.std(ddof=1) / math.sqrt(len(mean)))
+
+
+def printed(project: Project, table: Table) -> dict[Place, Number]:
+    """What the paper prints in a table, with its deviations."""
+    numbers = project.published(table).items()
+    return {place: Number(one.value, one.deviation) for place, one in numbers if one.value is not None}
+
+
+def printed_texts(project: Project, table: Table) -> dict[Place, str]:
+    """What the paper prints in a table where no number is asked for."""
+    return {place: one.text for place, one in project.published(table).items() if one.text is not None}
+
+
+def write_values(root: Path, name: str, values: Values) -> None:
+    """Write a table's frame."""
+    write_frame(root / table_path(name), values.frame)
+
+
+def read_values(root: Path, name: str) -> Values:
+    """Read back what `write_values` wrote.
+
+    Raises:
+        ResultError: it is missing or damaged.
+    """
+    path = root / table_path(name)
+    frame = read_frame(path, FIELDS)
+    nameless = [name for name in ("row", "column", "quantity", "origin") if frame[name].hasnans]
+    if nameless:
+        raise _damaged(path, f"a line has no {nameless[0]}")
+    ours, numbers = frame["origin"] != PUBLISHED, frame["text"].isna()
+    for lines, fields in ((ours & numbers, ["seed", "value", "mean", "run"]), (ours & ~numbers, ["seed", "run"])):
+        lacking = frame.loc[lines, fields].isna().any()
+        if lacking.any():
+            raise _damaged(path, f"a number of ours has no {lacking.idxmax()}")
+    return Values.of(frame)
+
+
+def read_back(project: Project, table: Table) -> tuple[Values, dict[str, RunResult]]:
+    """A table's numbers as they were written, now if never before, and the run results behind them by key.
+
+    Raises:
+        ResultError: a run file is missing, it or the table is damaged, or the table holds other numbers than these.
+    """
+    if not (project.root / table_path(table.id)).exists():
+        write_values(project.root, table.id, collect(project, table)[0])
+    values = read_values(project.root, table.id)
+    results = _results_of(project, table)
+    measured = {
+        (quantity.name, run.key): repr(
+            (results[run.key].texts if quantity.text else results[run.key].metrics).get(quantity.key)
+        )
+        for cell in project.cells(table.id)
+        for quantity in (*cell.quantities, *cell.endpoints)
+        for run in cell.runs
+    }
+    of_two = {one.name for one in project.endpoints(table) if one.key == ANSWER_FLIPS.name}
+    held = {
+        (name, key): repr(value)
+        for (_, _, name), found in (*values.items(), *values.texts.items())
+        if name not in of_two  # files of other tables have a part in
+        for key, value in zip(found.runs, found.values, strict=True)
+    }
+    if set(results) != {key for _, key in held} or not held.items() <= measured.items():
+        raise ResultError(
+            f"table {table_path(table.id)} is not of the run files that are there now; `rotquant report table "
+            f"{table.id}` collects them."
+        )
+    return values, results
+
+
+def _results_of(project: Project, table: Table) -> dict[str, RunResult]:
+    keys = dict.fromkeys(run.key for cell in project.cells(table.id) for run in cell.runs)
+    return {key: read_result(project.root / run_path(key)) for key in keys}
+
+
+def results_behind(project: Project, values: Values) -> dict[str, RunResult]:
+    """The run files behind written values that are there, by key: a table may be older than the configuration."""
+    found = {}
+    for key in dict.fromkeys(key for number in values.values() for key in number.runs):
+        try:
+            found[key] = read_result(project.root / run_path(key))
+        except ResultError:
+            continue
+    return found
+
+
+def to_frame(lines: list[tuple[Any, ...]], fields: pa.Schema) -> pd.DataFrame:
+    """Lines as a frame whose columns tell nan, a number, from None, no number."""
+    columns = zip(*lines, strict=True) if lines else [[] for _ in fields]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=fields).to_pandas(types_mapper=pd.ArrowDtype)
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """Write a frame as CSV, numbers with all their digits, and as Parquet beside it; each file is whole or absent."""
+    for suffix, write in ((".parquet", frame.to_parquet), (".csv", frame.to_csv)):
+        with atomic_path(path.with_suffix(suffix)) as temporary:
+            write(temporary, index=False)
+
+
+def read_frame(path: Path, fields: pa.Schema) -> pd.DataFrame:
+    """Read a frame back from its CSV or Parquet file.
+
+    Raises:
+        ResultError: it is missing, or damaged: a field is missing or is not of its type.
+    """
+    check_regular(path)
+    try:
+        if path.suffix == ".parquet":
+            return cast("pd.DataFrame", pd.read_parquet(path, dtype_backend="pyarrow")[fields.names])
+        convert = csv.ConvertOptions(column_types=fields, include_columns=fields.names, null_values=[""])
+        convert.strings_can_be_null, convert.quoted_strings_can_be_null = True, True
+        return csv.read_csv(path, convert_options=convert).cast(fields).to_pandas(types_mapper=pd.ArrowDtype)
+    except FileNotFoundError:
+        raise ResultError(f"table {path} does not exist.") from None
+    except (pa.ArrowException, KeyError, ValueError, OSError) as error:
+        raise _damaged(path, " ".join(str(error).split())) from None
+
+
+def _damaged(path: Path, why: str) -> ResultError:
+    return ResultError(f"table {path} is damaged ({why}); delete it and run again.")
+
+
+def known_quantities(project: Project, table: Table, values: Values) -> dict[str, Quantity]:
+    """Quantities by name: what the table measures, and what the paper prints there if its tasks differ from ours."""
+    both = (*printed_accuracies(values), *project.quantities(table), *project.endpoints(table))
+    return {quantity.name: quantity for quantity in both}
+
+
+def printed_accuracies(values: Values) -> tuple[Quantity, ...]:
+    """The accuracies that the paper prints in a table: the average first, then its tasks."""
+    printed = {name for _, _, name in values.published}
+    tasks = tuple(name for name in TASKS["paper"] if name in printed)
+    papers = quantities(ZeroShot(suite="paper", tasks=tasks))
+    return tuple(quantity for quantity in papers if quantity.name in printed)
+
+
+def main_quantities(project: Project, table: Table) -> tuple[Quantity, ...]:
+    """What a table's rows are compared by: everything but the accuracies of single tasks."""
+    return tuple(quantity for quantity in project.quantities(table) if quantity.chance is None)
+
+
+def loss_percent(quantity: Quantity, value: float | None, baseline: float | None) -> float | None:
+    """How much worse a value is than the baseline's, in percent of it.
+
+    None without both, where the baseline is zero, and for quantities that are not compared so, such as decibels.
+    """
+    if value is None or baseline is None or not quantity.relative:
+        return None
+    return percent_of(quantity.loss(value, baseline), baseline)
+
+
+def percent_of(part: float | None, whole: float) -> float | None:
+    """A part in percent; None without one, and of nothing (an accuracy of zero)."""
+    return None if part is None or whole == 0 else 100.0 * part / whole
+
+
+def _known(number: Any) -> float | None:
+    return None if number is pd.NA else number

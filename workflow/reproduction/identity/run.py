@@ -1,0 +1,144 @@
+"""Runs: one measured cell of a table with one seed, and the keys that name what is computed for it.
+
+`Run.key` names its result file, `Run.weights_key` the rotated and weight-quantized checkpoint that it needs: many runs
+that differ only in activations, KV cache or metric share one. `Run.rotation_key` names the learned rotations, which
+weights of several methods and widths share. A key is the hash of an identity, so that a file can be checked against its
+name. Nothing here computes.
+"""
+
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from reproduction.metrics.settings import Metric
+from rotquant.foundation.data import Frozen
+from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.recipes.corpus import CorpusSpec, Split, portion
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import Calibration
+
+_METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
+
+Portion = tuple[str, Split, int | None]
+"""A corpus by its name, a split, and how many characters of its head are read; None for all."""
+
+
+class Run(Frozen):
+    """One measurement: a recipe on a checkpoint with a seed, measured by a metric.
+
+    checkpoint: a local folder or a hub id; where it lies is not part of the key, `checkpoint_digest` is.
+    corpora: the text behind each corpus name that the recipe and the metric use; where it lies is no part of the key.
+    texts: digests of what is read of them, by `named`, which are part of it.
+    seed: draws the rotation, calibration samples and the order of learning (`Recipe.is_random`); normalised to 0 where
+        nothing is random, so equal cells have equal keys.
+    dtype: floating-point type of the simulated network.
+    """
+
+    checkpoint: str
+    checkpoint_digest: str
+    recipe: Recipe
+    metric: Metric
+    corpora: dict[str, CorpusSpec]
+    texts: dict[str, str] = Field(default_factory=dict)
+    seed: int = 0
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalise(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            recipe = Recipe.model_validate(data.get("recipe", {}))
+            if not recipe.needs_calibration:
+                recipe = recipe.model_copy(update={"calibration": None})
+            metric = _METRIC.validate_python(data.get("metric", {"kind": "perplexity"}))
+            texts = [recipe.calibration, *(method.own_text for method in recipe.methods.values())]
+            used = {text.corpus for text in (*texts, metric) if text and text.corpus is not None}
+            corpora = data.get("corpora", {})
+            missing = used - set(corpora)
+            if missing:
+                raise ValueError(f"corpus {sorted(missing)[0]!r} is not defined under corpora")
+            corpora = {name: corpora[name] for name in sorted(used)}
+            data = {**data, "recipe": recipe, "metric": metric, "corpora": corpora}
+            if not recipe.is_random:
+                data["seed"] = 0
+        return data
+
+    @property
+    def portions(self) -> tuple[Portion, ...]:
+        """The texts that are read to compute it, zero-shot tasks aside, which have records of their own."""
+        makers = (self.recipe.calibration, *(method.own_text for method in self.recipe.methods.values()))
+        read = [_calibrating(text) for text in makers if text is not None]
+        corpus, split = self.metric.corpus, getattr(self.metric, "split", None)
+        if split is not None and corpus is not None:
+            read.append((corpus, split, None))
+        elif self.metric.kind == "weight_kurtosis":
+            drawn = Calibration(samples=self.metric.samples, sequence_length=self.metric.sequence_length)
+            read.append((self.metric.corpus, "train", drawn.characters))
+        return tuple(dict.fromkeys(read))
+
+    @property
+    def unquantized(self) -> "Run":
+        """The same measurement of the checkpoint as it is, of which fewer texts are read."""
+        plain = Run.model_validate({**self.model_dump(), "recipe": {}})
+        read = {named(*portion) for portion in plain.portions}
+        return plain.model_copy(update={"texts": {name: text for name, text in self.texts.items() if name in read}})
+
+    def identity(self) -> dict[str, Any]:
+        """What the key is the hash of."""
+        return self.model_dump(mode="json", exclude={"checkpoint", "corpora"})
+
+    def rotation_identity(self) -> dict[str, Any] | None:
+        """What the key of its learned rotations is the hash of; None where nothing is learned."""
+        learner = self.recipe.learner
+        if learner is None:
+            return None
+        return self._part({"recipe": self.recipe.learned(), "text": self._read(learner.own_text)})
+
+    def weights_identity(self) -> dict[str, Any] | None:
+        """What the key of its stored weights is the hash of; None where it uses the checkpoint as it is."""
+        stored = self.recipe.stored()
+        if not any(stored.values()):
+            return None
+        own = {name: self._read(text) for name, text in self.recipe.own_texts.items()}
+        made = {"recipe": stored, "calibration": self._read(self.recipe.calibration), "rotation": self.rotation_key}
+        return self._part({**made, "own_texts": own})
+
+    @cached_property
+    def key(self) -> str:
+        """Name of this run's result: 16 hexadecimal digits."""
+        return key_of(self.identity())
+
+    @cached_property
+    def rotation_key(self) -> str | None:
+        """Name of the learned rotations this run needs, or None where nothing is learned."""
+        identity = self.rotation_identity()
+        return None if identity is None else key_of(identity)
+
+    @cached_property
+    def weights_key(self) -> str | None:
+        """Name of the stored weights this run needs, or None when it uses the checkpoint as it is."""
+        identity = self.weights_identity()
+        return None if identity is None else key_of(identity)
+
+    def _read(self, text: Calibration | None) -> str | None:
+        return None if text is None else self.texts.get(named(*_calibrating(text)), text.corpus)
+
+    def _part(self, part: dict[str, Any]) -> dict[str, Any]:
+        """The identity of a part of the run, together with checkpoint, seed and type."""
+        common = {"checkpoint_digest": self.checkpoint_digest, "seed": self.seed, "dtype": self.dtype}
+        return {**common, **part}
+
+
+def key_of(identity: dict[str, Any]) -> str:
+    """The key of an identity: 16 hexadecimal digits."""
+    return short_hash(canonical_json(identity))
+
+
+def named(corpus: str, split: Split, characters: int | None) -> str:
+    """What a text is called in a run, such as "wikitext2 train[:2000000]"."""
+    return f"{corpus} {portion(split, characters)}"
+
+
+def _calibrating(text: Calibration) -> Portion:
+    return (text.corpus, "train", text.characters)

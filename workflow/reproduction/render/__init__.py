@@ -1,0 +1,1 @@
+"""Reports: one model of a page and its renderings, figures, MLflow."""

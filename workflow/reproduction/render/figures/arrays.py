@@ -1,0 +1,34 @@
+"""What figures are drawn from besides a table's numbers: arrays of run files, histories of learned rotations."""
+
+from typing import Any
+
+from reproduction.run.results import HISTORY_FILE, read_result, rotation_path, run_path
+from reproduction.tables.project import Project
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import read_json
+
+
+def array_of(project: Project, key: str, name: str) -> Any:
+    """An array of a run, as nested lists or whatever its metric keeps under that name.
+
+    Raises:
+        ResultError: the run file is missing, damaged, or holds no such array.
+    """
+    path = project.root / run_path(key)
+    arrays = read_result(path).arrays
+    if name not in arrays:
+        raise ResultError(f"run file {path} holds no {name}; delete it and run again.")
+    return arrays[name]
+
+
+def history_of(project: Project, key: str) -> list[dict[str, Any]]:
+    """The history of the learned rotations that a run's weights were made with, one record for each step.
+
+    Raises:
+        ResultError: the run has none, or a file is missing or damaged.
+    """
+    path = project.root / run_path(key)
+    rotation = read_result(path).rotation
+    if rotation is None:
+        raise ResultError(f"run file {path} knows of no learned rotations; this figure needs a row that learns them.")
+    return read_json(project.root / rotation_path(rotation["key"]) / HISTORY_FILE, "history of learned rotations")

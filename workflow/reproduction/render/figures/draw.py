@@ -1,0 +1,194 @@
+"""Figures that go with the tables, drawn from a table's CSV in the project's one style."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from reproduction.frame.values import Values, main_quantities
+from reproduction.render.figures import (
+    accuracies,
+    distributions,
+    heatmaps,
+    kurtosis,
+    layers,
+    learning,
+    lines,
+    losses,
+    ranges,
+    scaling,
+    tokens,
+    widths,
+)
+from reproduction.render.figures.axes import PercentAxis, change_label
+from reproduction.render.figures.changes import Change, change_between
+from reproduction.render.figures.panels import (
+    GUTTER,
+    Sheet,
+    TooHighError,
+    broken,
+    entry,
+    inches_across,
+    legend,
+    name_rows,
+    note,
+    panels,
+    room_for,
+)
+from reproduction.render.figures.style import LINK, NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK
+from reproduction.run.results import FIGURES
+from reproduction.tables.project import Project
+from reproduction.tables.quantities import Quantity
+from reproduction.tables.tables import Table
+from reproduction.words.describe import panel_title
+from reproduction.words.numbers import loss_words
+
+
+def figure_path(name: str, form: str = "svg", width: str | None = None) -> Path:
+    """The figure of a table, as SVG or PDF, and in a width that a paper asks for."""
+    return FIGURES / f"{name}{f'-{width}' if width else ''}.{form}"
+
+
+def draw(project: Project, table: Table, values: Values, path: Path, width: str | None = None) -> list[Path]:
+    """Draw the figure that the table asks for, as SVG or PDF by the path's suffix; return the files.
+
+    Args:
+        project: the project.
+        table: a table that has a figure.
+        values: its numbers.
+        path: the file that is written.
+        width: "page" or "column" of a paper; None: up to a page's, as the panels ask for.
+
+    Raises:
+        ResultError: a paper's page is not as high, or a run file that it draws is missing or damaged.
+    """
+    assert table.figure is not None
+    sheet = Sheet(path, width)
+    KINDS[table.figure.kind](project, table, values, sheet)
+    return sheet.written
+
+
+def relative_increase(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+    """Loss on one row, row by row: a panel per column and main quantity; ours filled, published hollow.
+
+    What is too high for a paper's page becomes a figure for each quantity.
+    """
+    lines = _panel_lines(project, table)
+    try:
+        _increase(project, table, values, sheet, lines)
+    except TooHighError:
+        if len(lines) == 1:
+            raise
+        for line in lines:
+            _increase(project, table, values, sheet.part(line[0][0].name), [line])
+
+
+def _increase(project: Project, table: Table, values: Values, sheet: Sheet, lines: "Lines") -> None:
+    """The figure of some lines of panels."""
+    assert table.figure is not None
+    over = table.figure.over or table.baseline
+    rows = list(table.figure.rows or [row.name for row in table.computed_rows if row.name != over])
+    names, height = room_for(rows)
+    drawn: list[Change] = []
+    lost_of = {quantity: _losses(values, rows, over, lines, quantity) for line in lines for quantity, _ in line}
+    least = GUTTER + max(0.8, *(scale.least for _, scale in lost_of.values()))
+    panel = (1.9, 0.82 + height)
+    with panels(sheet, len(lines), len(lines[0]), panel, names=names, least=least) as (figure, grid):
+        for line, axes in zip(lines, grid, strict=True):
+            for axis, (quantity, column) in zip(axes, line, strict=True):
+                lost, scale = lost_of[quantity]
+                scale.inches = inches_across(axis, names)
+                found = [lost[row, column] for row in rows]
+                _dots(axis, found, scale)
+                drawn += found
+                scale.apply(axis, "x")
+                name_rows(axis, rows)
+                axis.axvline(0, color=NEUTRAL, linewidth=0.8)
+                axis.set_xlabel(loss_words(quantity))
+                if line is lines[0] or broken(axis, axes):
+                    axis.set_title(panel_title(project, table, column))
+        figure.supxlabel(f"relative to {over}")
+        entries = [entry("computed here", OURS, **OURS_MARK)]
+        if any(change.papers is not None for change in drawn):
+            entries.append(entry("published", PUBLISHED, **PUBLISHED_MARK))
+        legend(figure, entries)
+
+
+Lines = list[list[tuple[Quantity, str]]]
+"""Lines of panels, each of a quantity and a column."""
+
+
+def _panel_lines(project: Project, table: Table) -> Lines:
+    """The panels as (quantity, column): a line for each quantity, or one for all where their columns differ."""
+    mains, columns = main_quantities(project, table), project.columns(table)
+    places = {(quantity.name, cell.column) for cell in project.cells(table.id) for quantity in cell.quantities}
+    blocks = [[(main, column) for column in columns if (main.name, column) in places] for main in mains]
+    complete = all(len(block) == len(columns) for block in blocks)
+    return blocks if complete else [[panel for block in blocks for panel in block]]
+
+
+def _losses(
+    values: Values, rows: Sequence[str], over: str, lines: Lines, quantity: Quantity
+) -> tuple[dict[tuple[str, str], Change], PercentAxis]:
+    """What the rows lose in a quantity, by row and column, and the axis that all its panels share."""
+    columns = [column for line in lines for one, column in line if one == quantity]
+    lost = {
+        (row, column): change_between(values, (row, column), (over, column), quantity)
+        for row in rows
+        for column in columns
+    }
+    return lost, PercentAxis(lost.values())
+
+
+KINDS: dict[str, Callable[[Project, Table, Values, Sheet], None]] = {
+    "relative_increase": relative_increase,
+    "lines": lines.lines,
+    "tasks": accuracies.tasks,
+    "magnitudes": heatmaps.magnitudes,
+    "outliers": layers.outliers,
+    "distribution": distributions.distribution,
+    "range_use": ranges.range_use,
+    "learning": learning.learning,
+    "token_maxima": tokens.token_maxima,
+    "outlier_tokens": tokens.outlier_tokens,
+    "scaling": scaling.scaling,
+    "loss_curves": losses.loss_curves,
+    "weight_kurtosis": kurtosis.weight_kurtosis,
+    "hadamard_kurtosis": kurtosis.hadamard_kurtosis,
+    "widths": widths.widths,
+}
+
+
+def _dots(axis: Any, losses: Sequence[Change], scale: PercentAxis) -> None:
+    """The rows of a panel: the paper's numbers, ours with their deviations, and a line between the two of a row.
+
+    What lies at the end of the axis has its number beside it.
+    """
+    ours = {place: loss.ours for place, loss in enumerate(losses) if loss.ours is not None}
+    papers = {place: loss.papers for place, loss in enumerate(losses) if loss.papers is not None}
+    far = {place for numbers in (ours, papers) for place, number in numbers.items() if scale.beyond(number)}
+    both = sorted((ours.keys() & papers.keys()) - far)
+    axis.hlines(both, [ours[row] for row in both], [papers[row] for row in both], color=LINK, linewidth=0.6)
+    if papers:
+        axis.plot([scale.place(number) for number in papers.values()], list(papers), **_PAPERS)
+    if ours:
+        bars = [0.0 if scale.beyond(number) else losses[place].spread for place, number in ours.items()]
+        axis.errorbar([scale.place(number) for number in ours.values()], list(ours), xerr=bars, elinewidth=1, **_OURS)
+    for place in sorted(far):
+        _name_far(axis, place, {OURS: ours.get(place), PUBLISHED: papers.get(place)}, scale)
+
+
+_OURS: dict[str, Any] = {"linestyle": "", "color": OURS, **OURS_MARK}
+_PAPERS: dict[str, Any] = {"linestyle": "", "color": PUBLISHED, **PUBLISHED_MARK}
+
+
+def _name_far(axis: Any, place: int, numbers: dict[str, float | None], scale: PercentAxis) -> None:
+    """The numbers by colour of what lies at the ends of a row, one after the other where they are at one end."""
+    last: dict[bool, Any] = {}
+    for color, number in numbers.items():
+        if number is not None and scale.beyond(number):
+            low = number < 0
+            look = {"color": color, "ha": "left" if low else "right", "va": "center"}
+            where: Any = (scale.place(number), place)
+            if low in last:
+                where, look = (1.0 if low else 0.0, 0.5), {**look, "xycoords": last[low]}
+            last[low] = note(axis, change_label(number), where, (5 if low else -5, 0), **look)

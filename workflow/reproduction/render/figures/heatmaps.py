@@ -1,0 +1,113 @@
+"""Heat maps of magnitudes, token or output by channel (QuaRot Figure 1, SpinQuant Figures 2 and 8 to 11).
+
+They are drawn from the arrays of the run files. Panels of one layer share a linear colour scale and the scale of the
+strips above the maps, which show each channel's mean and largest magnitude: an outlier channel is a peak there and a
+dark line below it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from reproduction.frame.values import Values
+from reproduction.render.figures.arrays import array_of
+from reproduction.render.figures.panels import Sheet, panels
+from reproduction.render.figures.style import LIGHT, OURS, drawn_rows
+from reproduction.tables.project import Project
+from reproduction.tables.tables import Table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: Panels of a lone row that stand beside each other.
+BESIDE = 2
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A map [rows, channels], and the mean and the largest magnitude of each channel; what is not finite is masked.
+
+    place: what shares its scale: a column and one of the places that the metric looks at, and the row where each panel
+        has its own.
+    """
+
+    place: tuple[str, int, str | None]
+    title: str
+    matrix: "np.ma.MaskedArray"
+    mean: "np.ma.MaskedArray"
+    largest: "np.ma.MaskedArray"
+
+
+def magnitudes(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+    """Draw the places that the metric looks at, the first seed of each row.
+
+    The rows of the table stand beside each other, columns and places below each other; the places of a lone row stand
+    two by two.
+
+    Raises:
+        ResultError: a run file is missing or holds no magnitudes.
+    """
+    lines = _lines(project, table, values)
+    weights = _of_weights(table)
+    tops: dict[tuple[str, int, str | None], float] = {}
+    for panel in (panel for line in lines for panel in line if panel.matrix.count()):
+        tops[panel.place] = max(tops.get(panel.place, 0.0), float(panel.matrix.max()))
+    shape = (2 * len(lines), len(lines[0]), (2.6, 1.05))
+    with panels(sheet, *shape, names=0.9, least=1.7, together=2, heights=[1, 3] * len(lines)) as (figure, axes):
+        for line, (strips, maps) in zip(lines, zip(axes[::2], axes[1::2], strict=True), strict=True):
+            apart = len({panel.place for panel in line}) > 1
+            for strip, axis, panel in zip(strips, maps, line, strict=True):
+                image = _draw(strip, axis, panel, tops.get(panel.place) or 1.0)
+                if apart or panel is line[-1]:
+                    beside = [strip, axis] if apart else [*strips, *maps]
+                    figure.colorbar(image, ax=beside, label="magnitude", shrink=0.8)
+            strips[0].set_ylabel("max, mean")
+            maps[0].set_ylabel("output channel" if weights else "token")
+        figure.supxlabel("input channel" if weights else "channel")
+
+
+def _of_weights(table: Table) -> bool:
+    """Whether weights are shown, not activations."""
+    return table.metrics[0].get("tensor") == "weights"
+
+
+def _lines(project: Project, table: Table, values: Values) -> list[list[Panel]]:
+    """The panels line by line."""
+    rows, columns = drawn_rows(table), project.columns(table)
+    lines = [
+        list(line)
+        for column in columns
+        for line in zip(*(list(_panels(project, table, values, row, column)) for row in rows), strict=True)
+    ]
+    alone = [panel for line in lines for panel in line]
+    if len(rows) > 1 or len(alone) % BESIDE:
+        return lines
+    return [alone[start : start + BESIDE] for start in range(0, len(alone), BESIDE)]
+
+
+def _panels(project: Project, table: Table, values: Values, row: str, column: str) -> Iterator[Panel]:
+    """The panels of a cell: one for each place that its metric looks at."""
+    import numpy as np
+
+    value = values[row, column, "peak_ratio"]
+    seed = f", seed {value.seeds[0]}" if len(value.seeds) > 1 else ""
+    what = "" if _of_weights(table) else "input of "
+    names = [row] * (len(drawn_rows(table)) > 1) + [column] * (len(project.columns(table)) > 1)
+    for index, panel in enumerate(array_of(project, value.runs[0], "panels")):
+        place = f"layer {panel['layer'] + 1}, {what}{panel['linear'].rpartition('.')[2]}"
+        title = f"{', '.join([*names, place])}\nmax/median {float(panel['peak_ratio']):.3g}{seed}"
+        arrays = (np.ma.masked_invalid(np.array(panel[key], dtype=float)) for key in ("matrix", "mean", "largest"))
+        own = row if table.figure is not None and table.figure.own_scales else None
+        yield Panel((column, index, own), title, *arrays)
+
+
+def _draw(strip: Any, axis: Any, panel: Panel, top: float) -> Any:
+    """One heat map with the strip of its channels above it; returns the image."""
+    height, channels = panel.matrix.shape
+    for statistic, color in ((panel.largest, LIGHT), (panel.mean, OURS)):
+        strip.fill_between(range(channels), statistic.filled(0.0), step="mid", color=color, linewidth=0)
+    strip.set(xlim=(-0.5, channels - 0.5), ylim=(0, top * 1.05), title=panel.title)
+    strip.tick_params(axis="x", length=0, labelbottom=False)
+    axis.grid(False)
+    limits = {"vmin": 0.0, "vmax": top, "extent": (-0.5, channels - 0.5, height - 0.5, -0.5)}
+    return axis.imshow(panel.matrix.filled(0.0), cmap="Blues", aspect="auto", interpolation="none", **limits)

@@ -1,0 +1,198 @@
+"""What figures of every kind do alike: panels on a sheet of a paper's width, rows by name, notes and the legend."""
+
+import itertools
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from reproduction.render.figures.axes import fit_labels
+from reproduction.render.figures.style import HEIGHT, NEUTRAL, SMALL, WIDTHS, save, styled
+from rotquant.foundation.errors import ResultError
+
+#: Inches of a character, of a line of text and of the legend.
+CHARACTER, LINE, LEGEND = 0.056, 0.115, 0.4
+
+#: Inches between two panels that stand beside each other.
+GUTTER = 0.15
+
+#: Characters of a row's name in one line.
+NAME = 32
+
+
+class TooHighError(ResultError):
+    """A figure is higher than a paper's page."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The file that a figure becomes.
+
+    width: one of `WIDTHS`, which the figure then has exactly and is refused where it is higher than a page; None: as
+        wide as its panels ask for, from a column to a page.
+    written: the files that were drawn, of this sheet and of its parts.
+    """
+
+    path: Path
+    width: str | None = None
+    written: list[Path] = field(default_factory=list)
+
+    def part(self, name: str) -> "Sheet":
+        """A file beside this one for a part of the figure."""
+        return replace(self, path=self.path.with_stem(f"{self.path.stem}-{name}"))
+
+    def inches(self, natural: float) -> float:
+        """The width of a figure that asks for `natural` inches."""
+        return WIDTHS[self.width] if self.width else min(max(natural, WIDTHS["column"]), WIDTHS["page"])
+
+    def check(self, height: float) -> None:
+        """Refuse a height in inches that no page has.
+
+        Raises:
+            TooHighError: it is higher than a page, and a paper asks for the figure.
+        """
+        if self.width and height > HEIGHT:
+            wider = "; draw it with --width page" if self.width == "column" else ""
+            high = f"{height:.1f} in high, and a page {HEIGHT:.0f} in"
+            raise TooHighError(f"at a {self.width}'s width {self.path.stem} is {high}{wider}.")
+
+
+@contextmanager
+def drawn(sheet: Sheet, size: tuple[float, float]) -> Iterator[Any]:
+    """Yield an empty figure of `size` inches; what is drawn on it is written to the sheet's file.
+
+    Raises:
+        TooHighError: a paper's page is not as high.
+    """
+    sheet.check(size[1])
+    with styled() as plt:
+        figure = plt.figure(figsize=size, layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.07, h_pad=0.05)
+        yield figure
+        fit_labels(figure)
+        save(figure, sheet.path)
+        sheet.written.append(sheet.path)
+
+
+@contextmanager
+def panels(
+    sheet: Sheet,
+    down: int,
+    across: int,
+    panel: tuple[float, float],
+    *,
+    names: float = 0.4,
+    least: float = 1.4,
+    together: int = 1,
+    heights: Sequence[float] | None = None,
+    widths: Sequence[float] | None = None,
+    **options: Any,
+) -> Iterator[tuple[Any, Any]]:
+    """Yield a figure and its axes [down, across]; what is drawn on them is written to the sheet's file.
+
+    A line of panels that is too wide for the sheet is broken into several.
+
+    Args:
+        sheet: the file, and how wide it is.
+        down: lines of panels.
+        across: panels of a line.
+        panel: width and height in inches that a panel asks for, with its labels; the height is a mean over the lines.
+        names: inches at the left for what stands there once a line.
+        least: inches below which a panel is not narrowed.
+        together: so many lines belong together and are broken as one.
+        heights: relative heights of the lines.
+        widths: relative widths of the panels of a line that is not broken.
+        options: further arguments of matplotlib's `Figure.subplots`.
+    """
+    import numpy as np
+
+    width = sheet.inches(names + panel[0] * across)
+    parts = math.ceil(across / max(1, int((width - names) / least)))
+    beside = math.ceil(across / parts)
+    lines = [start + line for start in range(0, down, together) for _ in range(parts) for line in range(together)]
+    ratios = {"height_ratios": [heights[line] for line in lines]} if heights else {}
+    ratios |= {"width_ratios": widths} if widths and parts == 1 else {}
+    with drawn(sheet, (width, LEGEND + panel[1] * len(lines))) as figure:
+        physical = figure.subplots(len(lines), beside, squeeze=False, **ratios, **options)
+        split = physical.reshape(down // together, parts, together, beside).swapaxes(1, 2).reshape(down, -1)
+        for axis in np.ravel(split[:, across:]):
+            axis.remove()
+        yield figure, split[:, :across]
+
+
+def leftmost(axis: Any) -> bool:
+    """Whether no panel stands to the left."""
+    return axis.get_subplotspec().is_first_col()
+
+
+def broken(axis: Any, axes: Sequence[Any]) -> bool:
+    """Whether the line of panels that an axis belongs to is broken into several."""
+    return len({other.get_subplotspec().rowspan.start for other in (axis, *axes)}) > 1
+
+
+def inches_across(axis: Any, names: float) -> float:
+    """The length in inches that a panel's x axis will have, where its line has so many inches of names."""
+    return (axis.figure.get_figwidth() - names) / axis.get_subplotspec().get_gridspec().ncols - GUTTER
+
+
+def room_for(names: Sequence[str], rows: float = 1.0) -> tuple[float, float]:
+    """Inches that names take beside a panel, and that so many rows of them take for each name."""
+    lines = [textwrap.wrap(name, NAME) or [""] for name in names]
+    longest = max((len(line) for parts in lines for line in parts), default=0)
+    return 0.2 + CHARACTER * longest, rows * max(0.16, LINE * max(map(len, lines), default=1) + 0.03) * len(names)
+
+
+def name_rows(axis: Any, names: Sequence[str], *, room: float = 0.5) -> None:
+    """One row per name from top to bottom, with the names beside the leftmost panel; room: what is above the first."""
+    axis.set(ylim=(len(names) - 0.5, -room), yticks=range(len(names)))
+    axis.set_yticklabels([textwrap.fill(name, NAME) for name in names] if leftmost(axis) else [])
+    axis.tick_params(axis="y", length=0)
+
+
+def note(axis: Any, text: str, place: Any, offset: tuple[float, float], **look: Any) -> Any:
+    """A text so many points from a place of the axis."""
+    return axis.annotate(text, place, offset, textcoords="offset points", **{"fontsize": SMALL, **look})
+
+
+def name_points(axis: Any, names: Mapping[str, tuple[float, float]]) -> None:
+    """Names beside points, each on the first side, or further away, where no other name is.
+
+    The figure must have been laid out.
+    """
+    taken: list[Any] = []
+    places = [(far * x, far * y, x, y) for far, (x, y) in itertools.product((4, 11, 18, 25), _SIDES)]
+    for name, point in names.items():
+        for right, up, x, y in places:
+            look = {"ha": ("right", "center", "left")[x + 1], "va": ("top", "center", "bottom")[y + 1]}
+            found = note(axis, name, point, (right, up), color=NEUTRAL, **look)
+            box = found.get_window_extent()
+            free = not any(box.overlaps(other) for other in taken)
+            if free or (right, up, x, y) == places[-1]:
+                taken.append(box)
+                break
+            found.remove()
+
+
+#: Sides of a point, the first ones first.
+_SIDES = ((1, 1), (-1, -1), (1, -1), (-1, 1), (0, 1), (0, -1))
+
+
+def entry(label: str, color: str, **look: Any) -> Any:
+    """A line of a legend; one with a mark has no stroke unless it gives its `linestyle`."""
+    from matplotlib.lines import Line2D
+
+    if "marker" in look:
+        look = {"linestyle": "", **look}
+    return Line2D([], [], label=label, color=color, **look)
+
+
+def legend(figure: Any, entries: Sequence[Any]) -> None:
+    """The legend above all panels, in as many lines as the figure's width asks for."""
+    for columns in range(len(entries), 0, -1):
+        found = figure.legend(handles=entries, loc="outside upper center", ncols=columns)
+        if columns == 1 or found.get_window_extent().width <= 0.98 * figure.bbox.width:
+            break
+        found.remove()

@@ -1,0 +1,76 @@
+"""Figures of kind `scaling`: perplexity by the size of a model in bits, a line for each precision (RCP Figure 1).
+
+Ours on the left; on the right the paper's numbers, at the sizes that the names of its models say.
+"""
+
+import math
+import re
+from typing import Any
+
+from reproduction.frame.values import Values
+from reproduction.render.figures.axes import logarithmic
+from reproduction.render.figures.panels import Sheet, entry, legend, name_points, panels
+from reproduction.render.figures.style import DASHED, NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, drawn_rows
+from reproduction.tables.project import Project
+from reproduction.tables.quantities import PERPLEXITY
+from reproduction.tables.tables import Table
+from reproduction.words.describe import model_name
+from rotquant.recipes.schemes import UNQUANTIZED_BITS
+
+Points = dict[str, tuple[float, float]]
+"""Size in bits and perplexity by model."""
+
+
+def scaling(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+    """Two panels, both axes logarithmic; a model that broke down has no mark."""
+    rows = drawn_rows(table)
+    named: list[tuple[Any, Points]] = []
+    with panels(sheet, 1, 2, (3.3, 2.9), least=2.5) as (figure, grid):
+        for axis, name, points in zip(grid[0], ("computed here", "published"), (ours, papers), strict=True):
+            for place, row in enumerate(rows):
+                found = points(project, table, values, row)
+                _line(axis, found, _color(table, row, place), name)
+                if row == table.baseline:
+                    named.append((axis, {model.removeprefix("Llama-"): place for model, place in found.items()}))
+            axis.set_title(name)
+            logarithmic(axis, "x")
+            logarithmic(axis, "y")
+            axis.set_xlabel("size in Mbit" if points is ours else "size in Gbit, by the model's name")
+        grid[0][0].set_ylabel(PERPLEXITY.name)
+        legend(figure, [entry(row, _color(table, row, place)) for place, row in enumerate(rows)])
+        figure.draw_without_rendering()  # where the marks lie
+        for axis, points in named:  # the lines of other precisions have the models in the same order
+            name_points(axis, points)
+
+
+def ours(project: Project, table: Table, values: Values, row: str) -> Points:
+    """Each model once, in order of size; what is not finite is left out."""
+    found: Points = {}
+    for column in project.columns(table):
+        number = values.ours.get((row, column, PERPLEXITY.name))
+        if number is not None and math.isfinite(number.mean):
+            size = values[row, column, "megabits"].mean
+            found.setdefault(model_name(project.slot(table, column)), (size, number.mean))
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def papers(project: Project, table: Table, values: Values, row: str) -> Points:
+    """The paper's perplexities at the number of parameters that a model's name says, all of them at the row's bits."""
+    bits = next((cell.runs[0].recipe.weights for cell in project.cells(table.id) if cell.row == row), None)
+    found: Points = {}
+    for column in project.columns(table):
+        number, size = values.published.get((row, column, PERPLEXITY.name)), re.search(r"([\d.]+)B", column)
+        if number is not None and math.isfinite(number.mean) and size:
+            width = UNQUANTIZED_BITS if bits is None else bits.scheme.bits
+            found[column] = (float(size[1]) * width, number.mean)
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def _line(axis: Any, points: Points, color: str, name: str) -> None:
+    """The models of a precision from the smallest to the largest."""
+    look = {"linestyle": "-", **OURS_MARK} if name == "computed here" else {"linestyle": DASHED, **PUBLISHED_MARK}
+    axis.plot([size for size, _ in points.values()], [loss for _, loss in points.values()], color=color, **look)
+
+
+def _color(table: Table, row: str, place: int) -> str:
+    return NEUTRAL if row == table.baseline else SERIES[(place - 1) % len(SERIES)]

@@ -1,0 +1,231 @@
+"""Figures of kinds `token_maxima` and `outlier_tokens`: how far tokens stand out, and which and where (PrefixQuant).
+
+Its Figures 2, 3 and 8 to 17, and 4 and 7, drawn from the arrays of the run files of the metrics of the same names.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reproduction.frame.values import Number, Values
+from reproduction.render.figures.arrays import array_of
+from reproduction.render.figures.panels import Sheet, broken, entry, leftmost, legend, note, panels
+from reproduction.render.figures.style import DASHED, LIGHT, NEUTRAL, OURS, SERIES, SMALL, drawn_rows
+from reproduction.tables.project import Project
+from reproduction.tables.quantities import TENSOR_WORDS
+from reproduction.tables.tables import Table
+from reproduction.words.describe import panel_title
+
+#: How each statistic is named and looks, from the largest to the smallest.
+STATISTICS: dict[str, tuple[str, dict[str, Any]]] = {
+    "top_1": ("top-1", {"color": SERIES[1], "marker": "^"}),
+    "top_2": ("top-2", {"color": SERIES[4], "marker": "s"}),
+    "top_3": ("top-3", {"color": SERIES[3], "marker": "D"}),
+    "median": ("median", {"color": SERIES[0], "marker": "o"}),
+    "min_1": ("min-1", {"color": SERIES[2], "marker": "v"}),
+}
+#: Above this a ratio is too large for one static scale, as the paper colours it, by what is measured.
+LARGE = {"inputs": 10.0, "attention": 5.0}
+
+SHARE, POSITION = "share of outlier tokens in %", "position in the window (0 is the first)"
+
+#: What is drawn of outlier tokens.
+_DRAWN = ("contents", "first", "others", "positions", "windows", "tokens")
+
+#: Contents that a panel names; the others are counted together.
+NAMED = 5
+
+
+def token_maxima(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+    """A panel per row of the table, down, and tensor, across, of one column after the other: statistics by layer.
+
+    Panels of a column and tensor share their scale. The first seed of each row is drawn; what is not finite is left out
+    and counted in the title.
+
+    Raises:
+        ResultError: a run file is missing or holds no maxima.
+    """
+    tensors = table.metrics[0].get("tensors", "inputs")
+    names, rows, columns = TENSOR_WORDS[tensors], drawn_rows(table), project.columns(table)
+    with panels(sheet, len(rows) * len(columns), len(names), (1.6, 1.75), names=0.6) as (figure, grid):
+        for place, column in enumerate(columns):
+            lines = grid[place * len(rows) : (place + 1) * len(rows)]
+            for row, axes in zip(rows, lines, strict=True):
+                cell = {name: values[row, column, f"{name}_top"] for name in names}
+                maxima = array_of(project, next(iter(cell.values())).runs[0], "maxima")
+                for (name, words), axis in zip(names.items(), axes, strict=True):
+                    _by_layer(axis, maxima[name], LARGE[tensors])
+                    if leftmost(axis):
+                        axis.set_ylabel(f"{_row_title(row, column, columns, cell[name])}\nlargest |value| of a token")
+                    if row == rows[0] or broken(axis, axes):
+                        axis.set_title(f"{_what(tensors, words)}\n\n{axis.get_title()}")
+            for axes in lines.T:
+                _logarithmic(axes)
+        for axis in grid[-1]:
+            axis.set_xlabel("layer")
+        looks = [entry(words, **look, linestyle="-", markersize=4) for words, look in STATISTICS.values()]
+        legend(figure, looks)
+
+
+def _what(tensors: str, words: str) -> str:
+    return f"input of {words}" if tensors == "inputs" else words
+
+
+def _row_title(row: str, column: str, columns: Sequence[str], number: Number) -> str:
+    seed = f", seed {number.seeds[0]}" if len(number.seeds) > 1 else ""
+    return f"{f'{column}, ' if len(columns) > 1 else ''}{row}{seed}"
+
+
+def _by_layer(axis: Any, maxima: Mapping[str, Sequence[float]], large: float) -> None:
+    """One panel: each statistic by layer, and in the title the two ratios, each of its worst layer."""
+    from matplotlib.ticker import MaxNLocator
+
+    left = 0
+    for statistic, (_, look) in STATISTICS.items():
+        numbers = [float(number) for number in maxima[statistic]]
+        shown = [number if math.isfinite(number) and number > 0 else math.nan for number in numbers]
+        left += sum(map(math.isnan, shown))
+        axis.plot(range(1, 1 + len(shown)), shown, **look, markersize=2.8, linewidth=0.9)
+    ratios = [_worst(maxima, *ends) for ends in (("top_1", "median"), ("median", "min_1"))]
+    words = [f"{'▲' if ratio > large else ''}{_number(ratio)}" for ratio in ratios]
+    left_out = f"\n{left} numbers are zero\nor not finite" if left else ""
+    axis.set_title(f"top-1/median {words[0]}\nmedian/min-1 {words[1]}{left_out}", fontsize=SMALL)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def _worst(maxima: Mapping[str, Sequence[float]], upper: str, lower: str) -> float:
+    """The largest ratio of two statistics over the layers; nan where one is none."""
+    ratios = [
+        float(a) / float(b) if float(b) else math.inf if float(a) else math.nan
+        for a, b in zip(maxima[upper], maxima[lower], strict=True)
+    ]
+    return math.nan if any(map(math.isnan, ratios)) else max(ratios)
+
+
+def _number(ratio: float) -> str:
+    return f"{ratio:,.0f}" if 1000 <= ratio < math.inf else f"{ratio:.3g}"
+
+
+def _logarithmic(axes: Sequence[Any]) -> None:
+    """Give panels one logarithmic scale that holds the numbers of all, with ticks that are read without exponents."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    for axis in axes:
+        axis.set_yscale("log")
+    ends = [axis.get_ylim() for axis in axes]
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    for axis in axes:
+        axis.set_ylim(low, high)
+        axis.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def outlier_tokens(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+    """A line of panels per column: what outlier tokens of the first row are, and where those of every row stand.
+
+    The first seed of each row is drawn.
+
+    Raises:
+        ResultError: a run file is missing or holds no outlier tokens.
+    """
+    rows, columns = drawn_rows(table), project.columns(table)
+    found = {
+        column: {row: _outliers_of(project, values[row, column, "number"].runs[0]) for row in rows}
+        for column in columns
+    }
+    bars = max(min(NAMED + 1, len(cells[rows[0]]["contents"])) for cells in found.values())
+    panel = (3.4, 0.45 + 0.14 * max(2.0, bars, 2.2 * len(rows)))
+    with panels(sheet, len(columns), 2, panel, least=2.6, widths=[2, 3]) as (figure, grid):
+        for column, (left, right) in zip(columns, grid, strict=True):
+            _contents(left, found[column][rows[0]])
+            left.set_title(panel_title(project, table, column) if len(columns) > 1 else "")
+            _strips(right, {row: (one, values[row, column, "number"].mean) for row, one in found[column].items()})
+        grid[-1, 0].set_xlabel(f"{SHARE}\n({rows[0]}, without the first position)")
+        grid[-1, 1].set_xlabel(POSITION)
+        legend(figure, _marks())
+
+
+def _outliers_of(project: Project, key: str) -> dict[str, Any]:
+    """What is drawn of a run."""
+    return {name: array_of(project, key, name) for name in _DRAWN}
+
+
+def outliers_of_model(found: Mapping[str, Mapping[str, Any]], threshold: float, path: Path) -> None:
+    """The figure of one model's outlier tokens: ratios by layer, contents, positions.
+
+    Args:
+        found: what `metrics.outlier_tokens.look` found, by what stands in front of the text; first without a prefix.
+        threshold: the ratio from which a token is an outlier token.
+    """
+    with panels(Sheet(path), 1, 3, (2.3, 2.6), widths=[3, 2, 3]) as (figure, ((layers, left, right),)):
+        for (name, one), color in zip(found.items(), SERIES, strict=False):
+            ratios = [ratio if math.isfinite(ratio) and ratio > 0 else math.nan for ratio in one["ratios"]]
+            layers.plot(range(1, 1 + len(ratios)), ratios, color=color, marker="o", markersize=3, label=name)
+        layers.axhline(threshold, color=NEUTRAL, linewidth=0.8, linestyle=DASHED)
+        note(layers, f"{threshold:g}: outlier token", (1, threshold), (0, 2), color=NEUTRAL)
+        layers.set(xlabel="layer", ylabel="largest ratio of a token\nto the median of its window")
+        _logarithmic([layers])
+        layers.legend()
+        _contents(left, next(iter(found.values())))
+        left.set_xlabel(f"{SHARE}\nwithout the first position")
+        _strips(right, {name: (one, max(one["by_layer"])) for name, one in found.items()})
+        right.set_xlabel(POSITION)
+        legend(figure, _marks())
+
+
+def _marks() -> list[Any]:
+    return [
+        entry("low in meaning", OURS, linewidth=6),
+        entry("other content", LIGHT, linewidth=6),
+        entry("outlier token, darker in more windows", NEUTRAL, marker="|", markersize=9),
+    ]
+
+
+def _strips(axis: Any, found: Mapping[str, tuple[Mapping[str, Any], float]]) -> None:
+    """A strip of positions below the other, each with its name, its number in a window, and how many are at 0."""
+    names: list[str] = []
+    for place, (name, (one, number)) in enumerate(found.items()):
+        _positions(axis, place, one["positions"], one["windows"], one["tokens"])
+        total = one["first"] + one["others"]
+        names.append(f"{name}, {number:.3g} a window" + (f"\n{one['first']} of {total} at 0" if total else ""))
+    axis.set(yticks=range(len(names)), ylim=(len(names) - 0.4, -0.6))
+    axis.set_yticklabels(names)
+    axis.tick_params(axis="y", length=0)
+
+
+def _contents(axis: Any, found: Mapping[str, Any]) -> None:
+    """Bars of the most frequent contents and of all others together, or words where there is none."""
+    others = found["others"]
+    named = [(_shown(text), count, low) for text, count, low in found["contents"][:NAMED]]
+    rest = others - sum(count for _, count, _ in named)
+    bars = [*named, *([("others", rest, False)] if rest else [])]
+    height = max(2, len(bars))
+    axis.set(xlim=(0, 118), ylim=(height - 0.4, -0.6), yticks=range(len(bars)))
+    axis.set_yticklabels([text for text, _, _ in bars])
+    axis.tick_params(axis="y", length=0)
+    axis.grid(visible=False, axis="y")
+    if not bars:
+        axis.text(59, height / 2 - 0.5, "none elsewhere", ha="center", va="center", color=NEUTRAL)
+    for place, (_, count, low) in enumerate(bars):
+        share = 100 * count / others
+        axis.barh(place, share, height=0.7, color=OURS if low else LIGHT, linewidth=0)
+        note(axis, f"{share:.3g} ({count})", (share, place), (2, 0), va="center", color=NEUTRAL)
+
+
+def _shown(text: str) -> str:
+    """A token as a reader tells it apart, cut where it is long; a dollar sign is no mathematics."""
+    cut = text if len(text) <= 12 else f"{text[:11]}…"
+    return repr(cut).replace(" ", "␣").replace("$", r"\$")
+
+
+def _positions(axis: Any, place: int, positions: Sequence[tuple[int, int]], windows: int, tokens: int) -> None:
+    """A stroke at each position of outlier tokens, as dark as the share of windows that have one there."""
+    axis.set_xlim(-0.02 * tokens, 1.02 * tokens)
+    axis.axhline(place, color=NEUTRAL, linewidth=0.4, alpha=0.5)
+    for position, count in positions:
+        dark = 0.3 + 0.7 * min(1.0, count / windows)
+        axis.vlines(position, place - 0.3, place + 0.3, color=OURS, alpha=dark, linewidth=1.6)
+    if not positions:
+        note(axis, "no outlier token", (tokens / 2, place), (0, 4), ha="center", color=NEUTRAL)

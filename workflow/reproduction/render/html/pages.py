@@ -1,0 +1,71 @@
+"""The page of a target for a browser: its Markdown in the style of the index, with its figures inline.
+
+Like the index it is a file on its own, and its content security policy lets it load and run nothing.
+"""
+
+import re
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from reproduction.render.html.inline_svg import inline_svg
+from reproduction.run.results import REPORTS
+from reproduction.tables.project import Project
+from reproduction.words.templates import environment
+from rotquant.foundation.files import read_text
+
+#: Marks that every font has, in place of pictures.
+_MARKS = str.maketrans({"✅": "✓", "❌": "✗"})
+#: The HTML that templates write into Markdown; any other stands in a text of a table, and is shown as it is.
+_OURS = re.compile(r"(</?(?:details|summary|sub)>|<br>)")
+
+
+def render_pages(project: Project) -> dict[str, str]:
+    """Every rendered report of the reports folder by its name there, such as "quarot_table1.html".
+
+    Raises:
+        ResultError: a report or a figure of one is damaged.
+    """
+    folder = project.root / REPORTS
+    names = sorted(path.stem for path in folder.glob("*.md") if path.stem != "index")
+    template = environment().get_template("html/page.html.jinja")
+    return {f"{name}.html": template.render(name=name, **_contents(folder, name, names)) for name in names}
+
+
+def _contents(folder: Path, name: str, others: Iterable[str]) -> dict[str, str]:
+    """The title and the body of a page."""
+    text = read_text(folder / f"{name}.md", "report")
+    markdown = MarkdownIt("commonmark").enable("table")
+    tokens = markdown.parse(text.translate(_MARKS))
+    title = next((_text(token) for token in tokens if token.type == "inline"), name)
+    pages = {f"{other}.md": f"{other}.html" for other in others}
+    for part in [part for token in tokens for part in (token, *(token.children or ()))]:
+        _adapt(part, folder, name, pages)
+    body = markdown.renderer.render(tokens, markdown.options, {})
+    return {"title": title, "body": body}
+
+
+def _adapt(token: Token, folder: Path, name: str, pages: dict[str, str]) -> None:
+    """Figures inline, links between reports to their pages, tables in a box that scrolls, foreign HTML as text."""
+    source = str(token.attrs.get("src", ""))
+    if token.type == "image" and source == f"figures/{name}.svg":
+        drawing = inline_svg(folder / source, f"{name}-{Path(source).stem}", _text(token))
+        token.type, token.content = "html_inline", f'<span class="paper scroll">{drawing}</span>'
+    elif token.type == "image":
+        token.type, token.content = "text", _text(token)
+    elif token.type in ("html_block", "html_inline"):
+        token.content = "".join(part if _OURS.fullmatch(part) else escape(part) for part in _OURS.split(token.content))
+    elif token.type == "link_open":
+        target = str(token.attrs["href"])
+        token.attrs["href"] = pages.get(target, target)
+    elif token.type in ("table_open", "table_close"):
+        opening = token.type == "table_open"
+        token.type, token.content = "html_block", '<div class="scroll"><table>\n' if opening else "</table></div>\n"
+
+
+def _text(token: Token) -> str:
+    """What a heading or the description of an image says, without its marks."""
+    return "".join(_text(part) if part.children else part.content for part in token.children or ())

@@ -1,0 +1,62 @@
+"""What each method of a table was given: text, steps, learning rates, and the time that it took.
+
+All of it follows from the recipes, but for the time, which the manifests of weights and the records of rotations hold.
+"""
+
+from statistics import fmean
+from typing import NamedTuple
+
+from reproduction.render.pages.origins import Results
+from reproduction.run.results import RunResult
+from reproduction.tables.project import Project
+from reproduction.tables.tables import Table
+from rotquant.recipes.recipe import Budget
+
+
+class Given(NamedTuple):
+    """A method with one budget: the rows that give it so, the columns if not all, its mean time in seconds."""
+
+    method: str
+    rows: list[str]
+    columns: list[str]
+    budget: Budget
+    seconds: float | None
+
+
+def given(project: Project, table: Table, results: Results) -> list[Given]:
+    """The budgets of a table's methods, in the order of its rows; rows and columns of one budget together.
+
+    Args:
+        results: of the table's runs; what is missing has no time.
+    """
+    rows: dict[tuple[str, Budget], dict[str, None]] = {}
+    columns: dict[tuple[str, Budget], dict[str, None]] = {}
+    seconds: dict[tuple[str, Budget], list[float]] = {}
+    everywhere = project.columns(table)
+    for cell in project.cells(table.id):
+        for method in cell.runs[0].recipe.methods.values():
+            place = (method.title, method.budget(cell.runs[0].recipe))
+            rows.setdefault(place, {})[cell.row] = None
+            columns.setdefault(place, {})[cell.column] = None
+            found = (results.get(run.key) for run in cell.runs)
+            seconds.setdefault(place, []).extend(
+                took for result in found if result and (took := _seconds(result, method.name)) is not None
+            )
+    return [
+        Given(
+            place[0],
+            [*names],
+            [] if len(columns[place]) == len(everywhere) else [*columns[place]],
+            place[1],
+            fmean(seconds[place]) if seconds[place] else None,
+        )
+        for place, names in rows.items()
+    ]
+
+
+def _seconds(result: RunResult, name: str) -> float | None:
+    """How long a method of a run took, as the record of its weights or rotations says."""
+    method, weights = result.run.recipe.methods[name], result.weights or {}
+    if method is result.run.recipe.learner:
+        return (result.rotation or {}).get("seconds")
+    return weights.get("stages", {}).get(method.title)

@@ -1,0 +1,84 @@
+"""A report's tables of numbers as LaTeX, to be pasted into a paper: booktabs, ours upright, the paper's in italics.
+
+The caption says what the numbers are and where they are from. Nothing here knows where a number comes from.
+"""
+
+import functools
+import re
+
+from jinja2 import Environment
+
+from reproduction.render.pages.model import GridCell, Report
+from reproduction.words.numbers import SPACE
+from reproduction.words.templates import environment
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    **{mark: rf"\{mark}" for mark in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    SPACE: "~",
+    "\u2013": "--",
+    "\u00d7": r"$\times$",
+    "±": r"$\pm$",
+    "→": r"$\to$",
+    "≥": r"$\ge$",
+    "≤": r"$\le$",
+    "≠": r"$\ne$",
+}
+
+#: A number with its deviation and a percent sign, as pages print it.
+_NUMBER = re.compile(rf"([-+]?[\d.]+(?:e[-+]\d+)?)(?:{SPACE}±{SPACE}([\d.]+(?:e[-+]\d+)?))?({SPACE}%)?")
+_MARKS = ((r"`([^`]+)`", "texttt"), (r"\*\*([^*]+)\*\*", "textbf"), (r"\*(\w[^*]*)\*", "textit"))
+
+
+def latex(report: Report) -> str:
+    """Every grid of a report as a `table`; a document that takes them needs the package booktabs."""
+    return _environment().get_template("pages/tables.tex.jinja").render(report=report)
+
+
+def escape(text: str) -> str:
+    """Plain text for LaTeX."""
+    return "".join(_SPECIAL.get(letter, letter) for letter in text)
+
+
+def _number(cell: GridCell) -> str:
+    """A number in mathematics; a word, such as NaN or OOM, as text, and a dash for none."""
+    published = cell.whose == "published"
+    if cell.text == "-":
+        return "--"
+    found = _NUMBER.fullmatch(cell.text)
+    if found is None:
+        return f"\\textit{{{escape(cell.text)}}}" if published else escape(cell.text)
+    mean, deviation, percent = found.groups()
+    number = _power(mean) + (f" \\pm {_power(deviation)}" if deviation else "")
+    unit = "\\,\\%" if percent else ""
+    return f"$\\mathit{{{number}}}${unit}" if published else f"${number}${unit}"
+
+
+def _power(number: str) -> str:
+    mantissa, _, power = number.partition("e")
+    return rf"{mantissa} \times 10^{{{int(power)}}}" if power else mantissa
+
+
+def _words(text: str) -> str:
+    """Escaped text with what pages mark in Markdown: code, bold and italics."""
+    shown = escape(text)
+    for mark, command in _MARKS:
+        shown = re.sub(mark, rf"\\{command}{{\1}}", shown)
+    return shown
+
+
+@functools.cache
+def _environment() -> Environment:
+    """Templates whose marks are no braces, which are LaTeX's own."""
+    return environment(
+        {"escaped": escape, "number": _number, "words": _words},
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+    )

@@ -1,0 +1,83 @@
+"""The claims of a report: what each says here and by the paper's own numbers, and why it is not reproduced."""
+
+from collections.abc import Sequence
+
+from reproduction.claims.claims import Answer, Outcome, Verdict, score
+from reproduction.render.pages.model import ClaimLine, Claims, ClaimsName, FactLine, Judged
+from reproduction.tables.checks import Claim, Experiment, Explained
+from reproduction.words.numbers import words
+
+UNKNOWN = "cause unknown"
+
+
+def claims_of(decided: Sequence[Outcome], name: ClaimsName) -> Claims:
+    """The claims with their verdicts, and apart the facts."""
+    judged = tuple(_line(one) for one in decided if one.mechanism or one.setting)
+    facts = tuple(_fact(one, one.fact) for one in decided if one.fact)
+    return Claims(judged, score(decided), name, facts)
+
+
+def _line(outcome: Outcome) -> ClaimLine:
+    said = outcome.claim
+    both = (None if one is None else _judged(one) for one in (outcome.mechanism, outcome.setting))
+    cause = _cause(outcome) if outcome.is_not_reproduced else None
+    return ClaimLine(said.text, said.section, said.quote, said.note, cause, *both)
+
+
+def _judged(answer: Answer) -> Judged:
+    found = Judged(answer.here, answer.papers.decision, findings(answer.ours), findings(answer.papers))
+    if answer.on is None or not answer.judged:
+        return found
+    found = found._replace(on=words(answer.on))
+    if answer.second is None or answer.by is None:
+        return found
+    return found._replace(by=words(answer.by), second=answer.there, second_says=findings(answer.second))
+
+
+def _fact(outcome: Outcome, answer: Answer) -> FactLine:
+    said = outcome.claim
+    numbers = (findings(verdict, otherwise=" (not so)") for verdict in (answer.ours, answer.papers))
+    return FactLine(said.text, said.section, said.quote, said.note, *numbers)
+
+
+def _cause(outcome: Outcome) -> str:
+    """What the experiment found about the cause that it tests, or what its author says, or that it is unknown."""
+    claim = outcome.claim
+    because = f"{claim.because}." if isinstance(claim, Explained) and claim.because else ""
+    if not isinstance(claim, Claim) or claim.experiment is None:
+        return because or f"{UNKNOWN.capitalize()}: no experiment tests one."
+    experiment, found = claim.experiment, outcome.experiment
+    tested = experiment.cause.rstrip(".")
+    if found is None or found.decision == "not checkable":
+        return because or f"{UNKNOWN.capitalize()}. {_where(experiment)} would test one and is not computed: {tested}."
+    said = {"holds": "supports it", "contradicted": "speaks against it", "undecided": "leaves it open"}
+    left = "" if found.decision == "holds" or because else f"; {UNKNOWN}"
+    tested = f"Tested cause: {tested}. {_where(experiment)} {said[found.decision]} ({findings(found)}){left}."
+    return tested if found.decision == "holds" else f"{tested} {because}".rstrip()
+
+
+def _where(experiment: Experiment) -> str:
+    return "This table" if experiment.target is None else f"`{experiment.target}`"
+
+
+def judged_before(page: str, day: str) -> str:
+    """A page of the gallery with a line below its title: its claims were judged by the rules before a day.
+
+    A page that has the line already, or none of the claims, is left as it is.
+    """
+    said = f"> Judged by the rules before {day}; computed anew when the stand-ins change."
+    title, _, rest = page.partition("\n")
+    if "\n## Claims" not in page or "> Judged by the rules before" in page:
+        return page
+    return f"{title}\n\n{said}\n{rest}"
+
+
+def findings(verdict: Verdict, otherwise: str = " ❌") -> str:
+    """The comparisons behind a verdict in one line; those that do not hold are marked, what lacks a number is named."""
+    marks = {"holds": "", "contradicted": otherwise, "undecided": " (undecided)", "not checkable": " (not checkable)"}
+    parts = []
+    for finding in verdict.findings:
+        mark = f" (undecided: {finding.needed})" if finding.needed else marks[finding.decision]
+        parts.append(f"{finding.place}: {finding.numbers}{mark}")
+    parts += [f"no number for {where}" for where in verdict.missing]
+    return "; ".join(parts) or "nothing to compare"

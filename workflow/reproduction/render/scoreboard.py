@@ -1,0 +1,160 @@
+"""The scoreboard: every table and figure of the papers and every report of our own, and how far each is.
+
+A target is computed when its report was rendered from runs of this machine, recorded when results/bench/<gpu>/ holds
+its measurements from another machine's GPU. The list is config/targets.yaml; what is done is read from the files, never
+from a list. `index` writes it as Markdown; `reproduction.render.html` shows the same standings as a page.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from reproduction.benchmarks.records import gpu_folder
+from reproduction.claims.claims import Score
+from reproduction.frame.values import read_values, results_behind
+from reproduction.render.pages.markdown import page_path, rendered
+from reproduction.render.pages.model import Report
+from reproduction.render.pages.report import report_of
+from reproduction.render.settings.report import settings_report
+from reproduction.render.speed.numbers import Source, find_source
+from reproduction.render.speed.report import speed_report
+from reproduction.run.results import table_path
+from reproduction.tables.project import Project
+from reproduction.tables.speed.definitions import SpeedTable
+from reproduction.tables.targets import load_targets
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import read_object
+
+#: The same seeds in the arithmetic of two machines.
+MACHINES = Path("workflow/resources/machines.json")
+Status = Literal["computed", "recorded", "not yet"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far one target is.
+
+    kind: what sort of target, in words. listed: whether it stands in the paper; the others are reports of our own.
+    status, machines: computed here, recorded on these GPUs, or neither.
+    rendered: whether its page is there. csv: its numbers, where they are.
+    report: what it says; None before its numbers are collected. of_speed: whether these are measured times and memory.
+    """
+
+    id: str
+    paper: str
+    title: str
+    kind: str
+    listed: bool
+    status: Status
+    machines: Sequence[str]
+    rendered: bool
+    csv: Path | None
+    report: Report | None
+    of_speed: bool
+
+    @property
+    def done(self) -> bool:
+        """Whether there is something to show."""
+        return self.status != "not yet"
+
+    @property
+    def label(self) -> str:
+        """What the paper calls it, such as "Table 1"; a word for a report of our own."""
+        name = self.id.removeprefix(f"{self.paper}_")
+        word = name.rstrip("0123456789")
+        return f"{word.capitalize()} {name[len(word) :]}".strip()
+
+    @property
+    def score(self) -> Score:
+        """What became of its claims."""
+        return Score() if self.report is None else self.report.claims.score
+
+
+Standings = Mapping[str, Sequence[Standing]]
+"""Standings by paper."""
+
+
+def standings(project: Project) -> Standings:
+    """Every target by paper, in the order of config/targets.yaml, then the paper's further reports.
+
+    Reports that are about no paper come last, under the name of their subject.
+    """
+    data = load_targets(project.root)
+    listed = {target.id for target in data.targets}
+    found: dict[str, tuple[Standing, ...]] = {}
+    for paper in subjects(project):
+        targets = [target for target in data.targets if target.paper == paper]
+        settings = [found.table for found in project.settings.values()]
+        tables = [*project.tables.values(), *project.speed.values(), *settings]
+        own = [table for table in tables if table.paper == paper and table.id not in listed]
+        found[paper] = (
+            *(_standing(project, target.id, paper, target.title, data.kinds[target.kind]) for target in targets),
+            *(_standing(project, table.id, paper, table.title, "report of our own", listed=False) for table in own),
+        )
+    return found
+
+
+def subjects(project: Project) -> dict[str, str]:
+    """The papers by their short name, with their titles; then what else there are reports about."""
+    others = {table.paper: table.paper_title for table in (*project.tables.values(), *project.speed.values())}
+    papers = load_targets(project.root).papers
+    return papers | {name: title for name, title in others.items() if name not in papers}
+
+
+def index(project: Project, found: Standings | None = None) -> str:
+    """The scoreboard as Markdown; links are relative to the reports folder. found: the standings, where known."""
+    noise = machine_noise(project.root)
+    return rendered("pages/index.md.jinja", titles=subjects(project), found=found or standings(project), noise=noise)
+
+
+def machine_noise(root: Path) -> str:
+    """What the arithmetic of another CPU does to the same seeds, in a sentence; nothing where it was not recorded."""
+    path = root / MACHINES
+    if not path.exists():
+        return ""
+    cells = read_object(path, "record of machines").get("cells", [])
+    try:
+        moved, kept = (
+            [abs(100 * (cell[name] / cell["perplexity"] - 1)) for cell in cells]
+            for name in ("elsewhere", "same_weights")
+        )
+        largest, usual, stored, count = max(moved), median(moved), max(kept), len(cells)
+    except (TypeError, LookupError, ValueError, ArithmeticError):
+        raise ResultError(f"record of machines {path} is damaged (cells); take the committed one.") from None
+    return (
+        "In another CPU's arithmetic the same seeds move the perplexity of a quantized model by up to "
+        f"{largest:.1f} % (median {usual:.1f} %), and by up to {stored:.1f} % with "
+        f"the same stored weights ({MACHINES}, {count} models, 20 windows)."
+    )
+
+
+def _standing(project: Project, name: str, paper: str, title: str, kind: str, *, listed: bool = True) -> Standing:
+    rendered = (project.root / page_path(name)).exists()
+    csv = table_path(name) if (project.root / table_path(name)).exists() else None
+    status, machines, report = "computed" if rendered else "not yet", (), None
+    if name in project.speed:
+        status, machines, report = _speed(project, project.speed[name])
+    elif name in project.settings:
+        report = settings_report(project.settings[name]) if rendered else None
+    elif name in project.tables and csv:
+        with suppress(ResultError):  # rendering it says so
+            values = read_values(project.root, name)
+            report = report_of(project, project.tables[name], values, results_behind(project, values))
+    of_speed = name in project.speed
+    return Standing(name, paper, title, kind, listed, status, machines, rendered, csv, report, of_speed)
+
+
+def _speed(project: Project, table: SpeedTable) -> tuple[Status, Sequence[str], Report | None]:
+    """Status, machines and report of a speed table; a figure is as far as all the tables that it draws."""
+    known: list[Source | None] = [None]
+    with suppress(ResultError):  # rendering it says so
+        known = [find_source(project, project.speed_table(name)) for name in table.sources]
+    found = [source for source in known if source is not None]
+    if len(found) < len(known):
+        return "not yet", (), None
+    machines = sorted({gpu_folder(source.record.gpu) for source in found})
+    status: Status = "recorded" if any(source.recorded for source in found) else "computed"
+    return status, machines, speed_report(project, table)

@@ -1,0 +1,195 @@
+"""Claims about speed, decided by our measurements, and by the paper's on each of its GPUs.
+
+A claim compares two columns by their ratio, or bounds the numbers of one. A number of ours goes from the tenth to the
+ninetieth percentile of its replays, a ratio from the least to the largest that these allow: no confidence interval. The
+claim holds where all of that meets the bound, is contradicted where none does, and undecided else. A number without
+replays, and the paper's, is compared as it is. What lacks a number is named and left out; a claim without anything to
+compare has no verdict. What a claim says of times on the paper's GPU is judged on that GPU alone;
+memory is the same on all.
+"""
+
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from reproduction.claims.claims import Answer, Outcome, Verdict
+from reproduction.claims.findings import ABOVE_ZERO, Effect, Finding, Region
+from reproduction.render.speed.numbers import Number, Numbers, row_names
+from reproduction.tables.speed.definitions import FACTORS, Check, Grid, SpeedClaim, SpeedTable, matches
+
+#: More rows than these are summed up.
+_ROWS = 6
+
+
+class Amount(NamedTuple):
+    """A number or a ratio, and how far down and up its replays go."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> "Amount":
+        """It in another unit."""
+        return Amount(*(factor * one for one in self))
+
+    def over(self, other: "Amount") -> "Amount":
+        """How many times another it is."""
+        return Amount(self.value / other.value, self.low / other.high, self.high / other.low)
+
+    @property
+    def inverse(self) -> "Amount":
+        """One over it."""
+        return Amount(1 / self.value, 1 / self.high, 1 / self.low)
+
+
+Ratio = Callable[[str, str, str, str | None], Amount | None]
+"""The number of a grid's row in column `over` by that in another column: (grid, row, column, over).
+
+Without `over` the number itself, in SI units.
+"""
+
+
+def outcomes(table: SpeedTable, numbers: Numbers, device: str = "") -> tuple[Outcome, ...]:
+    """Every claim of a table. device: the GPU or CPU that ours were measured on."""
+    own = any(_is_of(gpu, device) for gpu in table.gpus)
+    found = []
+    for claim in table.claims:
+        papers = [judge(claim, table, _ratios(table, numbers, gpu), gpu) for gpu in table.gpus]
+        together = Verdict(
+            tuple(finding for verdict in papers for finding in verdict.findings),
+            tuple(place for verdict in papers for place in verdict.missing),
+        )
+        ours = judge(claim, table, _ratios(table, numbers))
+        grids = [grid for grid in table.grids if matches(grid.name, claim.grid)]
+        judged = claim.about == "mechanism" or own or all(grid.unit in ("GiB", "GB") for grid in grids)
+        found.append(Outcome(claim, {claim.about: Answer(ours, together, judged)}))
+    return tuple(found)
+
+
+def _is_of(gpu: str, device: str) -> bool:
+    """Whether a device is the paper's: "NVIDIA GeForce RTX 3090" has all that "NVIDIA RTX 3090" says."""
+    return all(word in device.casefold() for word in re.split(r"[ -]+", gpu.casefold()))
+
+
+def judge(claim: SpeedClaim, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdict:
+    """Decide a claim by one set of ratios; `gpu` is named where it is not ours."""
+    results = [
+        result
+        for grid in table.grids
+        if matches(grid.name, claim.grid)
+        for column in claim.check.columns
+        for result in _findings(claim, grid, column, ratio, _prefix(table, grid, gpu))
+    ]
+    findings = tuple(result for result in results if isinstance(result, Finding))
+    return Verdict(findings, tuple(result for result in results if isinstance(result, str)))
+
+
+def _findings(claim: SpeedClaim, grid: Grid, column: str, ratio: Ratio, prefix: str) -> Iterator[Finding | str]:
+    check = claim.check
+    chosen = [row for row in row_names(grid) if matches(row, *claim.rows)]
+    compared = column if check.over is None else f"{column} over {check.over}"
+    values = {row: ratio(grid.name, row, column, check.over) for row in chosen}
+    known = {row: value for row, value in values.items() if value is not None}
+    if not known:
+        yield from [f"{prefix}{compared}"] if chosen else []
+        return
+    yield from (f"{prefix}{row}, {compared}" for row in chosen if row not in known)
+    if broken := [row for row, (value, _, _) in known.items() if not math.isfinite(value)]:
+        places = {row: f"{prefix}{row}, {compared}" for row in broken}
+        yield from (Finding(place, f"{known[row].value}, not finite", "not checkable") for row, place in places.items())
+        return
+    prefix += f"{column}, " if len(check.columns) > 1 else ""
+    ratios = {row: _compared(check, grid, value) for row, value in known.items()}
+    if check.increasing:
+        for (before, less), (after, more) in itertools.pairwise(ratios.items()):
+            numbers = f"{show(more.value)} > {show(less.value)}"
+            apart = (more.value - less.value, more.low - less.high, more.high - less.low)
+            effect = Effect(numbers, "by", "", *apart, ABOVE_ZERO)
+            place = f"{prefix}{after} after {before}"
+            yield Finding(place, numbers, ABOVE_ZERO.decide(*apart[1:]), effect=effect)
+    elif check.of == "every":
+        yield from _every(check, prefix, ratios)
+    elif check.of == "best":
+        row = max(ratios, key=lambda name: ratios[name])
+        yield _bounded(check, f"{prefix}best, {row}", ratios[row])
+    else:
+        means = Amount(*map(statistics.fmean, zip(*ratios.values(), strict=True)))
+        yield _bounded(check, f"{prefix}mean of {len(ratios)}", means)
+
+
+def _compared(check: Check, grid: Grid, value: Amount) -> Amount:
+    """What is held against the bound, of a speedup or a number in SI units."""
+    if check.compare == "amount":
+        return value.times(1 / FACTORS[grid.unit])
+    return value.inverse if check.compare == "cost" else value
+
+
+def _every(check: Check, prefix: str, ratios: dict[str, Amount]) -> Iterator[Finding]:
+    """A finding per row; of many rows the worst alone, which decides, with the range of all."""
+    found = {row: _bounded(check, f"{prefix}{row}", value) for row, value in ratios.items()}
+    if len(found) <= _ROWS:
+        yield from found.values()
+        return
+    worst = (min if check.at_least is not None else max)(ratios, key=lambda row: ratios[row].value)
+    decisions = [finding.decision for finding in found.values()]
+    others = "".join(f", {decisions.count(word)} {word}" for word in ("contradicted", "undecided") if word in decisions)
+    values = [amount.value for amount in ratios.values()]
+    numbers = f"{found[worst].numbers}; all {show(min(values))} to {show(max(values))}{others}"
+    decision = Verdict(tuple(found.values())).decision
+    yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, decision, effect=found[worst].effect)
+
+
+def _bounded(check: Check, place: str, amount: Amount) -> Finding:
+    low, high = check.at_least, check.at_most
+    region = Region(-math.inf if low is None else low, math.inf if high is None else high)
+    spread = f" [{show(amount.low)}, {show(amount.high)}]" if amount.low < amount.high else ""
+    bound = f"≥ {low:g}" if low is not None else f"≤ {high:g}"
+    asked = f"at least {low:g}" if low is not None else f"at most {high:g}"
+    decision = region.decide(amount.low, amount.high)
+    return Finding(
+        place, f"{show(amount.value)}{spread} {bound}", decision, effect=Effect("", "it is", asked, *amount, region)
+    )
+
+
+def _ratios(table: SpeedTable, numbers: Numbers, gpu: str = "") -> Ratio:
+    """Ratios of our numbers, or of the paper's on a GPU, where one that is printed goes before that of two numbers."""
+
+    def ratio(grid: str, row: str, column: str, over: str | None) -> Amount | None:
+        number = numbers[grid, row, column]
+        value = _amount(number, gpu)
+        if over is None:
+            return value
+        printed = number.paper(gpu) if gpu else None
+        own = table.grid(grid).over(table.grid(grid).column(column))
+        if printed is not None and printed.ratio is not None and own == over:
+            return Amount(*[printed.ratio] * 3)
+        base = _amount(numbers[grid, row, over], gpu)
+        return base.over(value) if value is not None and value.value and base is not None else None
+
+    return ratio
+
+
+def _amount(number: Number, gpu: str) -> Amount | None:
+    """Our measurement or, on a GPU, the paper's number, in SI units."""
+    if not gpu:
+        ours = number.ours
+        if ours is None:
+            return None
+        known = (ours.low, ours.high)
+        return Amount(ours.value, *(ours.value if one is None else one for one in known))
+    paper = number.paper(gpu)
+    return None if paper is None or paper.value is None else Amount(*[paper.value] * 3)
+
+
+def _prefix(table: SpeedTable, grid: Grid, gpu: str) -> str:
+    parts = [grid.name] if len(table.grids) > 1 else []
+    parts += [gpu] if gpu and len(table.gpus) > 1 else []
+    return "".join(f"{part}, " for part in parts)
+
+
+def show(ratio: float) -> str:
+    """A ratio as printed: two decimals, three up to a little above one."""
+    return f"{ratio:.3f}" if ratio <= 1.1 else f"{ratio:.2f}"

@@ -1,0 +1,138 @@
+"""The numbers of a speed table: each cell of its record beside what the paper printed, and its ratio to the baseline.
+
+A record lies in results/speed/ when this machine measured it, in results/bench/<gpu>/ when it was committed from
+another; the first goes before the second, and the newest of several goes first.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from reproduction.benchmarks.records import SPEED, CellRecord, Measurement, Record, Sitting, read_record
+from reproduction.tables.project import Project
+from reproduction.tables.speed.definitions import Grid, SpeedTable, rows
+from reproduction.tables.speed.published import Reference, references
+from reproduction.tables.speed.records import record_path
+
+Place = tuple[str, str, str]
+"""Grid, row and column."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The record that a page shows. path: relative to the project; recorded: measured on another machine."""
+
+    record: Record
+    path: Path
+    recorded: bool
+
+    @property
+    def sittings(self) -> list[tuple[Sitting, list[CellRecord]]]:
+        """The sittings that cells come from, in order, each with its cells."""
+        used = sorted({cell.sitting for cell in self.record.cells})
+        return [(self.record.sittings[n], [cell for cell in self.record.cells if cell.sitting == n]) for n in used]
+
+    @property
+    def days(self) -> list[str]:
+        """The days of the sittings."""
+        return sorted({str(sitting.environment.get("date", "-"))[:10] for sitting, _ in self.sittings})
+
+    @property
+    def of_cpu(self) -> bool:
+        """Whether a CPU was measured: its state names the instructions that it was given."""
+        return all("instructions" in sitting.gpu_before for sitting, _ in self.sittings)
+
+
+@dataclass(frozen=True)
+class Number:
+    """One cell: our measurement or why there is none, its ratio over the baseline, and the paper's on each GPU.
+
+    spread: of the measurement, as a share of it. ratio_spread: of the ratio, as a share of it.
+    """
+
+    ours: Measurement | None
+    missing: str | None
+    ratio: float | None
+    ratio_spread: float | None
+    papers: tuple[Reference, ...]
+    record: CellRecord | None = None
+
+    def paper(self, gpu: str) -> Reference | None:
+        """The paper's on one GPU."""
+        return next((paper for paper in self.papers if paper.gpu == gpu), None)
+
+
+Numbers = dict[Place, Number]
+"""The numbers of a table by place."""
+
+
+class Measured(NamedTuple):
+    """A table as it was measured: its record, None when there is none, and all its numbers."""
+
+    source: Source | None
+    numbers: Numbers
+
+
+def read_numbers(project: Project, table: SpeedTable) -> Measured:
+    """The record and the numbers of a table; of a figure, which has no cells of its own, nothing.
+
+    Raises:
+        ResultError: the record is damaged.
+    """
+    source = find_source(project, table) if table.grids else None
+    return Measured(source, collect(project, table, source))
+
+
+def find_source(project: Project, table: SpeedTable) -> Source | None:
+    """The record of a table, None when there is none.
+
+    Raises:
+        ResultError: it is damaged.
+    """
+    path = record_path(project.root, table.id)
+    if path is None:
+        return None
+    return Source(read_record(project.root / path, table.id), path, path.parent != SPEED)
+
+
+def collect(project: Project, table: SpeedTable, source: Source | None) -> Numbers:
+    """Every cell of a table, measured or not."""
+    printed = references(table, project.root)
+    known = {} if source is None else source.record.by_key
+    records = {(cell.grid, cell.row, cell.column): known.get(cell.key) for cell in table.cells}
+    return {place: _number(table.grid(place[0]), place, records, printed.get(place, ())) for place in records}
+
+
+def shown_ratio(grid: Grid, speedup: float) -> float:
+    """A ratio as the grid shows it: a cost is the inverse of a speedup."""
+    return 1 / speedup if grid.ratio == "cost" else speedup
+
+
+def _number(
+    grid: Grid, place: Place, records: Mapping[Place, CellRecord | None], papers: tuple[Reference, ...]
+) -> Number:
+    record, over = records[place], grid.over(grid.column(place[2]))
+    ours = _measurement(record, grid, place[2])
+    base = _measurement(records[place[0], place[1], over], grid, over) if over else None
+    ratio = spread = missing = None
+    if ours and ours.value and base:
+        ratio, spread = base.value / ours.value, math.hypot(base.spread or 0.0, ours.spread or 0.0)
+    if ours is None:
+        missing = "not measured" if record is None else record.missing or "the benchmark returns no such quantity"
+    return Number(ours, missing, ratio, spread, papers, record)
+
+
+def _measurement(record: CellRecord | None, grid: Grid, column: str) -> Measurement | None:
+    return None if record is None else record.quantities.get(grid.quantity_of(grid.column(column)))
+
+
+def short_gpu(gpu: str) -> str:
+    """A GPU's name for the head of a column."""
+    return gpu.removeprefix("NVIDIA ")
+
+
+def row_names(grid: Grid) -> list[str]:
+    """The names of a grid's rows in order."""
+    return [row.name for row in rows(grid)]

@@ -1,0 +1,229 @@
+"""What MLflow shows of a paper's tables: a run for each, and below it the runs and what was learned for them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reproduction.frame.values import collect
+from reproduction.identity.run import Run
+from reproduction.render.tracking.experiments import writer
+from reproduction.render.tracking.runs import NOTE, PARENT, Entry, Experiment, Logged
+from reproduction.render.tracking.store import Store, opened
+from reproduction.render.tracking.views import PERCENT, TABLE, by_model, by_row
+from reproduction.run.results import (
+    HISTORY_FILE,
+    RunResult,
+    read_result,
+    rotation_path,
+    rotations_of,
+    run_path,
+    weights_path,
+)
+from reproduction.tables.project import Project
+from reproduction.tables.quantities import Quantity, endpoints, quantities
+from reproduction.tables.tables import Table
+from reproduction.tables.targets import load_targets
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import read_json
+from rotquant.foundation.progress import task, track
+from rotquant.recipes.recipe import Recipe
+
+Results = Mapping[str, RunResult]
+"""The run results behind a table by key."""
+
+
+def log_tables(project: Project, tables: Sequence[Table], read: Mapping[str, Results] | None = None) -> list[Logged]:
+    """Make MLflow show the runs of computed tables: each once, those of an older result deleted.
+
+    Args:
+        read: the run results of these tables by the tables' ids, where they are read already.
+
+    Raises:
+        ResultError: a run is not computed yet, or its file is damaged.
+        TrackingError: the store cannot be reached or written.
+    """
+    found = read or {table.id: collect(project, table)[1] for table in tables}
+    with task("MLflow"), opened(project.root, writer(project)) as store:
+        papers = {name: Paper(store, project, name) for name in dict.fromkeys(table.paper for table in tables)}
+        for table in tables:
+            papers[table.paper].show_table(table, found[table.id])
+        for paper in papers.values():
+            paper.finish()
+        return [
+            papers[table.paper].logged(table.id, found[table.id], rotations_of(found[table.id].values()))
+            for table in tables
+        ]
+
+
+class Paper(Experiment):
+    """The experiment of a paper with tables of accuracy.
+
+    cells: where its tables print each run, and use its rotations and weights, as `_cells` finds it.
+    references: what unquantized models score, by the key of their run.
+    """
+
+    def __init__(self, store: Store, project: Project, paper: str) -> None:
+        super().__init__(store, project, paper)
+        self.cells = _cells(project, paper)
+        self.references: dict[str, float] = {}
+
+    def show_table(self, table: Table, results: Results) -> None:
+        """Show a table: its own run, the runs behind it, and what was learned for them step by step."""
+        self._parent(table)
+        for key, result in track(results.items(), table.id, "run"):
+            if key not in self.shown:
+                self.show(self._run(key, result))
+        learned = {key: (record, rotation_path(key)) for key, record in rotations_of(results.values()).items()}
+        trained = {one.run.weights_key: one for one in results.values() if one.run.weights_key}
+        learned |= {key: (_of_weights(one), weights_path(key)) for key, one in trained.items()}
+        for key, (record, folder) in learned.items():
+            path = self.project.root / folder / HISTORY_FILE
+            if key not in self.shown and path.exists():  # not all weights are trained; a folder may have been deleted
+                self.show(self._training(key, record, read_json(path, "history of a training")))
+
+    def _parent(self, table: Table) -> str:
+        """The table's own MLflow run, kept over re-renderings."""
+        if table.id in self.shown:
+            return self.shown[table.id]
+        note = (
+            f"{table.caption}\n\nAll runs of this table, those shown under other tables included: "
+            f"search for ``tags.`{TABLE}.{table.id}` != ''``."
+        )
+        tags = {"paper": self.paper, "title": table.title, NOTE: note}
+        return self.show(Entry(table.id, "table", table.id, tags))
+
+    def _run(self, key: str, result: RunResult) -> Entry:
+        run = result.run
+        short = {"bits": _bits(run.recipe), "online": _online(run.recipe)}
+        fields = {**self._short(key), **short, **run.model_dump(mode="json")}
+        fields["source"] = {"checkpoint": fields.pop("checkpoint"), "digest": fields.pop("checkpoint_digest")}
+        main, *more = (*quantities(run.metric), *endpoints(run.metric))
+        numbers = {one.key: result.metrics[one.key] for one in (main, *more) if one.key in result.metrics}
+        numbers |= self._headline(main, result, str(fields["model"]))
+        return Entry(
+            key,
+            "run",
+            f"{' / '.join(self._first_cell(key))} / {run.metric.kind} / seed {run.seed}",
+            {
+                **self._tags(key, run.seed),
+                **short,
+                "metric": run.metric.kind,
+                "better": main.better,
+                "weights_key": run.weights_key,
+                "rotation_key": run.rotation_key,
+            },
+            [
+                read_json(self.project.root / run_path(key), "run file"),
+                fields,
+                {name: str(one) for name, one in numbers.items()},
+            ],
+            result.provenance,
+            numbers,
+            notes={
+                **{name: one for name, one in result.metrics.items() if name not in numbers},
+                "seconds": result.seconds,
+            },
+            fields=fields,
+        )
+
+    def _headline(self, main: Quantity, result: RunResult, model: str) -> dict[str, float]:
+        """What runs are compared by: how much worse than the unquantized model in percent, where that is computed.
+
+        Under a name for all models, and under one of this model alone. A quantity that is compared in its own unit, and
+        one without a reference, has the second alone.
+        """
+        value, reference = result.value, self._unquantized(result.run)
+        if not (main.relative and math.isfinite(reference) and reference):
+            return {by_model(main.name, model): value}
+        name = f"{main.name} {'rise' if main.better == 'lower' else 'drop'}{PERCENT}"
+        percent = 100 * main.loss(value, reference) / abs(reference)
+        return {name: percent, by_model(name, model): percent}
+
+    def _unquantized(self, run: Run) -> float:
+        """What the same metric yields of the same model unquantized; nan where no file says it."""
+        key = run.unquantized.key
+        if key not in self.references:
+            try:
+                self.references[key] = read_result(self.project.root / run_path(key)).value
+            except ResultError:
+                self.references[key] = math.nan
+        return self.references[key]
+
+    def _training(self, key: str, record: dict[str, Any], history: list[dict[str, Any]]) -> Entry:
+        """A learned rotation or trained weights, with the numbers of every step."""
+        kind, what = ("rotation", "learned rotations") if "learning" in record else ("weights", "trained weights")
+        short = self._short(key)
+        source = {"checkpoint": record["checkpoint"], "digest": record["checkpoint_digest"]}
+        settings = {name: record[name] for name in ("seed", "learning", "methods", "digest") if name in record}
+        return Entry(
+            key,
+            kind,
+            f"{what} / {' / '.join(self._first_cell(key))} / seed {record['seed']}",
+            self._tags(key, record["seed"]),
+            [record, history, short],
+            record,
+            history=[{**step, **_single(step, str(short["model"]))} for step in history],
+            notes={"seconds": record["seconds"]},
+            fields={**short, **settings, "source": source},
+        )
+
+    def _first_cell(self, key: str) -> tuple[str, str]:
+        """Row and column of the first cell, in the first table, that a key is behind."""
+        return next(iter(self.cells[key].values()))[0]
+
+    def _tags(self, key: str, seed: int) -> dict[str, object]:
+        """The tags of a run or of what was learned for it: what it is, and where tables have it."""
+        first = self.project.table(next(iter(self.cells[key])))
+        cells = {f"{TABLE}.{table}": "; ".join(map(" / ".join, cells)) for table, cells in self.cells[key].items()}
+        rows = {by_row(name): "; ".join(dict(cells)) for name, cells in self.cells[key].items()}
+        return {**cells, **rows, PARENT: self._parent(first), "paper": self.paper, "seed": seed, **self._short(key)}
+
+    def _short(self, key: str) -> dict[str, object]:
+        """What tells runs apart in a table's column or on an axis, where paths and recipes are too long."""
+        first = self.project.table(next(iter(self.cells[key])))
+        row, column = self._first_cell(key)
+        return {"method": first.row(row).method, "model": first.column(column).slot}
+
+
+def _of_weights(result: RunResult) -> dict[str, Any]:
+    """The record of a result's stored weights, with what they were made by."""
+    settings = result.run.recipe.model_dump(mode="json")["methods"]
+    return {**(result.weights or {}), "seed": result.run.seed, "methods": settings}
+
+
+def _single(step: dict[str, Any], model: str) -> dict[str, float]:
+    """The loss of a step under a name of one model alone, whose chart has the curves of its rows."""
+    return {by_model("loss", model): step["loss"]} if "loss" in step else {}
+
+
+def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, str]]]]:
+    """Where the paper's tables print each run and use its rotations and weights: {key: {table: [(row, column)]}}.
+
+    The paper's own tables come first.
+    """
+    listed = [target.id for target in load_targets(project.root).targets]
+    names = [name for name, table in project.tables.items() if table.paper == paper]
+    found: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for name in sorted(names, key=lambda name: listed.index(name) if name in listed else len(listed)):
+        for cell in project.cells(name):
+            for key in filter(None, (key for run in cell.runs for key in (run.key, run.rotation_key, run.weights_key))):
+                places = found.setdefault(key, {}).setdefault(name, [])
+                if (cell.row, cell.column) not in places:
+                    places.append((cell.row, cell.column))
+    return found
+
+
+def _bits(recipe: Recipe) -> str:
+    """Bits of weights, inputs of linear layers and KV cache, e.g. 4-4-4; 16 is not quantized."""
+    weights = None if recipe.weights is None else recipe.weights.scheme
+    keys, values = (16 if scheme is None else scheme.bits for scheme in (recipe.keys, recipe.values))
+    cache = f"{keys}" if keys == values else f"{keys}/{values}"
+    return "-".join([*(str(16 if scheme is None else scheme.bits) for scheme in (weights, recipe.activations)), cache])
+
+
+def _online(recipe: Recipe) -> str:
+    """The transforms of activations at run time, e.g. heads+R3+R4; `none` where there are none."""
+    rotation = recipe.rotation
+    turned = {"heads": rotation.heads, "R3": rotation.keys, "R4": rotation.mlp} if rotation else {}
+    moved = {name: "transformation" in one.roles and one.acts_beyond_quantizers for name, one in recipe.methods.items()}
+    return "+".join(name for name, online in (turned | moved).items() if online) or "none"

@@ -1,0 +1,367 @@
+"""Executing a plan without Snakemake: what is asked for and not current is computed by worker processes.
+
+Learned rotations, stored weights and runs are units, each once, in an order that computes first what others need; every
+result is a file written at once, so whatever ends an execution, the next one continues. Several may run on one project:
+a unit that another has locked is left to it.
+"""
+
+import functools
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from reproduction.run.locks import LOCKS, locked
+from reproduction.run.plan import Plan
+from reproduction.run.results import RunResult
+from reproduction.run.stages import jobs
+from reproduction.run.workers import Workers
+from rotquant.foundation import progress
+from rotquant.foundation.errors import ConfigError, ResultError, RotquantError, nearest
+from rotquant.foundation.files import check_output_file, folder_size
+from rotquant.metrics.zeroshot.suites import RUN_CODE
+from rotquant.tensors.devices import check_gpu
+
+#: Runs that a worker measures on weights which it has loaded, at most: so many share the time that loading takes.
+TOGETHER = 6
+#: Seconds until a unit that another execution has locked is tried again.
+LOCKED = 2.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for, by keys; each dictionary in the order of asking, its values whether to compute it anew."""
+
+    parts: tuple[str, ...]
+    rotations: dict[str, bool]
+    weights: dict[str, bool]
+    runs: dict[str, bool]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a worker does in one go. kind: tasks, rotation, weights or runs, the latter on equal weights.
+
+    after: the units that it needs, as (kind, key). again: although it is current.
+    """
+
+    kind: str
+    key: str
+    label: str
+    runs: tuple[str, ...] = ()
+    after: frozenset[tuple[str, str]] = frozenset()
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a unit. values: of its runs; problem: why it failed; peak: the worker's largest memory, bytes."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+    problem: str = ""
+    locked: bool = False
+    peak: int = 0
+
+
+def wanted(plan: Plan, targets: Sequence[str], again: bool = False) -> Wanted:
+    """What targets mean: tables, papers, parts of tables, or keys of runs, weights or rotations; without any, all.
+
+    Args:
+        again: compute anew what a target names, and the runs of a table.
+
+    Raises:
+        ConfigError: a target is none of these.
+    """
+    found: tuple[dict[str, bool], ...] = ({}, {}, {}, {})
+    parts, rotations, weights, runs = found
+    for target in targets or plan.tables:
+        tables = [table for name, table in plan.tables.items() if target in (name, table.paper)]
+        named = [part for table in tables for part in table.parts]
+        named += [target] if target in plan.parts and target not in plan.tables else []
+        parts.update(dict.fromkeys(named, again))
+        runs.update({run: again for part in named for run in plan.parts[part].runs})
+        kinds = (plan.rotations, plan.weights, plan.runs)
+        keys = [(here, kind) for here, kind in zip(found[1:], kinds, strict=True) if target in kind]
+        for here, _ in keys:
+            here[target] = again
+        if not (named or keys):
+            known = [*plan.tables, *dict.fromkeys(table.paper for table in plan.tables.values())]
+            raise ConfigError(f"nothing to compute is called {target!r}{nearest(target, known)}.")
+    weights.update({key: False for run in runs if (key := plan.runs[run].weights) and key not in weights})
+    needed = (plan.weights[key].rotation for key in weights)
+    rotations.update({key: False for key in needed if key and key not in rotations})
+    return Wanted(tuple(parts), rotations, weights, runs)
+
+
+def units(plan: Plan, asked: Wanted) -> tuple[list[Unit], dict[str, float]]:
+    """The units of what is asked for and not current, in the order of asking, what they need first; and the values of
+    the runs that are current."""
+    rotations, weights, current = _needed(plan, asked)
+    remade = set(weights)
+    found: dict[tuple[str, str], Unit] = {}
+    for key in rotations:
+        found["rotation", key] = Unit("rotation", key, plan.rotations[key].label, again=asked.rotations[key])
+    for key in weights:
+        after = frozenset({("rotation", plan.weights[key].rotation or "")} & found.keys())
+        found["weights", key] = Unit("weights", key, plan.weights[key].label, (), after, asked.weights[key])
+    values: dict[str, float] = {}
+    waiting: dict[tuple[Any, ...], list[str]] = {}
+    for key, again in asked.runs.items():
+        run, result = plan.runs[key], current[key]
+        if result is None or run.weights in remade:
+            place = run.weights or run.fields["checkpoint"], _metric(plan, key)["kind"], again
+            waiting.setdefault(place, []).append(key)
+        else:
+            values[key] = result.value
+    for keys in waiting.values():
+        for together in (tuple(keys[start : start + TOGETHER]) for start in range(0, len(keys), TOGETHER)):
+            first = plan.runs[together[0]]
+            needs = {("weights", first.weights or ""), ("tasks", first.tasks or "")}
+            if first.tasks is not None:
+                found["tasks", first.tasks] = Unit("tasks", first.tasks, "the tasks of zero-shot accuracy")
+            again = asked.runs[together[0]]
+            found["runs", together[0]] = Unit(
+                "runs", together[0], first.label, together, frozenset(needs & found.keys()), again
+            )
+    return _in_order(plan, asked, found), values
+
+
+def _needed(plan: Plan, asked: Wanted) -> tuple[list[str], list[str], dict[str, RunResult | None]]:
+    """What of the rotations and of the weights is to be made, and of each run the result where it is current.
+
+    Results may have been copied here without the weights and rotations behind them, which are made again only where
+    something is still to be computed with them.
+    """
+    current = {key: None if again else jobs.result_current(plan, key) for key, again in asked.runs.items()}
+    measured = {plan.runs[key].weights for key in asked.runs}
+    unmeasured = {plan.runs[key].weights for key, result in current.items() if result is None}
+    weights = {
+        key: again
+        or not jobs.weights_current(plan, key)
+        or ((key in unmeasured or key not in measured) and not jobs.weights_at_hand(key))
+        for key, again in asked.weights.items()
+    }
+    stored = {plan.weights[key].rotation for key in weights}
+    unstored = {plan.weights[key].rotation for key, to_do in weights.items() if to_do}
+    rotations = {
+        key: again or not jobs.rotation_current(plan, key, at_hand=key in unstored or key not in stored)
+        for key, again in asked.rotations.items()
+    }
+    remade = [key for key, to_do in weights.items() if to_do or rotations.get(plan.weights[key].rotation or "", False)]
+    return [key for key, to_do in rotations.items() if to_do], remade, current
+
+
+def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, again: bool = False) -> None:
+    """Compute what is asked for and not current, and record the parts of tables that are then whole.
+
+    Args:
+        targets: see `wanted`. workers: how many processes compute. say: takes a line for each result.
+        again: compute anew what is there.
+
+    Raises:
+        ConfigError: a target does not exist.
+        ResultError: results cannot be written, or something could not be computed; all else was.
+    """
+    asked, refused = permitted(plan, wanted(plan, targets, again))
+    if refused:
+        say(f"not computed: {_refusal(len(refused))}")
+    todo, values = units(plan, asked)
+    lacking = [unit for unit in todo if unit.runs and _lacks_lm_eval(plan, unit)]
+    execution = _Execution(plan, asked, values, say)
+    execution.record()
+    todo = [unit for unit in todo if unit not in lacking]
+    needed = {need for unit in todo for need in unit.after}
+    if todo := [unit for unit in todo if unit.kind != "tasks" or ("tasks", unit.key) in needed]:
+        check_output_file(LOCKS)
+        check_gpu(plan.device)
+        several = workers > 1  # one alone says itself how far it is
+        with Workers(workers, functools.partial(perform, plan, several)) as processes:
+            execution.run(todo, processes, several)
+    execution.close(lacking, refused)
+
+
+def permitted(plan: Plan, asked: Wanted) -> tuple[Wanted, tuple[str, ...]]:
+    """What is asked for without the runs that would execute what a model writes where that is not allowed, and without
+    the weights and rotations that only these are on; and these runs. Results that are current stay."""
+    refused = tuple(
+        key
+        for key, again in asked.runs.items()
+        if _runs_code(plan, key) and (again or jobs.result_current(plan, key) is None)
+    )
+    if plan.allow_code_execution or not refused:
+        return asked, ()
+    runs = {key: again for key, again in asked.runs.items() if key not in refused}
+    idle = {plan.runs[key].weights for key in refused} - {plan.runs[key].weights for key in runs}
+    weights = {key: again for key, again in asked.weights.items() if key not in idle}
+    unused = {plan.weights[key].rotation for key in idle if key} - {plan.weights[key].rotation for key in weights}
+    rotations = {key: again for key, again in asked.rotations.items() if key not in unused}
+    return Wanted(asked.parts, rotations, weights, runs), refused
+
+
+def perform(plan: Plan, silently: bool, unit: Unit) -> Outcome:
+    """Compute a unit, in a worker."""
+    said: list[str] = []
+    problem = ""
+    try:
+        with locked([unit.key, *unit.runs]) as mine, progress.silenced(silently):
+            if not mine:
+                return Outcome(locked=True)
+            if unit.kind == "tasks":
+                jobs.prepare_tasks(plan, unit.key, lambda _: None)
+            elif unit.kind == "rotation":
+                jobs.learn_rotations(plan, unit.key, said.append, unit.again)
+            elif unit.kind == "weights":
+                jobs.make_weights(plan, unit.key, said.append, unit.again)
+            else:
+                jobs.measure(plan, unit.runs, said.append, unit.again)
+    except RotquantError as error:
+        problem = str(error)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's
+            raise
+        problem = "the GPU's memory does not suffice: use fewer workers, a smaller batch or another GPU."
+    results = {key: jobs.result_current(plan, key) for key in unit.runs}
+    values = {key: result.value for key, result in results.items() if result is not None}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Outcome(values, tuple(said), problem, peak=peak)
+
+
+class _Execution:
+    """An execution under way: what is known, what failed, and what is said of it."""
+
+    def __init__(self, plan: Plan, asked: Wanted, values: dict[str, float], say: jobs.Say) -> None:
+        self.plan, self.asked, self.values, self.say = plan, asked, values, say
+        self.failed: dict[tuple[str, str], str] = {}
+        self.first = ""
+        self.peak = 0
+        self.started = time.monotonic()
+        self._open = [*asked.parts]
+
+    def run(self, todo: Sequence[Unit], workers: Workers[Unit, Outcome], shown: bool) -> None:
+        """Give the units to workers, each when what it needs is there, until none is left."""
+        waiting = {(unit.kind, unit.key): unit for unit in todo}
+        later: dict[tuple[str, str], float] = {}
+        under_way = progress.task("computing", "step", len(todo)) if shown else nullcontext()
+        with under_way as counted:
+            while waiting or workers.free < workers.count:
+                self._give(waiting, later, workers)
+                for unit, outcome in workers.outcomes(LOCKED / 4):
+                    place = (unit.kind, unit.key)
+                    if isinstance(outcome, Outcome) and outcome.locked:
+                        waiting[place], later[place] = unit, time.monotonic() + LOCKED
+                        continue
+                    self._ended(unit, outcome)
+                    if counted is not None:
+                        counted.advance()
+
+    def _give(
+        self,
+        waiting: dict[tuple[str, str], Unit],
+        later: Mapping[tuple[str, str], float],
+        workers: Workers[Unit, Outcome],
+    ) -> None:
+        for place, unit in [*waiting.items()]:
+            lost = next((self.failed[need] for need in unit.after if need in self.failed), None)
+            if lost is not None:
+                self.failed[place] = lost
+                del waiting[place]
+            elif workers.free and later.get(place, 0) <= time.monotonic() and not self._needs(unit, waiting, workers):
+                workers.give(waiting.pop(place))
+
+    def _needs(self, unit: Unit, waiting: Mapping[tuple[str, str], Unit], workers: Workers[Unit, Outcome]) -> bool:
+        under_way = {(other.kind, other.key) for other in workers.jobs}
+        return any(need in waiting or need in under_way for need in unit.after)
+
+    def _ended(self, unit: Unit, outcome: Outcome | str) -> None:
+        if isinstance(outcome, str):
+            outcome = Outcome(problem=f"{outcome}.")
+        for line in outcome.said:
+            self.say(f"{unit.label}: {line}")
+        self.peak = max(self.peak, outcome.peak)
+        self.values.update(outcome.values)
+        if outcome.problem:
+            self.failed[unit.kind, unit.key] = outcome.problem
+            self.first = self.first or f"{unit.label}: {outcome.problem}"
+            self.say(f"failed: {unit.label}: {outcome.problem}")
+        self.record()
+
+    def record(self) -> None:
+        """Record the parts that are whole now."""
+        for part in [part for part in self._open if all(run in self.values for run in self.plan.parts[part].runs)]:
+            jobs.record_part(self.plan, part, self.values)
+            self._open.remove(part)
+
+    def close(self, lacking: Sequence[Unit], refused: Sequence[str]) -> None:
+        """Say what was done.
+
+        Raises:
+            ResultError: something is missing.
+        """
+        if not (self.peak or self.failed or lacking or refused):
+            self.say("nothing to compute: all that was asked for is there")
+        if self.peak:
+            took = progress.duration(time.monotonic() - self.started)
+            self.say(f"done in {took}; the largest process had {self.peak / 1e9:.1f} GB of memory")
+        left_out = sum(len(unit.runs) for unit in lacking)
+        missing = f" ({', '.join(self._open)})" if self._open else ""
+        if self.failed:
+            raise ResultError(f"{len(self.failed)} steps could not be computed{missing}; the first, {self.first}")
+        if left_out:
+            raise ResultError(
+                f"{left_out} runs of the papers' zero-shot tasks were left out{missing}: they need lm-eval, "
+                "which is not installed here; all else is computed."
+            )
+        if refused:
+            raise ResultError(f"{_refusal(len(refused))}{missing}")
+
+
+def _in_order(plan: Plan, asked: Wanted, found: Mapping[tuple[str, str], Unit]) -> list[Unit]:
+    """Units by the tables that are asked for, the largest models first, and what they need before them."""
+    size = functools.cache(lambda checkpoint: folder_size(checkpoint, "*.safetensors"))
+    table: dict[str, int] = {}  # the first that shows a run
+    for number, part in enumerate(asked.parts):
+        for run in plan.parts[part].runs:
+            table.setdefault(run, number)
+    ordered: dict[tuple[str, str], Unit] = {}
+
+    def place(unit: Unit) -> tuple[int, int]:
+        checkpoint = plan.runs[unit.runs[0]].fields["checkpoint"]
+        return table.get(unit.runs[0], 0), -size(checkpoint)
+
+    def add(unit: Unit) -> None:
+        for need in sorted(unit.after):
+            add(found[need])
+        ordered.setdefault((unit.kind, unit.key), unit)
+
+    for unit in sorted((unit for unit in found.values() if unit.runs), key=place):
+        add(unit)
+    for unit in found.values():
+        add(unit)
+    return [*ordered.values()]
+
+
+def _runs_code(plan: Plan, run: str) -> bool:
+    """Whether a run executes what a model writes."""
+    metric = _metric(plan, run)
+    return metric.get("suite") == "paper" and not set(RUN_CODE).isdisjoint(metric["tasks"])
+
+
+def _refusal(count: int) -> str:
+    return (
+        f"{count} runs execute programs that models write (HumanEval), which needs --allow-code-execution or "
+        "`allow_code_execution: true` in the configuration"
+    )
+
+
+def _metric(plan: Plan, run: str) -> dict[str, Any]:
+    """What a run measures."""
+    return plan.shared[plan.runs[run].fields["metric"]]
+
+
+def _lacks_lm_eval(plan: Plan, unit: Unit) -> bool:
+    """Whether a unit's runs need lm-eval and it is not installed."""
+    return _metric(plan, unit.runs[0]).get("suite") == "paper" and find_spec("lm_eval") is None

@@ -1,0 +1,249 @@
+"""What each kind of metric measures on a model: one function for each kind, found by its name.
+
+An edit of one of them, or of what it alone uses, leaves the results of the others as they are.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from reproduction.identity.run import Run, named
+from reproduction.metrics.settings import (
+    HadamardKurtosis,
+    Magnitudes,
+    MaximaByToken,
+    ModelSize,
+    Outliers,
+    PrefixTokens,
+    RangeUse,
+    TrainingLoss,
+    WeightKurtosis,
+)
+from reproduction.run.results import HISTORY_FILE
+from reproduction.run.samples import Samples, pack
+from rotquant.foundation.errors import RecipeError, ResultError
+from rotquant.foundation.files import read_json
+from rotquant.recipes.schemes import SNR, Calibration, OutlierTokens, Perplexity, ZeroShot
+from rotquant.text import NO_BOS, Split, Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rotquant.metrics.divergence import FloatStates
+    from rotquant.weights.storage import QuantizedState
+
+#: Items of a zero-shot task per window of text that fits into a batch; they are about this much shorter.
+ITEMS_PER_WINDOW = 8
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a metric found.
+
+    source: what provenance says of its text or tasks. arrays: what figures need. samples: what its numbers are means
+    of (`study.samples`). texts: what is no number, by quantity.
+    """
+
+    metrics: dict[str, float]
+    source: dict[str, Any]
+    arrays: dict[str, Any] = field(default_factory=dict)
+    samples: Samples = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a run's model, as it computes under its recipe.
+
+    text: yields the tokens of a corpus's split (or of its head) and its provenance. reference: the run's checkpoint.
+    batch_size: windows of text per forward pass. state: what is stored beside the weights, if any.
+    allow_code_execution: whether programs that it writes may be run.
+    weights: the folder of its stored weights, None for a checkpoint as it is.
+    exact: the full-precision model's last states on the windows of a perplexity run; None for what is not quantized.
+    """
+
+    run: Run
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    text: Callable[..., tuple[Tokens, dict[str, Any]]]
+    reference: Callable[[], "PreTrainedModel"]
+    batch_size: int
+    state: "QuantizedState | None" = None
+    allow_code_execution: bool = False
+    weights: Path | None = None
+    exact: "FloatStates | None" = None
+
+    def tokens(
+        self, metric: Perplexity | SNR | Magnitudes | Outliers | MaximaByToken | OutlierTokens
+    ) -> tuple[Tokens, dict[str, Any]]:
+        """The tokens that a metric looks at, and what provenance says of them."""
+        tokens, identity = self.read(metric.corpus, metric.split)
+        return tokens, {"corpora": {"evaluation": identity}}
+
+    def read(self, corpus: str, split: Split, characters: int | None = None) -> tuple[Tokens, dict[str, Any]]:
+        """The tokens of a planned text, and what provenance says of it."""
+        planned = self.run.texts.get(named(corpus, split, characters))
+        return self.text(self.run.corpora[corpus], split, characters, planned)
+
+
+def perplexity(metric: Perplexity, subject: Subject) -> Measurement:
+    """Perplexity of a text, and KL divergence from the full-precision model, which that has none of from itself."""
+    from rotquant.metrics.perplexity import perplexity
+
+    tokens, source = subject.tokens(metric)
+    result = perplexity(subject.model, tokens, metric, batch_size=subject.batch_size, exact=subject.exact)
+    if subject.run.key == subject.run.unquantized.key:
+        nothing = (0.0,) * result.windows
+        result = replace(result, kl=nothing, flips=nothing)
+    windows = {"perplexity": result.by_window, "kl": result.kl, "flips": result.flips}
+    return Measurement(result.as_metrics(), source, samples=pack(windows))
+
+
+def zero_shot(metric: ZeroShot, subject: Subject) -> Measurement:
+    """Accuracies of tasks."""
+    from rotquant.metrics import zeroshot
+
+    tasks = zeroshot.prepare(metric, Path(), subject.run.corpora.get(metric.corpus or ""))
+    batch_size = ITEMS_PER_WINDOW * subject.batch_size
+    allowed = subject.allow_code_execution
+    found = zeroshot.scores(subject.model, subject.tokenizer, metric, tasks, batch_size, allowed)
+    note = {"note": NO_BOS} if subject.tokenizer.bos_token_id is None else {}
+    source = {"corpora": {}, "tasks": zeroshot.identity(metric, tasks), **note}
+    return Measurement(found.metrics, source, samples=pack(found.items))
+
+
+def snr(metric: SNR, subject: Subject) -> Measurement:
+    """Signal-to-noise ratio of the logits, against those of the checkpoint."""
+    from rotquant.metrics.snr import end_to_end_snr
+
+    tokens, source = subject.tokens(metric)
+    return Measurement(end_to_end_snr(subject.model, subject.reference(), tokens, metric).as_metrics(), source)
+
+
+def magnitudes(metric: Magnitudes, subject: Subject) -> Measurement:
+    """Magnitudes of activations or weights."""
+    from reproduction.metrics.magnitudes import magnitudes
+
+    tokens, source = subject.tokens(metric)
+    metrics, arrays = magnitudes(subject.model, tokens, metric)
+    return Measurement(metrics, source, arrays)
+
+
+def outliers(metric: Outliers, subject: Subject) -> Measurement:
+    """Statistics of outliers, site by site."""
+    from reproduction.metrics.outliers import outlier_statistics
+
+    tokens, source = subject.tokens(metric)
+    metrics, arrays = outlier_statistics(subject.model, tokens, metric)
+    return Measurement(metrics, source, arrays)
+
+
+def range_use(metric: RangeUse, subject: Subject) -> Measurement:
+    """How much of a quantizer's range made-up values use; no model is looked at."""
+    from reproduction.metrics.range_use import range_use
+
+    metrics, arrays = range_use(metric)
+    return Measurement(metrics, {"corpora": {}}, arrays)
+
+
+def hadamard_kurtosis(metric: HadamardKurtosis, subject: Subject) -> Measurement:
+    """Excess kurtosis of drawn vectors after a Hadamard transform; no model is looked at."""
+    from reproduction.metrics.hadamard_kurtosis import hadamard_kurtosis
+
+    metrics, arrays = hadamard_kurtosis(metric, subject.run.seed)
+    return Measurement(metrics, {"corpora": {}}, arrays)
+
+
+def weight_kurtosis(metric: WeightKurtosis, subject: Subject) -> Measurement:
+    """What rotation does to the kurtosis of weights and to output errors.
+
+    Raises:
+        RecipeError: the recipe quantizes, where rotation alone is looked at.
+    """
+    from reproduction.metrics.weight_kurtosis import weight_kurtosis
+    from rotquant.text import calibration_samples
+
+    recipe = subject.run.recipe
+    quantized = [name for name in ("weights", "activations", "keys", "values") if getattr(recipe, name) is not None]
+    if quantized:
+        raise RecipeError(f"weight_kurtosis rounds weights by itself: leave {quantized[0]} out of the recipe.")
+    calibration = Calibration(samples=metric.samples, sequence_length=metric.sequence_length)
+    tokens, identity = subject.read(metric.corpus, "train", calibration.characters)
+    samples = calibration_samples(tokens, calibration, subject.run.seed)
+    metrics, arrays = weight_kurtosis(subject.model, subject.reference(), samples, metric)
+    return Measurement(metrics, {"corpora": {"calibration": identity}}, arrays)
+
+
+def token_maxima(metric: MaximaByToken, subject: Subject) -> Measurement:
+    """Largest magnitudes of tokens, layer by layer.
+
+    Raises:
+        RecipeError: the recipe quantizes what is looked at, whose range is then the quantizer's.
+    """
+    from reproduction.metrics.token_maxima import token_maxima
+
+    recipe = subject.run.recipe
+    quantized = [name for name in ("activations", "keys", "values") if getattr(recipe, name) is not None]
+    if quantized:
+        raise RecipeError(f"token_maxima looks at what is not quantized: leave {quantized[0]} out of the recipe.")
+    tokens, source = subject.tokens(metric)
+    metrics, arrays = token_maxima(subject.model, tokens, metric, recipe.rotation)
+    return Measurement(metrics, source, arrays)
+
+
+def outlier_tokens(metric: OutlierTokens, subject: Subject) -> Measurement:
+    """Content and position of outlier tokens."""
+    from rotquant.metrics.outlier_tokens import outlier_tokens
+
+    tokens, source = subject.tokens(metric)
+    metrics, arrays = outlier_tokens(subject.model, tokens, metric, cast(Any, subject.tokenizer.decode))
+    return Measurement(metrics, source, arrays)
+
+
+def prefix_tokens(metric: PrefixTokens, subject: Subject) -> Measurement:
+    """Number and content of the tokens that are stored in front of every text.
+
+    Raises:
+        RecipeError: no method of the recipe chooses such tokens.
+    """
+    from reproduction.metrics.prefix_tokens import prefix_tokens
+    from rotquant.models.simulation.prefix import stored_ids
+
+    methods = subject.run.recipe.methods.values()
+    chooser = next((method for method in methods if "prefix" in method.roles), None)
+    if chooser is None or subject.state is None:
+        raise RecipeError("prefix_tokens looks at a stored prefix: the recipe needs a method that chooses one.")
+    ids = stored_ids(subject.state.tensors[chooser.name])
+    decode = cast(Any, subject.tokenizer.decode)
+    metrics, texts = prefix_tokens(ids, subject.model.config.bos_token_id, decode)
+    return Measurement(metrics, {"corpora": {}}, {"ids": list(ids)}, texts=texts)
+
+
+def model_size(metric: ModelSize, subject: Subject) -> Measurement:
+    """Parameters and bits of the checkpoint under the recipe."""
+    from reproduction.metrics.model_size import model_size
+
+    return Measurement(model_size(subject.reference(), subject.run.recipe.weights), {"corpora": {}})
+
+
+def training_loss(metric: TrainingLoss, subject: Subject) -> Measurement:
+    """Spikes and end of the loss of the training that made the stored weights.
+
+    Raises:
+        RecipeError: no method of the recipe trains weights by steps that have a loss.
+    """
+    from reproduction.metrics.training_loss import training_loss
+
+    path = subject.weights and subject.weights / HISTORY_FILE
+    history = read_json(path, "history of a training") if path and path.exists() else []
+    if not isinstance(history, list) or not all(isinstance(record, dict) for record in history):
+        raise ResultError(f"history of a training {path} is damaged (no list of steps); make the weights again.")
+    losses = [float(record["loss"]) for record in history if isinstance(record.get("loss"), int | float)]
+    if not all(0 < loss < math.inf for loss in losses):
+        raise ResultError(f"history of a training {path} is damaged (a loss that none has); make the weights again.")
+    if len(losses) < 2:
+        raise RecipeError("training_loss looks at a training: the recipe needs a method that trains weights by steps.")
+    metrics, arrays = training_loss(losses, metric)
+    return Measurement(metrics, {"corpora": {}}, arrays)

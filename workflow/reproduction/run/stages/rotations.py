@@ -1,0 +1,63 @@
+"""The rotations stage: R1 and R2 learned once (SpinQuant Sec. 3.2) for all weights that are made with them.
+
+It connects loading, text and the method of the recipe that learns; what is learned, and on which network, is decided by
+the recipe alone. An interrupted learning leaves its last checkpoint in the folder and continues from there.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from reproduction.identity.run import Run
+from reproduction.run.results import HISTORY_FILE, ROTATIONS_FILE
+from reproduction.run.stages.text import text_samples
+from rotquant.foundation.environment import environment
+from rotquant.foundation.files import file_digest, write_json
+from rotquant.foundation.progress import task
+
+
+def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code: str) -> dict[str, Any]:
+    """Learn the rotations of a run into `folder`: the matrices and the history of their learning.
+
+    Args:
+        checkpoint: where the run's checkpoint lies: a local folder or a hub id.
+        folder: kept where it exists; each file in it is replaced as a whole.
+        device: cpu, cuda, cuda:N or auto. code: the digest of the code that this is, for the provenance.
+
+    Returns:
+        The provenance, which is the caller's to write once this has returned.
+
+    Raises:
+        CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
+    """
+    with task("starting"):
+        from rotquant.models.checkpoints import load_checkpoint
+        from rotquant.models.rotation.matrices import ends_of, save_rotations
+        from rotquant.tensors.devices import gpu_name, learning_dtype, torch_device, torch_dtype
+        from rotquant.weights.actions import learn_rotations
+
+    started = time.perf_counter()
+    learner, text = run.recipe.learned_by
+    accelerator = torch_device(device)
+    model, tokenizer = load_checkpoint(checkpoint, learning_dtype(torch_dtype(run.dtype)), "cpu")
+    samples, corpus = text_samples(run, text, tokenizer)
+    unfinished = folder / f"unfinished-{code}"  # what other code began is not continued
+    learned = learn_rotations(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
+    save_rotations(folder / ROTATIONS_FILE, learned.rotations, learned.history)
+    write_json(folder / HISTORY_FILE, learned.history)
+    for path in folder.glob("unfinished-*"):
+        path.unlink()
+    return {
+        **environment(),
+        "code_digest": code,
+        "gpu": gpu_name(accelerator),
+        "checkpoint": run.checkpoint,
+        "checkpoint_digest": run.checkpoint_digest,
+        "corpora": {"learning": corpus},
+        "key": run.rotation_key,
+        "digest": file_digest(folder / ROTATIONS_FILE),
+        "seed": run.seed,
+        "learning": learner.model_dump(mode="json"),
+        **ends_of(learned.history),
+        "seconds": time.perf_counter() - started,
+    }

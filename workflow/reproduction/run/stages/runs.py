@@ -1,0 +1,116 @@
+"""The runs stage: measurements of a checkpoint, or of stored weights, under each recipe's runtime part.
+
+Runs that share weights are measured one after the other on one loaded model, since loading costs as much as measuring.
+What the full-precision model makes of a text is computed once in a process, before the stored weights are loaded, so
+that one model is in memory at a time.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reproduction.identity.run import Run, named
+from reproduction.run.stages import measures
+from reproduction.run.stages.measures import Measurement, Subject
+from reproduction.run.stages.text import token_ids
+from rotquant.foundation.environment import environment
+from rotquant.foundation.progress import task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rotquant.metrics.divergence import FloatStates
+
+
+def measure_runs(
+    runs: Sequence[Run],
+    checkpoint: str,
+    folder: Path | None,
+    device: str,
+    batch_size: int,
+    codes: Sequence[str],
+    allow_code_execution: bool = False,
+) -> Iterator[tuple[Run, Measurement, dict[str, Any]]]:
+    """Measure runs that share their weights; yield each with its measurement (nan and inf are results) and provenance.
+
+    Args:
+        checkpoint: where the runs' checkpoint lies, used when they need no stored weights.
+        folder: the stored weights, or None.
+        batch_size: windows of text per forward pass.
+        codes: for each run the digest of the code that this is, for the provenance.
+        allow_code_execution: whether programs that the model writes may be run.
+
+    Raises:
+        CheckpointError, CorpusError, ResultError: bad input or damaged weights.
+    """
+    with task("starting"):
+        from rotquant.models.checkpoints import load_checkpoint
+        from rotquant.tensors.devices import gpu_name, torch_device, torch_dtype
+        from rotquant.weights.build import quantized_forward
+        from rotquant.weights.storage import load_quantized
+
+    started = time.perf_counter()
+    accelerator, dtype = torch_device(device), torch_dtype(runs[0].dtype)
+    state = None
+    as_it_is = functools.partial(load_checkpoint, checkpoint, dtype, accelerator)
+    if folder is None:
+        model, tokenizer = plain = as_it_is()
+        exact = _full_precision(runs, lambda: plain, str(accelerator), batch_size)
+    else:
+        exact = _full_precision(runs, as_it_is, str(accelerator), batch_size)
+        model, tokenizer, state = load_quantized(folder, accelerator, dtype)
+    text = functools.cache(lambda spec, split, *more: token_ids(spec, split, tokenizer, *more))
+    reference = functools.cache(lambda: as_it_is()[0].eval())
+    for run, code in zip(runs, codes, strict=True):
+        with quantized_forward(model, run.recipe, state):
+            more = (state, allow_code_execution, folder, exact.get(run.key))
+            subject = Subject(run, model, tokenizer, text, reference, batch_size, *more)
+            measurement = getattr(measures, run.metric.kind)(run.metric, subject)
+        provenance = {
+            **environment(),
+            "code_digest": code,
+            "gpu": gpu_name(accelerator),
+            "checkpoint": run.checkpoint,
+            "checkpoint_digest": run.checkpoint_digest,
+            **measurement.source,
+            "seconds": time.perf_counter() - started,
+        }
+        yield run, measurement, provenance
+        started = time.perf_counter()
+
+
+def _full_precision(
+    runs: Sequence[Run],
+    as_it_is: "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]",
+    device: str,
+    batch_size: int,
+) -> "dict[str, FloatStates]":
+    """What the full-precision model gives to its head on the windows of each perplexity run that is quantized, by the
+    run's key; of what this process has not kept, computed on one loaded model.
+
+    Args:
+        as_it_is: yields the checkpoint with its tokenizer.
+    """
+    from rotquant.metrics import divergence
+    from rotquant.models.limits import metric_windows
+
+    found: dict[str, FloatStates] = {}
+    of_text: dict[str, FloatStates] = {}
+    model, tokenizer = None, None
+    for run in runs:
+        metric = run.metric
+        if metric.kind != "perplexity" or (plain := run.unquantized.key) == run.key:
+            continue
+        about = f"{plain} {device} {batch_size}"
+        known = of_text.get(about) or divergence.kept_states(about)
+        if known is None:
+            if model is None or tokenizer is None:
+                model, tokenizer = as_it_is()
+            planned = run.texts.get(named(metric.corpus, metric.split, None))
+            tokens, _ = token_ids(run.corpora[metric.corpus], metric.split, tokenizer, None, planned)
+            windows = metric_windows(model, tokens, metric)
+            known = divergence.keep_states(about, divergence.float_states(model.eval(), windows, batch_size))
+        found[run.key] = of_text[about] = known
+    return found

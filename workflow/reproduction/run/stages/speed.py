@@ -1,0 +1,222 @@
+"""A speed table measured on this machine's GPU or CPU, cell by cell, into a record that grows as cells are finished.
+
+A process that is killed keeps the cells it has finished; started again, it measures the rest. A cell measured by other
+code is measured anew. The functions of `registry` do the work; nothing here knows what they time.
+"""
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reproduction.benchmarks.records import CellRecord, Measurement, Record, Sitting, read_record, write_record
+from reproduction.benchmarks.registry import benchmark_digest, find
+from reproduction.benchmarks.timing.cpu import cpu_label, cpu_state
+from reproduction.benchmarks.timing.gpu import gpu_state
+from reproduction.tables.speed.definitions import SpeedCell, SpeedTable, matches
+from rotquant.foundation.data import Frozen
+from rotquant.foundation.environment import environment
+from rotquant.foundation.errors import KernelError, ResultError, RotquantError
+
+Progress = Callable[[int, int, SpeedCell, str], None]
+"""Called after each cell with its number, how many there are, the cell, and its outcome in words."""
+
+
+def measure(
+    table: SpeedTable,
+    output: Path,
+    *,
+    root: Path = Path(),
+    patterns: tuple[str, ...] = ("*",),
+    quick: bool = False,
+    progress: Progress = lambda *_: None,
+) -> Record:
+    """Measure a table's cells that `output`, or an interrupted attempt beside it, does not hold yet; write the record.
+
+    Args:
+        patterns: rows to measure, with *. quick: of each grid the first of these rows alone, to try a table out.
+
+    Raises:
+        KernelError: torch sees no GPU, or there is no C++ compiler for a CPU. ResultError: an earlier record is
+            damaged, or a benchmark broke down.
+    """
+    device, partial = _device(table), output.with_suffix(".partial.json")
+    earlier = _earlier(table, device.name, partial) or _retried(
+        _earlier(table, device.name, output), table, device.name
+    )
+    sitting = Sitting(environment=environment(root), gpu_before=device.state())
+    attempt = _Attempt(table, partial, earlier, sitting)
+    wanted = _wanted(table, patterns, quick)
+    for number, cell in enumerate(wanted, 1):
+        progress(number, len(wanted), cell, attempt.measure(cell))
+    record = attempt.finished(device.state())
+    write_record(output, record)
+    partial.unlink(missing_ok=True)
+    return record
+
+
+@dataclass(frozen=True)
+class _Device:
+    """What a table is about. A record holds it as `gpu`, and its states as `gpu_before` and `gpu_after`, a CPU too."""
+
+    name: str
+    state: Callable[[], dict[str, Any]]
+
+
+def _device(table: SpeedTable) -> _Device:
+    """This machine's GPU or CPU.
+
+    Raises:
+        KernelError: torch sees no GPU.
+    """
+    if table.device == "cpu":
+        return _Device(cpu_label(), cpu_state)
+    if not torch.cuda.is_available():
+        raise KernelError("measuring speed needs an NVIDIA GPU, and torch sees none.")
+    device = torch.device("cuda", torch.cuda.current_device())
+    return _Device(torch.cuda.get_device_name(device), lambda: gpu_state(device))
+
+
+class _Attempt:
+    """A record that grows: cells measured so far, kept in a file after each, and what broke down on the way."""
+
+    def __init__(self, table: SpeedTable, path: Path, earlier: Record, sitting: Sitting) -> None:
+        self.table, self.path = table, path
+        self.record = earlier.model_copy(update={"sittings": (*earlier.sittings, sitting)})
+        self.failures: list[str] = []
+
+    def measure(self, cell: SpeedCell) -> str:
+        """Measure a cell unless it is known, and say in words what came of it.
+
+        Raises:
+            ResultError: the GPU failed, so that every further call would; a new attempt goes on behind this cell.
+        """
+        known, sitting = self.record.by_key, len(self.record.sittings) - 1
+        if cell.key not in known:
+            try:
+                self._keep(_measure(cell, sitting))
+            except Exception as error:
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                if _gpu_failed(error):
+                    self._keep(_record(cell, sitting, 0.0, missing=f"the GPU failed ({reason})"))
+                    place = f"{cell.row}, {cell.column}"
+                    raise ResultError(f"the GPU failed at {place} ({reason}); what was measured is kept.") from error
+                self.failures.append(f"{cell.row}, {cell.column}: {reason}")
+                return f"failed: {reason}"
+        return _words(self.record.by_key[cell.key])
+
+    def finished(self, state: dict[str, Any]) -> Record:
+        """The record with the state of the GPU at the end.
+
+        Raises:
+            ResultError: cells broke down in a way that is a defect; the others are kept.
+        """
+        last = self.record.sittings[-1].model_copy(update={"gpu_after": state})
+        self.record = self.record.model_copy(update={"sittings": (*self.record.sittings[:-1], last)})
+        if self.failures:
+            write_record(self.path, self.record)
+            raise ResultError(f"{len(self.failures)} cells of {self.table.id} broke down, first {self.failures[0]}.")
+        return self.record
+
+    def _keep(self, cell: CellRecord) -> None:
+        """Add a cell, in the order of the table; cells that the table no longer has are dropped."""
+        known = self.record.by_key | {cell.key: cell}
+        keys = dict.fromkeys(one.key for one in self.table.cells)
+        self.record = self.record.model_copy(update={"cells": tuple(known[key] for key in keys if key in known)})
+        write_record(self.path, self.record)
+
+
+def _gpu_failed(error: Exception) -> bool:
+    """Whether an error has left the GPU unusable for this process, such as an illegal access in a kernel."""
+    if not torch.cuda.is_available():
+        return False
+    if isinstance(error, torch.AcceleratorError):
+        return True
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
+
+
+def _earlier(table: SpeedTable, gpu: str, path: Path) -> Record | None:
+    """What a file holds that was measured with the code of today on such a GPU."""
+    if not path.exists():
+        return None
+    record = read_record(path, table.id)
+    if record.gpu != gpu:
+        return None
+    return record.model_copy(update={"cells": tuple(cell for cell in record.cells if _is_current(cell))})
+
+
+def _retried(record: Record | None, table: SpeedTable, gpu: str) -> Record:
+    """A finished record without the cells that have no number, which are tried again; nothing where there is none."""
+    if record is None:
+        return Record(table=table.id, gpu=gpu, sittings=(), cells=())
+    return record.model_copy(update={"cells": tuple(cell for cell in record.cells if cell.missing is None)})
+
+
+def _is_current(cell: CellRecord) -> bool:
+    return cell.code == benchmark_digest(cell.benchmark)
+
+
+def _wanted(table: SpeedTable, patterns: tuple[str, ...], quick: bool) -> list[SpeedCell]:
+    """The cells to measure, each measurement once."""
+    cells = [cell for cell in table.cells if matches(cell.row, *patterns)]
+    first = {cell.grid: cell.row for cell in reversed(cells)}
+    chosen = [cell for cell in cells if not quick or cell.row == first[cell.grid]]
+    return list({cell.key: cell for cell in chosen}.values())
+
+
+def _measure(cell: SpeedCell, sitting: int) -> CellRecord:
+    """One cell: its quantities, or why it has none."""
+    benchmark = find(cell.benchmark, "cell")
+    start = time.perf_counter()
+    quantities: dict[str, Measurement] = {}
+    missing = None
+    try:
+        quantities = _once_more(benchmark.function(), cell.arguments)
+    except torch.OutOfMemoryError:
+        missing = "out of GPU memory"
+    except RotquantError as error:
+        missing = str(error)
+    return _record(cell, sitting, time.perf_counter() - start, quantities=quantities, missing=missing)
+
+
+def _record(cell: SpeedCell, sitting: int, seconds: float, **outcome: Any) -> CellRecord:
+    return CellRecord(
+        benchmark=cell.benchmark,
+        arguments=cell.arguments.model_dump(mode="json"),
+        code=benchmark_digest(cell.benchmark),
+        sitting=sitting,
+        seconds=round(seconds, 3),
+        **outcome,
+    )
+
+
+def _once_more(function: Callable[[Frozen], dict[str, Measurement]], arguments: Frozen) -> dict[str, Measurement]:
+    """Call a benchmark; where memory runs out, once more without what torch keeps of the cells before."""
+    try:
+        return function(arguments)
+    except torch.OutOfMemoryError:
+        pass
+    gc.collect()
+    torch.cuda.empty_cache()
+    return function(arguments)
+
+
+def _words(cell: CellRecord) -> str:
+    if cell.missing is not None:
+        return f"no number: {cell.missing}"
+    return (
+        ", ".join(f"{name} {_show(one)}" for name, one in cell.quantities.items() if one.low is not None) or "counted"
+    )
+
+
+def _show(measurement: Measurement) -> str:
+    value = f"{measurement.value * 1e6:.2f} us" if measurement.unit == "s" else f"{measurement.value:.4g}"
+    return f"{value} ± {100 * (measurement.spread or 0):.1f} %"

@@ -1,0 +1,290 @@
+"""Settings of methods that are chosen for one model: a grid of them, each quantized with several seeds and measured.
+
+A paper's rates are made for its models and amounts of text; a stand-in needs its own, for every method that learns and
+by the same rule: the least perplexity on validation text. Test text is what tables report, so it decides nothing here.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from reproduction.identity.code import stage_digest
+from reproduction.identity.run import Run
+from reproduction.metrics.settings import Metric
+from reproduction.run.results import ROTATION_RECORD
+from reproduction.run.workers import Workers
+from reproduction.tables.configuration import Slot
+from reproduction.tables.project import Project
+from reproduction.tables.resolution import resolve
+from rotquant.foundation.data import merge
+from rotquant.foundation.environment import environment
+from rotquant.foundation.errors import ConfigError, RecipeError, ResultError, RotquantError, nearest
+from rotquant.foundation.files import read_object, short_hash, write_json
+from rotquant.foundation.progress import silenced, task
+from rotquant.foundation.written import yaml_value
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, check_widths, override_all
+from rotquant.recipes.schemes import Perplexity
+
+#: Records of choices, which are committed beside the models that they are for.
+RECORDS = Path("workflow/resources/tuning")
+
+Grid = dict[tuple[str, str], tuple[Any, ...]]
+"""Values to try, by method and field."""
+Point = dict[str, dict[str, Any]]
+"""One value for each field of a grid, as a configuration's `methods` has them."""
+
+
+def read_grid(options: Sequence[str], recipe: Recipe) -> Grid:
+    """The grid that `field=v1,v2` options say; a field is one of the recipe's methods,
+    `method.field` where two have it.
+
+    Raises:
+        RecipeError: an option that is not written so, a field that no method of the recipe has or that two have, or one
+            that occurs twice.
+    """
+    fields = [(name, field) for name, method in recipe.methods.items() for field in type(method).model_fields]
+    grid: Grid = {}
+    for option in options:
+        written, equals, values = option.partition("=")
+        path = written.removeprefix("methods.")
+        if not equals or not all(value.strip() for value in values.split(",")):
+            raise RecipeError(f"--grid {option}: write it as field=value,value.")
+        found = [place for place in fields if path in (place[1], ".".join(place))]
+        if not found:
+            known = [".".join(place) for place in fields]
+            raise RecipeError(f"--grid {option}: no method of the recipe has the field {path!r}{nearest(path, known)}.")
+        if len(found) > 1:
+            raise RecipeError(f"--grid {option}: both {' and '.join('.'.join(place) for place in found)}: name one.")
+        if found[0] in grid:
+            raise RecipeError(f"--grid {option}: {path} occurs twice.")
+        grid[found[0]] = tuple(map(_value, values.split(",")))
+    return grid
+
+
+def _value(text: str) -> Any:
+    """A value as YAML reads it, but for 2e-4, which it takes for text."""
+    try:
+        value = yaml_value(text, f"--grid: {text.strip()!r}")
+    except ConfigError:
+        raise RecipeError(f"--grid: {text.strip()!r} is no value: write numbers, names, true, false or null.") from None
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return text.strip()
+
+
+def points(grid: Grid) -> Iterator[Point]:
+    """Every combination of a grid's values."""
+    for values in itertools.product(*grid.values()):
+        point: Point = {}
+        for (method, field), value in zip(grid, values, strict=True):
+            point.setdefault(method, {})[field] = value
+        yield point
+
+
+def tuning_run(project: Project, slot: Slot, recipe: Recipe, changes: dict[str, Any], metric: Metric, seed: int) -> Run:
+    """The run of one point on one slot with one seed.
+
+    Args:
+        changes: of the user and of the point, which stand before the slot's own settings.
+
+    Raises:
+        ConfigError, RecipeError: what does not fit; or a metric that is not of validation text.
+    """
+    if getattr(metric, "split", None) != "validation":
+        raise ConfigError("settings are chosen on validation text: test text is for the tables' own numbers.")
+    chosen = resolve(override_all(recipe, [changes], "--grid"), slot, f"slot {slot.name}", changes)
+    check_widths(chosen, project.widths(slot.name))
+    return project.run_of(
+        {
+            "checkpoint": slot.checkpoint,
+            "checkpoint_digest": project.digest(slot.name),
+            "recipe": chosen,
+            "metric": metric,
+            "corpora": project.config.corpora,
+            "seed": seed,
+            "dtype": project.config.dtype,
+        }
+    )
+
+
+def tune(
+    project: Project,
+    slot: Slot,
+    method: str,
+    grid: Grid,
+    changes: dict[str, Any],
+    seeds: Sequence[int],
+    record: Path,
+    device: str,
+    *,
+    max_windows: int | None = None,
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Measure every point of a grid on validation text with every seed; write and return the record.
+
+    Each number is recorded at once, and those that the record has already by the same code are kept: an interrupted
+    tuning continues, and a wider grid costs what it adds.
+
+    Args:
+        method: a preset. changes: to its recipe.
+        record: the JSON file.
+        max_windows: windows of validation text; None for as many as the slot evaluates on.
+        workers: processes that measure; one measures in this process.
+
+    Raises:
+        RotquantError: bad input, before the first number where it can be seen so early; or a process was ended.
+    """
+    fewer = {} if max_windows is None else {"max_windows": max_windows}
+    metric = Perplexity.model_validate({**slot.evaluation, "split": "validation", **fewer})
+    recipe = preset(method)
+    tried = [
+        (point, [tuning_run(project, slot, recipe, merge(changes, {"methods": point}), metric, seed) for seed in seeds])
+        for point in points(grid)
+    ]
+    runs = {run.key: run for _, members in tried for run in members}
+    found: dict[str, Any] = {
+        "method": method,
+        "changes": changes,
+        "slot": slot.name,
+        "checkpoint": slot.checkpoint,
+        "checkpoint_digest": project.digest(slot.name),
+        "corpus": project.config.corpora[metric.corpus].model_dump(mode="json"),
+        "metric": metric.model_dump(mode="json"),
+        "seeds": list(seeds),
+        "grid": {".".join(place): list(values) for place, values in grid.items()},
+        "environment": environment(project.root),
+        "device": device,
+    }
+    known = recorded_runs(record) if record.exists() else {}
+    checkpoint = project.checkpoint_path(slot.checkpoint)
+    jobs = [TuningJob(run, checkpoint, device, slot.batch_size, _code(run)) for run in runs.values()]
+    lacking = [job for job in jobs if known.get(job.run.key, {}).get("code_digest") != job.code]
+    with task(f"tuning {method} on {slot.name}", "run", len(lacking)) as under_way:
+        for job, numbers in _measured(lacking, workers):
+            known[job.run.key] = {"seed": job.run.seed, "code_digest": job.code, **numbers}
+            write_json(record, found | {"runs": known})
+            under_way.advance(note=f"perplexity {numbers['perplexity']:.3f}")
+    found["runs"] = {key: known[key] for key in runs}
+    found["points"] = [_summary(point, [known[run.key] for run in members]) for point, members in tried]
+    found["chosen"] = min(found["points"], key=lambda point: point["perplexity"])["methods"]
+    write_json(record, found)
+    return found
+
+
+def recorded_runs(record: Path) -> dict[str, dict[str, Any]]:
+    """What the record of a tuning says of each run that was measured, by the run's key.
+
+    Raises:
+        ResultError: it is damaged.
+    """
+    runs = read_object(record, "record of a tuning").get("runs")
+    if not isinstance(runs, dict) or not all(map(_is_measured, runs.values())):
+        raise ResultError(f"record of a tuning {record} is damaged (runs); delete it and run again to recompute it.")
+    return runs
+
+
+def _is_measured(run: Any) -> bool:
+    """Whether a record says of a run what is computed with."""
+    numbers = [run.get(name) for name in ("perplexity", "seconds")] if isinstance(run, dict) else [None]
+    return all(isinstance(number, int | float) or number in ("inf", "nan") for number in numbers)
+
+
+@dataclass(frozen=True)
+class TuningJob:
+    """A run to be measured. code: the digest of the code that does it."""
+
+    run: Run
+    checkpoint: str
+    device: str
+    batch_size: int
+    code: str
+
+
+def _code(run: Run) -> str:
+    """Digest of the code that learns, quantizes and measures a run."""
+    return short_hash("".join(stage_digest(stage, run.recipe) for stage in ("rotations", "weights", "runs")))
+
+
+def _measured(jobs: Sequence[TuningJob], workers: int) -> Iterator[tuple[TuningJob, dict[str, float]]]:
+    """What was measured of each job, in the order in which they end."""
+    if workers == 1 or len(jobs) < 2:
+        yield from ((job, measure_run(job)) for job in jobs)
+        return
+    waiting = [*jobs]
+    with Workers(min(workers, len(jobs)), partial(_perform, measure_run)) as processes:
+        while waiting or processes.jobs:
+            while waiting and processes.free:
+                processes.give(waiting.pop(0))
+            for job, found in processes.outcomes(1.0):
+                if isinstance(found, RotquantError):
+                    raise found
+                if isinstance(found, str):
+                    raise RotquantError(f"{found}.")
+                yield job, found
+
+
+def _perform(measure: Callable[[TuningJob], dict[str, float]], job: TuningJob) -> dict[str, float] | RotquantError:
+    """Measure a job in a worker, whose parent shows how far all are."""
+    with silenced():
+        try:
+            return measure(job)
+        except RotquantError as error:
+            return error
+
+
+def measure_run(job: TuningJob) -> dict[str, float]:
+    """Learn, quantize and measure a run as the workflow's jobs do; the perplexity of a method that diverges is inf.
+
+    Raises:
+        RotquantError: bad input, in one sentence.
+    """
+    from reproduction.run.stages.rotations import compute_rotations
+    from reproduction.run.stages.runs import measure_runs
+    from reproduction.run.stages.weights import compute_weights
+
+    run, checkpoint, device, code = job.run, job.checkpoint, job.device, job.code
+    started = time.perf_counter()
+    with TemporaryDirectory() as place:
+        weights, rotation = Path(place) / "weights", None
+        try:
+            if run.rotation_key is not None:
+                rotation = Path(place) / "rotation"
+                learned = compute_rotations(run, checkpoint, rotation, device, code)
+                write_json(rotation / ROTATION_RECORD, learned)
+            compute_weights(run, checkpoint, weights, device, code, rotation)
+            ((_, measured, _),) = measure_runs([run], checkpoint, weights, device, job.batch_size, [code])
+            found = {name: measured.metrics[name] for name in ("perplexity", "nll")}
+        except RotquantError as error:
+            if type(error) is not RotquantError:  # which alone is the rate's fault and not the input's
+                raise
+            found = {"perplexity": math.inf, "nll": math.inf}
+    return found | {"seconds": time.perf_counter() - started}
+
+
+def at_an_end(found: Mapping[str, Any]) -> list[str]:
+    """The fields of a record whose chosen value is the least or the largest of its grid: a better may lie beyond."""
+    ends = []
+    for place, values in found["grid"].items():
+        method, field = place.split(".")
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(numbers) > 1 and found["chosen"][method][field] in (min(numbers), max(numbers)):
+            ends.append(place)
+    return ends
+
+
+def _summary(point: Point, numbers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean and deviation over the seeds of one point; a perplexity that is no number counts as infinite."""
+    values = [float(one["perplexity"]) for one in numbers]
+    mean = fmean(values) if all(map(math.isfinite, values)) else math.inf
+    spread = stdev(values) if len(values) > 1 and math.isfinite(mean) else None
+    seconds = fmean(one["seconds"] for one in numbers)
+    return {"methods": point, "perplexity": mean, "deviation": spread, "seconds": seconds}

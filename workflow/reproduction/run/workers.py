@@ -1,0 +1,137 @@
+"""Worker processes that stay alive between jobs, so that what takes seconds to load is loaded once for all of them.
+
+They are forked from a server that has loaded it and computed nothing. A worker that is killed costs its job alone, and
+all end with the process that started them, however that ends.
+"""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, TypeVar, cast
+
+from rotquant.foundation.errors import RotquantError
+
+_LOADED = "reproduction.run.stages.loaded"
+_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+Job = TypeVar("Job")
+Outcome = TypeVar("Outcome")
+
+
+@dataclass
+class _Worker(Generic[Job]):
+    """A process, the way to it, and what it is doing."""
+
+    process: BaseProcess
+    pipe: Any
+    job: Job | None = None
+
+
+class Workers(Generic[Job, Outcome]):
+    """Processes that perform one job at a time each; a context, at whose end they are killed.
+
+    count: how many. perform: what a worker does with a job; it can be pickled, as can jobs and what it returns.
+    """
+
+    def __init__(self, count: int, perform: Callable[[Job], Outcome]) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([_LOADED])
+        self.count, self._perform = count, perform
+        self._workers: list[_Worker[Job]] = []
+
+    def __enter__(self) -> "Workers[Job, Outcome]":
+        # Snakemake gives the libraries of a job as many threads as the job has; here each worker would take as many.
+        threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.update(dict.fromkeys(_THREADS, threads))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+
+    @property
+    def free(self) -> int:
+        """How many more jobs can be given now."""
+        return self.count - len(self.jobs)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs under way."""
+        return [worker.job for worker in self._workers if worker.job is not None]
+
+    def give(self, job: Job) -> None:
+        """Have a free worker perform a job; one is started where none waits."""
+        worker = next((worker for worker in self._workers if worker.job is None), None) or self._start()
+        worker.job = job
+        with suppress(OSError):  # the process is gone, which `outcomes` tells
+            worker.pipe.send(job)
+
+    def outcomes(self, seconds: float) -> Iterator[tuple[Job, Outcome | str]]:
+        """The jobs that have ended, each with what it returned, or how its process ended; waits so long for one."""
+        busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
+        for pipe in wait([*busy], timeout=seconds):
+            worker = busy[pipe]
+            job, worker.job = cast(Job, worker.job), None
+            try:
+                yield job, worker.pipe.recv()
+            except (EOFError, OSError):
+                self._workers.remove(worker)
+                worker.process.join()
+                yield job, _ending(worker.process.exitcode)
+
+    def _start(self) -> _Worker[Job]:
+        pipe, theirs = self._context.Pipe()
+        process = self._forked(theirs) or self._forked(theirs)
+        theirs.close()  # so that its end is seen here
+        if process is None:
+            raise RotquantError("The server that workers are forked from was ended twice; start again.")
+        self._workers.append(_Worker(process, pipe))
+        return self._workers[-1]
+
+    def _forked(self, pipe: Any) -> BaseProcess | None:
+        """A process that serves; None where the server was ended meanwhile: the next call starts another."""
+        process = self._context.Process(target=_serve, args=(pipe, self._perform), daemon=True)
+        with suppress(EOFError, OSError):
+            process.start()
+            return process
+        return None
+
+
+def usual_workers(device: str) -> int:
+    """How many processes compute where nothing else is said: one for each core, and for a GPU one."""
+    gpu = device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi") is not None)
+    return 1 if gpu else len(os.sched_getaffinity(0))
+
+
+def _serve(pipe: Any, perform: Callable[[Job], Outcome]) -> None:
+    """What a worker does. Ctrl-C, which a terminal sends to all processes, is its parent's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError):
+        while True:
+            pipe.send(perform(pipe.recv()))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _ending(status: int | None) -> str:
+    """How a process ended, in words."""
+    if status is not None and status < 0:
+        name = signal.Signals(-status).name
+        memory = ", which is how a system short of memory ends a process" if name == "SIGKILL" else ""
+        return f"its process was ended by {name}{memory}"
+    return f"its process ended with status {status}; its last words stand above"

@@ -1,0 +1,117 @@
+"""JSON schemas of the files that people write, for editors: generated from the models that validate these files.
+
+`python -m reproduction.schemas` writes them to workflow/schemas/; each file names its own in its first line. Editors
+that speak to the YAML language server complete keys and values by them and show what each is. No run reads them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from reproduction.shipped.finetuning import FineTuning
+from reproduction.shipped.recipe import TrainingConfig
+from reproduction.tables.configuration import ConfigFile, find_root
+from reproduction.tables.settings import SettingsFile
+from reproduction.tables.speed.definitions import SpeedFile
+from reproduction.tables.tables import TableFile
+from reproduction.tables.targets import Targets
+from rotquant.foundation.files import write_text
+from rotquant.recipes.presets import PRESETS
+
+SCHEMAS = Path("workflow/schemas")
+
+MODELS: dict[str, type[BaseModel]] = {
+    "config": ConfigFile,
+    "tables": TableFile,
+    "speed": SpeedFile,
+    "settings": SettingsFile,
+    "targets": Targets,
+    "training": TrainingConfig,
+    "finetuning": FineTuning,
+}
+"""What describes each kind of file."""
+
+FILES = {
+    "config/config.yaml": "config",
+    "config/paper.yaml": "config",
+    "config/thorough.yaml": "config",
+    "config/widths.yaml": "config",
+    "config/targets.yaml": "targets",
+    "config/training/*.yaml": "training",
+    "config/finetuning/*.yaml": "finetuning",
+    "workflow/*/speed.yaml": "speed",
+    "workflow/papers/*/speed.yaml": "speed",
+    "workflow/papers/*/settings.yaml": "settings",
+    "workflow/papers/*/*.yaml": "tables",
+}
+"""The project's files by pattern; the first that matches counts."""
+
+
+class _Generator(GenerateJsonSchema):
+    """Without titles, which would repeat the keys, and without defaults that only say that nothing is said."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        found = super().default_schema(schema)
+        return {key: value for key, value in found.items() if key != "default" or value is not None}
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        found = super().model_schema(schema)
+        if "description" in found:  # without the parts about code
+            found["description"] = " ".join(found["description"].partition("\n\n")[0].split())
+        return found
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of a kind of file.
+
+    A configuration may lie on top of others, so it lacks keys and takes some of theirs away by null; one that stands
+    alone says all that there is no default for.
+    """
+    found = MODELS[name].model_json_schema(schema_generator=_Generator)
+    if name == "config":
+        required = found["required"]
+        _any_part(found)
+        alone = {"properties": {"standalone": {"const": True}}, "required": ["standalone"]}
+        found |= {"if": alone, "then": {"required": required}}
+    rows = {"tables": "Row", "settings": "SettingsRow"}
+    if name in rows:
+        found["$defs"][rows[name]]["properties"]["method"]["examples"] = sorted(PRESETS)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{name}.schema.json"}
+    return {**head, **found}
+
+
+def _any_part(data: Any) -> None:
+    """Take away what nested schemas require, and let every key be null."""
+    for value in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        _any_part(value)
+    if isinstance(data, dict):
+        data.pop("required", None)
+        if isinstance(data.get("additionalProperties"), dict):
+            data["additionalProperties"] = {"anyOf": [data["additionalProperties"], {"type": "null"}]}
+        for key, value in data.get("properties", {}).items():
+            if {"type": "null"} in value.get("anyOf", ()):
+                continue
+            described = {"description": value.pop("description")} if "description" in value else {}
+            data["properties"][key] = {**described, "anyOf": [value, {"type": "null"}]}
+
+
+def schema_text(name: str) -> str:
+    """A schema as its file holds it."""
+    return json.dumps(schema(name), indent=1, ensure_ascii=False) + "\n"
+
+
+def kind_of(path: Path) -> str | None:
+    """Which schema the file of a project has, by its path from the project; None for none."""
+    return next((kind for pattern, kind in FILES.items() if path.match(pattern)), None)
+
+
+if __name__ == "__main__":
+    for kind in MODELS:
+        write_text(find_root() / SCHEMAS / f"{kind}.schema.json", schema_text(kind))

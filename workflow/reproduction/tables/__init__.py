@@ -1,0 +1,1 @@
+"""Tables as data: configuration, schemas, expansion for a slot."""

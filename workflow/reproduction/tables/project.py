@@ -1,0 +1,402 @@
+"""The tables expanded into runs: a cell of a table is one run per seed and metric; equal cells are computed once.
+
+A slot of the configuration says which checkpoint a column stands for and scales the papers' group sizes and outlier
+counts to it. Nothing here computes and nothing here imports torch.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from reproduction.identity.run import Portion, Run, named
+from reproduction.metrics.settings import Metric
+from reproduction.tables.checks import named_by_experiment
+from reproduction.tables.configuration import PAPERS, Config, Slot, find_root, load_config
+from reproduction.tables.quantities import Quantity, called, endpoints
+from reproduction.tables.resolution import check_names, resolve, resolve_metric, site_widths
+from reproduction.tables.settings import SETTINGS_FILE, Settings, load_settings
+from reproduction.tables.speed.definitions import SpeedTable
+from reproduction.tables.speed.loading import SPEED_FILE, load_speed
+from reproduction.tables.tables import (
+    Column,
+    Published,
+    Row,
+    Table,
+    in_order,
+    load_tables,
+    name_of,
+    published_values,
+)
+from rotquant.foundation.data import first_problem, merge
+from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, lookup
+from rotquant.foundation.files import canonical_json, folder_size, short_hash
+from rotquant.models.checkpoints import base_folder
+from rotquant.models.digests import checkpoint_digest
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import check_widths, override_all
+from rotquant.text.digests import text_digest
+
+#: Checkpoints of fewer bytes share a job.
+SMALL = 500_000_000
+
+#: Kinds of figures that show runs and nothing printed, and name no column where there is one alone.
+NAMELESS = ("magnitudes", "outliers", "token_maxima", "outlier_tokens")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement of a table: the runs whose mean it is, one per seed (one alone where nothing is random).
+
+    A cell whose metric yields several quantities (an accuracy per task) prints as many numbers, unless the table calls
+    the main one by a name of its own.
+    """
+
+    table: str
+    row: str
+    column: str
+    runs: tuple[Run, ...]
+    called: str | None = None
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that its runs share."""
+        return self.runs[0].metric
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        """What it prints, the main one first."""
+        return called(self.metric, self.called)
+
+    @property
+    def endpoints(self) -> tuple[Quantity, ...]:
+        """What its runs say more finely, as far as their files have it."""
+        return endpoints(self.metric, self.called)
+
+
+@dataclass(frozen=True, eq=False)
+class Project:
+    """The configuration and all tables, expanded on demand. Paths inside are relative to `root`."""
+
+    root: Path
+    config: Config
+    tables: dict[str, Table]
+
+    def table(self, name: str) -> Table:
+        """The table of that id.
+
+        Raises:
+            ConfigError: for an unknown table; the sentence lists the nearest ones.
+        """
+        return lookup(self.tables, name, "unknown table")
+
+    def columns(self, table: Table) -> tuple[str, ...]:
+        """The columns of a table that this configuration computes."""
+        return tuple(column.name for column in table.columns if self.config.slot(column.slot).compute)
+
+    def slot(self, table: Table, column: str) -> Slot:
+        """The slot that a table's column is computed on."""
+        return self.config.slot(table.column(column).slot)
+
+    def quantities(self, table: Table) -> tuple[Quantity, ...]:
+        """What the table's cells measure, in the order of its metrics, each metric's main quantity first."""
+        found = (quantity for cell in self.cells(table.id) for quantity in cell.quantities)
+        return tuple({quantity.name: quantity for quantity in found}.values())
+
+    def endpoints(self, table: Table) -> tuple[Quantity, ...]:
+        """What the table's runs say more finely than by its quantities (`study.quantities.endpoints`)."""
+        found = (quantity for cell in self.cells(table.id) for quantity in cell.endpoints)
+        return tuple({quantity.name: quantity for quantity in found}.values())
+
+    def picture(self, table: Table) -> str | None:
+        """The table whose figure a table shows: its own, or that of an earlier one where it is the same picture.
+
+        It is where both are drawn alike from the same runs of one column, whose name is not in the figure.
+        """
+        found = self._drawn_from(table)
+        first = (other.id for other in self.tables.values() if found and self._drawn_from(other) == found)
+        return next(first, table.id) if table.figure else None
+
+    def _drawn_from(self, table: Table) -> tuple[Any, ...] | None:
+        """What decides a figure of runs alone; None where names of columns or printed numbers are in it."""
+        if table.figure is None or table.figure.kind not in NAMELESS or len(self.columns(table)) != 1:
+            return None
+        looks = table.figure.model_copy(update={"caption": ""})
+        return looks, *((cell.row, [run.key for run in cell.runs]) for cell in self.cells(table.id))
+
+    @cached_property
+    def speed(self) -> dict[str, SpeedTable]:
+        """The speed tables by id.
+
+        Raises:
+            ConfigError: one of them is not valid.
+        """
+        return load_speed(self.root)
+
+    @cached_property
+    def settings(self) -> dict[str, Settings]:
+        """The tables of settings by id.
+
+        Raises:
+            ConfigError: one of them is not valid.
+        """
+        found = load_settings(self.root, self.tables, PAPERS)
+        return dict(sorted(found.items(), key=lambda item: in_order(item[1].table)))
+
+    def settings_table(self, name: str) -> Settings:
+        """The table of settings of that id.
+
+        Raises:
+            ConfigError: for an unknown table; the sentence lists the nearest ones.
+        """
+        return lookup(self.settings, name, "unknown table of settings")
+
+    def speed_table(self, name: str) -> SpeedTable:
+        """The speed table of that id.
+
+        Raises:
+            ConfigError: for an unknown table; the sentence lists the nearest ones.
+        """
+        return lookup(self.speed, name, "unknown speed table")
+
+    @functools.cache  # noqa: B019 - a project lives as long as the process
+    def cells(self, name: str) -> tuple[Cell, ...]:
+        """The cells of a table, metric by metric and row by row.
+
+        Raises:
+            ConfigError, RecipeError, CheckpointError: an unknown slot or method, an impossible recipe, a bad
+            checkpoint.
+        """
+        table = self.table(name)
+        with _in_file(table):
+            return tuple(
+                Cell(
+                    table.id,
+                    row.name,
+                    column,
+                    self._runs(table, metric, row, table.column(column)),
+                    metric.get("called"),
+                )
+                for metric in table.metrics
+                for row in table.computed_rows
+                for column in self.columns(table)
+                if name_of(metric) in (table.column(column).metrics or (name_of(metric),))
+            )
+
+    @cached_property
+    def runs(self) -> dict[str, Run]:
+        """Every run of every table by key."""
+        return {run.key: run for name in self.tables for cell in self.cells(name) for run in cell.runs}
+
+    @cached_property
+    def weights(self) -> dict[str, tuple[Run, ...]]:
+        """The runs on each set of stored weights, by the weights' key."""
+        return _by_key(self.runs.values(), lambda run: run.weights_key)
+
+    @cached_property
+    def rotations(self) -> dict[str, tuple[Run, ...]]:
+        """The runs on each learned rotation, by the rotation's key."""
+        return _by_key(self.runs.values(), lambda run: run.rotation_key)
+
+    @functools.cache  # noqa: B019
+    def parts(self, name: str) -> dict[str, tuple[Run, ...]]:
+        """The runs of a table as {part: runs}, each part computed by one job of the workflow.
+
+        Where models are small, starting a job takes longer than computing a cell, so their runs are one part, called as
+        the table is. The runs on any other checkpoint are a part of their own, which a cluster computes beside others.
+        """
+        found: dict[str, list[Run]] = {}
+        for run in {run.key: run for cell in self.cells(name) for run in cell.runs}.values():
+            small = self._is_small(run.checkpoint)
+            found.setdefault(name if small else f"{name}-{short_hash(run.checkpoint_digest, 8)}", []).append(run)
+        return {part: tuple(runs) for part, runs in found.items()}
+
+    @functools.cache  # noqa: B019
+    def _is_small(self, checkpoint: str) -> bool:
+        place = self.checkpoint_path(checkpoint)
+        local = place != checkpoint or Path(checkpoint).is_absolute()
+        return local and folder_size(place, "*.safetensors") < SMALL
+
+    @cached_property
+    def task_sets(self) -> dict[str, Run]:
+        """For each way in which zero-shot accuracy is measured, by its key, the first run that does so."""
+        found: dict[str, Run] = {}
+        for run in self.runs.values():
+            key = task_set(run)
+            if key is not None:
+                found.setdefault(key, run)
+        return found
+
+    @cached_property
+    def places(self) -> dict[str, Cell]:
+        """The first cell that each run belongs to, by the run's key."""
+        found: dict[str, Cell] = {}
+        for name in self.tables:
+            for cell in self.cells(name):
+                for run in cell.runs:
+                    found.setdefault(run.key, cell)
+        return found
+
+    def published(self, table: Table) -> Published:
+        """The paper's numbers by (row, column, quantity)."""
+        return published_values(table, self.root)
+
+    @functools.cache  # noqa: B019
+    def digest(self, slot: str) -> str:
+        """Digest of the checkpoint that a slot names.
+
+        Raises:
+            ConfigError: it does not exist and the slot says no digest, it is no checkpoint, or its digest is another
+                than the slot's; the sentence names the configuration's file and key.
+        """
+        told = self.config.slot(slot)
+        place = self.checkpoint_path(told.checkpoint)
+        if told.digest is not None and not Path(place).exists():
+            return told.digest
+        try:
+            found = checkpoint_digest(place)
+        except CheckpointError as error:
+            raise ConfigError(f"{self.config.where('slots', slot, 'checkpoint')}: {error}") from None
+        if told.digest not in (None, found):
+            raise ConfigError(f"{self.config.where('slots', slot, 'digest')}: the digest of {place} is {found}.")
+        return found
+
+    @functools.cache  # noqa: B019
+    def text(self, portion: Portion) -> str:
+        """Digest of a text, or of its head; `unread` where it cannot be read now."""
+        corpus, split, characters = portion
+        return text_digest(self.config.corpora[corpus], split, characters)
+
+    def run_of(self, data: dict[str, Any]) -> Run:
+        """A run with the digests of the texts that it reads.
+
+        Raises:
+            ValidationError: it is not valid.
+        """
+        run = Run.model_validate(data)
+        return run.model_copy(update={"texts": {named(*portion): self.text(portion) for portion in run.portions}})
+
+    @functools.cache  # noqa: B019
+    def widths(self, slot: str) -> dict[str, int]:
+        """Input features of the linear layers of a slot's checkpoint, by site; nothing for one that is not here."""
+        place = Path(self.checkpoint_path(self.config.slot(slot).checkpoint))
+        return site_widths(base_folder(place) or place)
+
+    def checkpoint_path(self, checkpoint: str) -> str:
+        """A local checkpoint folder as a path that is valid from anywhere; a hub id as it is.
+
+        What is not there is taken for a hub id only where it has the form of one, and where a folder has its owner's
+        name, only with its revision: it may be a mistyped path.
+        """
+        local = self.root / checkpoint
+        looks_local = checkpoint.count("/") != 1 or checkpoint.startswith((".", "/", "~"))
+        mistyped = local.parent.is_dir() and "@" not in checkpoint
+        return str(local) if local.exists() or looks_local or mistyped else checkpoint
+
+    def _runs(self, table: Table, metric: dict[str, Any], row: Row, column: Column) -> tuple[Run, ...]:
+        where = f"table {table.id}, row {row.name}, column {column.name}"
+        slot = self.config.slot(column.slot)
+        changes = row.columns.get(column.name, {})
+        try:
+            method = preset(str(row.method))
+        except RecipeError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        recipe = override_all(method, [row.recipe, changes], where)
+        digest = self.digest(slot.name)
+        recipe = resolve(recipe, slot, where, merge(row.recipe, changes))
+        try:
+            check_widths(recipe, self.widths(slot.name))
+        except RecipeError as error:
+            place = self.config.where("slots", slot.name)
+            raise ConfigError(f"{place}.group_sizes and outlier_features, in {where}: {error}") from None
+        fields = {name: value for name, value in metric.items() if name != "called"}
+        data = {
+            "checkpoint": slot.checkpoint,
+            "checkpoint_digest": digest,
+            "recipe": recipe,
+            "metric": resolve_metric({**fields, **row.metrics.get(metric["kind"], {})}, slot, where),
+            "corpora": self.config.corpora,
+            "dtype": self.config.dtypes.get(table.paper, self.config.dtype),
+        }
+        try:
+            runs = [self.run_of({**data, "seed": seed}) for seed in self.seeds(table)]
+        except ValidationError as error:
+            raise ConfigError(f"{where}: {first_problem(error)}.") from None
+        return tuple({run.key: run for run in runs}.values())
+
+    def seeds(self, table: Table) -> tuple[int, ...]:
+        """The seeds of a table's runs where something is random."""
+        if table.repeats == "trials" and self.config.trials is not None:
+            return tuple(range(self.config.trials))
+        return self.config.seeds[:1] if table.repeats == "once" else self.config.seeds
+
+
+def load_project(
+    overrides: Sequence[str | Path] = (), root: Path | None = None, config: Config | None = None
+) -> Project:
+    """The project around the working folder: its configuration (unless given) and the tables of all papers.
+
+    Raises:
+        ConfigError: no project here, or a file that does not satisfy its schema.
+    """
+    root = root or find_root()
+    found: dict[str, Table] = {}
+    others = {path for pattern in (SPEED_FILE, SETTINGS_FILE) for path in (root / PAPERS).glob(pattern)}
+    for path in sorted({*(root / PAPERS).glob("*/*.yaml")} - others):
+        for table in load_tables(path, root):
+            if table.id in found:
+                raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
+            found[table.id] = table
+    tables = {table.id: table for table in sorted(found.values(), key=in_order)}
+    config = config or load_config(overrides, root)
+    check_names(config, tables, root)
+    left_out = [
+        name
+        for name, table in tables.items()
+        if table.optional and not any(column.slot in config.slots for column in table.columns)
+    ]
+    project = Project(root, config, {name: table for name, table in tables.items() if name not in left_out})
+    _check_experiments(project)
+    return project
+
+
+def _check_experiments(project: Project) -> None:
+    """A claim's experiment names rows that are computed, and columns, of a table of accuracy that there is."""
+    for table in project.tables.values():
+        for number, claim in enumerate(table.claims, 1):
+            if (experiment := claim.experiment) is None:
+                continue
+            where = f"table {table.id}, claim {number}, experiment"
+            target = lookup(project.tables, experiment.target or table.id, f"{where}: unknown target")
+            rows = {row.name: row for row in target.computed_rows}
+            columns = {column.name: column for column in target.columns}
+            for kind, name in named_by_experiment(experiment):
+                lookup(rows if kind == "row" else columns, name, f"{where}: {target.id} computes no {kind}")
+
+
+@contextmanager
+def _in_file(table: Table) -> Iterator[None]:
+    """Put the table's file before what is wrong with the table."""
+    try:
+        yield
+    except (ConfigError, RecipeError) as error:
+        raise ConfigError(f"{table.file}: {error}") from None
+
+
+def _by_key(runs: Iterable[Run], key: Callable[[Run], str | None]) -> dict[str, tuple[Run, ...]]:
+    """Runs by a key that some of them have."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        if (name := key(run)) is not None:
+            found.setdefault(name, []).append(run)
+    return {name: tuple(members) for name, members in found.items()}
+
+
+def task_set(run: Run) -> str | None:
+    """The key of the tasks that a run is measured on; None for other metrics."""
+    return short_hash(canonical_json(run.metric.model_dump(mode="json"))) if run.metric.kind == "zero_shot" else None

@@ -1,0 +1,156 @@
+"""From what a table says to what is done on one model: a slot's sizes and amounts put into recipes and metrics.
+
+The papers' group sizes and numbers of outlier features are scaled, amounts of text and work are the slot's, and names
+of the configuration that no table knows are refused before anything is computed. Nothing here imports torch.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from reproduction.metrics.settings import Metric
+from reproduction.tables.configuration import DEFAULT, Config, Slot
+from reproduction.tables.tables import Table
+from rotquant.foundation.data import first_problem, merge
+from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, RotquantError, nearest
+from rotquant.foundation.files import read_object
+from rotquant.foundation.written import read_yaml
+from rotquant.metrics.zeroshot.suites import task_names
+from rotquant.recipes.recipe import Method, Recipe, override
+from rotquant.recipes.schemes import ZeroShot
+
+_METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
+
+
+def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None = None) -> Recipe:
+    """A paper's recipe for one slot: group sizes and outlier counts scaled, amounts of data and work from the slot.
+
+    Args:
+        said: the row's own changes. What they say of amounts of data and work stands, since tables vary these.
+
+    Raises:
+        ConfigError, RecipeError: a number that the slot does not map, or a value that the recipe refuses.
+    """
+    changes: dict[str, Any] = {}
+    try:
+        for part in ("activations", "keys", "values"):
+            scheme = getattr(recipe, part)
+            if scheme is not None and scheme.group_size is not None:
+                changes[part] = {"group_size": slot.scaled("group_sizes", scheme.group_size)}
+        if recipe.weights is not None and recipe.weights.scheme.group_size is not None:
+            size = slot.scaled(_groups(recipe), recipe.weights.scheme.group_size)
+            row = {"granularity": "channel", "group_size": None}
+            changes["weights"] = {"scheme": {"group_size": size} if size else row}
+        changes["methods"] = {
+            name: {field: slot.scaled(kind, getattr(method, field)) for field, kind in method.scaled.items()}
+            for name, method in recipe.methods.items()
+        }
+    except RotquantError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    said = said or {}
+    if recipe.calibration is not None:
+        changes["calibration"] = merge(slot.calibration, _text(said.get("calibration") or {}, slot))
+    own = said.get("methods") or {}
+    for name, scaled in changes["methods"].items():
+        changes["methods"][name] = merge(merge(slot.methods.get(name, {}), _own(own.get(name) or {}, slot)), scaled)
+    return override(recipe, changes, where)
+
+
+def _groups(recipe: Recipe) -> str:
+    """The section of a slot that maps the group size of a recipe's weights."""
+    return next((method.groups for method in recipe.methods.values() if "rounding" in method.roles), Method.groups)
+
+
+def _own(settings: dict[str, Any], slot: Slot) -> dict[str, Any]:
+    """What a row says of a method, with the amounts of its text that stand for the paper's on this slot."""
+    return {**settings, "text": _text(settings["text"], slot)} if settings.get("text") else settings
+
+
+def _text(said: dict[str, Any], slot: Slot) -> dict[str, Any]:
+    """What a row says of a text, with the amounts that stand for the paper's on this slot."""
+    known: Mapping[str, Mapping[int, int]] = {**slot.texts}
+    return {field: known.get(field, {}).get(value, value) for field, value in said.items()}
+
+
+def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
+    """A table's metric for one slot: amounts of text from the slot, the tasks of a suite by name.
+
+    Raises:
+        ConfigError: a field that the metric does not have, or an impossible value, or an unknown task.
+    """
+    texts = dict.fromkeys(("perplexity", "snr", "token_maxima", "outlier_tokens"), slot.evaluation)
+    by_kind = {**texts, "zero_shot": slot.zero_shot, "weight_kurtosis": slot.weight_kurtosis}
+    shared = by_kind.get(fields["kind"], {})
+    fields = {**shared, **fields}
+    # by suite, since suites differ; the slot's own come first
+    for name, default in (("tasks", ()), ("normalization", "length")):
+        if isinstance(fields.get(name), dict):
+            fields[name] = shared.get(name, fields[name].get(fields.get("suite", "shipped"), default))
+    try:
+        metric = _METRIC.validate_python(fields)
+        return metric.model_copy(update={"tasks": task_names(metric)}) if isinstance(metric, ZeroShot) else metric
+    except ValidationError as error:
+        raise ConfigError(f"{where}: metric {first_problem(error)}.") from None
+    except RecipeError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def site_widths(folder: Path) -> dict[str, int]:
+    """Input features of a local checkpoint's linear layers by site, from its config.json; nothing where that does not
+    say them or there is none, which loading the checkpoint tells better."""
+    path = folder / "config.json"
+    with suppress(CheckpointError, KeyError, TypeError, ZeroDivisionError):
+        fields = read_object(path, error=CheckpointError)
+        hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
+        attention = heads * (fields.get("head_dim") or hidden // heads)
+        found = {"attention_input": hidden, "attention_output": attention, "mlp_output": fields["intermediate_size"]}
+        return found if all(isinstance(width, int) and width > 0 for width in found.values()) else {}
+    return {}
+
+
+def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None:
+    """Refuse names that neither a table nor config/config.yaml knows, and corpora that are not there.
+
+    Raises:
+        ConfigError: an unknown slot, corpus or paper, a zero-shot suite whose corpus is not defined, or a local corpus
+            without its files; the sentence names the file and the key.
+    """
+    suites = dict(_suite_corpora(config.alone))
+    for path, name in suites.items():
+        if name not in config.corpora:
+            raise ConfigError(f"{config.where(*path)}: unknown corpus {name!r}{nearest(name, [*config.corpora])}.")
+    default = read_yaml(root / DEFAULT)
+    slots = {column.slot for table in tables.values() for column in table.columns} | {*default.get("slots", ())}
+    corpora = {*_corpora([table.model_dump() for table in tables.values()]), *suites.values()}
+    corpora |= {*default.get("corpora", ())}
+    papers = {table.paper for table in tables.values()}
+    sections = (("slots", "slot", slots), ("corpora", "corpus", corpora), ("dtypes", "paper", papers))
+    for section, kind, known in sections:
+        for name in getattr(config, section):
+            if name not in known:
+                raise ConfigError(f"{config.where(section, name)}: unknown {kind}{nearest(name, [*known])}.")
+    for name, corpus in config.corpora.items():
+        missing = [
+            part.path for part in corpus.sources if part.source == "local" and not (root / str(part.path)).exists()
+        ]
+        if missing:
+            raise ConfigError(f"{config.where('corpora', name)}.path: there is no folder or file {missing[0]}.")
+
+
+def _suite_corpora(data: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The corpora that zero-shot tasks are made from, by their place in a configuration."""
+    places = [((), data), *((("slots", name), slot) for name, slot in data["slots"].items())]
+    for path, fields in places:
+        if "corpus" in fields.get("zero_shot", {}):
+            yield (*path, "zero_shot", "corpus"), fields["zero_shot"]["corpus"]
+
+
+def _corpora(data: Any) -> Iterator[str]:
+    """What nested data says under the key `corpus`."""
+    if isinstance(data, dict):
+        yield from [data["corpus"]] if isinstance(data.get("corpus"), str) else []
+    for value in data.values() if isinstance(data, dict) else data if isinstance(data, list | tuple) else ():
+        yield from _corpora(value)

@@ -1,0 +1,282 @@
+"""Tables of settings as data: what a paper says of how methods quantize, beside what the recipes here say.
+
+Rows name recipes, columns name facts (`study.facts`), or the other way round where a table is about one method. Nothing
+is run for them: each cell follows from a recipe, best from that of a row of another table, which is the one computed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from reproduction.tables.checks import Names, Statement, headline
+from reproduction.tables.facts import FactName, Part, fact
+from reproduction.tables.tables import Changes, Table, Titled, read_published, with_path
+from rotquant.foundation.errors import ConfigError, lookup
+from rotquant.foundation.written import Many, Written, parse, read_yaml
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override_all
+
+#: Where tables of settings stand: with each paper.
+SETTINGS_FILE = "*/settings.yaml"
+
+
+class Place(Written):
+    """A row of a table of accuracy."""
+
+    table: str
+    """The table's id."""
+    row: str
+    """Its row."""
+    column: str | None = None
+    """The column whose changes to the recipe count too; default none."""
+
+
+class SettingsColumn(Written):
+    """A fact of every row's recipe."""
+
+    name: str
+    """As printed."""
+    part: Part | None = None
+    """What it is about, where rows do not say it."""
+    fact: FactName
+    """What is told of it (`study.facts`)."""
+    words: dict[str, str] = Field(default_factory=dict)
+    """What the paper writes for a fact, where it has other words: {symmetric: Sym}."""
+
+
+class SettingsRow(Written):
+    """A recipe, or a part of one."""
+
+    name: str
+    """As printed."""
+    as_in: Place | None = None
+    """The row of another table with this recipe. A row has this or `method`."""
+    method: str | None = None
+    """A preset, see `rotquant methods`."""
+    recipe: Changes = Field(default_factory=dict)
+    """Changes to the preset."""
+    part: Part | None = None
+    """What the row is about, where columns do not say it."""
+    differs: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
+    """Why the recipe here is not as the paper prints it, by column."""
+
+    @model_validator(mode="after")
+    def _has_one_recipe(self) -> Self:
+        if (self.method is None) == (self.as_in is None):
+            raise ValueError("a row has a method, or is as in another table")
+        if self.as_in is not None and self.recipe:
+            raise ValueError("changes to a recipe belong to the table that the row is as in")
+        return self
+
+
+class AsPrinted(Written):
+    """Cells that the paper prints."""
+
+    rows: Names | None = None
+    """Rows; default all."""
+    columns: Names | None = None
+    """Columns; default all."""
+
+
+class Told(Written):
+    """A fact that a sentence of the paper tells."""
+
+    rows: Names
+    """Of these rows."""
+    column: str
+    """The column with the fact."""
+    says: str
+    """The fact, in the words of that column."""
+
+
+class SettingsCheck(Written):
+    """What is asked of some cells."""
+
+    as_printed: AsPrinted | None = None
+    """Each cell is as the paper's table prints it, where it prints one."""
+    told: Told | None = None
+    """The cells say what a sentence of the paper says."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("a claim has one check")
+        return self
+
+
+class SettingsClaim(Statement):
+    """What a paper says of how methods quantize: a fact, since the recipes here were written after it."""
+
+    fact: SettingsCheck
+    """What is asked of the recipes here: shown with the cells, without a verdict."""
+
+
+class SettingsFields(Titled):
+    """One table of settings."""
+
+    columns: Annotated[Many[SettingsColumn], Field(min_length=1)]
+    """The columns."""
+    rows: Annotated[Many[SettingsRow], Field(min_length=1)]
+    """The rows."""
+    claims: Many[SettingsClaim]
+    """What the paper says about them."""
+
+    @model_validator(mode="after")
+    def _names_refer_to_something(self) -> Self:
+        rows, columns = ({one.name: one for one in parts} for parts in (self.rows, self.columns))
+        if len(rows) < len(self.rows) or len(columns) < len(self.columns):
+            raise ValueError("a row or a column has a name that occurs twice")
+        for row in self.rows:
+            for column in self.columns:
+                if (row.part is None) == (column.part is None):
+                    raise ValueError(f"rows.{row.name}, {column.name}: either rows or columns name a part")
+            for column in row.differs:
+                lookup(columns, column, f"rows.{row.name}.differs: unknown column")
+        headline(self.claims)
+        for number, claim in enumerate(self.claims):
+            asked, told = claim.fact.as_printed, claim.fact.told
+            for row in (asked.rows or () if asked else ()) + (told.rows if told else ()):
+                lookup(rows, row, f"claims.{number}: unknown row")
+            for column in (asked.columns or () if asked else ()) + ((told.column,) if told else ()):
+                lookup(columns, column, f"claims.{number}: unknown column")
+        return self
+
+
+class SettingsTable(SettingsFields):
+    """A table of settings with what its file says of the paper; paths are relative to the project."""
+
+    paper: str
+    """The paper's short name."""
+    paper_title: str
+    """The paper's title."""
+
+
+class SettingsFile(Written):
+    """A table of settings is data: which recipes, which facts of them, and what the paper prints."""
+
+    paper: Annotated[str, Field(pattern="^[a-z0-9]+$")]
+    """The paper's short name, with which the ids of its tables begin."""
+    title: str
+    """The paper's title."""
+    tables: Annotated[Many[SettingsFields], Field(min_length=1)]
+    """The tables."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A cell: what the recipe here says, and what the paper prints, None where it prints nothing or our text lacks it.
+
+    reason: why the two differ, where the table says it.
+    """
+
+    row: str
+    column: str
+    here: str
+    published: str | None
+    reason: str | None = None
+
+    @property
+    def same(self) -> bool | None:
+        """Whether the recipe is as printed, whatever letters are capital; None without a printed cell."""
+        return None if self.published is None else self.here.casefold() == self.published.casefold()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A table of settings with its recipes, by row, and its cells, row by row."""
+
+    table: SettingsTable
+    recipes: Mapping[str, Recipe]
+    cells: tuple[Setting, ...]
+
+    def cell(self, row: str, column: str) -> Setting:
+        """One cell."""
+        return next(one for one in self.cells if (one.row, one.column) == (row, column))
+
+
+def load_settings(root: Path, tables: Mapping[str, Table], papers: Path) -> dict[str, Settings]:
+    """All tables of settings by id, with their cells.
+
+    Args:
+        tables: those of accuracy, whose rows they may name. papers: the folder of the papers.
+
+    Raises:
+        ConfigError: a field that is missing, unknown or impossible (the sentence names file and field), a name that
+            refers to nothing, or a reason for a difference that there is not.
+    """
+    found: dict[str, Settings] = {}
+    for path in sorted((root / papers).glob(SETTINGS_FILE)):
+        where = path.relative_to(root)
+        file = parse(SettingsFile, read_yaml(path), str(where))
+        for fields in file.tables:
+            said = dict(with_path(fields, where.parent)) | {"paper": file.paper, "paper_title": file.title}
+            table = SettingsTable.model_validate(said)
+            if table.id in found:
+                raise ConfigError(f"{where}: table {table.id!r} is defined twice.")
+            try:
+                found[table.id] = _settle(table, tables, root)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: tables.{table.id}: {error}") from None
+    return found
+
+
+def _settle(table: SettingsTable, tables: Mapping[str, Table], root: Path) -> Settings:
+    """The table's recipes and cells, in which everything that a reason or a claim is about is there."""
+    recipes = {row.name: _recipe(row, tables, table.id) for row in table.rows}
+    printed = _printed(table, root)
+    settings = Settings(table, recipes, tuple(_cells(table, recipes, printed)))
+    for row in table.rows:
+        for column in row.differs:
+            if settings.cell(row.name, column).same is not False:
+                raise ConfigError(f"rows.{row.name}.differs: {column} is no other than the paper prints; leave it out.")
+    for number, claim in enumerate(table.claims):
+        if not any(True for _ in asked_cells(settings, claim)):
+            raise ConfigError(f"claims.{number}: the paper prints none of these cells.")
+    return settings
+
+
+def _recipe(row: SettingsRow, tables: Mapping[str, Table], where: str) -> Recipe:
+    if row.as_in is None:
+        return override_all(preset(str(row.method)), [row.recipe], f"table {where}, row {row.name}")
+    table = lookup(tables, row.as_in.table, f"rows.{row.name}.as_in: unknown table")
+    source = table.row(row.as_in.row)
+    if source.method is None:
+        raise ConfigError(f"rows.{row.name}.as_in: row {source.name} of {table.id} is not computed and has no recipe.")
+    column = row.as_in.column
+    changes = source.columns.get(table.column(column).name, {}) if column else {}
+    return override_all(preset(source.method), [source.recipe, changes], f"table {table.id}, row {source.name}")
+
+
+def _printed(table: SettingsTable, root: Path) -> dict[tuple[str, str], str]:
+    """What the paper prints by row and column; of rows and columns that the table has."""
+    rows, columns = ({one.name: one for one in parts} for parts in (table.rows, table.columns))
+    found = {} if table.published is None else read_published(table.published, root)
+    for row, column, _ in found:
+        lookup(rows, row, "published: unknown row")
+        lookup(columns, column, "published: unknown column")
+    return {(row, column): one.text for (row, column, _), one in found.items() if one.text is not None}
+
+
+def _cells(
+    table: SettingsTable, recipes: Mapping[str, Recipe], printed: Mapping[tuple[str, str], str]
+) -> Iterator[Setting]:
+    for row in table.rows:
+        for column in table.columns:
+            part: Any = row.part or column.part
+            said = fact(recipes[row.name], part, column.fact)
+            place = row.name, column.name
+            yield Setting(*place, column.words.get(said, said), printed.get(place), row.differs.get(column.name))
+
+
+def asked_cells(settings: Settings, claim: SettingsClaim) -> Iterator[tuple[Setting, str]]:
+    """The cells that a claim is about, each with what it is asked to say."""
+    asked, told = claim.fact.as_printed, claim.fact.told
+    for cell in settings.cells:
+        if asked and cell.row in (asked.rows or (cell.row,)) and cell.column in (asked.columns or (cell.column,)):
+            if cell.published is not None:
+                yield cell, cell.published
+        elif told and cell.row in told.rows and cell.column == told.column:
+            yield cell, told.says

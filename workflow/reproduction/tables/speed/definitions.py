@@ -1,0 +1,340 @@
+"""Speed tables as data: a cell is a benchmark applied to arguments.
+
+A table holds one or more grids. The rows of a grid are the product of its axes (layer by batch), its columns are
+implementations, and one column is the baseline that speedups are over. Nothing here measures or imports torch.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from reproduction.benchmarks.records import cell_key
+from reproduction.benchmarks.registry import BENCHMARKS, Device, find
+from reproduction.tables.checks import About, Explained, headline
+from reproduction.tables.tables import Titled
+from rotquant.foundation.data import Frozen
+from rotquant.foundation.errors import lookup
+from rotquant.foundation.written import Many, Written
+
+Units = Literal["ms", "us", "min", "h", "GiB", "GB"]
+
+#: What a unit is in the records' SI units.
+FACTORS: dict[str, float] = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0, "GiB": 2.0**30, "GB": 1e9}
+
+
+Benchmarked = Annotated[str, Field(json_schema_extra={"enum": [*sorted(BENCHMARKS)]})]
+"""The name of a benchmark, see `bench.registry`."""
+
+Arguments = dict[str, Any]
+"""Some of a benchmark's arguments; those of grid, row and column together are checked as the benchmark's own."""
+
+
+class Axis(Written):
+    """One part of a row's name, such as the layer."""
+
+    name: str
+    """What varies, as in the template of the rows' names."""
+    values: dict[str, Arguments]
+    """The values as printed, each with the arguments it stands for."""
+
+    @field_validator("values", mode="before", json_schema_input_type=dict[str, Arguments])
+    @classmethod
+    def _names_are_text(cls, values: Any) -> Any:
+        return {str(name): fields for name, fields in values.items()} if isinstance(values, dict) else values
+
+
+class Printed(Written):
+    """Where a cell's numbers stand in the published file; {row}, {column} and names of axes are filled in."""
+
+    row: str = "{row}"
+    """The row."""
+    column: str = "{column}"
+    """The column."""
+    metric: str = "milliseconds"
+    """The metric of the number itself."""
+    ratio: str | None = None
+    """The metric of the printed speedup; without it, it follows from two printed numbers."""
+
+
+class Column(Written):
+    """One implementation."""
+
+    name: str
+    """As shown."""
+    benchmark: Benchmarked | None = None
+    """Its own benchmark, where it differs from the grid's."""
+    arguments: Arguments = Field(default_factory=dict)
+    """What the column gives to the arguments."""
+    over: str | None = None
+    """The column that its speedup is over, where that is not the grid's baseline."""
+    quantity: str | None = None
+    """Its own quantity, where it differs from the grid's."""
+    printed: Printed | None = None
+    """Its own place in the published file, where it differs from the grid's."""
+
+
+class Grid(Written):
+    """A benchmark over rows and columns; the rows are the product of the axes."""
+
+    name: str
+    """As shown above the grid."""
+    benchmark: Benchmarked
+    """What is measured."""
+    arguments: Arguments = Field(default_factory=dict)
+    """What all cells share."""
+    axes: Annotated[Many[Axis], Field(min_length=1)]
+    """What varies from row to row, the last one fastest."""
+    rows: str
+    """Template of a row's name, with the names of axes in braces."""
+    columns: Annotated[Many[Column], Field(min_length=1)]
+    """The implementations."""
+    baseline: str
+    """The column that speedups are over."""
+    quantity: str = "seconds"
+    """The quantity that is shown."""
+    unit: Units = "ms"
+    """In which our numbers are shown."""
+    ratio: Literal["speedup", "saving", "cost"] = "speedup"
+    """How a column compares with its baseline: speedup and saving divide the baseline's number by the column's, cost
+    the other way round."""
+    printed: Printed = Printed()
+    """Where the paper's numbers stand."""
+
+    @model_validator(mode="after")
+    def _names_refer_to_something(self) -> Self:
+        for column in self.columns:
+            self.column(column.over or self.baseline)
+        try:
+            names = [row.name for row in rows(self)]
+        except (KeyError, IndexError) as error:
+            axes = ", ".join(axis.name for axis in self.axes)
+            raise ValueError(f"rows: the template names the unknown axis {error}; known: {axes}") from None
+        if len(set(names)) != len(names):
+            raise ValueError(f"two rows of grid {self.name} have one name")
+        return self
+
+    def column(self, name: str) -> Column:
+        """The column of that name.
+
+        Raises:
+            ConfigError: for an unknown one.
+        """
+        return lookup({column.name: column for column in self.columns}, name, f"grid {self.name}: unknown column")
+
+    def quantity_of(self, column: Column) -> str:
+        """The quantity that a column shows."""
+        return column.quantity or self.quantity
+
+    def over(self, column: Column) -> str | None:
+        """The column that a column is compared with; None for a baseline."""
+        over = column.over or self.baseline
+        return None if over == column.name else over
+
+
+class Check(Written):
+    """A bound on how two columns compare, or on a column's own numbers."""
+
+    compare: Literal["speedup", "cost", "amount"] = "speedup"
+    """speedup is the number of `over` by that of `column`, cost its inverse; amount is the number of `column` itself,
+    in the grid's unit."""
+    column: str | Many[str]
+    """The column; of several each is compared."""
+    over: str | None = None
+    """The column that they are compared with; none for an amount."""
+    at_least: float | None = None
+    """Lower bound."""
+    at_most: float | None = None
+    """Upper bound."""
+    increasing: bool = False
+    """That it grows from row to row."""
+    of: Literal["every", "best", "mean"] = "every"
+    """What is held against the bound; `best` is the largest."""
+
+    @model_validator(mode="after")
+    def _asks_one_thing(self) -> Self:
+        if (self.at_least is not None) + (self.at_most is not None) + self.increasing != 1:
+            raise ValueError("a check asks one of at_least, at_most and increasing")
+        if (self.over is None) != (self.compare == "amount"):
+            raise ValueError("a check of speedup or cost names the column over which, and one of an amount names none")
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are held against `over`."""
+        return (self.column,) if isinstance(self.column, str) else self.column
+
+
+class SpeedClaim(Explained):
+    """A statement about a table's numbers, or a goal, with the check that decides it (`reporting.speed.claims`)."""
+
+    grid: str = "*"
+    """Pattern with * of the grids that it is about."""
+    rows: Many[str] = ("*",)
+    """Patterns with * of the rows that it is about."""
+    about: About = "mechanism"
+    """Whether it is a direction on any GPU, the paper's number on its GPU, or what cannot fail; goals are judged
+    anywhere."""
+    check: Check
+    """The check that decides it."""
+
+
+class Part(Written):
+    """One panel of a figure: a column of a table's grid, in the rows that match."""
+
+    table: str
+    """The id of the table."""
+    title: str
+    """As shown above the panel."""
+    grid: str
+    """The grid."""
+    rows: Many[str] = ("*",)
+    """Patterns with * of the rows."""
+    column: str
+    """The column."""
+
+
+class Drawing(Written):
+    """The figure of a table: bars of speedups, or the roofline."""
+
+    kind: Literal["bars", "roofline"]
+    """What is drawn."""
+    caption: str
+    """What the figure shows."""
+    parts: Many[Part] = ()
+    """The panels."""
+
+
+class SpeedFields(Titled):
+    """A table of time or memory; without grids of its own a figure, which shows parts of other tables."""
+
+    timing: str | None = None
+    """How times are taken, where not by replays of CUDA graphs on a GPU."""
+    gpus: Many[str] = ()
+    """What the paper measured on; where these are several, the published file has a column `gpu`."""
+    ceilings: dict[str, float] = Field(default_factory=dict)
+    """Operations per second by number format that were measured elsewhere, where they are above the table's own."""
+    see: Many[str] = ()
+    """Files to read beside it, relative to the project."""
+    grids: Many[Grid] = ()
+    """The grids."""
+    claims: Many[SpeedClaim] = ()
+    """What the paper says about the numbers, or goals of our own."""
+    drawing: Drawing | None = None
+    """The figure that goes with it."""
+
+    @model_validator(mode="after")
+    def _claims_are_about_something(self) -> Self:
+        headline(self.claims)
+        for claim in self.claims:
+            named = [grid for grid in self.grids if matches(grid.name, claim.grid)]
+            if not any(matches(row.name, *claim.rows) for grid in named for row in rows(grid)):
+                raise ValueError(f"no grid and row is what the claim {claim.text!r} is about")
+            for grid in named:
+                for column in filter(None, (*claim.check.columns, claim.check.over)):
+                    grid.column(column)
+        return self
+
+
+class SpeedFile(Written):
+    """Tables of time and memory: a cell is a benchmark applied to arguments."""
+
+    paper: Annotated[str, Field(pattern="^[a-z0-9]+$")]
+    """The paper's short name, with which the ids of its tables begin; of no paper, the subject."""
+    title: str
+    """The paper's title."""
+    tables: Annotated[Many[SpeedFields], Field(min_length=1)]
+    """The tables."""
+
+
+class SpeedTable(SpeedFields):
+    """A table with what its file says of the paper; paths are relative to the project."""
+
+    paper: str
+    """The paper's short name."""
+    paper_title: str
+    """The paper's title."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tables whose records it shows: itself, or of a figure those that it draws."""
+        return (
+            (self.id,)
+            if self.drawing is None or self.grids
+            else tuple(dict.fromkeys(part.table for part in self.drawing.parts))
+        )
+
+    def grid(self, name: str) -> Grid:
+        """The grid of that name.
+
+        Raises:
+            ConfigError: for an unknown one.
+        """
+        return lookup({grid.name: grid for grid in self.grids}, name, f"table {self.id}: unknown grid")
+
+    @property
+    def device(self) -> Device:
+        """What its benchmarks measure, all of them the same (`loading`)."""
+        return find(self.cells[0].benchmark, f"table {self.id}").device if self.cells else "gpu"
+
+    @functools.cached_property
+    def cells(self) -> tuple["SpeedCell", ...]:
+        """All cells that are measured, grid by grid and row by row.
+
+        Raises:
+            ConfigError: an unknown benchmark or an impossible argument.
+        """
+        return tuple(cell for grid in self.grids for row in rows(grid) for cell in _cells(self, grid, row))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: its name, the value of each axis, and what these give to the arguments."""
+
+    name: str
+    labels: tuple[str, ...]
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SpeedCell:
+    """One measurement of a table: the benchmark and its complete arguments."""
+
+    grid: str
+    row: str
+    column: str
+    benchmark: str
+    arguments: Frozen
+
+    @property
+    def key(self) -> str:
+        """What identifies the measurement on one machine."""
+        return cell_key(self.benchmark, self.arguments.model_dump(mode="json"))
+
+
+def rows(grid: Grid) -> tuple[Row, ...]:
+    """The rows of a grid: the product of its axes, the last one running fastest."""
+    found = []
+    for combination in itertools.product(*(axis.values.items() for axis in grid.axes)):
+        labels = tuple(label for label, _ in combination)
+        names = {axis.name: label for axis, label in zip(grid.axes, labels, strict=True)}
+        arguments = {key: value for _, fields in combination for key, value in fields.items()}
+        found.append(Row(grid.rows.format(**names), labels, arguments))
+    return tuple(found)
+
+
+def matches(name: str, *patterns: str) -> bool:
+    """Whether a name matches one of several patterns with *."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _cells(table: SpeedTable, grid: Grid, row: Row) -> Iterator[SpeedCell]:
+    for column in grid.columns:
+        where = f"table {table.id}, row {row.name}, column {column.name}"
+        name = column.benchmark or grid.benchmark
+        fields = {**grid.arguments, **row.arguments, **column.arguments}
+        yield SpeedCell(grid.name, row.name, column.name, name, find(name, where).parse(fields, where))

@@ -1,0 +1,382 @@
+"""Tables as data: rows, columns, metrics, the paper's numbers and its claims, read from workflow/papers/<paper>/.
+
+Everything is validated on reading, names that must refer to each other too. Nothing here expands recipes (see
+`study.project`), computes or imports torch.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
+
+from pydantic import Field, field_validator, model_validator
+
+from reproduction.metrics.settings import Metric
+from reproduction.tables.checks import Claim, Names, headline, named_by
+from reproduction.tables.configuration import MethodSettings
+from rotquant.foundation.errors import ConfigError, lookup
+from rotquant.foundation.files import file_inside
+from rotquant.foundation.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import Normalization
+
+P = TypeVar("P", bound="Column | Titled")
+
+
+class Printed(NamedTuple):
+    """A number of the paper's and its deviation over seeds, None where it prints a dash or none, and their file.
+
+    text: of a cell that is no number; None where it is one.
+    """
+
+    value: float | None
+    deviation: float | None
+    file: str
+    text: str | None = None
+
+
+Published = dict[tuple[str, str, str], Printed]
+"""What the paper prints by (row, column, quantity)."""
+
+Suite = Literal["paper", "shipped"]
+BY_SUITE: dict[str, Any] = {
+    "tasks": Many[str] | dict[Suite, Many[str]],
+    "normalization": Normalization | dict[Suite, Normalization],
+}
+"""What a table may say for each suite of zero-shot tasks, since suites differ."""
+
+_CALLED = "How the table calls its main quantity, where it has two of a kind: mmlu beside an average of other tasks."
+CALLED = {"called": Annotated[str, Field(pattern="^[a-z0-9_]+$", description=_CALLED)]}
+
+METRICS = by_name("Metrics", {kind.model_fields["kind"].default: kind for kind in get_args(get_args(Metric)[0])})
+
+Methods = Annotated[dict[str, dict[str, Any] | None], MethodSettings()]
+Changes = Annotated[dict[str, Any], some_of(Recipe, methods=Methods)]
+"""Changes to a recipe, nested as the recipe is."""
+
+
+class Column(Written):
+    """A column as printed, and the slot of the configuration it is computed on; a text in place of it is both."""
+
+    name: str
+    """As printed."""
+    slot: str
+    """The slot of the configuration that this column is computed on."""
+    published: str | None = None
+    """CSV of the paper's numbers where they stand in another table, relative to this file; else the table's own."""
+    metrics: Names | None = None
+    """Which of the table's metrics are measured in this column, by `called` or their kind; default all."""
+
+
+class Row(Written):
+    """A row as printed: its name, what stands beside it, and its recipe as a preset with changes."""
+
+    name: str
+    """As printed."""
+    labels: Many[str | int | float] = ()
+    """What stands in the label columns."""
+    method: str | None = None
+    """A preset, see `rotquant methods`. A row has this or `not_computed`."""
+    not_computed: Annotated[str, Field(min_length=1)] | None = None
+    """Why this row shows the paper's numbers and none of ours."""
+    recipe: Changes = Field(default_factory=dict)
+    """Changes to the method's recipe."""
+    columns: dict[str, Changes] = Field(default_factory=dict)
+    """Further changes to the recipe in single columns, by column."""
+    metrics: Annotated[dict[str, dict[str, Any]], some_of(METRICS, **BY_SUITE)] = Field(default_factory=dict)
+    """Changes to the table's metrics in this row, by kind."""
+
+    @model_validator(mode="after")
+    def _has_a_method_or_a_reason(self) -> Self:
+        if (self.method is None) == (self.not_computed is None):
+            raise ValueError("a row has a method, or says why it is not computed")
+        return self
+
+
+class Effect(Written):
+    """By how much one row is above another, as a paper has it and as it goes with the width of models."""
+
+    name: str
+    """What makes the difference."""
+    row: str
+    """The row."""
+    over: str
+    """The row that it is compared with."""
+    published: Annotated[Many[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)]
+    """What a paper prints for both on Llama-2-7B."""
+    source: str
+    """Where it does."""
+
+
+class Figure(Written):
+    """The figure that goes with a table."""
+
+    kind: Literal[
+        "relative_increase",
+        "lines",
+        "tasks",
+        "magnitudes",
+        "outliers",
+        "distribution",
+        "range_use",
+        "learning",
+        "token_maxima",
+        "outlier_tokens",
+        "scaling",
+        "loss_curves",
+        "weight_kurtosis",
+        "hadamard_kurtosis",
+        "widths",
+    ]
+    """What is drawn."""
+    caption: str
+    """What the figure shows."""
+    x: str | None = None
+    """Title of the horizontal axis of `lines`; default the last label column's."""
+    over: str | None = None
+    """Row that `relative_increase` draws changes against; default the table's baseline."""
+    rows: Names | None = None
+    """Rows that are drawn, by `relative_increase` and `tasks` beside the one that these are compared with; else all."""
+    own_scales: bool = False
+    """Whether each panel of `magnitudes` has a scale of its own, where rows differ by powers of ten."""
+    effects: Many[Effect] = ()
+    """What `widths` draws, and the page lists; names of columns begin with the width."""
+
+
+class Titled(Written):
+    """What every table or figure says of itself."""
+
+    id: Annotated[str, Field(pattern="^[a-z0-9]+_[a-z0-9]+$")]
+    """`<paper>_table<N>`, `<paper>_figure<N>` or `<paper>_lemma<N>`; a report of our own has a word in its place."""
+    title: str
+    """As shown, in our words."""
+    section: str
+    """Where it stands in the paper."""
+    caption: str
+    """What it shows, in our own words."""
+    notes: Many[str] = ()
+    """Remarks printed under it, such as settings that the paper leaves open."""
+    published: str | None = None
+    """CSV of the paper's numbers, relative to this file; none where the paper prints no numbers."""
+
+    @property
+    def label(self) -> str:
+        """The part after the paper's name: "table1", "figure1", "switches"."""
+        return self.id.partition("_")[2]
+
+
+class TableFields(Titled):
+    """One table or figure of a paper, or a report of our own."""
+
+    metrics: Annotated[Many[Annotated[dict[str, Any], some_of(Metric, also=CALLED, **BY_SUITE)]], Field(min_length=1)]
+    """What is measured for each cell. The first one is the table's main metric."""
+    columns: Annotated[Many[Column], Field(min_length=1)]
+    """The columns; a text is a slot of the configuration and its own name."""
+    label_columns: Many[str] = ()
+    """Further columns printed between a row's name and its values, as in the paper."""
+    baseline: str
+    """The row that losses are relative to."""
+    repeats: Literal["once", "seeds", "trials"] = "seeds"
+    """How often what is random is repeated: `once`, with the configuration's first seed; with all its `seeds`; or
+    `trials` times, for a distribution over seeds."""
+    rows: Annotated[Many[Row], Field(min_length=1)]
+    """The rows."""
+    claims: Many[Claim] = ()
+    """What the paper says about the numbers; a table of your own needs none."""
+    figure: Figure | None = None
+    """The figure that goes with it."""
+    optional: bool = False
+    """Whether it is left out where the configuration has none of its slots."""
+    transposed: bool = False
+    """Whether pages show its columns below each other and its rows side by side, as the paper prints them."""
+
+    @field_validator(
+        "columns", mode="before", json_schema_input_type=Annotated[list[str | Column], Field(min_length=1)]
+    )
+    @classmethod
+    def _names_are_slots(cls, columns: Any) -> Any:
+        if not isinstance(columns, list | tuple):
+            return columns
+        return [{"name": column, "slot": column} if isinstance(column, str) else column for column in columns]
+
+    @model_validator(mode="after")
+    def _names_refer_to_something(self) -> Self:
+        rows = {row.name: row for row in self.rows}
+        columns = {column.name: column for column in self.columns}
+        if len(rows) < len(self.rows):
+            raise ValueError("rows: a row name occurs twice")
+        if len(columns) < len(self.columns):
+            raise ValueError("columns: a column name occurs twice")
+        drawn: tuple[str, ...] = ()
+        if self.figure:
+            compared = (row for effect in self.figure.effects for row in (effect.row, effect.over))
+            drawn = (self.figure.over or self.baseline, *(self.figure.rows or ()), *compared)
+        for place, name in (("baseline", self.baseline), *(("figure", name) for name in drawn)):
+            if lookup(rows, name, f"{place}: unknown row").method is None:
+                raise ValueError(f"row {name!r} is not computed, so nothing can be relative to it or drawn")
+        kinds = {metric["kind"] for metric in self.metrics}
+        names = dict.fromkeys(map(name_of, self.metrics), True)
+        for column in self.columns:
+            for name in column.metrics or ():
+                lookup(names, name, f"columns.{column.name}.metrics: unknown metric")
+        for row in self.rows:
+            if len(row.labels) != len(self.label_columns):
+                labels = f"{len(row.labels)} labels for {len(self.label_columns)} label columns"
+                raise ValueError(f"rows.{row.name}: {labels}")
+            for column in row.columns:
+                lookup(columns, column, f"rows.{row.name}.columns: unknown column")
+            for kind in row.metrics.keys() - kinds:
+                raise ValueError(f"rows.{row.name}.metrics: the table measures no {kind!r}")
+        headline(self.claims)
+        for number, claim in enumerate(self.claims):
+            for kind, name in named_by(claim):
+                lookup(rows if kind == "row" else columns, name, f"claims.{number}: unknown {kind}")
+        return self
+
+
+def name_of(metric: dict[str, Any]) -> str:
+    """What a column says for one of a table's metrics."""
+    return metric.get("called") or metric["kind"]
+
+
+class Table(TableFields):
+    """A table with what its file says of the paper; paths are relative to the project."""
+
+    paper: str
+    """The paper's short name."""
+    paper_title: str
+    """The paper's title."""
+    file: str = ""
+    """The table's own file."""
+
+    @property
+    def computed_rows(self) -> tuple[Row, ...]:
+        """The rows that have a recipe; the others hold the paper's numbers alone."""
+        return tuple(row for row in self.rows if row.method is not None)
+
+    def row(self, name: str) -> Row:
+        """The row of that name.
+
+        Raises:
+            ConfigError: for an unknown row; the sentence lists the nearest ones.
+        """
+        return lookup({row.name: row for row in self.rows}, name, f"table {self.id}: unknown row")
+
+    def column(self, name: str) -> Column:
+        """The column of that name.
+
+        Raises:
+            ConfigError: for an unknown column; the sentence lists the nearest ones.
+        """
+        return lookup({column.name: column for column in self.columns}, name, f"table {self.id}: unknown column")
+
+
+class TableFile(Written):
+    """A table is data: what each cell computes, what the paper printed there, and what the paper claims about it."""
+
+    paper: Annotated[str, Field(pattern="^[a-z0-9]+$")]
+    """The paper's short name, with which the ids of its tables begin."""
+    title: str
+    """The paper's title."""
+    tables: Annotated[Many[TableFields], Field(min_length=1)]
+    """The tables."""
+
+
+def in_order(table: Any) -> tuple[Any, ...]:
+    """Sorts tables of any kind by paper, then tables, figures, our own reports, and table 2 before table 10."""
+    rank = next((i for i, kind in enumerate(("table", "figure")) if table.label.startswith(kind)), 2)
+    return table.paper, rank, int(re.sub(r"\D", "", table.label) or 0), table.label
+
+
+def load_tables(path: Path, root: Path) -> list[Table]:
+    """Read and validate a file of one paper's tables.
+
+    Raises:
+        ConfigError: a problem with a key (the sentence names it), an unknown name in a claim, a wrong number of labels.
+    """
+    relative = path.relative_to(root)
+    file = parse(TableFile, read_yaml(path), str(relative))
+    for fields in file.tables:
+        if not fields.id.startswith(f"{file.paper}_"):
+            raise ConfigError(f"{relative}: tables.{fields.id}.id: it does not begin with the paper, {file.paper}_.")
+    tables = []
+    for fields in file.tables:
+        said = dict(with_path(fields, relative.parent)) | {"paper": file.paper, "paper_title": file.title}
+        said["file"] = str(relative)
+        said["columns"] = tuple(with_path(column, relative.parent) for column in fields.columns)
+        tables.append(Table.model_validate(said))
+        _check_published(tables[-1], str(relative), root)
+    return tables
+
+
+def with_path(part: P, folder: Path) -> P:
+    """A table or column whose path of published values is relative to the project instead of its file.
+
+    Raises:
+        ConfigError: a path that leaves the folder of the file.
+    """
+    if part.published is None:
+        return part
+    name = part.id if isinstance(part, Titled) else part.name
+    path = file_inside(folder, part.published, f"{folder}: published of {name}", ConfigError)
+    return part.model_copy(update={"published": path.as_posix()})
+
+
+def published_values(table: Table, root: Path) -> Published:
+    """The paper's numbers of all quantities: the table's own, and of the columns that stand in other tables.
+
+    Raises:
+        ConfigError: a missing file, a missing column, or a value that is neither a number nor a dash.
+    """
+    found = {} if table.published is None else read_published(table.published, root)
+    rows = {row.name for row in table.rows}
+    for column in table.columns:
+        if column.published is not None:
+            others = read_published(column.published, root)
+            found |= {cell: number for cell, number in others.items() if cell[0] in rows and cell[1] == column.name}
+    return found
+
+
+def read_published(file: str, root: Path) -> Published:
+    """The cells of a long-format CSV; a file without a column of deviations has none.
+
+    Raises:
+        ConfigError: as `published_values`.
+    """
+    path = root / file
+    lines = read_csv(path, ("row", "column", "metric", "value"), "published values")
+    try:
+        return {(line["row"], line["column"], line["metric"]): _printed(line, file) for line in lines}
+    except ValueError as error:
+        raise ConfigError(f"published values {path}: {error}; write a number, or - where the paper has none.") from None
+
+
+def _printed(line: Mapping[str, str], file: str) -> Printed:
+    """A cell: a number, or a text where its unit says so."""
+    if line.get("unit") == "text":
+        return Printed(None, None, file, None if line["value"] == "-" else line["value"])
+    return Printed(_number(line["value"]), _number(line.get("deviation", "-")), file)
+
+
+def _number(text: str) -> float | None:
+    if text.strip() in ("-", ""):
+        return None
+    value = float(text)
+    if math.isnan(value) and text.strip().lower() != "nan":
+        raise ValueError(f"{text!r} is not a number")
+    return value
+
+
+def _check_published(table: Table, where: str, root: Path) -> None:
+    """The paper's numbers are there, and of rows and columns that the table has."""
+    where = f"{where}: tables.{table.id}.published"
+    rows, columns = ({part.name: part for part in parts} for parts in (table.rows, table.columns))
+    try:
+        published = published_values(table, root)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    for (row, column, _), number in published.items():
+        if number.file == table.published:
+            lookup(rows, row, f"{where}: unknown row")
+            lookup(columns, column, f"{where}: unknown column")

@@ -1,0 +1,125 @@
+"""Recipes, metrics and tables in words, for pages and figures."""
+
+import re
+
+from reproduction.identity.run import Run
+from reproduction.tables.configuration import Slot
+from reproduction.tables.project import Project
+from reproduction.tables.settings import SettingsTable
+from reproduction.tables.speed.definitions import SpeedTable
+from reproduction.tables.tables import Table
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
+
+#: What acts while a model runs, in words.
+RUNTIME_WORDS = {
+    "activations": "activations",
+    "attention_output": "those of o_proj",
+    "keys": "keys",
+    "values": "values",
+}
+
+
+def title(table: Table | SpeedTable | SettingsTable) -> str:
+    """A table's name in full, such as "QuaRot, Table 1: 4-bit perplexity against other methods"."""
+    kind, number = (*re.findall("[a-z]+|[0-9]+", table.label), "")[:2]
+    label = f", {kind.capitalize()} {number}" if is_of_the_paper(table) else ""
+    return f"{table.paper_title.split(':')[0]}{label}: {table.title}"
+
+
+def lead(table: Table | SpeedTable | SettingsTable) -> str:
+    """A table's caption and where it stands in the paper."""
+    section = f", Section {table.section}" if is_of_the_paper(table) else ""
+    return f"{table.caption} ({table.paper_title}{section})"
+
+
+def is_of_the_paper(table: Table | SpeedTable | SettingsTable) -> bool:
+    """Whether a table stands in the paper; the others are reports of our own."""
+    return table.label.startswith(("table", "figure", "lemma"))
+
+
+def is_about_models(table: Table) -> bool:
+    """Whether models are measured; an illustration computes on numbers of its own."""
+    return any(metric["kind"] not in ("range_use", "hadamard_kurtosis") for metric in table.metrics)
+
+
+def is_stand_in(slot: Slot) -> bool:
+    """Whether a slot's checkpoint is not the model it is named after, judged by its name, hyphens apart."""
+    own, checkpoint = (name.lower().replace("-", "") for name in (slot.name, model_name(slot)))
+    return own not in checkpoint
+
+
+def model_name(slot: Slot) -> str:
+    """The last part of a slot's checkpoint, such as "rq-7b" or "Llama-2-7b-hf"."""
+    return slot.checkpoint.rstrip("/").split("/")[-1]
+
+
+def panel_title(project: Project, table: Table, column: str) -> str:
+    """A column's name above a figure's panel, and below it the checkpoint it is computed on."""
+    return f"{column}\n(here: {model_name(project.slot(table, column))})"
+
+
+def measurement(run: Run) -> str:
+    """All settings of a run's metric that are set, such as "perplexity: corpus wikitext2, split test, bos text"."""
+    fields = {**run.metric.model_dump(exclude={"kind"}), "corpus": corpus_words(run)}
+    words = [f"{name} {_plain(value)}" for name, value in fields.items() if value is not None]
+    return f"{run.metric.kind}: {', '.join(words)}" if words else run.metric.kind
+
+
+def corpus_words(run: Run) -> str | None:
+    """The text behind a run's metric, and what it is in place of; None for a metric without one."""
+    asked = run.metric.corpus
+    if asked is None:
+        return None
+    name = run.corpora[asked].name
+    return name if name == asked else f"{name} (in place of {asked})"
+
+
+def settings(recipe: Recipe) -> str:
+    """All settings of a recipe, in the order in which they act."""
+    parts = [_rotation(recipe, recipe.rotation)] if recipe.rotation else []
+    parts += [method.describe(recipe) for method in recipe.methods.values() if method.roles - {"rotations", "rounding"}]
+    if recipe.weights:
+        parts.append(f"weights {_weights(recipe, recipe.weights)}")
+    for name, words in RUNTIME_WORDS.items():
+        scheme = getattr(recipe, name)
+        if scheme:
+            parts.append(f"{words} {_scheme(scheme)}{'' if scheme.dynamic else ', static'}")
+    if recipe.needs_calibration and recipe.calibration:
+        text = recipe.calibration
+        parts.append(f"calibration {text.samples} x {text.sequence_length} tokens")
+    return "; ".join(parts) or "the model as it is"
+
+
+def _rotation(recipe: Recipe, rotation: RotationScheme) -> str:
+    kinds = {"hadamard": "randomized Hadamard", "orthogonal": "random orthogonal"}
+    heads = {"hadamard": "Hadamard", "random_hadamard": "randomized Hadamard", "orthogonal": "random orthogonal"}
+    learned = "learned from " if recipe.learner else ""
+    fused = [f"R1 {learned}{kinds[rotation.residual]}"] if rotation.residual != "none" else []
+    fused += [f"R2 {learned}{heads[rotation.values]}"] if rotation.values != "none" else []
+    blocks = "" if isinstance(rotation.mlp, bool) else f" in blocks of {rotation.mlp}"
+    switches = (("heads", rotation.heads), ("R3", rotation.keys), (f"R4{blocks}", rotation.mlp))
+    online = [name for name, on in switches if on]
+    text = f"rotation {', '.join(fused) or 'none fused'}"
+    text += f" ({recipe.learner.describe(recipe)})" if recipe.learner else ""
+    text += f"; online {', '.join(online)} in {rotation.online_dtype}" if online else ""
+    return text + ("; embeddings centred" if rotation.center_embeddings else "")
+
+
+def _weights(recipe: Recipe, weights: WeightQuantization) -> str:
+    """The integers, by which method they are rounded where it does nothing else, and the clip search."""
+    rounding = [method.describe(recipe) for method in recipe.methods.values() if method.roles == {"rounding"}]
+    clip = f", clip search in norm {weights.clip_norm:g}" if weights.clip_search else ""
+    return f"{_scheme(weights.scheme)}, {rounding[0] if rounding else 'RTN'}{clip}"
+
+
+def _scheme(scheme: QuantizationScheme) -> str:
+    sort = "symmetric" if scheme.symmetric else "asymmetric"
+    sort += " with exact zero points" if scheme.zero_point == "exact" else ""
+    per = f"groups of {scheme.group_size}" if scheme.granularity == "group" else f"per {scheme.granularity}"
+    clip = f", clip {scheme.clip_ratio:g}" if scheme.clip_ratio != 1 else ""
+    return f"{scheme.bits}-bit {sort} {per}{clip}"
+
+
+def _plain(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
