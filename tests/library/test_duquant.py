@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.duquant import DuQuant
+from rotquant.methods.duquant.fitting import tensors
 from rotquant.methods.duquant.transform import (
     Following,
     Transform,
