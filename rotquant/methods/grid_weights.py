@@ -10,7 +10,7 @@ from rotquant.recipes.schemes import QuantizationScheme
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rotquant.weights.stage import Stage
+    from rotquant.weights.context import QuantizationContext
 
 
 class GridWeights(Method):
@@ -58,13 +58,13 @@ class GridWeights(Method):
         return tuple(first * (1 - step * (1 - self.smallest) / self.steps) for step in range(self.steps))
 
 
-def apply(settings: GridWeights, stage: "Stage") -> None:
+def apply(settings: GridWeights, context: "QuantizationContext") -> None:
     """Round site by site."""
     from rotquant.tensors.quantization import choose_qparams, quantize
     from rotquant.weights.output_error import search_ratios
     from rotquant.weights.rtn import QuantizedWeight
 
-    scheme = stage.recipe.rounded.scheme
+    scheme = context.recipe.rounded.scheme
     ratios = settings.ratios(scheme)
 
     def rounded(weight: "Tensor", hessian: "Tensor") -> QuantizedWeight:
@@ -72,4 +72,4 @@ def apply(settings: GridWeights, stage: "Stage") -> None:
         qparams = choose_qparams(exact, scheme, search_ratios(exact, hessian, scheme, ratios))
         return QuantizedWeight(quantize(weight, qparams, scheme), qparams, scheme)
 
-    stage.round_by_site(settings.title, lambda weights, hessian, _: [rounded(weight, hessian) for weight in weights])
+    context.round_by_site(settings.title, lambda weights, hessian, _: [rounded(weight, hessian) for weight in weights])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rotquant.models.architectures import Architecture
     from rotquant.models.simulation.wrapping import Wrapping
     from rotquant.tensors.quantization import ColumnSplit
-    from rotquant.weights.stage import Stage
+    from rotquant.weights.context import QuantizationContext
 
 
 class OutlierFeatures(Method):
@@ -74,13 +74,13 @@ class OutlierFeatures(Method):
         return f"{self.features} outlier features in {kept}, ranked by {self.statistic}"
 
 
-def apply(settings: OutlierFeatures, stage: "Stage") -> None:
+def apply(settings: OutlierFeatures, context: "QuantizationContext") -> None:
     """Split the features of every site, by the calibration text's statistic."""
-    for index, measured in enumerate(stage.statistics(settings.statistic)):
+    for index, measured in enumerate(context.statistics(settings.statistic)):
         for site, statistic in measured.items():
             split = select_outliers(statistic, settings)
-            stage.splits[index, site] = split
-            stage.tensors[f"{index}.{site}"] = split.permutation
+            context.splits[index, site] = split
+            context.tensors[f"{index}.{site}"] = split.permutation
 
 
 def tensors(settings: OutlierFeatures, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rotquant.models.architectures import Architecture
     from rotquant.models.limits import Limits
     from rotquant.models.simulation.wrapping import Wrapping
-    from rotquant.weights.stage import Stage
+    from rotquant.weights.context import QuantizationContext
 
 
 class PrefixedOutliers(Method):
@@ -93,22 +93,22 @@ def check_model(settings: PrefixedOutliers, recipe: Recipe, architecture: "Archi
         limits.check_ids(max(settings.ids))
 
 
-def apply(settings: PrefixedOutliers, stage: "Stage") -> None:
+def apply(settings: PrefixedOutliers, context: "QuantizationContext") -> None:
     """Find the tokens, and have all that follows see them."""
     from rotquant.models.outlier_tokens import detect_prefix, token_maxima
     from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_tensors
     from rotquant.models.simulation.wrapping import wrap
 
-    model, ids = stage.model, settings.ids
-    with wrap(model, stage.online):
+    model, ids = context.model, settings.ids
+    with wrap(model, context.online):
         if ids is None:
-            samples = stage.calibration_samples if settings.text is None else stage.texts[settings.name]
-            ratios, rule = token_maxima(model, samples, device=stage.device).ratios, settings.rule
+            samples = context.calibration_samples if settings.text is None else context.texts[settings.name]
+            ratios, rule = token_maxima(model, samples, device=context.device).ratios, settings.rule
             ids = detect_prefix(ratios, samples, model.config.bos_token_id, settings.threshold, **rule)
-            ids = _chosen(settings, ids[: settings.tokens], model.config.vocab_size, stage.seed)
-        found = compute_prefix(model, ids, stage.device) if ids else empty_prefix(stage.architecture, model.dtype)
-    stage.tensors |= stored_tensors(ids, found)
-    stage.online = runtime(settings, stage.online, stage.tensors)
+            ids = _chosen(settings, ids[: settings.tokens], model.config.vocab_size, context.seed)
+        found = compute_prefix(model, ids, context.device) if ids else empty_prefix(context.architecture, model.dtype)
+    context.tensors |= stored_tensors(ids, found)
+    context.online = runtime(settings, context.online, context.tensors)
 
 
 def _chosen(settings: PrefixedOutliers, found: tuple[int, ...], vocabulary: int, seed: int) -> tuple[int, ...]:

@@ -47,8 +47,8 @@ from rotquant.tensors.spacing import in_float16
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Checkpoint, Record
+from rotquant.weights.context import QuantizationContext, runtime_schemes
 from rotquant.weights.hessian import observed_hessians
-from rotquant.weights.stage import Stage, runtime_schemes
 
 #: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
 KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
@@ -65,15 +65,15 @@ def check_model(settings: SelfDistillation, recipe: Recipe, architecture: Archit
     limits.check_length(settings.text.sequence_length, f"texts that {settings.title} trains on")
 
 
-def apply(settings: SelfDistillation, stage: Stage) -> None:
-    """Train the stage's model, put its quantized weights into it, and keep their codes, tables and the history.
+def apply(settings: SelfDistillation, context: QuantizationContext) -> None:
+    """Train the context's model, put its quantized weights into it, and keep their codes, tables and the history.
 
     Raises:
         RotquantError: the loss or its gradient is not finite.
         ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
     """
-    training = Training(stage, settings, joined(stage.device, stage.batch_size))
-    stage.history = training.run()
+    training = Training(context, settings, joined(context.device, context.batch_size))
+    context.history = training.run()
     if training.engine.rank == 0:
         training.freeze()
 
@@ -91,35 +91,35 @@ class Lessons:
 
 
 class Training:
-    """One training of a stage's model, in place.
+    """One training of the model of a context, in place.
 
     The student computes in float32 at least (with gradients and AdamW's moments 16 bytes a parameter), or on a GPU and
     for a model of 16 bits in bfloat16 from such parameters.
     """
 
-    def __init__(self, stage: Stage, settings: SelfDistillation, engine: Engine) -> None:
-        self.stage = stage
+    def __init__(self, context: QuantizationContext, settings: SelfDistillation, engine: Engine) -> None:
+        self.context = context
         self.settings = settings
         self.engine = engine
-        self.model: nn.Module = stage.model
-        self.recipe: Recipe = stage.recipe
-        self.kinds = settings.quantizers(stage.recipe)
-        self.ids, self.validation = self._split(stage.texts[settings.name])
-        self.dtype = cast(torch.dtype, stage.model.dtype)
+        self.model: nn.Module = context.model
+        self.recipe: Recipe = context.recipe
+        self.kinds = settings.quantizers(context.recipe)
+        self.ids, self.validation = self._split(context.texts[settings.name])
+        self.dtype = cast(torch.dtype, context.model.dtype)
         self.quantizers: Quantizers = {}
 
     def run(self) -> list[Record]:
-        """Train from the start or from the stage's checkpoint; the records of the steps."""
+        """Train from the start or from the context's checkpoint; the records of the steps."""
         self.engine.check_batch(self.settings.batch_size)
         teacher = copy.deepcopy(self.model).requires_grad_(False)
-        self.ids, self.validation = self._split(self._written(teacher, self.stage.texts[self.settings.name]))
-        checkpoint = self.engine.checkpoint(self.stage.checkpoint)
+        self.ids, self.validation = self._split(self._written(teacher, self.context.texts[self.settings.name]))
+        checkpoint = self.engine.checkpoint(self.context.checkpoint)
         self._begin(checkpoint is not None and checkpoint.path.exists())
         self.model.to(torch.promote_types(self.dtype, torch.float32))
         student = self.engine.student(self.model)
         quantizers = Wrapping(rotation=self.recipe.rotation, **runtime_schemes(self.recipe))
         with (
-            wrap(teacher, self.stage.online),
+            wrap(teacher, self.context.online),
             wrap(student, quantizers),
             self._factorization(student) as factorized,
             quantized_linears(student, self.quantizers, factorized),
@@ -143,7 +143,7 @@ class Training:
         The same seed writes the same text on one kind of machine. Processes that train together all write it, and take
         the first one's.
         """
-        settings, seed = self.settings, self.stage.seed + self.settings.text.seed
+        settings, seed = self.settings, self.context.seed + self.settings.text.seed
         if settings.temperature is None:
             return ids
         prompts, length = ids[:, : settings.prompt], ids.shape[1]
@@ -152,7 +152,7 @@ class Training:
 
         def make() -> Tensor:
             generator = torch.Generator().manual_seed(seed)
-            with on_device(teacher, self.engine.device), wrap(teacher, self.stage.online), OneDNNLinear():
+            with on_device(teacher, self.engine.device), wrap(teacher, self.context.online), OneDNNLinear():
                 return write(
                     teacher,
                     prompts,
@@ -173,9 +173,9 @@ class Training:
             for index, name, layer in linears_of(self.model):
                 self.quantizers[index, name] = self._quantizer(layer.weight.detach().to(self.engine.device), None)
             return
-        stage, architecture = self.stage, self.stage.architecture
-        with wrap(stage.model, stage.online):
-            stream = stage.capture(self.ids[: self.settings.start_samples])
+        context, architecture = self.context, self.context.architecture
+        with wrap(context.model, context.online):
+            stream = context.capture(self.ids[: self.settings.start_samples])
             for index, layer in stream.layers(f"{self.settings.title}: where clips begin"):
                 with observed_hessians(layer, architecture) as hessians:
                     stream.advance(index)
@@ -216,7 +216,7 @@ class Training:
             yield None
             return
         scheme = cast(RotationScheme, self.recipe.rotation)
-        residual = initial_rotations(architecture_of(student), scheme, self.stage.seed).residual
+        residual = initial_rotations(architecture_of(student), scheme, self.context.seed).residual
         factorized = Factorized(student, cast(Tensor, residual).to(self.engine.device))
         factorized.turn_back()
         yield factorized
@@ -298,7 +298,7 @@ class Training:
 
     @torch.no_grad()
     def freeze(self) -> None:
-        """Bring the model back to its type, with the values of its codes and float16 tables, which the stage keeps."""
+        """Bring the model back to its type, with the values of codes and float16 tables, which the context keeps."""
         device = self.engine.device
         frozen = {
             (index, name): in_float16(self.quantizers[index, name].freeze(layer.weight.to(device))).to("cpu")
@@ -306,8 +306,8 @@ class Training:
         }
         self.model.to(self.dtype)
         for index, layer in enumerate(decoder_layers(self.model)):
-            for site in self.stage.architecture.sites:
-                self.stage.store(index, layer, site, [frozen[index, name] for name in site.linears])
+            for site in self.context.architecture.sites:
+                self.context.store(index, layer, site, [frozen[index, name] for name in site.linears])
 
 
 class _Best:
@@ -369,7 +369,7 @@ class _Step:
         self.schedule = schedule
         self.weights, self.learned = weights, learned
         self.best = best
-        seed = training.stage.seed + settings.text.seed
+        seed = training.context.seed + settings.text.seed
         self.batches = shuffled_batches(len(training.ids), settings.batch_size, settings.steps, seed)
         self.gradient = GradientStep(self._parts, self._loss, [optimizer])
 

@@ -18,7 +18,7 @@ from rotquant.models.limits import Limits
 from rotquant.models.rotation.matrices import Learned
 from rotquant.models.simulation.wrapping import Handle, Wrapping
 from rotquant.recipes.recipe import Method, Recipe
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 
 
 def check_model(method: Method, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
@@ -33,14 +33,13 @@ def check_model(method: Method, recipe: Recipe, architecture: Architecture, limi
     _call("check_model", method, recipe, architecture, limits)
 
 
-def apply(method: Method, stage: Stage) -> None:
-    """Do to the stage's model what the method does, when its first role's turn has come (but for `rotations`)."""
-    _call("apply", method, stage)
+def apply(method: Method, context: QuantizationContext) -> None:
+    """Do to the context's model what the method does, when its first role's turn has come (but for `rotations`)."""
+    _call("apply", method, context)
 
 
 def tensors(method: Method, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
-    """The shapes of what `apply` leaves in `stage.tensors` to be stored beside the weights, by name; -1 stands for any
-    number."""
+    """The shapes of what `apply` leaves in `context.tensors` to be stored beside the weights; -1 is any number."""
     return _call("tensors", method, architecture) or {}
 
 

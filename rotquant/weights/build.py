@@ -28,8 +28,8 @@ from rotquant.models.stream import memory_peak, reset_memory_peak
 from rotquant.recipes.recipe import ROLES, Method, Recipe, check_widths
 from rotquant.training.state import Checkpoint
 from rotquant.weights import actions
+from rotquant.weights.context import QuantizationContext, runtime_schemes
 from rotquant.weights.packing import has_shape
-from rotquant.weights.stage import Stage, runtime_schemes
 from rotquant.weights.storage import Manifest, QuantizedState, StoredModel
 
 if TYPE_CHECKING:
@@ -78,48 +78,52 @@ def build_weights(
         problem = "learns its rotations: pass those that learn_rotations found" if recipe.learner else "learns none"
         raise RecipeError(f"the recipe {problem}.")
     check_finite("the model", model.named_parameters())
-    stage = Stage(model, recipe, samples, seed, torch.device(device), batch_size, checkpoint, texts)
+    context = QuantizationContext(model, recipe, samples, seed, torch.device(device), batch_size, checkpoint, texts)
     with silenced(not progress):
-        return _build(stage, tokenizer, rotations)
+        return _build(context, tokenizer, rotations)
 
 
-def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations: "Rotations | None") -> StoredModel:
-    """The stored part of the stage's recipe, one phase after the other."""
-    model, recipe, device = stage.model, stage.recipe, stage.device
+def _build(
+    context: QuantizationContext, tokenizer: "PreTrainedTokenizerBase | None", rotations: "Rotations | None"
+) -> StoredModel:
+    """The stored part of the context's recipe, one phase after the other."""
+    model, recipe, device = context.model, context.recipe, context.device
     costs, tensors = _Costs(device), {}
     if recipe.rotation is not None:
         with costs.of("rotation"):
-            rotate(model, recipe.rotation, stage.seed, device, rotations=rotations)
+            rotate(model, recipe.rotation, context.seed, device, rotations=rotations)
         check_changed(model, "rotation")
     for role in ROLES:
         for name, method in recipe.methods.items():
             if method.first_role == role and method is not recipe.learner:  # whose part is in the rotations
-                stage.tensors = tensors[name] = {}
+                context.tensors = tensors[name] = {}
                 with costs.of(method.title):
-                    actions.apply(method, stage)
-                _check_kept(method, stage)
+                    actions.apply(method, context)
+                _check_kept(method, context)
         if role == "rounding" and recipe.weights is not None and not recipe.has_role(role):
             with costs.of("round-to-nearest"):
-                stage.round_to_nearest()
+                context.round_to_nearest()
         if role == "scales" and recipe.has_static_scales and not recipe.has_role(role):
             with costs.of("static scales"):
-                stage.cover_with_scales()
+                context.cover_with_scales()
     check_changed(model, "quantization")
     manifest = Manifest(
         recipe=recipe,
-        seed=stage.seed,
+        seed=context.seed,
         dtype=cast(Any, str(model.dtype).removeprefix("torch.")),
-        quantized={name: weight.shape for name, weight in stage.weights.items()},
+        quantized={name: weight.shape for name, weight in context.weights.items()},
         seconds=costs.seconds,
         peak_bytes=costs.peak_bytes,
         versions={**versions()},
     )
-    return StoredModel(model, tokenizer, stage.weights, QuantizedState(manifest, tensors, stage.static), stage.history)
+    return StoredModel(
+        model, tokenizer, context.weights, QuantizedState(manifest, tensors, context.static), context.history
+    )
 
 
-def _check_kept(method: Method, stage: Stage) -> None:
+def _check_kept(method: Method, context: QuantizationContext) -> None:
     """Raise `RecipeError` where a method keeps other tensors than it declares, which could not be loaded again."""
-    kept, declared = stage.tensors, actions.tensors(method, stage.architecture)
+    kept, declared = context.tensors, actions.tensors(method, context.architecture)
     same = kept.keys() == declared.keys()
     if not (same and all(has_shape(tuple(kept[name].shape), tuple(shape)) for name, shape in declared.items())):
         raise RecipeError(f"the method {method.name} keeps other tensors than its `tensors` declares.")

@@ -24,7 +24,7 @@ from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.models import AWKWARD, VOCABULARY, tiny_model, tiny_tokens
 from tests.library.test_checkpoints import tiny_tokenizer
@@ -44,12 +44,12 @@ def recipe(activations: dict[str, Any] | None = None, methods: dict[str, Any] | 
     return parse_recipe(data, "the test's recipe")
 
 
-def stage(
+def context(
     settings: Recipe, seed: int = 0, model: PreTrainedModel | None = None, checkpoint: Checkpoint | None = None
-) -> Stage:
+) -> QuantizationContext:
     """What the method works with, in float64 unless a model is given."""
     model = model or tiny_model(dtype=torch.float64)
-    return Stage(model, settings, tiny_tokens(6, 16, seed=1), seed, torch.device("cpu"), None, checkpoint)
+    return QuantizationContext(model, settings, tiny_tokens(6, 16, seed=1), seed, torch.device("cpu"), None, checkpoint)
 
 
 def rounded(x: Tensor, scheme: QuantizationScheme) -> Tensor:
@@ -114,7 +114,7 @@ def test_the_search_is_algorithm_1(rotated: bool) -> None:
     online = Wrapping(rotation=RotationScheme() if rotated else None)
     if rotated:
         rotate(model, RotationScheme(), 0)
-    at = stage(settings, model=model)
+    at = context(settings, model=model)
     at.online = online
     ids, prefix = search(at)
     expected: list[int] = []
@@ -134,9 +134,9 @@ def test_the_search_is_algorithm_1(rotated: bool) -> None:
 
 
 def test_batches_of_candidates_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = search(stage(recipe()))[0]
+    at_once = search(context(recipe()))[0]
     monkeypatch.setitem(searching._TOKENS_AT_ONCE, "cpu", 70)  # seven candidates
-    assert search(stage(recipe()))[0] == at_once
+    assert search(context(recipe()))[0] == at_once
 
 
 def test_a_token_that_helps_too_little_ends_the_search_and_no_token_is_no_prefix() -> None:
@@ -155,7 +155,7 @@ def test_a_token_that_helps_too_little_ends_the_search_and_no_token_is_no_prefix
 
 def test_the_search_may_begin_with_bos_and_try_some_tokens() -> None:
     settings = recipe(start="bos", candidates=4, max_tokens=2)
-    at = stage(settings)
+    at = context(settings)
     counts = at.calibration_samples.flatten().bincount()
     tried = candidate_tokens(at.model, CushionCache.of(settings), at.calibration_samples).tolist()
     assert tried[0] == at.model.config.bos_token_id
@@ -234,7 +234,7 @@ def test_tuning_lowers_the_loss_and_changes_nothing_but_the_prefix(dtype: torch.
     model, settings = tiny_model(dtype=dtype), recipe(steps=20, batch_size=6)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     asked = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    at = stage(settings, model=model)
+    at = context(settings, model=model)
     ids, found = search(at)
     tuned, history = tune(at, found)
     assert history[-1]["loss"] < history[0]["loss"] - 0.01  # every step sees all six samples
@@ -248,11 +248,11 @@ def test_tuning_lowers_the_loss_and_changes_nothing_but_the_prefix(dtype: torch.
 
 
 def test_lambda_decides_what_the_tuning_lowers() -> None:
-    at = stage(recipe(steps=0))
+    at = context(recipe(steps=0))
     found = search(at)[1]
     last = {}
     for weight in (0.0, 10.0):
-        history = tune(stage(recipe(steps=10, batch_size=6, error_weight=weight)), found)[1]
+        history = tune(context(recipe(steps=10, batch_size=6, error_weight=weight)), found)[1]
         last[weight] = history[-1]
         assert history[0]["loss"] == pytest.approx(history[0]["prediction"] + weight * history[0]["error"])
     assert last[0.0]["prediction"] < last[10.0]["prediction"]

@@ -21,7 +21,7 @@ from rotquant.recipes.recipe import override
 from rotquant.tensors.spacing import in_float16
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 
 TEXT = tiny_tokens(batch=8)
@@ -86,8 +86,8 @@ def begun(of, model, engine=None):
     """A training before its first step, in a model that is rotated as the recipe says."""
     if of.rotation is not None:
         rotate(model, of.rotation, 0)
-    stage = Stage(model, of, None, 0, torch.device("cpu"), None, texts={name_of(of): TEXT})
-    return Training(stage, of.methods[name_of(of)], engine or Engine(torch.device("cpu")))
+    context = QuantizationContext(model, of, None, 0, torch.device("cpu"), None, texts={name_of(of): TEXT})
+    return Training(context, of.methods[name_of(of)], engine or Engine(torch.device("cpu")))
 
 
 class Built(torch.nn.Module):

@@ -22,10 +22,10 @@ from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import Hessian
 from rotquant.weights.output_error import output_error, search_ratios
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.stage import Stage
 
 #: Smallest scale of a feature, so that a dead one divides nothing by zero (authors' code).
 SMALLEST_SCALE = 1e-4
@@ -210,7 +210,7 @@ def quantize_model(
         yield quantize_layer(layer, architecture, inputs, settings, scheme, rotation)
 
 
-def apply(settings: AWQ, stage: Stage) -> None:
+def apply(settings: AWQ, context: QuantizationContext) -> None:
     """Scale, clip and round layer by layer, on inputs of the full-precision model."""
-    scheme, rotation = stage.recipe.rounded.scheme, stage.recipe.rotation
-    stage.keep_layers(quantize_model(stage.model, stage.capture(), settings, scheme, rotation))
+    scheme, rotation = context.recipe.rounded.scheme, context.recipe.rotation
+    context.keep_layers(quantize_model(context.model, context.capture(), settings, scheme, rotation))

@@ -29,11 +29,11 @@ from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Record
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 
 
-def tune(stage: Stage, prefix: Prefix) -> tuple[Prefix, list[Record]]:
-    """Tune a prefix for a stage's model, which is the same afterwards.
+def tune(context: QuantizationContext, prefix: Prefix) -> tuple[Prefix, list[Record]]:
+    """Tune a prefix for the context's model, which is the same afterwards.
 
     Returns:
         The prefix on the host, in the model's type, and of each step the number, loss, cross entropy in nats a token
@@ -43,25 +43,25 @@ def tune(stage: Stage, prefix: Prefix) -> tuple[Prefix, list[Record]]:
         RotquantError: the loss is not finite.
         ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
     """
-    model, settings = stage.model, CushionCache.of(stage.recipe)
+    model, settings = context.model, CushionCache.of(context.recipe)
     if not prefix.tokens or not settings.steps:
         return prefix, []
     dtype = cast(torch.dtype, model.dtype)
     exact = torch.promote_types(dtype, torch.float32)
-    trained = Prefix(*(part.to(stage.device, exact, copy=True) for part in (prefix.keys, prefix.values)))
+    trained = Prefix(*(part.to(context.device, exact, copy=True) for part in (prefix.keys, prefix.values)))
     parts = {"keys": trained.keys.requires_grad_(), "values": trained.values.requires_grad_()}
     optimizer = torch.optim.AdamW(parts.values(), lr=settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, settings.steps)
-    samples = _texts(model, stage.calibration_samples, prefix.tokens)
-    batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, settings.seed + stage.seed)
+    samples = _texts(model, context.calibration_samples, prefix.tokens)
+    batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, settings.seed + context.seed)
     with (
-        on_device(model, stage.device),
+        on_device(model, context.device),
         frozen(model, exact),
-        measured(model, network(stage.recipe, stage.online, trained), stage.recipe) as errors,
+        measured(model, network(context.recipe, context.online, trained), context.recipe) as errors,
     ):
 
         def loss(part: Tensor) -> dict[str, Tensor]:
-            found = losses(model, errors, part.to(stage.device), settings.error_weight)
+            found = losses(model, errors, part.to(context.device), settings.error_weight)
             return {name: value / len(batches[0]) for name, value in found.items()}
 
         history = loop.train(
@@ -69,7 +69,7 @@ def tune(stage: Stage, prefix: Prefix) -> tuple[Prefix, list[Record]]:
             settings.steps,
             "prefix tuning",
             parts={**parts, "optimizer": optimizer, "schedule": schedule},
-            checkpoint=stage.checkpoint,
+            checkpoint=context.checkpoint,
             not_finite="the loss of a prefix is {loss} after {step} steps: lower methods.cushioncache.learning_rate.",
         )
     return Prefix(*(part.detach().to("cpu", dtype) for part in parts.values())), history
@@ -132,12 +132,12 @@ def check_model(settings: CushionCache, recipe: Recipe, architecture: Architectu
         )
 
 
-def apply(settings: CushionCache, stage: Stage) -> None:
+def apply(settings: CushionCache, context: QuantizationContext) -> None:
     """Search the prompt, tune its keys and values, and have all that follows see them."""
-    ids, prefix = search(stage)
-    prefix, stage.history = tune(stage, prefix)
-    stage.tensors |= stored_tensors(ids, prefix)
-    stage.online = runtime(settings, stage.online, stage.tensors)
+    ids, prefix = search(context)
+    prefix, context.history = tune(context, prefix)
+    context.tensors |= stored_tensors(ids, prefix)
+    context.online = runtime(settings, context.online, context.tensors)
 
 
 def tensors(settings: CushionCache, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:

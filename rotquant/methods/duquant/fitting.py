@@ -22,7 +22,7 @@ from rotquant.models.simulation.wrapping import Handle, SiteKey, Wrapping, wrap
 from rotquant.models.stream import LayerStream, on_device
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import of_device
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 
 #: Smallest scale of a feature, so that a dead one divides nothing by zero (authors' code).
 SMALLEST_SCALE = 1e-2
@@ -30,20 +30,20 @@ SMALLEST_SCALE = 1e-2
 _KEPT_BYTES = {"cpu": 2**62, "cuda": 8 * 2**30}
 
 
-def fit(stage: Stage, settings: DuQuant) -> dict[str, Tensor]:
-    """Smooth and transform the stage's model, in place; what its inputs need at run time, as `DuQuant.tensors` says.
+def fit(context: QuantizationContext, settings: DuQuant) -> dict[str, Tensor]:
+    """Smooth and transform the context's model, in place; what its inputs need at run time, as `DuQuant.tensors` says.
 
     Rotations have the type of the model, at least float32, and weights are turned back by what is stored.
 
     Raises:
         RotquantError: calibration activations are not finite.
     """
-    scales = {} if settings.alpha is None else smooth(stage, settings, settings.alpha)
-    dtype = torch.promote_types(stage.model.dtype, torch.float32)
-    found: dict[str, list[Transform]] = {site.name: [] for site in stage.architecture.sites}
-    generator = torch.Generator().manual_seed(stage.seed)
-    with wrap(stage.model, stage.online):
-        stream = stage.capture()
+    scales = {} if settings.alpha is None else smooth(context, settings, settings.alpha)
+    dtype = torch.promote_types(context.model.dtype, torch.float32)
+    found: dict[str, list[Transform]] = {site.name: [] for site in context.architecture.sites}
+    generator = torch.Generator().manual_seed(context.seed)
+    with wrap(context.model, context.online):
+        stream = context.capture()
         if settings.inputs == "mean":
             stream.hidden = stream.hidden.double().mean(dim=0, keepdim=True).to(stream.hidden.dtype)
         for index, _ in stream.layers(settings.title):
@@ -51,21 +51,21 @@ def fit(stage: Stage, settings: DuQuant) -> dict[str, Tensor]:
                 scale = scales.get((index, site.name))
                 inputs = _inputs(stream, index, site, scale)
                 try:
-                    transform = find_transform(inputs, settings, generator, stage.device)
+                    transform = find_transform(inputs, settings, generator, context.device)
                 except RotquantError as error:
                     raise RotquantError(f"layer {index}, {site.name}: {error}") from None
                 found[site.name].append(replace(transform, scale=scale).to("cpu", dtype))
-            if index + 1 < stage.architecture.num_layers:
+            if index + 1 < context.architecture.num_layers:
                 stream.advance(index)
-    for index, layer in enumerate(decoder_layers(stage.model)):
-        with on_device(layer, stage.device):
-            for site in stage.architecture.sites:
-                turn_weights(layer, site, found[site.name][index].to(stage.device))
+    for index, layer in enumerate(decoder_layers(context.model)):
+        with on_device(layer, context.device):
+            for site in context.architecture.sites:
+                turn_weights(layer, site, found[site.name][index].to(context.device))
     return stacked(found)
 
 
 @torch.no_grad()
-def smooth(stage: Stage, settings: DuQuant, alpha: float) -> dict[SiteKey, Tensor]:
+def smooth(context: QuantizationContext, settings: DuQuant, alpha: float) -> dict[SiteKey, Tensor]:
     """Divide what sites read by SmoothQuant's scales (its Eq. 4) and multiply their weights by them, in place.
 
     A norm, v_proj or up_proj before a site takes the division, as in the authors' code. Where query heads share value
@@ -75,8 +75,8 @@ def smooth(stage: Stage, settings: DuQuant, alpha: float) -> dict[SiteKey, Tenso
         The scales by which inputs are still to be divided, [features] by layer and site, on the host, of a type of at
         least float32.
     """
-    architecture, online = stage.architecture, {}
-    layers = zip(decoder_layers(stage.model), stage.statistics("max"), strict=True)
+    architecture, online = context.architecture, {}
+    layers = zip(decoder_layers(context.model), context.statistics("max"), strict=True)
     for index, (layer, maxima) in enumerate(layers):
         scales = {}
         for site in architecture.sites:
@@ -86,7 +86,7 @@ def smooth(stage: Stage, settings: DuQuant, alpha: float) -> dict[SiteKey, Tenso
         for site in architecture.sites:
             scale = scales[site.name]
             if divides_online(settings, architecture, site.name):
-                scale = scale.to("cpu", torch.promote_types(stage.model.dtype, torch.float32))
+                scale = scale.to("cpu", torch.promote_types(context.model.dtype, torch.float32))
                 online[index, site.name] = scale
                 for name in site.linears:
                     weight = linear_of(layer, name).weight
@@ -143,10 +143,10 @@ def stacked(found: dict[str, list[Transform]]) -> dict[str, Tensor]:
     return tensors
 
 
-def apply(settings: DuQuant, stage: Stage) -> None:
+def apply(settings: DuQuant, context: QuantizationContext) -> None:
     """Smooth, find every site's transform on calibration text, and turn the weights back."""
-    stage.tensors.update(fit(stage, settings))
-    stage.online = runtime(settings, stage.online, stage.tensors)
+    context.tensors.update(fit(context, settings))
+    context.online = runtime(settings, context.online, context.tensors)
 
 
 def tensors(settings: DuQuant, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:

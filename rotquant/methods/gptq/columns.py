@@ -17,9 +17,9 @@ from rotquant.methods.gptq import GPTQ
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.quantization import ColumnSplit, QParams, dequantize, fake_quantize, quantize
 from rotquant.weights.clipping import choose_weight_qparams
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import inverse_factor
 from rotquant.weights.rtn import OUTLIER_WEIGHT_SCHEME, QuantizedWeight, check_columns
-from rotquant.weights.stage import Stage
 
 #: Scales of the columns [start, stop) as QParams of shape [stop - start, rows].
 ColumnScales = Callable[[int, int], QParams]
@@ -335,10 +335,10 @@ def gptq_reference(weight: Tensor, hessian: Tensor, settings: WeightQuantization
     return torch.cat(codes, dim=1)
 
 
-def apply(settings: GPTQ, stage: Stage) -> None:
+def apply(settings: GPTQ, context: QuantizationContext) -> None:
     """Round site by site, on inputs of layers that are rounded already."""
-    weights = stage.recipe.rounded
-    stage.round_by_site(
+    weights = context.recipe.rounded
+    context.round_by_site(
         settings.title,
         lambda linears, hessian, split: quantize_gptq_site(linears, hessian, weights, settings, split),
         quantized_inputs=settings.sees_quantizers,

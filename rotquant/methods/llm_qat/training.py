@@ -29,7 +29,7 @@ from rotquant.tensors.quantization import fake_quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Checkpoint, Record
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 
 #: Up to the third, fourth or fifth token of a sequence the likeliest is taken, then they are drawn (Sec. 2.1).
 GREEDY = range(3, 6)
@@ -196,7 +196,9 @@ def check_model(settings: LLMQAT, recipe: Recipe, architecture: Architecture, li
     limits.check_length(settings.sequence_length, "texts that LLM-QAT trains on")
 
 
-def apply(settings: LLMQAT, stage: Stage) -> None:
+def apply(settings: LLMQAT, context: QuantizationContext) -> None:
     """Train the whole model, then round to nearest."""
-    stage.history = train_model(stage.model, stage.recipe, stage.seed, stage.device, checkpoint=stage.checkpoint)
-    stage.round_to_nearest()
+    context.history = train_model(
+        context.model, context.recipe, context.seed, context.device, checkpoint=context.checkpoint
+    )
+    context.round_to_nearest()

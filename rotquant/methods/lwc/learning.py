@@ -28,8 +28,8 @@ from rotquant.tensors.quantization import choose_qparams
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.weights import actions
+from rotquant.weights.context import QuantizationContext, runtime_schemes
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.stage import Stage, runtime_schemes
 
 
 def initial(parameters: Parameters, linears: tuple[str, ...], scheme: QuantizationScheme) -> Learned:
@@ -81,12 +81,18 @@ def train(
 
 
 def quantize_block(
-    stage: Stage, block: Block, clean: Tensor, noisy: Tensor, settings: LearnedClipping, seed: int, batch_size: int
+    context: QuantizationContext,
+    block: Block,
+    clean: Tensor,
+    noisy: Tensor,
+    settings: LearnedClipping,
+    seed: int,
+    batch_size: int,
 ) -> tuple[dict[str, QuantizedWeight], Tensor, Tensor]:
     """Train, clip and round one block, in place.
 
     Args:
-        stage: of the model that the block belongs to, not wrapped.
+        context: of the model that the block belongs to, not wrapped.
         block: a decoder layer on its device.
         clean: what the full-precision model feeds it, [n, tokens, hidden].
         noisy: what the quantized model so far feeds it, of the same shape.
@@ -96,34 +102,34 @@ def quantize_block(
     Returns:
         The integer weights by name, and what the next block is fed by the full-precision and by the quantized model.
     """
-    recipe, scheme = stage.recipe, stage.recipe.rounded.scheme
+    recipe, scheme = context.recipe, context.recipe.rounded.scheme
     parameters = exact_parameters(block.layer)
-    with wrap(stage.model, stage.online):
+    with wrap(context.model, context.online):
         targets = block.map(parameters, clean, batch_size)
-    learned = initial(parameters, stage.architecture.linears, scheme)
+    learned = initial(parameters, context.architecture.linears, scheme)
     # As in OmniQuant's code: the clipping of one weight changes the ranges of what later ones of the block read.
-    quantizers = replace(stage.online, scale_gradients=True, **runtime_schemes(recipe))
-    with wrap(stage.model, quantizers) as handle:
+    quantizers = replace(context.online, scale_gradients=True, **runtime_schemes(recipe))
+    with wrap(context.model, quantizers) as handle:
         for method in recipe.methods.values():
-            actions.attach(method, stage.model, recipe, handle)
+            actions.attach(method, context.model, recipe, handle)
         train(block, parameters, learned, noisy, targets, scheme, settings, seed)
         weights = fuse(block, learned, scheme)
         return weights, targets, block.map(exact_parameters(block.layer), noisy, batch_size)
 
 
-def quantize_model(stage: Stage, settings: LearnedClipping) -> Iterator[dict[str, QuantizedWeight]]:
-    """Quantize all weights of the stage's model, in place, one decoder layer at a time on the stage's device.
+def quantize_model(context: QuantizationContext, settings: LearnedClipping) -> Iterator[dict[str, QuantizedWeight]]:
+    """Quantize all weights of the context's model, in place, one decoder layer at a time on the context's device.
 
     Yields:
         For each layer its integer weights by name; the layer holds their values.
     """
-    stream = stage.capture()
+    stream = context.capture()
     clean = noisy = stream.hidden
     for index, layer in stream.layers(settings.title):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)
-        block = Block(layer, stage.architecture, as_type(stream.kwargs[index], exact))
+        block = Block(layer, context.architecture, as_type(stream.kwargs[index], exact))
         weights, clean, noisy = quantize_block(
-            stage, block, clean, noisy, settings, stage.seed + index, stream.batch_size
+            context, block, clean, noisy, settings, context.seed + index, stream.batch_size
         )
         yield weights
 
@@ -136,6 +142,6 @@ def exact_parameters(layer: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def apply(settings: LearnedClipping, stage: Stage) -> None:
+def apply(settings: LearnedClipping, context: QuantizationContext) -> None:
     """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
-    stage.keep_layers(quantize_model(stage, settings))
+    context.keep_layers(quantize_model(context, settings))

@@ -26,8 +26,8 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.stage import Stage
 
 #: Logit at which clipping starts: sigmoid(4) = 0.982 of the range (authors' code).
 INITIAL_CLIPPING = 4.0
@@ -360,9 +360,9 @@ def _to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
     return value.to(device, dtype) if value.is_floating_point() else value.to(device)
 
 
-def apply(settings: OmniQuant, stage: Stage) -> None:
+def apply(settings: OmniQuant, context: QuantizationContext) -> None:
     """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
-    stage.keep_layers(quantize_model(stage.model, stage.capture(), stage.recipe, seed=stage.seed))
+    context.keep_layers(quantize_model(context.model, context.capture(), context.recipe, seed=context.seed))
 
 
 def attach(settings: OmniQuant, model: nn.Module, recipe: Recipe, handle: Handle) -> None:

@@ -22,7 +22,7 @@ from rotquant.models.simulation.wrapping import Wrapping, wrap
 from rotquant.models.stream import LayerStream, capture_layer_inputs
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import SiteName
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 
 #: Of a prefix: BOS, a context and the token with the spike.
 TOKENS = 3
@@ -165,18 +165,18 @@ def check_model(settings: QFeP, recipe: Recipe, architecture: Architecture, limi
         raise RecipeError(f"qfep tries texts of {2 * TOKENS - 1} tokens, which leave no room in the model's context.")
 
 
-def apply(settings: QFeP, stage: Stage) -> None:
+def apply(settings: QFeP, context: QuantizationContext) -> None:
     """Find the prefix and the modules, and have all that follows see the text behind the prefix."""
-    model = stage.model
-    with wrap(model, stage.online):
-        found = measure(model, stage.calibration_samples, stage.device)
+    model = context.model
+    with wrap(model, context.online):
+        found = measure(model, context.calibration_samples, context.device)
         ids = ()
         if settings.prefix:
-            ids = find_prefix(model, found, settings.candidates, settings.contexts, stage.device)
-        kept = compute_prefix(model, ids, stage.device) if ids else empty_prefix(stage.architecture, model.dtype)
+            ids = find_prefix(model, found, settings.candidates, settings.contexts, context.device)
+        kept = compute_prefix(model, ids, context.device) if ids else empty_prefix(context.architecture, model.dtype)
     exact = [] if settings.ratio is None else spiking(found, settings.ratio)
-    stage.tensors |= stored_tensors(ids, kept) | {"exact": torch.tensor(exact, dtype=torch.int64).reshape(-1, 2)}
-    stage.online = runtime(settings, stage.online, stage.tensors)
+    context.tensors |= stored_tensors(ids, kept) | {"exact": torch.tensor(exact, dtype=torch.int64).reshape(-1, 2)}
+    context.online = runtime(settings, context.online, context.tensors)
 
 
 def tensors(settings: QFeP, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:

@@ -26,10 +26,10 @@ from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.quantization import QParams, choose_qparams, dequantize, quantize
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import inverse_factor, observed_hessians
 from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.stage import Stage
 
 #: Clipping shrinks a range to no less than this share (authors' code).
 SMALLEST_CLIP = 0.2
@@ -356,7 +356,7 @@ def quantize_model(
             yield quantize_layer(layer, architecture, seen, settings, scheme, rotary_dim)
 
 
-def apply(settings: QoQ, stage: Stage) -> None:
+def apply(settings: QoQ, context: QuantizationContext) -> None:
     """Smooth, search and round layer by layer, on inputs of the full-precision model."""
-    scheme = stage.recipe.rounded.scheme
-    stage.keep_layers(quantize_model(stage.model, stage.capture(), settings, scheme, stage.online))
+    scheme = context.recipe.rounded.scheme
+    context.keep_layers(quantize_model(context.model, context.capture(), settings, scheme, context.online))

@@ -18,8 +18,8 @@ from rotquant.models.limits import Limits
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors import hadamard
 from rotquant.tensors.lattice import DEVIATION, WIDTH, LatticeWeight, incoherent, refine, refined
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import inverse_factor
-from rotquant.weights.stage import Stage
 
 
 @torch.no_grad()
@@ -110,9 +110,9 @@ def check_model(settings: QuIP, recipe: Recipe, architecture: Architecture, limi
             )
 
 
-def apply(settings: QuIP, stage: Stage) -> None:
+def apply(settings: QuIP, context: QuantizationContext) -> None:
     """Round site by site, on inputs of layers that are rounded already; one generator draws all signs."""
-    bits, generator = stage.recipe.rounded.scheme.bits, torch.Generator().manual_seed(settings.seed + stage.seed)
-    stage.round_by_site(
+    bits, generator = context.recipe.rounded.scheme.bits, torch.Generator().manual_seed(settings.seed + context.seed)
+    context.round_by_site(
         settings.title, lambda weights, hessian, _: quantize_quip_site(weights, hessian, bits, settings, generator)
     )

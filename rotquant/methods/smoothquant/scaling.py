@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rotquant.methods.smoothquant import SmoothQuant
 from rotquant.models.architectures import Site, architecture_of, decoder_layers, linear_of, norm_of
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 
 #: Smallest factor and smallest weight maximum, so that a dead channel divides nothing by zero.
 SMALLEST = 1e-5
@@ -72,6 +72,6 @@ def smooth(model: nn.Module, smoothing: SmoothQuant, maxima: Sequence[Mapping[st
             smooth_site(layer, site, smoothing_scale(activations, weights, smoothing.alpha))
 
 
-def apply(settings: SmoothQuant, stage: Stage) -> None:
+def apply(settings: SmoothQuant, context: QuantizationContext) -> None:
     """Smooth every site that a norm feeds, by the calibration text's maxima."""
-    smooth(stage.model, settings, stage.statistics("max"))
+    smooth(context.model, settings, context.statistics("max"))

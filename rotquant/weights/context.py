@@ -1,7 +1,7 @@
 """What a method works with while weights are made: the model, calibration text on its way through it, what is kept.
 
-A method's `apply` gets a `Stage`. It changes the model's weights in place, and leaves here the integers that they were
-rounded to and the tensors that it needs at run time. One decoder layer at a time lies on the accelerator.
+A method's `apply` gets a `QuantizationContext`. It changes the model's weights in place, and leaves here the integers
+that they were rounded to and the tensors that it needs at run time. One decoder layer at a time lies on the accelerator.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ Weights = dict[str, Weight]
 Rounding = Callable[[Sequence[Tensor], Tensor, ColumnSplit | None], Sequence[Weight]]
 
 
-class Stage:
+class QuantizationContext:
     """One call of `build_weights`.
 
     model: changed in place; it may lie on the host. architecture: of it.
