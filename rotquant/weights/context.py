@@ -1,7 +1,8 @@
 """What a method works with while weights are made: the model, calibration text on its way through it, what is kept.
 
 A method's `apply` gets a `QuantizationContext`. It changes the model's weights in place, and leaves here the integers
-that they were rounded to and the tensors that it needs at run time. One decoder layer at a time lies on the accelerator.
+that they were rounded to and the tensors that it needs at run time. One decoder layer lies on the accelerator at a
+time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
