@@ -42,7 +42,7 @@ from rotquant.models.rotation.matrices import (
     load_rotations,
     save_rotations,
 )
-from rotquant.models.simulation.wrapping import Handle
+from rotquant.models.simulation.runtime import Handle
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot

@@ -20,7 +20,7 @@ from rotquant.kernels.products.lut import LutWeight, spread_weight
 from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
 from rotquant.models.integrity import check_changed
 from rotquant.models.simulation.prefix import Prefix
-from rotquant.models.simulation.wrapping import Wrapping
+from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.levels import LevelWeight
@@ -273,11 +273,11 @@ class _Conversion:
 
 def _prefix(state: QuantizedState) -> Prefix | None:
     """The keys and values that stand before every text, if a method put any there."""
-    wrapping = Wrapping()
+    quantization = RuntimeQuantization()
     for name, method in state.recipe.methods.items():
         if "prefix" in method.roles:
-            wrapping = actions.runtime(method, wrapping, state.tensors[name])
-    return wrapping.prefix
+            quantization = actions.runtime(method, quantization, state.tensors[name])
+    return quantization.prefix
 
 
 def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]:

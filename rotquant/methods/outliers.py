@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rotquant.models.architectures import Architecture
-    from rotquant.models.simulation.wrapping import Wrapping
+    from rotquant.models.simulation.runtime import RuntimeQuantization
     from rotquant.tensors.quantization import ColumnSplit
     from rotquant.weights.context import QuantizationContext
 
@@ -89,7 +89,9 @@ def tensors(settings: OutlierFeatures, architecture: "Architecture") -> Mapping[
     return {f"{index}.{site.name}": (site.features,) for index in layers for site in architecture.sites}
 
 
-def runtime(settings: OutlierFeatures, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
+def runtime(
+    settings: OutlierFeatures, quantization: "RuntimeQuantization", tensors: "Mapping[str, Tensor]"
+) -> "RuntimeQuantization":
     """Quantizers leave the features out."""
     from rotquant.tensors.quantization import ColumnSplit
 
@@ -97,7 +99,7 @@ def runtime(settings: OutlierFeatures, wrapping: "Wrapping", tensors: "Mapping[s
     for name, permutation in tensors.items():
         index, site = name.split(".")
         splits[int(index), site] = ColumnSplit(permutation, settings.features, settings.bits)
-    return replace(wrapping, outliers=splits)
+    return replace(quantization, outliers=splits)
 
 
 def select_outliers(statistic: "Tensor", outliers: OutlierFeatures) -> "ColumnSplit":

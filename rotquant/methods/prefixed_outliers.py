@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rotquant.models.architectures import Architecture
     from rotquant.models.limits import Limits
-    from rotquant.models.simulation.wrapping import Wrapping
+    from rotquant.models.simulation.runtime import RuntimeQuantization
     from rotquant.weights.context import QuantizationContext
 
 
@@ -97,7 +97,7 @@ def apply(settings: PrefixedOutliers, context: "QuantizationContext") -> None:
     """Find the tokens, and have all that follows see them."""
     from rotquant.models.outlier_tokens import detect_prefix, token_maxima
     from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_tensors
-    from rotquant.models.simulation.wrapping import wrap
+    from rotquant.models.simulation.runtime import wrap
 
     model, ids = context.model, settings.ids
     with wrap(model, context.online):
@@ -130,8 +130,10 @@ def tensors(settings: PrefixedOutliers, architecture: "Architecture") -> Mapping
     return stored_shapes(architecture)
 
 
-def runtime(settings: PrefixedOutliers, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
+def runtime(
+    settings: PrefixedOutliers, quantization: "RuntimeQuantization", tensors: "Mapping[str, Tensor]"
+) -> "RuntimeQuantization":
     """The text stands behind the prefix, if any token was found."""
     from rotquant.models.simulation.prefix import stored_prefix
 
-    return replace(wrapping, prefix=stored_prefix(tensors))
+    return replace(quantization, prefix=stored_prefix(tensors))

@@ -26,7 +26,7 @@ from rotquant.weights.build import build_weights, check_recipe, quantized_forwar
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from rotquant.models.simulation.wrapping import Handle
+    from rotquant.models.simulation.runtime import Handle
 
 #: A token above so many times the median is counted: after a prefix none should be.
 LARGE = 8.0

@@ -22,7 +22,7 @@ from rotquant.models.architectures import Architecture, architecture_of, decoder
 from rotquant.models.batches import kept_bytes, shuffled_batches
 from rotquant.models.limits import Limits
 from rotquant.models.rotation.matrices import initial_rotations
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
 from rotquant.qat.engine import Engine, ShardedCheckpoint, joined, local
 from rotquant.qat.loss import label_probabilities, largest_probabilities
@@ -117,7 +117,7 @@ class Training:
         self._begin(checkpoint is not None and checkpoint.path.exists())
         self.model.to(torch.promote_types(self.dtype, torch.float32))
         student = self.engine.student(self.model)
-        quantizers = Wrapping(rotation=self.recipe.rotation, **runtime_schemes(self.recipe))
+        quantizers = RuntimeQuantization(rotation=self.recipe.rotation, **runtime_schemes(self.recipe))
         with (
             wrap(teacher, self.context.online),
             wrap(student, quantizers),

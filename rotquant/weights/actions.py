@@ -16,7 +16,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import Architecture
 from rotquant.models.limits import Limits
 from rotquant.models.rotation.matrices import Learned
-from rotquant.models.simulation.wrapping import Handle, Wrapping
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization
 from rotquant.recipes.recipe import Method, Recipe
 from rotquant.weights.context import QuantizationContext
 
@@ -43,13 +43,13 @@ def tensors(method: Method, architecture: Architecture) -> Mapping[str, tuple[in
     return _call("tensors", method, architecture) or {}
 
 
-def runtime(method: Method, wrapping: Wrapping, tensors: Mapping[str, Tensor]) -> Wrapping:
+def runtime(method: Method, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]) -> RuntimeQuantization:
     """What acts while the model runs, with the method's part added; it reads the stored tensors."""
-    return _call("runtime", method, wrapping, tensors) or wrapping
+    return _call("runtime", method, quantization, tensors) or quantization
 
 
 def attach(method: Method, model: nn.Module, recipe: Recipe, handle: Handle) -> None:
-    """Put into a model what acts while it runs and no wrapping has; the handle takes it out again."""
+    """Put into a model what acts while it runs and no `RuntimeQuantization` has; the handle takes it out again."""
     _call("attach", method, model, recipe, handle)
 
 

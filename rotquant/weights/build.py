@@ -23,7 +23,7 @@ from rotquant.models.integrity import check_changed, check_finite
 from rotquant.models.limits import Limits
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.kv_cache import check_cache_scheme
-from rotquant.models.simulation.wrapping import Handle, Wrapping, wrap
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.stream import memory_peak, reset_memory_peak
 from rotquant.recipes.recipe import ROLES, Method, Recipe, check_widths
 from rotquant.training.state import Checkpoint
@@ -144,13 +144,13 @@ def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | 
         made = [name for name, value in recipe.stored().items() if value]
         if made:
             raise RecipeError(f"the recipe changes weights ({', '.join(made)}): build and load its weights first.")
-        return wrap(model, Wrapping(**runtime_schemes(recipe)))
+        return wrap(model, RuntimeQuantization(**runtime_schemes(recipe)))
     if recipe.stored() != state.recipe.stored():
         raise RecipeError("the weights were made by another recipe: build those of this one, or evaluate that one.")
-    wrapping = Wrapping(rotation=recipe.rotation, static=state.static, **runtime_schemes(recipe))
+    quantization = RuntimeQuantization(rotation=recipe.rotation, static=state.static, **runtime_schemes(recipe))
     for name, method in recipe.methods.items():
-        wrapping = actions.runtime(method, wrapping, state.tensors.get(name, {}))
-    handle = wrap(model, wrapping)
+        quantization = actions.runtime(method, quantization, state.tensors.get(name, {}))
+    handle = wrap(model, quantization)
     for method in recipe.methods.values():
         actions.attach(method, model, recipe, handle)
     return handle

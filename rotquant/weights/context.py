@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, Site, architecture_of, decoder_layers, linear_of
-from rotquant.models.simulation.wrapping import SiteKey, Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, SiteKey, wrap
 from rotquant.models.statistics import Statistic, collect_statistics
 from rotquant.models.stream import LayerStream, capture_layer_inputs, on_device
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
@@ -70,7 +70,7 @@ class QuantizationContext:
         self.device = device
         self.batch_size = batch_size
         self.checkpoint = checkpoint
-        self.online = Wrapping(rotation=recipe.rotation)
+        self.online = RuntimeQuantization(rotation=recipe.rotation)
         self.weights: Weights = {}
         self.splits: Splits = {}
         self.tensors: dict[str, Tensor] = {}
@@ -158,7 +158,7 @@ class QuantizationContext:
         """A layer's static scales that are kept, by the names of sites, `keys` and `values`."""
         return {name: qparams for (layer, name), qparams in self.static.items() if layer == index}
 
-    def quantized(self, scales: Mapping[str, QParams]) -> Wrapping:
+    def quantized(self, scales: Mapping[str, QParams]) -> RuntimeQuantization:
         """How a layer runs in the end: all transforms and quantizers, and these static scales, in every layer."""
         static = {(layer, name): q for layer in range(self.architecture.num_layers) for name, q in scales.items()}
         return replace(self.online, outliers=self.splits, static=static, **runtime_schemes(self.recipe))
@@ -201,5 +201,5 @@ class QuantizationContext:
 
 
 def runtime_schemes(recipe: Recipe) -> dict[str, Any]:
-    """The quantizers that act while the model runs, by their names in `Recipe` and `Wrapping`."""
+    """The quantizers that act while the model runs, by their names in `Recipe` and `RuntimeQuantization`."""
     return {name: getattr(recipe, name) for name in RUNTIME_FIELDS}

@@ -33,7 +33,7 @@ from rotquant.models.checkpoints import (
 from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests, read_tensors
 from rotquant.models.shards import write_shards
 from rotquant.models.simulation.kv_cache import static_shape
-from rotquant.models.simulation.wrapping import SiteKey
+from rotquant.models.simulation.runtime import SiteKey
 from rotquant.recipes.recipe import Method, Recipe
 from rotquant.tensors.quantization import QParams
 from rotquant.training.state import Record

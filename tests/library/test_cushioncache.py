@@ -19,7 +19,7 @@ from rotquant.methods.cushioncache.tuning import losses, network, tune
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.prefix import Prefix, compute_prefix
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.training.state import Checkpoint
@@ -66,7 +66,12 @@ def rounded(x: Tensor, scheme: QuantizationScheme) -> Tensor:
 
 @torch.no_grad()
 def reference_error(
-    model: PreTrainedModel, online: Wrapping, prompt: Sequence[int], text: Tensor, scheme: QuantizationScheme, what: str
+    model: PreTrainedModel,
+    online: RuntimeQuantization,
+    prompt: Sequence[int],
+    text: Tensor,
+    scheme: QuantizationScheme,
+    what: str,
 ) -> float:
     """Eq. 6 by one plain forward pass of the prompt's tokens and the text, all activations kept."""
     kept: list[Tensor] = []
@@ -95,23 +100,28 @@ def test_errors_behind_a_cached_prompt_are_those_of_plain_forward_passes(
     model = tiny_model(**AWKWARD["llama-3"], dtype=torch.float64, eos_token_id=None)
     settings = recipe({"bits": 4, "symmetric": granularity == "token", "granularity": granularity}, measured=what)
     texts, tried = tiny_tokens(2, 9, seed=3), torch.tensor([1, 7, 40])
-    asked = Prompt(model, Wrapping(), prompt, torch.device("cpu"))
+    asked = Prompt(model, RuntimeQuantization(), prompt, torch.device("cpu"))
     expected = [
-        sum(reference_error(model, Wrapping(), (*prompt, token), text, settings.activations, what) for text in texts)
+        sum(
+            reference_error(model, RuntimeQuantization(), (*prompt, token), text, settings.activations, what)
+            for text in texts
+        )
         for token in tried.tolist()
     ]
     # float64; transformers computes norms and rotary tables in float32
     torch.testing.assert_close(
         asked.errors(settings, texts, tried), torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=0
     )
-    alone = sum(reference_error(model, Wrapping(), prompt, text, settings.activations, what) for text in texts)
+    alone = sum(
+        reference_error(model, RuntimeQuantization(), prompt, text, settings.activations, what) for text in texts
+    )
     assert asked.errors(settings, texts).item() == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.parametrize("rotated", [False, True])
 def test_the_search_is_algorithm_1(rotated: bool) -> None:
     settings, model = recipe(), tiny_model(dtype=torch.float64)
-    online = Wrapping(rotation=RotationScheme() if rotated else None)
+    online = RuntimeQuantization(rotation=RotationScheme() if rotated else None)
     if rotated:
         rotate(model, RotationScheme(), 0)
     at = context(settings, model=model)
@@ -205,7 +215,7 @@ def reference_losses(
     sites = architecture_of(model).sites
     inputs = {(index, site.name): straight_through for index in range(len(keys)) for site in sites}
     positions = torch.arange(ids.shape[1])[None] + keys.shape[2]
-    with wrap(model, Wrapping(inputs=inputs)):
+    with wrap(model, RuntimeQuantization(inputs=inputs)):
         logits = model(ids, past_key_values=cache, position_ids=positions, use_cache=True).logits
     prediction = cross_entropy(logits[0, :-1].float(), ids[0, 1:])
     return prediction + weight * torch.stack(total).sum()
@@ -218,7 +228,7 @@ def test_gradients_are_those_of_the_quantized_network_behind_a_plain_cache(shape
     settings, ids = recipe({**STATIC, "bits": 8}), tiny_tokens(1, 12, seed=5)
     found = compute_prefix(model, (5, 9, 1))
     parts = [[part.clone().requires_grad_() for part in (found.keys, found.values)] for _ in range(2)]
-    with measured(model, network(settings, Wrapping(), Prefix(*parts[0])), settings) as errors:
+    with measured(model, network(settings, RuntimeQuantization(), Prefix(*parts[0])), settings) as errors:
         ours = losses(model, errors, ids, 0.3)["loss"]
     expected = reference_losses(model, settings, *parts[1], ids, 0.3)
     assert ours.item() == pytest.approx(expected.item(), rel=1e-5)

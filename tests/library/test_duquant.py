@@ -32,7 +32,7 @@ from rotquant.methods.duquant.transform import (
 )
 from rotquant.models.architectures import architecture_of, decoder_layers, linear_of, norm_of
 from rotquant.models.simulation.queries import quantized_queries
-from rotquant.models.simulation.wrapping import SiteKey
+from rotquant.models.simulation.runtime import SiteKey
 from rotquant.models.statistics import collect_statistics
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset

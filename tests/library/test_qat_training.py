@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.models.architectures import embedding, lm_head
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.qat import training
 from rotquant.qat.engine import Engine
 from rotquant.qat.loss import cakld_reference
@@ -109,8 +109,8 @@ def reference_gradients(of, family, quantizers, confidence):
             rotate(model, of.rotation, 0)
     for index, name, layer in linears_of(student):
         parametrize.register_parametrization(layer, "weight", Built(quantizers[index, name]))
-    running = Wrapping(of.rotation, of.activations, of.keys, of.values)
-    with wrap(student, running), wrap(teacher, Wrapping(of.rotation)):
+    running = RuntimeQuantization(of.rotation, of.activations, of.keys, of.values)
+    with wrap(student, running), wrap(teacher, RuntimeQuantization(of.rotation)):
         with torch.no_grad():
             target = teacher(TEXT, use_cache=False).logits
         cakld_reference(student(TEXT, use_cache=False).logits, target, confidence).loss.backward()

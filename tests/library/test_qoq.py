@@ -37,7 +37,7 @@ from rotquant.methods.qoq.rounding import (
 from rotquant.methods.qoq.smoothing import attention_scale, output_scale, scale_rows
 from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.wrapping import Wrapping
+from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
@@ -523,7 +523,7 @@ def test_every_layer_is_searched_on_what_full_precision_gives():
     reference_model, model = (tiny_model(dtype=torch.float64) for _ in range(2))
     architecture, chosen = architecture_of(model), QoQ.of(RECIPE)
     stream = capture_layer_inputs(model, SAMPLES, batch_size=4)
-    weights = list(quantize_model(model, stream, chosen, GROUPS, Wrapping()))
+    weights = list(quantize_model(model, stream, chosen, GROUPS, RuntimeQuantization()))
     for found, (layer, seen, rotary_dim) in zip(weights, layers_seen(reference_model, keep=True), strict=True):
         for name, weight in quantize_layer(layer, architecture, seen, chosen, GROUPS, rotary_dim).items():
             assert torch.equal(found[name].codes, weight.codes)
@@ -540,7 +540,7 @@ def test_online_transforms_act_while_weights_are_searched():
     model = tiny_model()
     rotate(model, recipe.rotation, seed=0)
     plain = capture_layer_inputs(model, SAMPLES)
-    online = Wrapping(rotation=recipe.rotation)
+    online = RuntimeQuantization(rotation=recipe.rotation)
     weights = list(quantize_model(model, plain, QoQ.of(recipe), recipe.rounded.scheme, online))
     name = "mlp.down_proj"
     assert torch.equal(stored.weights[f"model.layers.1.{name}.weight"].codes, weights[1][name].codes)

@@ -78,12 +78,12 @@ def tensors(settings, architecture):
     return {f"{index}.{site.name}": (site.features,) for index in layers for site in architecture.sites}
 
 
-def runtime(settings, wrapping, tensors):
+def runtime(settings, quantization, tensors):
     places = {name: name.split(".") for name in tensors}
     grown = {
         (int(index), site): lambda x, by=tensors[name]: x * by.to(x) for name, (index, site) in places.items()
     }
-    return replace(wrapping, inputs=grown)
+    return replace(quantization, inputs=grown)
 
 
 def halved_rtn() -> Recipe:
@@ -246,7 +246,7 @@ def test_importing_methods_and_the_registry_needs_no_torch() -> None:
 
 
 #: Data of the papers and what times their methods: presets, benchmarks by name. `outliers` is also the kind of a
-#: metric, and what `Wrapping` calls the split features.
+#: metric, and what `RuntimeQuantization` calls the split features.
 MAY_NAME = {
     "rotquant/recipes/presets.py": set(built_in_names()),
     "workflow/reproduction/benchmarks/learning/benchmarks.py": {"spinquant", "gptq"},

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rotquant.methods.awq import AWQ
 from rotquant.methods.smoothquant.scaling import smooth_site
 from rotquant.models.architectures import Architecture, Projection, Site, architecture_of, linear_of
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
@@ -205,7 +205,7 @@ def quantize_model(
     """
     architecture = architecture_of(model)
     for index, layer in stream.layers("AWQ"):
-        with wrap(model, Wrapping(rotation=rotation)), observed_inputs(layer, architecture) as inputs:
+        with wrap(model, RuntimeQuantization(rotation=rotation)), observed_inputs(layer, architecture) as inputs:
             stream.advance(index)  # before the layer changes: every layer reads what the full-precision model gives
         yield quantize_layer(layer, architecture, inputs, settings, scheme, rotation)
 

@@ -19,7 +19,7 @@ from rotquant.methods.block_ap import BlockAP
 from rotquant.methods.grid_scales.search import ScaleSearch
 from rotquant.models.architectures import linear_of, norm_of
 from rotquant.models.batches import shuffled_batches
-from rotquant.models.simulation.wrapping import wrap
+from rotquant.models.simulation.runtime import wrap
 from rotquant.models.stream import LayerStream, as_type
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, quantize

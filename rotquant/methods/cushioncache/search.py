@@ -19,7 +19,7 @@ from rotquant.methods.cushioncache.errors import measured
 from rotquant.models.architectures import architecture_of, base_model, config_of
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.prefix import Prefix, check_prefix, compute_prefix, empty_prefix
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import of_device
@@ -150,7 +150,7 @@ def _settle(found: Found, tried: Tensor, before: float, threshold: float) -> Rec
 class Prompt:
     """A prompt in front of texts: its keys and values, computed once."""
 
-    def __init__(self, model: nn.Module, online: Wrapping, ids: Sequence[int], device: torch.device) -> None:
+    def __init__(self, model: nn.Module, online: RuntimeQuantization, ids: Sequence[int], device: torch.device) -> None:
         self.model, self.online, self.ids, self.device = model, online, list(ids), device
         if ids:
             with wrap(model, online):
@@ -166,9 +166,9 @@ class Prompt:
             float64 [candidates], or [1], on the host.
         """
         tokens = texts[None] if candidates is None else _behind(candidates, texts)
-        wrapping = replace(self.online, prefix=self.prefix if self.prefix.tokens else None)
+        quantization = replace(self.online, prefix=self.prefix if self.prefix.tokens else None)
         skipped = tokens.shape[-1] - texts.shape[-1]
-        with measured(self.model, wrapping, recipe, skipped) as errors, OneDNNLinear():
+        with measured(self.model, quantization, recipe, skipped) as errors, OneDNNLinear():
             base_model(self.model)(input_ids=tokens.flatten(0, 1).to(self.device), use_cache=False)
             found = errors.total().double().cpu().view(tokens.shape[:2]).sum(dim=1)
         return found.nan_to_num(nan=torch.finfo(found.dtype).max)  # what overflows is the worst

@@ -22,7 +22,7 @@ from rotquant.models.architectures import Architecture, config_of
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.prefix import Prefix, stored_prefix, stored_shapes, stored_tensors
-from rotquant.models.simulation.wrapping import Wrapping
+from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.models.stream import on_device
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.onednn import OneDNNLinear
@@ -75,7 +75,7 @@ def tune(context: QuantizationContext, prefix: Prefix) -> tuple[Prefix, list[Rec
     return Prefix(*(part.detach().to("cpu", dtype) for part in parts.values())), history
 
 
-def network(recipe: Recipe, online: Wrapping, prefix: Prefix) -> Wrapping:
+def network(recipe: Recipe, online: RuntimeQuantization, prefix: Prefix) -> RuntimeQuantization:
     """The quantized network that a prefix is tuned in: weights as they are, rounding straight-through."""
     schemes = dynamic(recipe)
     return replace(
@@ -145,6 +145,8 @@ def tensors(settings: CushionCache, architecture: Architecture) -> Mapping[str, 
     return stored_shapes(architecture)
 
 
-def runtime(settings: CushionCache, wrapping: Wrapping, tensors: Mapping[str, Tensor]) -> Wrapping:
+def runtime(
+    settings: CushionCache, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]
+) -> RuntimeQuantization:
     """The text stands behind the prefix, if any token was found."""
-    return replace(wrapping, prefix=stored_prefix(tensors))
+    return replace(quantization, prefix=stored_prefix(tensors))

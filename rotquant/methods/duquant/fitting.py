@@ -18,7 +18,7 @@ from rotquant.methods.duquant.transform import Transform, find_transform, stored
 from rotquant.methods.smoothquant.scaling import smoothing_scale, weight_maxima
 from rotquant.models.architectures import Architecture, Site, decoder_layers, linear_of
 from rotquant.models.simulation.queries import quantized_queries
-from rotquant.models.simulation.wrapping import Handle, SiteKey, Wrapping, wrap
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, SiteKey, wrap
 from rotquant.models.stream import LayerStream, on_device
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import of_device
@@ -169,9 +169,9 @@ def divides_online(settings: DuQuant, architecture: Architecture, site: str) -> 
     return settings.alpha is not None and shared and site == "attention_output"
 
 
-def runtime(settings: DuQuant, wrapping: Wrapping, tensors: Mapping[str, Tensor]) -> Wrapping:
+def runtime(settings: DuQuant, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]) -> RuntimeQuantization:
     """Every site's input is transformed."""
-    return replace(wrapping, inputs={**wrapping.inputs, **stored_transforms(tensors)})
+    return replace(quantization, inputs={**quantization.inputs, **stored_transforms(tensors)})
 
 
 def attach(settings: DuQuant, model: nn.Module, recipe: Recipe, handle: Handle) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rotquant.methods.grid_scales import GridScales
 from rotquant.models.simulation.kv_cache import KVQuantizer
 from rotquant.models.simulation.queries import observed_queries
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, fake_quantize, share_of_all_steps
@@ -123,7 +123,7 @@ class ScaleSearch:
 
         return cost
 
-    def _alone(self, index: int, name: str, scheme: QuantizationScheme, qparams: QParams) -> Wrapping:
+    def _alone(self, index: int, name: str, scheme: QuantizationScheme, qparams: QParams) -> RuntimeQuantization:
         """The online transforms and one quantizer."""
         online = self.context.online
         if name in ("keys", "values"):

@@ -18,7 +18,7 @@ from rotquant.methods.llm_qat import LLMQAT
 from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
 from rotquant.qat.writing import write, written_once
 from rotquant.recipes.recipe import Recipe
@@ -177,8 +177,8 @@ def train_model(
     """
     settings, dtype = LLMQAT.of(recipe), cast(torch.dtype, model.dtype)
     teacher = copy.deepcopy(model).requires_grad_(False)
-    online = Wrapping(rotation=recipe.rotation)
-    quantizers = Wrapping(
+    online = RuntimeQuantization(rotation=recipe.rotation)
+    quantizers = RuntimeQuantization(
         recipe.rotation, recipe.activations, recipe.keys, recipe.values, attention_output=recipe.attention_output
     )
     with on_device(teacher, device), wrap(teacher, online):

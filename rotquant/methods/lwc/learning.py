@@ -21,7 +21,7 @@ from rotquant.methods.omniquant.learning import (
     quantized_parameters,
 )
 from rotquant.models.batches import shuffled_batches
-from rotquant.models.simulation.wrapping import wrap
+from rotquant.models.simulation.runtime import wrap
 from rotquant.models.stream import as_type
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import choose_qparams

@@ -18,7 +18,7 @@ from rotquant.methods.smoothquant.scaling import smoothing_scale
 from rotquant.models.architectures import Architecture, Projection
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.simulation.queries import quantized_queries
-from rotquant.models.simulation.wrapping import Handle, Wrapping, wrap
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.statistics import observe
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.recipe import Recipe
@@ -306,13 +306,13 @@ def quantize_block(
     """
     parameters = {name: _exact(parameter) for name, parameter in block.layer.named_parameters()}
     with (
-        wrap(model, Wrapping(rotation=recipe.rotation)),
+        wrap(model, RuntimeQuantization(rotation=recipe.rotation)),
         observe(block.layer, block.architecture, "max") as maxima,
     ):
         targets = block.map(parameters, clean, batch_size)
     learned = initial(parameters, block.architecture, maxima, recipe, block.rotary_dim)
     # The transformation works by changing the ranges of activations: training must see how their scales follow.
-    wrapping = Wrapping(
+    quantization = RuntimeQuantization(
         recipe.rotation,
         recipe.activations,
         recipe.keys,
@@ -320,7 +320,7 @@ def quantize_block(
         scale_gradients=True,
         attention_output=recipe.attention_output,
     )
-    with wrap(model, wrapping) as handle:
+    with wrap(model, quantization) as handle:
         attach(OmniQuant.of(recipe), model, recipe, handle)
         train(block, parameters, learned, noisy, targets, recipe, seed)
         weights = fuse(block, learned, recipe.rounded.scheme)

@@ -18,7 +18,7 @@ from rotquant.methods.qfep import QFeP
 from rotquant.models.architectures import Architecture, config_of
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_prefix, stored_shapes, stored_tensors
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream, capture_layer_inputs
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import SiteName
@@ -184,7 +184,7 @@ def tensors(settings: QFeP, architecture: Architecture) -> Mapping[str, tuple[in
     return {**stored_shapes(architecture), "exact": (-1, 2)}
 
 
-def runtime(settings: QFeP, wrapping: Wrapping, tensors: Mapping[str, Tensor]) -> Wrapping:
+def runtime(settings: QFeP, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]) -> RuntimeQuantization:
     """The text stands behind the prefix; modules with spikes read it as it is."""
     exact = frozenset((layer, SITES[site]) for layer, site in tensors["exact"].tolist())
-    return replace(wrapping, prefix=stored_prefix(tensors), exact=exact)
+    return replace(quantization, prefix=stored_prefix(tensors), exact=exact)

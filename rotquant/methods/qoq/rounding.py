@@ -20,7 +20,7 @@ from rotquant.methods.qoq.progressive import Grid, choose_grid
 from rotquant.methods.qoq.smoothing import attention_scale, smooth_attention, smooth_output
 from rotquant.models.architectures import Architecture, Site, architecture_of, linear_of
 from rotquant.models.simulation.kv_cache import TransientCache
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.statistics import observe
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
@@ -334,7 +334,7 @@ def quantize_layer(
 
 
 def quantize_model(
-    model: nn.Module, stream: LayerStream, settings: QoQ, scheme: QuantizationScheme, online: Wrapping
+    model: nn.Module, stream: LayerStream, settings: QoQ, scheme: QuantizationScheme, online: RuntimeQuantization
 ) -> Iterator[dict[str, QuantizedWeight]]:
     """Quantize a model in place, one decoder layer at a time on the stream's device.
 
