@@ -23,7 +23,7 @@ from rotquant.models.simulation.prefix import Prefix
 from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
-from rotquant.tensors.levels import LevelWeight
+from rotquant.tensors.codebook import CodebookWeight
 from rotquant.tensors.quantization import QParams
 from rotquant.weights import actions
 from rotquant.weights.rtn import QuantizedWeight
@@ -287,7 +287,7 @@ def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]
         RecipeError: weights of another kind than the layer's.
     """
     if precision.weights == "lut2":
-        tables = all(isinstance(part, LevelWeight) for part in parts.values())
+        tables = all(isinstance(part, CodebookWeight) for part in parts.values())
         _refuse(not tables, "2-bit weights without tables", "the kernels multiply 2-bit codes into tables")
         lut = pack_tables(parts)
         return {"codes": lut.codes, "table": lut.table}
@@ -297,7 +297,7 @@ def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]
     return {"codes": packed.codes, "scale": packed.scale}
 
 
-def pack_tables(parts: Mapping[str, LevelWeight]) -> LutWeight:
+def pack_tables(parts: Mapping[str, CodebookWeight]) -> LutWeight:
     """2-bit weights that read the same input, by name, as one: their rows one after another.
 
     Raises:

@@ -46,7 +46,7 @@ class SelfDistillation(Method):
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     seeded: ClassVar[bool] = True
     groups: ClassVar[str] = "table_groups"
-    stored_as: ClassVar[Literal["integers", "lattice", "levels"]] = "levels"
+    stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "codebook"
     rates: ClassVar[tuple[str, ...]] = ("weight_lr", "quantizer_lr")
 
     text: Calibration = Calibration(corpus="alpaca_wikitext2", samples=8000, sequence_length=1024)
@@ -93,9 +93,9 @@ class SelfDistillation(Method):
         """It trains with them."""
         return True
 
-    def levels_kept(self, recipe: Recipe) -> int:
+    def codebook_entries(self, recipe: Recipe) -> int:
         """Of equal distances and of NormalFloat about zero the ends; about a learned centre that too (`spacing`)."""
-        every = super().levels_kept(recipe)
+        every = super().codebook_entries(recipe)
         return {"ldp": every, "nf3_ldp": 3}.get(self.quantizers(recipe).kind, 2)
 
     def quantizers(self, recipe: Recipe) -> Quantizers:

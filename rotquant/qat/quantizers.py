@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RecipeError
 from rotquant.kernels.rows.partition import Kind, fake_quantize_groups, has_kernel
 from rotquant.qat.start import Clips
-from rotquant.tensors.levels import LevelWeight, Table
+from rotquant.tensors.codebook import CodebookWeight, Table
 from rotquant.tensors.normal_float import float_centre, float_range, float_table, normal_float_asymmetric
 from rotquant.tensors.partition import Spacing, StraightThrough, ldp, ldp_table
 from rotquant.tensors.value_range import ValueRange, clipped_range, dynamic_range, uniform, uniform_codes
@@ -47,10 +47,10 @@ class TrainableQuantizer(nn.Module):
         return self.quantized(self.view(weight)).flatten(1)
 
     @torch.no_grad()
-    def freeze(self, weight: Tensor) -> LevelWeight:
+    def freeze(self, weight: Tensor) -> CodebookWeight:
         """The same as codes and levels: `freeze(w).dequantize(w.dtype)` equals `forward(w)` bit for bit."""
         codes, levels = self.codes(self.view(weight))
-        return LevelWeight(codes.flatten(1), levels)
+        return CodebookWeight(codes.flatten(1), levels)
 
     def view(self, weight: Tensor) -> Tensor:
         """The weight [out, in] in groups, [out, groups, size]."""

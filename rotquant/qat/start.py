@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rotquant.kernels.rows.partition import Kind
-from rotquant.tensors.levels import Table
+from rotquant.tensors.codebook import Table
 from rotquant.tensors.normal_float import normal_float_asymmetric
 from rotquant.tensors.value_range import ValueRange, dynamic_range, uniform
 from rotquant.weights.output_error import group_moments, output_error

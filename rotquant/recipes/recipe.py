@@ -69,7 +69,7 @@ class Method(Frozen):
     scaled: fields that are the paper's numbers for its widths, and the section of a slot that maps them.
     groups: the section of a slot that maps the paper's group size of the weights that the method rounds.
     stored_as: of a method that rounds, how weights are stored: `integers` with scales, codes of a `lattice`, or codes
-        into tables of `levels`.
+        into a `codebook` for each group.
     rates: fields that are learning rates, where it has them; with `steps` and `batch_size` they say how it learns.
     acts_at_run_time: whether its module has `runtime` or `attach`.
     """
@@ -84,7 +84,7 @@ class Method(Frozen):
     seeded: ClassVar[bool] = False
     scaled: ClassVar[Mapping[str, str]] = {}
     groups: ClassVar[str] = "group_sizes"
-    stored_as: ClassVar[Literal["integers", "lattice", "levels"]] = "integers"
+    stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "integers"
     rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
     acts_at_run_time: ClassVar[bool] = False
 
@@ -173,7 +173,7 @@ class Method(Frozen):
         """Whether it stores an order of the columns with each weight, of those that read a norm or of the others."""
         return False
 
-    def levels_kept(self, recipe: "Recipe") -> int:
+    def codebook_entries(self, recipe: "Recipe") -> int:
         """How many levels of a table are stored, from which the others follow: all, unless a method knows better."""
         return 2**recipe.rounded.scheme.bits
 

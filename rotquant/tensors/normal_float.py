@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rotquant.tensors.levels import Table
+from rotquant.tensors.codebook import Table
 from rotquant.tensors.value_range import ValueRange, dynamic_range, exact, with_gradient_of
 
 

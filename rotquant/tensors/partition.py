@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rotquant.tensors.levels import Table
+from rotquant.tensors.codebook import Table
 from rotquant.tensors.value_range import ValueRange, clipped_range, dynamic_range, exact, exact_type, with_gradient_of
 
 #: What stands in for the derivative of a step u at a threshold t_i, see `ldp`.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rotquant.tensors.levels import LevelWeight
+from rotquant.tensors.codebook import CodebookWeight
 from rotquant.tensors.normal_float import normal_float
 
 
@@ -55,7 +55,7 @@ def spacings(bits: int) -> dict[str, Spacing]:
     return found
 
 
-def in_float16(weight: LevelWeight) -> LevelWeight:
+def in_float16(weight: CodebookWeight) -> CodebookWeight:
     """The same codes with levels in float16, each moved by no more than rounding the largest of its table does.
 
     Levels that lie at equal distances or as NormalFloat's are computed from their rounded ends, so that they still do.
@@ -65,11 +65,11 @@ def in_float16(weight: LevelWeight) -> LevelWeight:
     for spacing in spacings(weight.bits).values():
         spaced = spacing.levels(spacing.of(levels))
         if ((spaced.double() - levels).abs() <= allowed).all():
-            return LevelWeight(weight.codes, spaced)
-    return LevelWeight(weight.codes, levels.half())
+            return CodebookWeight(weight.codes, spaced)
+    return CodebookWeight(weight.codes, levels.half())
 
 
-def anchors_of(weight: LevelWeight) -> tuple[str, Tensor] | None:
+def anchors_of(weight: CodebookWeight) -> tuple[str, Tensor] | None:
     """A spacing's name and anchors [out, groups, n] from which all levels follow exactly; None where there is none."""
     if weight.levels.dtype != torch.float16:
         return None

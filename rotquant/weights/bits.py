@@ -70,8 +70,8 @@ def weight_bits(recipe: Recipe, rows: int, columns: int, float_bits: int, behind
     normal = columns - outliers
     groups = rows * -(-normal // (scheme.group_size or normal)) if scheme.granularity != "tensor" else 1
     codes = {"codes": scheme.bits * rows * normal}
-    if rounding is not None and form == "levels":
-        return {**codes, "tables": _LEVEL * rounding.levels_kept(recipe) * groups}
+    if rounding is not None and form == "codebook":
+        return {**codes, "tables": _LEVEL * rounding.codebook_entries(recipe) * groups}
     eight = outliers > 0 and any(getattr(method, "bits", 16) == 8 for method in recipe.methods.values())
     ordered = outliers > 0 or (rounding is not None and rounding.orders_columns(recipe, behind_norm))
     return {

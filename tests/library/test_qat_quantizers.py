@@ -20,7 +20,7 @@ from rotquant.qat.start import (
     search_clips,
     uniform_rounding,
 )
-from rotquant.tensors.levels import pack_levels, packed_length, unpack_levels
+from rotquant.tensors.codebook import pack_indices, packed_length, unpack_indices
 from rotquant.tensors.partition import StraightThrough
 from rotquant.tensors.quantization import QParams, fake_quantize
 from rotquant.tensors.value_range import clipped_range, uniform_scheme
@@ -149,11 +149,11 @@ def test_what_does_not_fit_is_one_sentence(kind: Kind, size: int, bits: int, sen
 @pytest.mark.parametrize("length", [1, 3, 4, 7, 8, 9, 48])
 def test_packing_of_levels_is_lossless_and_has_no_air(bits: int, length: int) -> None:
     codes = torch.randint(2**bits, (5, length), generator=torch.Generator().manual_seed(length), dtype=torch.uint8)
-    packed = pack_levels(codes, bits)
+    packed = pack_indices(codes, bits)
     assert packed.shape == (5, packed_length(length, bits))
     if length % 8 == 0:
         assert packed.shape[-1] * 8 == length * bits
-    assert torch.equal(unpack_levels(packed, bits, length), codes)
+    assert torch.equal(unpack_indices(packed, bits, length), codes)
     stream = sum(int(code) << bits * place for place, code in enumerate(codes[0]))  # the first in the lowest bits
     assert bytes(packed[0].tolist()) == stream.to_bytes(packed.shape[-1], "little")
 

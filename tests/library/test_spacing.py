@@ -8,7 +8,7 @@ import torch
 from rotquant.foundation.errors import CheckpointError
 from rotquant.qat.quantizers import Kind, make_quantizer
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.levels import LevelWeight
+from rotquant.tensors.codebook import CodebookWeight
 from rotquant.tensors.spacing import anchors_of, in_float16, spacings
 from rotquant.weights.packing import take_weight, weight_tensors
 
@@ -16,7 +16,7 @@ from rotquant.weights.packing import take_weight, weight_tensors
 KEPT = {("range", 2): 2, ("nf3", 3): 2, ("nf3_ldp", 3): 3, ("ldp", 2): None, ("learned_range", 3): 2}
 
 
-def trained(kind: Kind, bits: int) -> LevelWeight:
+def trained(kind: Kind, bits: int) -> CodebookWeight:
     """A weight of a quantizer whose parameters are no longer where they began."""
     generator = torch.Generator().manual_seed(bits)
     weight = 0.03 * torch.randn(24, 384, generator=generator)

@@ -18,7 +18,7 @@ class QuIP(Method):
     title: ClassVar[str] = "QuIP#"
     source: ClassVar[str] = "Tseng et al. 2024, Secs. 3 and 4.1-4.2"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
-    stored_as: ClassVar[Literal["integers", "lattice", "levels"]] = "lattice"
+    stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "lattice"
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     calibrates: ClassVar[bool] = True
     seeded: ClassVar[bool] = True

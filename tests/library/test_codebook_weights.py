@@ -12,7 +12,7 @@ from rotquant.foundation.files import read_json, write_json
 from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
 from rotquant.qat.quantizers import make_quantizer
 from rotquant.recipes.recipe import Recipe
-from rotquant.tensors.levels import LevelWeight
+from rotquant.tensors.codebook import CodebookWeight
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.export import export_plain
@@ -70,8 +70,8 @@ def test_a_loaded_model_equals_the_saved_one(bits: int, dtype: torch.dtype, tmp_
     assert weights.keys() == stored.weights.keys()
     for name, weight in weights.items():
         saved = stored.weights[name]
-        assert isinstance(weight, LevelWeight)
-        assert isinstance(saved, LevelWeight)
+        assert isinstance(weight, CodebookWeight)
+        assert isinstance(saved, CodebookWeight)
         assert torch.equal(weight.codes, saved.codes)
         assert torch.equal(weight.levels, saved.levels)
 
