@@ -94,7 +94,8 @@ class SelfDistillation(Method):
         return True
 
     def codebook_entries(self, recipe: Recipe) -> int:
-        """Of equal distances and of NormalFloat about zero the ends; about a learned centre that too (`spacing`)."""
+        """Of equal distances and of NormalFloat about zero the ends; about a learned centre that too
+        (`tensors.codebook_compression`)."""
         every = super().codebook_entries(recipe)
         return {"ldp": every, "nf3_ldp": 3}.get(self.quantizers(recipe).kind, 2)
 

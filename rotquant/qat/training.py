@@ -40,10 +40,10 @@ from rotquant.qat.student import (
 from rotquant.qat.writing import write, written_once
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
+from rotquant.tensors.codebook_compression import in_float16
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.partition import partitions
-from rotquant.tensors.spacing import in_float16
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Checkpoint, Record

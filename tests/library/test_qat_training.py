@@ -18,7 +18,7 @@ from rotquant.qat.student import Distillation, linears_of
 from rotquant.qat.training import Training
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
-from rotquant.tensors.spacing import in_float16
+from rotquant.tensors.codebook_compression import in_float16
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.context import QuantizationContext
