@@ -45,7 +45,7 @@ class OutlierFeatures(Method):
     members of a group have similar ranges (Atom's reordering)."""
 
     @property
-    def held_out(self) -> int:
+    def outlier_features(self) -> int:
         """These features."""
         return self.features
 

@@ -140,7 +140,7 @@ class Method(Frozen):
         return False
 
     @property
-    def held_out(self) -> int:
+    def outlier_features(self) -> int:
         """How many input features of every linear layer the recipe's schemes leave to this method."""
         return 0
 
@@ -317,9 +317,9 @@ class Recipe(Frozen):
         return {method.name: method.own_text for method in makers if method.own_text is not None}
 
     @property
-    def held_out(self) -> int:
+    def outlier_features(self) -> int:
         """How many input features of every linear layer the schemes of weights and activations leave to a method."""
-        return sum(method.held_out for method in self.methods.values())
+        return sum(method.outlier_features for method in self.methods.values())
 
     @property
     def is_baseline(self) -> bool:
@@ -436,11 +436,11 @@ def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
     """
     for method in recipe.methods.values():
         method.check_widths(recipe, widths)
-    beside = f" that remain beside {recipe.held_out} outliers" if recipe.held_out else ""
+    beside = f" that remain beside {recipe.outlier_features} outliers" if recipe.outlier_features else ""
     schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}
     for site, features in widths.items():
         for name, scheme in schemes.items():
-            normal = features - recipe.held_out
+            normal = features - recipe.outlier_features
             if scheme and scheme.group_size and scheme.group_size > normal:
                 raise RecipeError(
                     f"the group size {scheme.group_size} of {name} exceeds the {normal} "

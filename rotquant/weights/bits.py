@@ -66,7 +66,7 @@ def weight_bits(recipe: Recipe, rows: int, columns: int, float_bits: int, behind
     form = "integers" if rounding is None else rounding.stored_as
     if form == "lattice":  # a sign for every row and column, one scale
         return {"codes": scheme.bits * rows * columns, "scales": _SCALE, "signs": 8 * (rows + columns)}
-    outliers = recipe.held_out
+    outliers = recipe.outlier_features
     normal = columns - outliers
     groups = rows * -(-normal // (scheme.group_size or normal)) if scheme.granularity != "tensor" else 1
     codes = {"codes": scheme.bits * rows * normal}

@@ -102,7 +102,7 @@ def _details(project: Project, table: Table, values: Values, results: origins.Re
         "has_flips": any(name.endswith(ANSWER_FLIPS.name) for _, _, name in values),
         "columns": origins.computed_on(project, table) if is_about_models(table) else (),
         "groups": any(origins.has_groups(run.recipe) for run in runs),
-        "outliers": any(run.recipe.held_out for run in runs),
+        "outliers": any(run.recipe.outlier_features for run in runs),
         "settings": origins.row_settings(project, table),
         "budgets": given(project, table, results),
         "trained": trained(project, table, results),
