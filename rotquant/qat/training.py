@@ -79,7 +79,7 @@ def apply(settings: SelfDistillation, context: QuantizationContext) -> None:
 
 
 @dataclass(frozen=True)
-class Lessons:
+class TeacherOutputs:
     """What is known of the teacher before the first step.
 
     confidence: its mean probability of the tokens of the text. states: its last hidden states of all samples, [samples,
@@ -126,9 +126,9 @@ class Training:
         ):
             distillation = Distillation(student, teacher, 0.5, factorized)
             with self.engine.placed(distillation):
-                lessons = self._lessons(teacher, checkpoint)
-                distillation.confidence = lessons.confidence
-                history = self._train(distillation, lessons.states, checkpoint)
+                outputs = self._teacher_outputs(teacher, checkpoint)
+                distillation.confidence = outputs.confidence
+                history = self._train(distillation, outputs.states, checkpoint)
                 self.engine.gather(student, self.model)
         return history
 
@@ -222,7 +222,7 @@ class Training:
         yield factorized
         Factorized(self.model, factorized.residual).turn()
 
-    def _lessons(self, teacher: nn.Module, checkpoint: Checkpoint | ShardedCheckpoint | None) -> Lessons:
+    def _teacher_outputs(self, teacher: nn.Module, checkpoint: Checkpoint | ShardedCheckpoint | None) -> TeacherOutputs:
         """The teacher's confidence, from the settings, a checkpoint or the text; its states, where they are few."""
         found = torch.zeros((), dtype=torch.float64)
         known = checkpoint and checkpoint.of("confidence")
@@ -234,13 +234,13 @@ class Training:
         size = self.ids.numel() * head.shape[1] * head.element_size()
         kept = self.engine.processes == 1 and size <= of_device(_STATE_BYTES, self.engine.device)
         if ready and not kept:
-            return Lessons(found.item(), None)
+            return TeacherOutputs(found.item(), None)
         total, states = self._taught(teacher, head, kept)
         if not ready:
             found.copy_(total / (self.ids.shape[0] * (self.ids.shape[1] - 1)))
             if known is not None:
                 known.save(1, {"confidence": found}, [])
-        return Lessons(found.item(), states)
+        return TeacherOutputs(found.item(), states)
 
     def _taught(self, teacher: nn.Module, head: Tensor, kept: bool) -> tuple[Tensor, Tensor | None]:
         """The sum of the teacher's probabilities that its confidence is the mean of, of all tokens but the last; its

@@ -183,7 +183,7 @@ ASIDE: dict[str, str] = {
     "kernels.launch.loading:compile_source": "reads names of compiled kernels in the user's cache, on a GPU alone",
     "recipes.corpus:expected_hashes": _OURS,
     "methods.block_ap.tuning:tune_block": _LOADS,
-    "qat.training:Training._lessons": _LOADS,
+    "qat.training:Training._teacher_outputs": _LOADS,
     "training.loop:train": _LOADS,
     "metrics.diagnostics:measure_costs": _LOADS,
     "metrics.magnitudes:read_inputs": "makes a hook that is called reader",
