@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTHS = (2, 3)
 
 
-class Quantizers(NamedTuple):
+class QuantizerSettings(NamedTuple):
     """Which quantizers weights have in a training, and where these begin.
 
     kind: by its name in `qat.quantizers`.
@@ -97,9 +97,9 @@ class SelfDistillation(Method):
         """Of equal distances and of NormalFloat about zero the ends; about a learned centre that too
         (`tensors.codebook_compression`)."""
         every = super().codebook_entries(recipe)
-        return {"ldp": every, "nf3_ldp": 3}.get(self.quantizers(recipe).kind, 2)
+        return {"ldp": every, "nf3_ldp": 3}.get(self.quantizer_settings(recipe).kind, 2)
 
-    def quantizers(self, recipe: Recipe) -> Quantizers:
+    def quantizer_settings(self, recipe: Recipe) -> QuantizerSettings:
         """Of the recipe's weights."""
         raise NotImplementedError(f"{self.name} names no quantizers")
 

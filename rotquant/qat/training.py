@@ -103,7 +103,7 @@ class Training:
         self.engine = engine
         self.model: nn.Module = context.model
         self.recipe: Recipe = context.recipe
-        self.kinds = settings.quantizers(context.recipe)
+        self.chosen = settings.quantizer_settings(context.recipe)
         self.ids, self.validation = self._split(context.texts[settings.name])
         self.dtype = cast(torch.dtype, context.model.dtype)
         self.quantizers: Quantizers = {}
@@ -186,13 +186,13 @@ class Training:
     @torch.no_grad()
     def _start(self, index: int, name: str, layer: nn.Linear, moment: Tensor) -> None:
         """Of one linear layer with inputs of X^T X `moment`."""
-        kinds, bits = self.kinds, self.recipe.rounded.scheme.bits
-        rounding = own_rounding(kinds.kind, bits) if kinds.start_rounding == "own" else uniform_rounding(bits)
+        chosen, bits = self.chosen, self.recipe.rounded.scheme.bits
+        rounding = own_rounding(chosen.kind, bits) if chosen.start_rounding == "own" else uniform_rounding(bits)
         size = self._group_size(layer.weight)
         clips = (
             None
-            if name.endswith(kinds.unsearched)
-            else search_clips(layer.weight, moment, size, rounding, target=kinds.start_target)
+            if name.endswith(chosen.unsearched)
+            else search_clips(layer.weight, moment, size, rounding, target=chosen.start_target)
         )
         quantizer = self._quantizer(layer.weight.detach(), clips)
         if clips is not None and not any(True for _ in quantizer.parameters()):
@@ -200,10 +200,10 @@ class Training:
         self.quantizers[index, name] = quantizer
 
     def _quantizer(self, weight: Tensor, clips: Clips | None) -> TrainableQuantizer:
-        kinds, bits = self.kinds, self.recipe.rounded.scheme.bits
-        quantizer = make_quantizer(kinds.kind, weight, self._group_size(weight), bits, clips, kinds.straight_through)
+        chosen, bits = self.chosen, self.recipe.rounded.scheme.bits
+        quantizer = make_quantizer(chosen.kind, weight, self._group_size(weight), bits, clips, chosen.straight_through)
         for name, parameter in quantizer.named_parameters():
-            parameter.requires_grad_(name not in kinds.fixed)
+            parameter.requires_grad_(name not in chosen.fixed)
         return quantizer
 
     def _group_size(self, weight: Tensor) -> int:

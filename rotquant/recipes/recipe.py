@@ -49,7 +49,7 @@ class Budget(NamedTuple):
 
 
 class Method(Frozen):
-    """A method's settings, as frozen data with defaults and a string below each field, and what it does with them.
+    """A method's settings, as frozen data with defaults and a string below each field, and what follows from them.
 
     The first paragraph of a subclass's docstring says in one sentence what it is and where it comes from. A disputed
     detail is a field: default as the paper says, alternative as its authors' code does. Of the hooks below a method
@@ -59,7 +59,7 @@ class Method(Frozen):
     actions: the module with what it does to a model (`rotquant.weights.actions`): this one, or one beside it.
     title: in sentences and in records of what each method cost.
     source: the paper, with section or equations.
-    roles: what it does: `rotations` are learned before everything else, in a stage of its own (`learn`); `prefix` of
+    roles: what it does: `rotations` are learned before everything else, in a stage of its own; `prefix` of
         tokens in the KV cache, which all that follows sees; `transformation` of features or weights; `selection` of
         features that are kept in higher precision; `rounding` of weights, where it takes the place of round-to-nearest;
         static `scales`, in place of those that cover the calibration text.

@@ -22,6 +22,7 @@ from rotquant.models.fitting import check_fits
 from rotquant.models.integrity import check_changed, check_finite
 from rotquant.models.limits import Limits
 from rotquant.models.rotation.fusing import rotate
+from rotquant.models.rotation.matrices import Rotations
 from rotquant.models.simulation.kv_cache import check_cache_scheme
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.stream import memory_peak, reset_memory_peak
@@ -35,8 +36,6 @@ from rotquant.weights.storage import Manifest, QuantizedState, StoredModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rotquant.models.rotation.matrices import Rotations
-
 
 def build_weights(
     model: "PreTrainedModel",
@@ -46,7 +45,7 @@ def build_weights(
     samples: Tensor | None = None,
     *,
     texts: Mapping[str, Tensor] = MappingProxyType({}),
-    rotations: "Rotations | None" = None,
+    rotations: Rotations | None = None,
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
     checkpoint: Checkpoint | None = None,
@@ -84,7 +83,7 @@ def build_weights(
 
 
 def _build(
-    context: QuantizationContext, tokenizer: "PreTrainedTokenizerBase | None", rotations: "Rotations | None"
+    context: QuantizationContext, tokenizer: "PreTrainedTokenizerBase | None", rotations: Rotations | None
 ) -> StoredModel:
     """The stored part of the context's recipe, one phase after the other."""
     model, recipe, device = context.model, context.recipe, context.device

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from rotquant.qat.method import Quantizers, SelfDistillation, low_bits
+from rotquant.qat.method import QuantizerSettings, SelfDistillation, low_bits
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 
@@ -22,10 +22,10 @@ class BitDistiller(SelfDistillation):
     clips_queries: bool = False
     """Whether weights of queries and keys are clipped too. The authors' search leaves both out (`auto_clip_block`)."""
 
-    def quantizers(self, recipe: Recipe) -> Quantizers:
+    def quantizer_settings(self, recipe: Recipe) -> QuantizerSettings:
         """By the bits; clips of q_proj and k_proj are not searched, unless these are to be clipped."""
         kind = "nf3" if recipe.rounded.scheme.bits == 3 else "range"
-        return Quantizers(kind, unsearched=() if self.clips_queries else ("q_proj", "k_proj"))
+        return QuantizerSettings(kind, unsearched=() if self.clips_queries else ("q_proj", "k_proj"))
 
     def clips_weights(self, recipe: Recipe) -> str | None:
         """By the search that training begins with."""

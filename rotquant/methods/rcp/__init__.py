@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.qat.method import Quantizers, SelfDistillation, low_bits
+from rotquant.qat.method import QuantizerSettings, SelfDistillation, low_bits
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 
@@ -42,7 +42,7 @@ class RCP(SelfDistillation):
     """How it rounds: `uniform`, by Eq. 1, as Eq. 6 prints, whose whole zero point moves the levels that learned
     partitions then put elsewhere; `own`, as the quantizer does at its start."""
 
-    def quantizers(self, recipe: Recipe) -> Quantizers:
+    def quantizer_settings(self, recipe: Recipe) -> QuantizerSettings:
         """By the settings and the bits. Of `lwc_exact` partitions stay uniform, with even levels from end to end."""
         fixed = ("s1", "s2") if self.quantizer == "lwc_exact" else ()
         if self.learned == "nothing":
@@ -50,7 +50,7 @@ class RCP(SelfDistillation):
         kind = "nf3_ldp" if recipe.rounded.scheme.bits == 3 else "ldp"
         if self.quantizer in ("lwc", "n2uq"):
             kind = "learned_range" if self.quantizer == "lwc" else "n2uq"
-        return Quantizers(kind, self.straight_through, self.start_target, self.start_rounding, fixed)
+        return QuantizerSettings(kind, self.straight_through, self.start_target, self.start_rounding, fixed)
 
     def check(self, recipe: Recipe) -> None:
         """As for every training; two bits for n2uq and lwc_exact."""
@@ -66,7 +66,7 @@ class RCP(SelfDistillation):
         """As on the pages."""
         printed = (self.start_target, self.start_rounding) == ("clipped", "uniform")
         start = "as Eq. 6 prints" if printed else f"with {self.start_rounding} rounding against the {self.start_target}"
-        kind = "lwc_exact" if self.quantizer == "lwc_exact" else self.quantizers(recipe).kind
+        kind = "lwc_exact" if self.quantizer == "lwc_exact" else self.quantizer_settings(recipe).kind
         learned = "" if self.learned == "all" else ", nothing learned beside the weights"
         return f"{super().describe(recipe)}, {start}; {kind}{learned}"
 
