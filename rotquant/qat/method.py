@@ -27,7 +27,7 @@ class QuantizerSettings(NamedTuple):
     start_target: from what the error is measured by which clips begin, see `qat.start.search_clips`.
     start_rounding: how the search for clips rounds: as the quantizers do at their start, or all of them as Eq. 1.
     fixed: parameters of quantizers, by their names, that stay as they begin.
-    unsearched: linear layers, by their names in a decoder layer's parts, whose clips begin with all of the range.
+    unsearched: linear layers, by the last part of their names, whose clips begin with all of the range.
     """
 
     kind: "Kind"
