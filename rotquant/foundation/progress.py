@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from threading import Event, RLock, Thread
-from typing import IO, TypeVar
+from typing import IO, TypeGuard, TypeVar
 
 from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 Item = TypeVar("Item")
 
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+#: Seconds of work before it is first shown, between two showings, and between two looks at the clock.
+LINES, BARS = (5.0, 20.0, 1.0), (1.0, 0.25, 0.25)
 
 
 class Task:
@@ -35,11 +36,9 @@ class Task:
     note: said beside the count, for example a loss.
     """
 
-    def __init__(
-        self, display: "Display", description: str, unit: str = "", total: int | None = None, done: int = 0
-    ) -> None:
+    def __init__(self, display: "Display", description: str, unit: str, total: int | None, done: int) -> None:
         self.description, self.unit, self.total, self.done = description, unit, total, done
-        self.part, self.note, self.shown = 0.0, "", False
+        self.part, self.note, self.shown, self.bar = 0.0, "", False, TaskID(0)
         self._display, self._first, self.started = display, done, display.clock()
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
@@ -59,8 +58,7 @@ class Task:
     def count(self) -> str:
         """How far it is: "layer 3 of 12"; "3 files" where nobody knows how many there are."""
         known = f"{self.unit} {min(self.done + 1, self.total)} of {self.total}" if self.total is not None else ""
-        counted = (known or _number(self.done, self.unit)) if self.unit else ""
-        return ", ".join(filter(None, [counted, self.note]))
+        return ", ".join(filter(None, [self.unit and (known or _number(self.done, self.unit)), self.note]))
 
     def left(self, now: float) -> float | None:
         """Seconds that the rest takes if it goes on as so far; None while nobody knows, and where there is no rest."""
@@ -71,8 +69,11 @@ class Task:
 
     def times(self, now: float) -> str:
         """How long it has taken, and may take: "41 s, about 2 min left"."""
-        left = self.left(now)
-        return duration(now - self.started) + ("" if left is None else f", about {duration(_rough(left))} left")
+        left, taken = self.left(now), duration(now - self.started)
+        if left is None:
+            return taken
+        rough = math.ceil(left / 10) * 10 if left <= 120 else round(left / 60) * 60  # as exact as it deserves
+        return f"{taken}, about {duration(rough)} left"
 
 
 def duration(seconds: float) -> str:
@@ -84,83 +85,12 @@ def duration(seconds: float) -> str:
     return f"{whole} {large}" + (f" {rest} {small}" if rest else "")
 
 
-def _rough(seconds: float) -> float:
-    """As exact as an estimate deserves: tens of seconds up to two minutes, then whole minutes."""
-    return math.ceil(seconds / 10) * 10 if seconds <= 120 else round(seconds / 60) * 60
-
-
 def _number(count: int, unit: str) -> str:
     return f"{count:,} {unit}{'' if count == 1 else 's'}"
 
 
-@dataclass
-class Lines:
-    """Plain lines, for logs.
-
-    first: seconds of work before the first line. interval: seconds between lines. pause: between looks at the clock.
-    """
-
-    stream: IO[str]
-    first: float = 5.0
-    interval: float = 20.0
-    pause: float = 1.0
-
-    def show(self, tasks: Sequence[Task], now: float) -> None:
-        """One line: where each task is, from outside inwards, and the times of the first that has an estimate."""
-        timed = next((task for task in tasks if task.left(now) is not None), tasks[0])
-        places = [": ".join(filter(None, [task.description, task.count])) for task in tasks]
-        self._write(", ".join([*places, timed.times(now)]))
-
-    def finished(self, task: Task, now: float) -> None:
-        """A closing line."""
-        count = f"{_number(task.done, task.unit)} in " if task.unit else ""
-        self._write(f"{task.description}: done, {count}{duration(now - task.started)}")
-
-    def close(self) -> None:
-        """Lines stay."""
-
-    def _write(self, line: str) -> None:
-        self.stream.write(line + "\n")
-        self.stream.flush()
-
-
-class Bars:
-    """Bars at a terminal, one below the other for tasks within tasks; they vanish when the work is done.
-
-    first, interval, pause: as of `Lines`.
-    """
-
-    first, interval, pause = 1.0, 0.25, 0.25
-
-    def __init__(self, stream: IO[str]) -> None:
-        # Standard output carries results and may lead elsewhere: it is let through.
-        console = Console(file=stream, force_jupyter=False)
-        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
-        self._live.start()
-
-    def show(self, tasks: Sequence[Task], now: float) -> None:
-        """Draw the bars anew."""
-        words = [(task.description, ", ".join(filter(None, [task.count, task.times(now)]))) for task in tasks]
-        room = self._live.console.width - sum(max(map(len, column)) + 1 for column in zip(*words, strict=True))
-        grid = Table.grid(padding=(0, 1))
-        for _ in range(3):
-            grid.add_column(no_wrap=True)
-        for task, (description, place) in zip(tasks, words, strict=True):
-            width = max(1, min(24, room))  # a narrow terminal shows words before bars
-            bar = ProgressBar(task.total, task.done + task.part, width, pulse=task.total is None, animation_time=now)
-            grid.add_row(description, bar, place)
-        self._live.update(grid, refresh=True)
-
-    def finished(self, task: Task, now: float) -> None:
-        """Its bar vanishes."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        self._live.stop()
-
-
 class Display:
-    """The tasks under way in this process, and what shows them.
+    """The tasks under way in this process, and where they are shown.
 
     clock: seconds, never going back. stream: where to show them, asked for when work begins; None for nowhere.
     thread: whether a thread shows that time passes; else `poll` alone does.
@@ -172,40 +102,41 @@ class Display:
         stream: Callable[[], IO[str] | None] = lambda: sys.stderr,
         thread: bool = True,
     ) -> None:
-        self.clock, self._stream, self._thread = clock, stream, thread
+        self.clock, self._choose, self._thread = clock, stream, thread
         self._tasks: list[Task] = []
-        self._lock = RLock()
-        self._screen: Lines | Bars | None = None
+        self._stream: IO[str] | None = None
+        self._bars: Progress | None = None
         self._due = self._ended = -math.inf
-        self._stop = Event()
+        self._lock, self._stop = RLock(), Event()
 
-    def open(self, task: Task) -> None:
-        """A task begins, within those under way."""
+    @contextmanager
+    def running(self, task: Task) -> Iterator[None]:
+        """Show a task, within those under way, while the block runs."""
         with self._lock:
             if not self._tasks:
                 self._begin()
             self._tasks.append(task)
-        self.poll()
-
-    def close(self, task: Task, finished: bool) -> None:
-        """A task ends, `finished` or broken off."""
-        with self._lock:
-            self._tasks.remove(task)
-            if not self._tasks:
-                self._end(task if finished and task.shown else None)
+        finished = False
+        try:
+            self.poll()
+            yield
+            finished = True
+        finally:
+            with self._lock, suppress(OSError, ValueError):
+                self._tasks.remove(task)
+                if not self._tasks:
+                    self._end(task if finished and task.shown else None)
+                elif self._bars is not None and task.shown:
+                    self._bars.remove_task(task.bar)
 
     def poll(self) -> None:
         """Show the tasks where it is time to."""
         now = self.clock()
-        if now < self._due:
-            return
         # What cannot be shown, on a stream that is closed or gone, is no reason to stop the work.
         with self._lock, suppress(OSError, ValueError):
-            if self._tasks and self._screen is not None:
-                self._due = now + self._screen.interval
-                for task in self._tasks:
-                    task.shown = True
-                self._screen.show(self._tasks, now)
+            if now >= self._due and self._tasks and self._stream is not None:
+                self._due = now + self._interval
+                self._show(now)
 
     def watch(self, stop: Event, pause: float) -> None:
         """What the thread does: poll until the work is done."""
@@ -213,40 +144,59 @@ class Display:
             self.poll()
 
     def _begin(self) -> None:
-        self._screen = _screen(self._stream())
-        if self._screen is None:
-            return
+        stream = self._choose()
+        self._stream = None if stream is None or stream.closed else stream
+        self._bars = _bars(self._stream) if _moves_cursor(self._stream) else None
+        self._first, self._interval, pause = LINES if self._bars is None else BARS
         # Work that follows at once goes on in the same intervals: many short tasks are long work too.
-        if self.clock() - self._ended > self._screen.first:
-            self._due = self.clock() + self._screen.first
-        if self._thread:
+        if self.clock() - self._ended > self._first:
+            self._due = self.clock() + self._first
+        if self._thread and self._stream is not None:
             self._stop = Event()
-            Thread(target=self.watch, args=(self._stop, self._screen.pause), name="progress", daemon=True).start()
+            Thread(target=self.watch, args=(self._stop, pause), name="progress", daemon=True).start()
+
+    def _show(self, now: float) -> None:
+        """Where each task is, from outside inwards: a bar each, or a line with the first estimate that there is."""
+        if self._bars is None:
+            timed = next((task for task in self._tasks if task.left(now) is not None), self._tasks[0])
+            places = [": ".join(filter(None, [task.description, task.count])) for task in self._tasks]
+            print(*places, timed.times(now), sep=", ", file=self._stream, flush=True)
+        else:
+            for task in self._tasks:
+                if not task.shown:
+                    task.bar = self._bars.add_task(task.description, total=task.total, place="")
+                place = ", ".join(filter(None, [task.count, task.times(now)]))
+                self._bars.update(task.bar, completed=task.done + task.part, place=place)
+            self._bars.start()
+            self._bars.refresh()
+        for task in self._tasks:
+            task.shown = True
 
     def _end(self, finished: Task | None) -> None:
         """All work has ended, with the task given, if that has been shown and has not broken off."""
         self._ended = self.clock()
         self._stop.set()
-        screen, self._screen = self._screen, None
-        if screen is None:
-            return
-        with suppress(OSError, ValueError):
-            if finished is not None and self._ended - finished.started >= screen.first:
-                self._due = self._ended + screen.interval
-                screen.finished(finished, self._ended)
-            screen.close()
+        if self._bars is not None:
+            self._bars.stop()
+        elif finished is not None and self._ended - finished.started >= self._first:
+            self._due = self._ended + self._interval
+            count = f"{_number(finished.done, finished.unit)} in " if finished.unit else ""
+            words = f"{finished.description}: done, {count}{duration(self._ended - finished.started)}"
+            print(words, file=self._stream, flush=True)
 
 
-def _screen(stream: IO[str] | None) -> Lines | Bars | None:
-    """What shows tasks on a stream; nothing where a process has none."""
-    if stream is None or stream.closed:
-        return None
-    return Bars(stream) if _moves_cursor(stream) else Lines(stream)
+def _bars(stream: IO[str]) -> Progress:
+    """Bars that vanish when the work is done; a narrow terminal shortens them before words."""
+    description, place = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[place]"))
+    # Standard output carries results and may lead elsewhere: it is let through.
+    console = Console(file=stream, force_jupyter=False)
+    columns = (description, BarColumn(24), place)
+    return Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False)
 
 
-def _moves_cursor(stream: IO[str]) -> bool:
+def _moves_cursor(stream: IO[str] | None) -> TypeGuard[IO[str]]:
     """Whether a stream is a terminal that can draw bars."""
-    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    return bool(stream and not stream.closed and stream.isatty()) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 _display = Display()
@@ -261,18 +211,10 @@ def task(description: str, unit: str = "", total: int | None = None, done: int =
         total: how many there are.
         done: steps that an earlier process has done.
     """
-    display = _display
-    under_way = Task(display, description, unit, total, done)
-    if _silent.get() or os.environ.get("ROTQUANT_QUIET", "0") not in ("", "0"):
+    under_way = Task(_display, description, unit, total, done)
+    silent = _silent.get() or os.environ.get("ROTQUANT_QUIET", "0") not in ("", "0")
+    with nullcontext() if silent else _display.running(under_way):
         yield under_way
-        return
-    display.open(under_way)
-    finished = False
-    try:
-        yield under_way
-        finished = True
-    finally:
-        display.close(under_way, finished)
 
 
 def track(items: Iterable[Item], description: str, unit: str, total: int | None = None) -> Iterator[Item]:
@@ -287,7 +229,7 @@ def track(items: Iterable[Item], description: str, unit: str, total: int | None 
 
 def at_terminal() -> bool:
     """Whether standard error shows bars."""
-    return sys.stderr is not None and not sys.stderr.closed and _moves_cursor(sys.stderr)
+    return _moves_cursor(sys.stderr)
 
 
 def downloading(what: str) -> AbstractContextManager[object]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
@@ -32,6 +33,11 @@ class Scalar:
     def pack(self, value: Any) -> np.generic:
         """A numpy scalar of exactly this type."""
         return self.dtype.type(self.read(value))
+
+
+#: What C++ calls the floating-point types that kernels read: those of 16 bits, and all.
+TYPES_16 = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+TYPES = TYPES_16 | {torch.float32: "float"}
 
 
 def _address(tensor: Tensor | None) -> int:

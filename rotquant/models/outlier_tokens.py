@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.models.limits import Limits
-from rotquant.models.stream import LayerStream, capture_layer_inputs
+from rotquant.models.stream import LayerStream, capture_layer_inputs, observed_inputs
 
 #: PrefixQuant Sec. 5.1, its threshold eta.
 OUTLIER_RATIO = 64.0
@@ -76,14 +76,9 @@ def token_maxima(
 def _layer_maxima(stream: LayerStream, index: int, layer: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     """One layer's fields of `TokenMaxima`, each [windows, tokens]; the stream advances behind the layer."""
     inputs: list[Tensor] = []
-    linear = layer.get_submodule(stream.architecture.site("mlp_output").linears[0])
-    hook = linear.register_forward_pre_hook(
-        lambda _, x: inputs.append(x[0].abs().amax(dim=-1).float().cpu()), prepend=True
-    )  # before an online transform, which a rotated model has there
-    try:
+    sites = [stream.architecture.site("mlp_output")]
+    with observed_inputs(layer, sites, lambda _, x: inputs.append(x.abs().amax(dim=-1).float().cpu()), raw=True):
         stream.advance(index)
-    finally:
-        hook.remove()
     largest, median = [], []
     for rows in stream.hidden.split(stream.batch_size):
         values = rows.abs().float()

@@ -5,14 +5,13 @@ One number per feature and site, gathered by forward hooks while decoder layers 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.models.architectures import Architecture
-from rotquant.models.stream import LayerStream
+from rotquant.models.stream import LayerStream, observed_inputs
 
 Statistic = Literal["max", "square"]
 
@@ -32,21 +31,14 @@ def observe(layer: nn.Module, architecture: Architecture, statistic: Statistic) 
     """
     statistics: dict[str, Tensor] = {}
 
-    def update(site: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        measured = measure(inputs[0].detach(), statistic)
+    def update(site: str, x: Tensor) -> None:
+        measured = measure(x.detach(), statistic)
         if site in statistics:
             measured = torch.maximum(statistics[site], measured) if statistic == "max" else statistics[site] + measured
         statistics[site] = measured
 
-    hooks = [
-        layer.get_submodule(site.linears[0]).register_forward_pre_hook(partial(update, site.name))
-        for site in architecture.sites
-    ]
-    try:
+    with observed_inputs(layer, architecture.sites, update):
         yield statistics
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def collect_statistics(stream: LayerStream, statistic: Statistic) -> list[dict[str, Tensor]]:
@@ -59,12 +51,8 @@ def collect_statistics(stream: LayerStream, statistic: Statistic) -> list[dict[s
     Returns:
         For each decoder layer one tensor [features] by site name, on the host.
     """
-    result = []
-    for index, layer in stream.layers("measuring inputs"):
-        with observe(layer, stream.architecture, statistic) as statistics:
-            stream.advance(index)
-        result.append({name: value.cpu() for name, value in statistics.items()})
-    return result
+    observed = stream.observed_layers("measuring inputs", lambda layer: observe(layer, stream.architecture, statistic))
+    return [{name: value.cpu() for name, value in statistics.items()} for _, _, statistics in observed]
 
 
 def measure(x: Tensor, statistic: Statistic) -> Tensor:

@@ -4,9 +4,9 @@ Hidden states of all samples are kept between layers, in place; only one layer n
 done with a layer's inputs is the caller's business: nothing here quantizes or changes a weight.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rotquant.foundation.progress import Task, task
 from rotquant.models.architectures import Architecture, Site, architecture_of, base_model, decoder_layers, norm_of
 from rotquant.models.limits import Limits
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 
 #: Tokens that pass a layer at once when the caller does not say.
@@ -22,6 +23,8 @@ _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
 _RECORD_BYTES = {"cpu": 2**30, "cuda": 8 * 2**30}
 #: Share of the accelerator's free memory that hidden states may take; beyond it they stay on the host.
 _SHARE_OF_FREE_MEMORY = 0.25
+#: What an observer of a layer gives.
+Observed = TypeVar("Observed")
 
 
 class LayerStream:
@@ -84,9 +87,28 @@ class LayerStream:
                 hook.remove()
             layer.to(home)
 
-    def sites(self) -> Iterator[Site]:
-        """The sites of the layer that `layers` has yielded, in execution order, each a part of its progress."""
-        return self._task.parts(self.architecture.sites)
+    def sites_of_layers(self, description: str) -> Iterator[tuple[int, nn.Module, Site]]:
+        """As `layers`, with each layer's sites in execution order; a layer runs when its last site is done with.
+
+        After the last layer there is nothing more to do with hidden states, so it does not run.
+        """
+        for index, layer in self.layers(description):
+            for site in self._task.parts(self.architecture.sites):
+                yield index, layer, site
+            if index + 1 < len(self.modules):
+                self.advance(index)
+
+    def observed_layers(
+        self, description: str, observe: Callable[[nn.Module], AbstractContextManager[Observed]]
+    ) -> Iterator[tuple[int, nn.Module, Observed]]:
+        """As `layers`, but each layer has run, observed by what `observe` opens, which is yielded after it.
+
+        So the loop body may change the layer: later ones read what it gave before.
+        """
+        for index, layer in self.layers(description):
+            with observe(layer) as observed:
+                self.advance(index)
+            yield index, layer, observed
 
     @torch.no_grad()
     def feed(self, index: int, site: Site, receive: Callable[[Tensor], None]) -> None:
@@ -98,7 +120,7 @@ class LayerStream:
         """
         self._recorded.pop(site.name, None)
         inputs: list[Tensor] = []
-        keep = site.norm is None and self._bytes_of(site) <= _of_device(_RECORD_BYTES, self.device)
+        keep = site.norm is None and self._bytes_of(site) <= of_device(_RECORD_BYTES, self.device)
 
         def reached(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
             receive(arguments[0])
@@ -125,8 +147,7 @@ class LayerStream:
 
     @torch.no_grad()
     def advance(self, index: int) -> None:
-        """Replace the hidden states by the layer's outputs. After the last layer there is nothing more to do with them,
-        so callers that only look at inputs skip it there."""
+        """Replace the hidden states by the layer's outputs."""
         with self._shortcuts(index):
             for rows in self._batches():
                 self.hidden[rows] = self._forward(index, rows).to(self.hidden.device)
@@ -161,6 +182,26 @@ def _norm(norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tenso
     """A hook: what an RMSNorm gives, in the type of its input."""
     x, module = inputs[0], cast(Any, norm)
     return module.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon))
+
+
+@contextmanager
+def observed_inputs(
+    layer: nn.Module, sites: Iterable[Site], receive: Callable[[str, Tensor], None], *, raw: bool = False
+) -> Iterator[None]:
+    """While open, a decoder layer that runs gives `receive` the name and the input of each site, [..., features].
+
+    Args:
+        raw: whether before hooks that were there (online transforms, quantizers), and not as linear layers read it.
+    """
+    with ExitStack() as stack:
+        for site in sites:
+
+            def give(_: nn.Module, arguments: tuple[Any, ...], name: str = site.name) -> None:
+                receive(name, arguments[0])
+
+            linear = layer.get_submodule(site.linears[0])
+            stack.callback(linear.register_forward_pre_hook(give, prepend=raw).remove)
+        yield
 
 
 def as_type(value: Any, dtype: torch.dtype | None) -> Any:
@@ -215,7 +256,7 @@ def capture_layer_inputs(
     Limits.of(model.config).check(samples, "samples")
     device = torch.device(device)
     if batch_size is None:
-        tokens = _of_device(_TOKENS_AT_ONCE, device) // (2 if dtype == torch.float64 else 1)
+        tokens = of_device(_TOKENS_AT_ONCE, device) // (2 if dtype == torch.float64 else 1)
         batch_size = max(1, tokens // samples.shape[1])
     base = base_model(model)
     layers, home = base.layers, base.embed_tokens.weight.device
@@ -276,11 +317,6 @@ def reset_memory_peak(device: torch.device) -> None:
     """Start measuring `memory_peak` anew."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-
-
-def _of_device(values: dict[str, int], device: torch.device) -> int:
-    """The entry for a kind of device; any accelerator counts as cuda."""
-    return values["cpu" if device.type == "cpu" else "cuda"]
 
 
 def _allocate(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -15,14 +15,16 @@ from torch import Tensor
 
 from rotquant.kernels.rows.partition import Kind
 from rotquant.tensors.codebook import Table
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.normal_float import normal_float_asymmetric
 from rotquant.tensors.value_range import ValueRange, dynamic_range, uniform
+from rotquant.weights.grid_search import search_grid
 from rotquant.weights.output_error import group_moments, output_error
 
 #: Shares of the largest and of the smallest weight (BitDistiller's code): 1.0, 0.95, ..., 0.55.
 SHARES = tuple(1 - step / 20 for step in range(10))
 #: Elements of the weight that are rounded at once: what a CPU core's cache holds, and what keeps a GPU busy.
-_ELEMENTS_ON_CPU, _ELEMENTS_ON_ACCELERATOR = 2**18, 2**24
+_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 #: How groups [rows, groups, size] are rounded over a range.
 Rounding = Callable[[Tensor, ValueRange], Tensor]
 #: From what an error is measured, see `search_clips`.
@@ -106,7 +108,7 @@ def search_clips(
         Shares of the type of `moment`, on its device.
     """
     blocks = group_moments(moment, group_size)
-    budget = _ELEMENTS_ON_CPU if weight.device.type == "cpu" else _ELEMENTS_ON_ACCELERATOR
+    budget = of_device(_ELEMENTS, weight.device)
     rows = weight.split(max(1, budget // weight.shape[1]))
     found = [_search(part.unflatten(1, (-1, group_size)).to(moment), blocks, rounded, shares, target) for part in rows]
     return Clips(torch.cat([clips.low for clips in found]), torch.cat([clips.high for clips in found]))
@@ -115,18 +117,17 @@ def search_clips(
 def _search(view: Tensor, blocks: Tensor, rounded: Rounding, shares: Sequence[float], target: Target) -> Clips:
     """The best shares of groups [rows, groups, size], given X^T X of each group."""
     whole = dynamic_range(view)
-    least = torch.full_like(whole.low, torch.inf)
-    best = Clips(torch.ones_like(least), torch.ones_like(least))
-    for high, low in product(shares, shares):
+    pairs = torch.tensor(list(product(shares, shares)), dtype=view.dtype, device=view.device)
+
+    def error(pair: Tensor) -> Tensor:
+        high, low = pair
         value_range = ValueRange(low * whole.low, high * whole.high)
         aim = view if target == "weight" else torch.clamp(view, value_range.low, value_range.high)
         difference = rounded(view, value_range) - aim
-        error = output_error(difference.transpose(0, 1), blocks).T.unsqueeze(-1)
-        better = error < least
-        best.low.masked_fill_(better, low)
-        best.high.masked_fill_(better, high)
-        least = torch.minimum(error, least)
-    return best
+        return output_error(difference.transpose(0, 1), blocks).T.unsqueeze(-1)
+
+    high, low = search_grid(pairs, error)[0].split(1, dim=-1)
+    return Clips(low, high)
 
 
 @torch.no_grad()

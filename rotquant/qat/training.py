@@ -176,9 +176,9 @@ class Training:
         context, architecture = self.context, self.context.architecture
         with wrap(context.model, context.online):
             stream = context.capture(self.ids[: self.settings.start_samples])
-            for index, layer in stream.layers(f"{self.settings.title}: where clips begin"):
-                with observed_hessians(layer, architecture) as hessians:
-                    stream.advance(index)
+            title = f"{self.settings.title}: where clips begin"
+            observe = partial(observed_hessians, architecture=architecture)
+            for index, layer, hessians in stream.observed_layers(title, observe):
                 for site in architecture.sites:
                     for name in site.linears:
                         self._start(index, name, linear_of(layer, name), hessians[site.name].matrix)

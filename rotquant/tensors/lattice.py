@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.hadamard import hadamard_transform
 
 #: Weights of one code.
@@ -52,7 +53,7 @@ def decode(codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 def encode(vectors: Tensor) -> Tensor:
     """The codes of the nearest vectors: [..., 8] of float32 or float64 to int16 [...]."""
     flat = vectors.reshape(-1, WIDTH)
-    limit = _AT_ONCE["cpu" if vectors.device.type == "cpu" else "cuda"]
+    limit = of_device(_AT_ONCE, vectors.device)
     return torch.cat([_encode(part) for part in flat.split(limit)]).view(vectors.shape[:-1])
 
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.quantization import QParams, check_groups, choose_qparams, fake_quantize, grouped
 
 #: Elements of all candidates held at once: what a CPU core's cache holds, and what keeps a GPU busy.
-_ELEMENTS_ON_CPU, _ELEMENTS_ON_ACCELERATOR = 2**18, 2**24
+_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 #: Relative difference of two errors that float32's last bits, of powers and of sums, might decide: far above them.
 _CLOSE = 1e-5
 
@@ -47,7 +48,7 @@ def search_clip(weight: Tensor, scheme: QuantizationScheme, norm: float, steps: 
     rows = view.reshape(1, -1) if scheme.granularity == "tensor" else view.reshape(-1, view.shape[-1])
     per_row = scheme.model_copy(update={"granularity": "channel", "group_size": None})
     candidates = 1.0 - torch.arange(steps, dtype=weight.dtype, device=weight.device) / 100
-    budget = _ELEMENTS_ON_CPU if weight.device.type == "cpu" else _ELEMENTS_ON_ACCELERATOR
+    budget = of_device(_ELEMENTS, weight.device)
     chunk = max(1, budget // rows.shape[-1])
     return torch.cat([_search_rows(part, per_row, norm, candidates, budget) for part in rows.split(chunk)]).view(shape)
 

@@ -130,11 +130,8 @@ class QuantizationContext:
         seen = replace(self.online, outliers=self.splits, **runtime_schemes(self.recipe))
         with wrap(self.model, seen if quantized_inputs else self.online):
             stream = self.capture(exact=exact)
-            for index, layer in stream.layers(description):
-                for site in stream.sites():
-                    self._round_site(stream, index, layer, site, rounding)
-                if index + 1 < self.architecture.num_layers:
-                    stream.advance(index)
+            for index, layer, site in stream.sites_of_layers(description):
+                self._round_site(stream, index, layer, site, rounding)
 
     def cover_with_scales(self) -> None:
         """Take static scales from the smallest and largest value over the calibration text, outlier features aside."""

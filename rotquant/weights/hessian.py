@@ -5,14 +5,13 @@ For a layer with inputs X the weight error dW is measured by its output, tr(dW H
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RotquantError
 from rotquant.models.architectures import Architecture, linear_of
+from rotquant.models.stream import observed_inputs
 from rotquant.tensors.onednn import linear
 
 
@@ -42,21 +41,11 @@ class Hessian:
 def observed_hessians(layer: nn.Module, architecture: Architecture) -> Iterator[dict[str, Hessian]]:
     """While open, a decoder layer that runs adds what each site's linear layers read, by the site's name."""
     hessians: dict[str, Hessian] = {}
-
-    def add(site: str, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        hessians[site].add(arguments[0])
-
-    hooks = []
     for site in architecture.sites:
-        linear = linear_of(layer, site.linears[0])
-        dtype = torch.promote_types(linear.weight.dtype, torch.float32)
-        hessians[site.name] = Hessian(site.features, linear.weight.device, dtype)
-        hooks.append(linear.register_forward_pre_hook(partial(add, site.name)))
-    try:
+        weight = linear_of(layer, site.linears[0]).weight
+        hessians[site.name] = Hessian(site.features, weight.device, torch.promote_types(weight.dtype, torch.float32))
+    with observed_inputs(layer, architecture.sites, lambda site, x: hessians[site].add(x)):
         yield hessians
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.devices import tensor_core_products
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
+from rotquant.weights.grid_search import search_grid
 
 
 def output_error(difference: Tensor, moment: Tensor) -> Tensor:
@@ -53,16 +54,12 @@ def search_ratios(
     size = scheme.group_size or weight.shape[1]
     blocks = group_moments(moment, size)
     shape = choose_qparams(weight, scheme).scale.shape
-    best = least = None
-    for ratio in ratios:
+
+    def error(ratio: float) -> Tensor:
         values = rounded(ratio) if rounded else fake_quantize(weight, scheme, choose_qparams(weight, scheme, ratio))
         with tensor_core_products():
             difference = nn.functional.pad(values - weight, (0, -weight.shape[1] % size))
-            error = output_error(difference.unflatten(1, (-1, size)).transpose(0, 1), blocks)  # [groups, out]
-        error = error.sum() if scheme.granularity == "tensor" else error.T.reshape(shape)
-        if best is None or least is None:
-            best, least = torch.full_like(error, ratio), error
-        best, least = torch.where(error < least, ratio, best), torch.minimum(error, least)
-    if best is None:
-        raise ValueError("a search needs at least one ratio")
-    return best
+            errors = output_error(difference.unflatten(1, (-1, size)).transpose(0, 1), blocks)  # [groups, out]
+        return errors.sum() if scheme.granularity == "tensor" else errors.T.reshape(shape)
+
+    return search_grid(ratios, error)[0]

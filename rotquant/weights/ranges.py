@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.simulation.kv_cache import KVQuantizer, static_qparams
 from rotquant.models.simulation.prefix import Prefix
 from rotquant.models.simulation.queries import observed_queries
+from rotquant.models.stream import observed_inputs
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import ColumnSplit, QParams, choose_qparams
@@ -48,11 +48,8 @@ class Ranges:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        for site in self.architecture.sites:
-            if site.name in self.schemes:
-                linear = self.layer.get_submodule(site.linears[0])
-                hook = linear.register_forward_pre_hook(partial(self._input, site.name))
-                self._open.callback(hook.remove)
+        sites = [site for site in self.architecture.sites if site.name in self.schemes]
+        self._open.enter_context(observed_inputs(self.layer, sites, self._input))
         if self.schemes.keys() & {"keys", "values"}:
             self._open.enter_context(observed_queries(self.model, self._attention))
         return self
@@ -67,8 +64,8 @@ class Ranges:
             for name, scheme in self.schemes.items()
         }
 
-    def _input(self, site: str, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        x: Tensor = arguments[0].detach()
+    def _input(self, site: str, x: Tensor) -> None:
+        x = x.detach()
         if site in self.splits:
             x = x[..., self.splits[site].normal_columns.to(x.device)]
         if self.averaged:

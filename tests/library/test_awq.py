@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.awq import AWQ
 from rotquant.methods.awq import search as awq
-from rotquant.methods.awq.search import Inputs, producer, scale_site, search_clip, search_scale
+from rotquant.methods.awq.search import Inputs, clip_ratios, producer, scale_site, search_scale
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
@@ -20,6 +20,7 @@ from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
 from rotquant.weights.build import build_weights
+from rotquant.weights.output_error import search_ratios
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens
 from tests.library.test_checkpoints import tiny_tokenizer
@@ -65,7 +66,7 @@ def test_the_scale_is_the_one_with_the_least_output_error(scheme, seed):
 @pytest.mark.parametrize("scheme", [CHANNEL, GROUPS])
 def test_every_clip_ratio_is_the_one_with_the_least_error_of_its_elements(scheme):
     weight, x = layer_problem(0)
-    found = search_clip(weight, x.T @ x, scheme, grid=20)
+    found = search_ratios(weight, x.T @ x, scheme, clip_ratios(20))
     size = scheme.group_size or weight.shape[1]
     assert found.shape == choose_qparams(weight, scheme).scale.shape
     per_row = CHANNEL.model_copy(update={"bits": scheme.bits})

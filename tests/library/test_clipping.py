@@ -61,7 +61,7 @@ def test_searching_never_loses_to_not_clipping(seed: int, scheme: QuantizationSc
 def test_the_result_does_not_depend_on_how_rows_are_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = gaussian(50, 40, dtype=torch.float64)
     whole = search_clip(weight, SCHEMES[0], 2.4)
-    monkeypatch.setattr("rotquant.weights.clipping._ELEMENTS_ON_CPU", 100)
+    monkeypatch.setattr("rotquant.weights.clipping._ELEMENTS", {"cpu": 100})
     torch.testing.assert_close(search_clip(weight, SCHEMES[0], 2.4), whole, rtol=0, atol=0)
 
 

@@ -7,8 +7,17 @@ import torch
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.lwc import LearnedClipping
-from rotquant.methods.lwc.learning import exact_parameters, initial, train
-from rotquant.methods.omniquant.learning import Block, Learned, clipped_qparams, quantized_parameters
+from rotquant.methods.lwc.clipping_alone import training_of
+from rotquant.methods.omniquant import block_reconstruction
+from rotquant.methods.omniquant.block_reconstruction import (
+    Block,
+    Learned,
+    clipped_qparams,
+    exact_parameters,
+    initial_clipping,
+    quantized_parameters,
+    train,
+)
 from rotquant.models.architectures import architecture_of
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import capture_layer_inputs
@@ -58,28 +67,26 @@ def test_training_lowers_the_error_of_the_blocks_output() -> None:
         block, hidden = first_block(model, tiny_tokens(8, seed=seed))
         parameters = exact_parameters(block.layer)
         targets = block.map(parameters, hidden, 8)
-        learned = initial(parameters, block.architecture.linears, WEIGHTS)
+        learned = Learned({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
         settings = LearnedClipping(steps=60, batch_size=4, learning_rate=0.1)
 
         with wrap(model, RuntimeQuantization(activations=INPUTS, scale_gradients=True)):
             before = error(block, learned, hidden, targets)
-            train(block, parameters, learned, hidden, targets, WEIGHTS, settings, seed)
+            train(block, parameters, learned, hidden, targets, WEIGHTS, training_of(settings), seed)
             shares.append(error(block, learned, hidden, targets) / before)
     assert sum(shares) / 3 < 0.9, shares
 
 
 def test_the_weights_are_those_that_were_clipped_by_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rotquant.methods.lwc import learning
-
     kept = []
-    fuse = learning.fuse
+    fuse = block_reconstruction.fuse
 
     def spied(block: Block, learned: object, scheme: QuantizationScheme) -> object:
         before = {name: value.clone() for name, value in exact_parameters(block.layer).items()}
         kept.append((before, learned))
         return fuse(block, learned, scheme)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(learning, "fuse", spied)
+    monkeypatch.setattr(block_reconstruction, "fuse", spied)
     stored = build_weights(tiny_model(), None, recipe(), 0, tiny_tokens(4), progress=False)
     assert len(kept) == 2
     for index, (parameters, learned) in enumerate(kept):
@@ -130,6 +137,7 @@ def test_a_loss_that_is_not_finite_is_reported() -> None:
     model = tiny_model()
     block, hidden = first_block(model, tiny_tokens(4))
     parameters = exact_parameters(block.layer)
-    learned = initial(parameters, block.architecture.linears, WEIGHTS)
+    learned = Learned({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
+    training = training_of(LearnedClipping(steps=2))
     with pytest.raises(RotquantError, match=r"a block of LWC is nan after 0 steps: lower methods\.lwc\.learning_rate"):
-        train(block, parameters, learned, hidden, hidden * torch.nan, WEIGHTS, LearnedClipping(steps=2), 0)
+        train(block, parameters, learned, hidden, hidden * torch.nan, WEIGHTS, training, 0)

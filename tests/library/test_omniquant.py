@@ -7,8 +7,8 @@ import torch
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.omniquant import OmniQuant
-from rotquant.methods.omniquant import learning as omniquant
-from rotquant.methods.omniquant.learning import Block, clipped_qparams, rotary_pairs, transformed
+from rotquant.methods.omniquant import block_reconstruction as omniquant
+from rotquant.methods.omniquant.block_reconstruction import Block, clipped_qparams, rotary_pairs, transformed
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
@@ -17,6 +17,7 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.rtn import quantize_rtn
 from tests.helpers.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
 
@@ -50,8 +51,8 @@ def recipe(steps, rotation=None, symmetric=True, **weights):
 
 def run(settings, model, tokens, seed=0):
     """Apply OmniQuant to a model in place and return the integer weights of all layers."""
-    stream = capture_layer_inputs(model, tokens, batch_size=4)
-    return list(omniquant.quantize_model(model, stream, settings, seed=seed))
+    context = QuantizationContext(model, settings, tokens, seed, torch.device("cpu"), batch_size=4)
+    return list(omniquant.quantize_model(context, OmniQuant.of(settings)))
 
 
 def block_error(model, reference, settings, tokens):
@@ -194,8 +195,9 @@ def test_stored_integers_are_exactly_the_weights_that_training_saw(symmetric):
     parameters = {name: parameter.detach().clone() for name, parameter in block.layer.named_parameters()}
     maxima = {site.name: torch.rand(site.features) + 0.5 for site in block.architecture.sites}
     learned = omniquant.initial(parameters, block.architecture, maxima, settings, block.rotary_dim)
-    omniquant.train(block, parameters, learned, hidden, hidden, settings, seed=0)
     scheme = settings.weights.scheme
+    training = omniquant.training_of(OmniQuant.of(settings))
+    omniquant.train(block, parameters, learned, hidden, hidden, scheme, training, seed=0)
     seen = omniquant.quantized_parameters(parameters, block.architecture, scheme, learned, block.rotary_dim)
     weights = omniquant.fuse(block, learned, scheme)
     for name in block.architecture.linears:

@@ -191,7 +191,7 @@ def test_the_search_finds_the_clips_of_least_output_error(
     assert torch.equal(clips.low, expected[0])
     assert torch.equal(clips.high, expected[1])
     assert len(clips.low.unique()) > 3
-    monkeypatch.setattr("rotquant.qat.start._ELEMENTS_ON_CPU", 2 * IN)  # two rows at a time
+    monkeypatch.setattr("rotquant.qat.start._ELEMENTS", {"cpu": 2 * IN})  # two rows at a time
     in_parts = search_clips(weight, inputs.T @ inputs, SIZE, rounded, target=target)
     assert torch.equal(in_parts.low, clips.low)
     assert torch.equal(in_parts.high, clips.high)

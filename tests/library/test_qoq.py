@@ -30,7 +30,6 @@ from rotquant.methods.qoq.rounding import (
     quantize_model,
     salience_order,
     search_block_clip,
-    search_clip,
     smooth_layer,
     watched,
 )
@@ -44,6 +43,7 @@ from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import quantize
 from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.invariance import norms_in_model_dtype
@@ -403,7 +403,11 @@ def test_features_are_ordered_by_salience_where_weights_have_groups_and_the_reci
 def test_each_scale_is_clipped_where_its_elements_disturb_the_output_least(scheme, seed):
     weight, x = uneven(3, 12, seed=seed), gaussian(40, 12, seed=seed + 3)
     ratios = clip_ratios(8)
-    found = search_clip(weight, x.T @ x, lambda ratio: choose_grid(weight, scheme, ratio), scheme, ratios)
+
+    def rounded(ratio):
+        return choose_grid(weight, scheme, ratio).rounded(weight)
+
+    found = search_ratios(weight, x.T @ x, scheme, ratios, rounded)
     size = scheme.group_size or 12
     for row, group in itertools.product(range(3), range(12 // size)):
         columns = slice(group * size, (group + 1) * size)

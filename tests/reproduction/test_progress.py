@@ -134,7 +134,7 @@ def test_the_thread_that_looks_at_the_clock_ends_with_the_work(
         pass
     (thread,) = threads
     thread.join(60)
-    assert ended == [progress.Lines.pause]
+    assert ended == [progress.LINES[2]]
 
 
 def test_where_nobody_knows_the_end_the_steps_are_counted(clock: Clock, log: io.StringIO) -> None:
@@ -234,6 +234,12 @@ def test_a_terminal_shows_a_bar_for_each_task_and_is_left_as_it_was(clock: Clock
     assert "done" not in shown
 
 
+def test_short_work_touches_no_terminal(clock: Clock, terminal: Terminal) -> None:
+    for _ in track(range(3), "GPTQ", "layer"):
+        clock.now += 0.2
+    assert terminal.getvalue() == ""
+
+
 def test_a_bar_vanishes_where_the_work_fails(clock: Clock, terminal: Terminal) -> None:
     before = sys.stderr
 
@@ -271,8 +277,9 @@ def test_a_narrow_terminal_shortens_bars_before_words(
 def test_the_log_of_a_workflow_job_fills_while_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = """
 import sys
-from rotquant.foundation.progress import Lines, track
-Lines.first = 0.0
+from rotquant.foundation import progress
+from rotquant.foundation.progress import track
+progress.LINES = (0.0, *progress.LINES[1:])
 for _ in track([1, 2], "learning", "step"):
     sys.stdin.read(1)
 """

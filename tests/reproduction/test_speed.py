@@ -82,7 +82,8 @@ def test_every_benchmark_is_used_by_some_table() -> None:
 
 
 def test_definitions_are_read_without_torch() -> None:
-    code = "import sys; from rotquant.study import project; project.load_project().speed; print('torch' in sys.modules)"
+    code = "from reproduction.tables import project; project.load_project().speed\n"
+    code += "import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
+from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES_16, CudaFile, Parameters
 from rotquant.kernels.attention import reference
+from rotquant.kernels.attention.reference import Append, Attend, Dequantize
 from rotquant.kernels.launch.loading import Source, architecture_of_device, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.layouts.weights import padded
@@ -25,7 +26,6 @@ HEAD_DIMS = (64, 128)
 #: Query heads that may share a key and value head.
 MAX_GROUP = 16
 
-_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 #: As in the sources: warps of a block, bytes of codes that a warp takes at a time, blocks that may share a sequence.
 _WARPS, _TILE_BYTES, _MAX_SPLITS = 8, 4096, 64
 #: In the place of a number of groups: each head has one scale for all tokens.
@@ -106,18 +106,18 @@ class _Shape:
     dtype: torch.dtype
 
     def append(self, blocked: bool) -> str:
-        return f"kv_append<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}, {str(blocked).lower()}>"
+        return f"kv_append<{TYPES_16[self.dtype]}, {self.head_dim}, {self.groups}, {str(blocked).lower()}>"
 
     @property
     def rotate(self) -> str:
-        return f"kv_rotate<{_TYPES[self.dtype]}, {self.head_dim}>"
+        return f"kv_rotate<{TYPES_16[self.dtype]}, {self.head_dim}>"
 
     @property
     def dequantize(self) -> str:
-        return f"kv_dequantize<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}>"
+        return f"kv_dequantize<{TYPES_16[self.dtype]}, {self.head_dim}, {self.groups}>"
 
     def attention(self, column_tiles: int, stages: int) -> str:
-        return f"kv_attention<{_TYPES[self.dtype]}, {self.head_dim}, {self.groups}, {column_tiles}, {stages}>"
+        return f"kv_attention<{TYPES_16[self.dtype]}, {self.head_dim}, {self.groups}, {column_tiles}, {stages}>"
 
     def shared_bytes(self, stages: int) -> int:
         """Dynamic shared memory of the attention kernel: rings of tiles, later the sums of warps and prefix for eight
@@ -143,32 +143,17 @@ def _stages(architecture: str) -> int:
     return 2 if architecture in ("sm_86", "sm_89") else 3
 
 
-def _append_cuda(
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    k_codes: Tensor,
-    v_codes: Tensor,
-    k_params: Tensor,
-    v_params: Tensor,
-    starts: Tensor,
-    block_table: Tensor | None,
-    rotate: bool,
-    clip_k: float,
-    clip_v: float,
-) -> None:
+def _append_cuda(a: Append) -> None:
+    k, v = a.k, a.v
     batch, tokens, kv_heads, head_dim = _check_heads(k, "keys", 4)
     if v.shape != k.shape or v.dtype != k.dtype:
         raise KernelError(f"keys are {k.dtype} {tuple(k.shape)} and values {v.dtype} {tuple(v.shape)}.")
     _check_heads(v, "values", 4)
-    shape = _check_pools(k_codes, v_codes, k_params, v_params, kv_heads, head_dim, k.dtype)
-    cos_batch = _check_rope(cos, sin, batch, tokens, head_dim, k.dtype)
-    check_tensor(starts, "starts", dtypes=(torch.int32,), shape=(batch,))
-    per_sequence = _check_table(block_table, batch, k_codes)
-    check_same_device(
-        k, v=v, cos=cos, sin=sin, k_codes=k_codes, v_codes=v_codes, k_params=k_params, v_params=v_params, starts=starts
-    )
+    shape = _check_pools(a, kv_heads, head_dim, k.dtype)
+    cos_batch = _check_rope(a.cos, a.sin, batch, tokens, head_dim, k.dtype)
+    check_tensor(a.starts, "starts", dtypes=(torch.int32,), shape=(batch,))
+    per_sequence = _check_table(a.block_table, batch, a.k_codes)
+    check_same_device(k, v=v, cos=a.cos, sin=a.sin, **_pools(a), starts=a.starts)
     if k.numel() == 0:
         return
     blocked = tokens >= 16
@@ -178,49 +163,34 @@ def _append_cuda(
         kernel(Source(_APPEND, (name,)), name, k.device),
         (blocks, 2),
         (32 * _WARPS,),
-        *(k, v, k.stride(0), k.stride(1), v.stride(0), v.stride(1), cos, sin, cos_batch),
-        *(k_codes, v_codes, k_params, v_params, starts, block_table, k_codes.shape[0], per_sequence),
-        *(k_codes.shape[2], batch, tokens, kv_heads, rotate, clip_k, clip_v),
+        *(k, v, k.stride(0), k.stride(1), v.stride(0), v.stride(1), a.cos, a.sin, cos_batch),
+        *(a.k_codes, a.v_codes, a.k_params, a.v_params, a.starts, a.block_table, a.k_codes.shape[0], per_sequence),
+        *(a.k_codes.shape[2], batch, tokens, kv_heads, a.rotate, a.clip_k, a.clip_v),
         device=k.device,
     )
 
 
-def _attend_cuda(
-    q: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    k_codes: Tensor,
-    v_codes: Tensor,
-    k_params: Tensor,
-    v_params: Tensor,
-    k_prefix: Tensor | None,
-    v_prefix: Tensor | None,
-    lengths: Tensor,
-    new_tokens: int,
-    block_table: Tensor | None,
-    counters: Tensor | None,
-    rotate: bool,
-) -> Tensor:
+def _attend_cuda(a: Attend) -> Tensor:
+    q = a.q
     batch, heads, head_dim = _check_heads(q, "queries", 3)
-    kv_heads, page_size = k_codes.shape[1], k_codes.shape[2]
-    shape = _check_pools(k_codes, v_codes, k_params, v_params, kv_heads, head_dim, q.dtype)
+    pages, kv_heads, page_size = a.k_codes.shape[:3]
+    shape = _check_pools(a, kv_heads, head_dim, q.dtype)
     if heads % kv_heads or heads // kv_heads > MAX_GROUP:
         raise KernelError(
             f"{heads} query heads on {kv_heads} key heads: the kernel takes 1 to {MAX_GROUP} query heads per key head."
         )
-    prefix = _check_prefix(k_prefix, v_prefix, kv_heads, head_dim, q)
-    cos_batch = _check_rope(cos, sin, batch, 1, head_dim, q.dtype)
-    check_tensor(lengths, "lengths", dtypes=(torch.int32,), shape=(batch,))
-    per_sequence = _check_table(block_table, batch, k_codes)
-    check_same_device(
-        q, cos=cos, sin=sin, k_codes=k_codes, v_codes=v_codes, k_params=k_params, v_params=v_params, lengths=lengths
-    )
+    prefix = _check_prefix(a, kv_heads, head_dim, q)
+    cos_batch = _check_rope(a.cos, a.sin, batch, 1, head_dim, q.dtype)
+    check_tensor(a.lengths, "lengths", dtypes=(torch.int32,), shape=(batch,))
+    per_sequence = _check_table(a.block_table, batch, a.k_codes)
+    check_same_device(q, cos=a.cos, sin=a.sin, **_pools(a), lengths=a.lengths)
     out = torch.empty(batch, heads, head_dim, dtype=q.dtype, device=q.device)
     if batch == 0:
         return out
     group = heads // kv_heads
     column_tiles = -(-group // 8)
     splits = _splits(batch * kv_heads, per_sequence * page_size, head_dim, q.device)
+    counters = a.counters
     if counters is None:
         counters = torch.zeros(batch * kv_heads, dtype=torch.int32, device=q.device)
     check_tensor(counters, "counters", dtypes=(torch.int32,), shape=(batch * kv_heads,))
@@ -232,9 +202,9 @@ def _attend_cuda(
         kernel(source, source.instances[0], q.device),
         (splits, kv_heads, batch),
         (32 * _WARPS,),
-        *(q, q.stride(0), cos, sin, cos_batch, k_codes, v_codes, k_params, v_params),
-        *(k_prefix, v_prefix, prefix, lengths, new_tokens),
-        *(block_table, k_codes.shape[0], per_sequence, page_size, group, rotate),
+        *(q, q.stride(0), a.cos, a.sin, cos_batch, a.k_codes, a.v_codes, a.k_params, a.v_params),
+        *(a.k_prefix, a.v_prefix, prefix, a.lengths, a.new_tokens),
+        *(a.block_table, pages, per_sequence, page_size, group, a.rotate),
         *(math.log2(math.e) * head_dim**-0.5, workspace, counters, out),
         device=q.device,
         shared=shape.shared_bytes(stages),
@@ -242,37 +212,35 @@ def _attend_cuda(
     return out
 
 
-def _dequantize_cuda(
-    k_codes: Tensor,
-    v_codes: Tensor,
-    k_params: Tensor,
-    v_params: Tensor,
-    k_prefix: Tensor | None,
-    v_prefix: Tensor | None,
-    block_table: Tensor | None,
-    batch: int,
-    tokens: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    pages, kv_heads, page_size, row = k_codes.shape
-    shape = _check_pools(k_codes, v_codes, k_params, v_params, kv_heads, 2 * row, dtype)
-    per_sequence = _check_table(block_table, batch, k_codes)
-    check_same_device(k_codes, v_codes=v_codes, k_params=k_params, v_params=v_params)
-    if not 0 <= tokens <= per_sequence * page_size:
-        raise KernelError(f"{tokens} tokens are asked for, and a sequence has room for {per_sequence * page_size}.")
-    prefix = _check_prefix(k_prefix, v_prefix, kv_heads, 2 * row, k_codes.new_empty(0, dtype=dtype))
-    k, v = (torch.empty(batch, kv_heads, tokens, 2 * row, dtype=dtype, device=k_codes.device) for _ in range(2))
+def _dequantize_cuda(a: Dequantize) -> tuple[Tensor, Tensor]:
+    pages, kv_heads, page_size, row = a.k_codes.shape
+    shape = _check_pools(a, kv_heads, 2 * row, a.dtype)
+    per_sequence = _check_table(a.block_table, a.batch, a.k_codes)
+    check_same_device(a.k_codes, **_pools(a))
+    if not 0 <= a.tokens <= per_sequence * page_size:
+        raise KernelError(f"{a.tokens} tokens are asked for, and a sequence has room for {per_sequence * page_size}.")
+    k, v = _dequantize_fake(a)
+    prefix = _check_prefix(a, kv_heads, 2 * row, k)
     if k.numel():
         launch(
             kernel(Source(_APPEND, (shape.dequantize,)), shape.dequantize, k.device),
-            (-(-batch * kv_heads * -(-tokens // 16) // _WARPS), 2),
+            (-(-a.batch * kv_heads * -(-a.tokens // 16) // _WARPS), 2),
             (32 * _WARPS,),
-            *(k_codes, v_codes, k_params, v_params, k_prefix, v_prefix, prefix),
-            *(block_table, pages, per_sequence, page_size),
-            *(batch, tokens, kv_heads, k, v),
+            *(a.k_codes, a.v_codes, a.k_params, a.v_params, a.k_prefix, a.v_prefix, prefix),
+            *(a.block_table, pages, per_sequence, page_size),
+            *(a.batch, a.tokens, kv_heads, k, v),
             device=k.device,
         )
     return k, v
+
+
+def _dequantize_fake(a: Dequantize) -> tuple[Tensor, Tensor]:
+    shape = (a.batch, a.k_codes.shape[1], a.tokens, 2 * a.k_codes.shape[3])
+    return a.k_codes.new_empty(shape, dtype=a.dtype), a.k_codes.new_empty(shape, dtype=a.dtype)
+
+
+def _rotate_reference(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool) -> Tensor:
+    return reference.rotated(x, cos, sin, rotate).clone()
 
 
 def _rotate_cuda(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool) -> Tensor:
@@ -293,22 +261,6 @@ def _rotate_cuda(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool
     return out
 
 
-def _dequantize_fake(
-    k_codes: Tensor,
-    v_codes: Tensor,
-    k_params: Tensor,
-    v_params: Tensor,
-    k_prefix: Tensor | None,
-    v_prefix: Tensor | None,
-    block_table: Tensor | None,
-    batch: int,
-    tokens: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    shape = (batch, k_codes.shape[1], tokens, 2 * k_codes.shape[3])
-    return k_codes.new_empty(shape, dtype=dtype), k_codes.new_empty(shape, dtype=dtype)
-
-
 @functools.cache
 def _splits(pairs: int, capacity: int, head_dim: int, device: torch.device) -> int:
     """Blocks that share the tokens of one (sequence, key head): the fewest that give every multiprocessor its share.
@@ -324,7 +276,7 @@ def _check_heads(x: Tensor, name: str, dims: int) -> torch.Size:
     """Raise one sentence unless x [batch, (tokens,) heads, D] is dense along heads and D; returns its shape."""
     if x.device.type != "cuda":
         raise KernelError(f"{name} are on {x.device}, and the kernel needs them on the GPU.")
-    if x.dtype not in _TYPES:
+    if x.dtype not in TYPES_16:
         raise KernelError(f"{name} are {x.dtype}, and the kernel takes float16 or bfloat16.")
     if x.dim() != dims or x.shape[-1] not in HEAD_DIMS:
         raise KernelError(
@@ -335,27 +287,23 @@ def _check_heads(x: Tensor, name: str, dims: int) -> torch.Size:
     return x.shape
 
 
-def _check_pools(
-    k_codes: Tensor,
-    v_codes: Tensor,
-    k_params: Tensor,
-    v_params: Tensor,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-) -> _Shape:
+def _pools(a: Append | Attend | Dequantize) -> dict[str, Tensor]:
+    return {"k_codes": a.k_codes, "v_codes": a.v_codes, "k_params": a.k_params, "v_params": a.v_params}
+
+
+def _check_pools(a: Append | Attend | Dequantize, kv_heads: int, head_dim: int, dtype: torch.dtype) -> _Shape:
     """Raise one sentence unless the pools are those of `Int4KVCache` and the kernels have an instance for them."""
-    if dtype not in _TYPES or head_dim not in HEAD_DIMS:
+    if dtype not in TYPES_16 or head_dim not in HEAD_DIMS:
         raise KernelError(
             f"the 4-bit KV kernels take float16 or bfloat16 and head_dim 64 or 128, not {dtype}, {head_dim}."
         )
-    pages, _, page_size, _ = k_codes.shape
-    static = reference.is_static(k_params)
-    groups = _STATIC if static else k_params.shape[-2]
-    for codes, name in ((k_codes, "key codes"), (v_codes, "value codes")):
+    pages, _, page_size, _ = a.k_codes.shape
+    static = reference.is_static(a.k_params)
+    groups = _STATIC if static else a.k_params.shape[-2]
+    for codes, name in ((a.k_codes, "key codes"), (a.v_codes, "value codes")):
         check_tensor(codes, name, dtypes=(torch.uint8,), shape=(pages, kv_heads, page_size, head_dim // 2))
     wanted = (kv_heads,) if static else (pages, kv_heads, page_size, groups, 2)
-    for params, name in ((k_params, "key scales"), (v_params, "value scales")):
+    for params, name in ((a.k_params, "key scales"), (a.v_params, "value scales")):
         check_tensor(params, name, dtypes=(torch.float32 if static else torch.float16,), shape=wanted)
     if page_size % 64:
         raise KernelError(f"a page holds {page_size} tokens, and the kernel needs a multiple of 64.")
@@ -364,8 +312,9 @@ def _check_pools(
     return _Shape(head_dim, groups, dtype)
 
 
-def _check_prefix(k_prefix: Tensor | None, v_prefix: Tensor | None, kv_heads: int, head_dim: int, like: Tensor) -> int:
+def _check_prefix(a: Attend | Dequantize, kv_heads: int, head_dim: int, like: Tensor) -> int:
     """Raise one sentence unless a prefix fits the pools and is like `like` in dtype and device; returns its tokens."""
+    k_prefix, v_prefix = a.k_prefix, a.v_prefix
     if (k_prefix is None) != (v_prefix is None):
         raise KernelError("a prefix has both keys and values.")
     if k_prefix is None or v_prefix is None:
@@ -402,48 +351,18 @@ def _check_table(block_table: Tensor | None, batch: int, pool: Tensor) -> int:
     return pool.shape[0] // batch
 
 
-_POOLS = "Tensor k_codes, Tensor v_codes, Tensor k_params, Tensor v_params, Tensor? k_prefix, Tensor? v_prefix"
+#: Write tokens, quantized, to the pools.
+kv_append = operator("kv_append", reference=reference.append, cuda=_append_cuda, fake=lambda a: None)
 
-#: Quantize tokens and write them. k, v [batch, tokens, kv_heads, D] float16 or bfloat16, contiguous along heads and D,
-#: any strides of batch and tokens (views of a merged projection); cos, sin [1 or batch, tokens, D] of the same dtype,
-#: or None for no RoPE; pools as in `cache.Int4KVCache`, written in place, of static scales the codes alone; token i of
-#: sequence b goes to position starts[b] + i (int32), and is dropped beyond the capacity. rotate: Hadamard transform of
-#: the keys.
-kv_append = operator(
-    "kv_append(Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor(a!) k_codes, Tensor(b!) v_codes,"
-    " Tensor(c!) k_params, Tensor(d!) v_params, Tensor starts, Tensor? block_table, bool rotate, float clip_k,"
-    " float clip_v) -> ()",
-    reference=reference.append,
-    cuda=_append_cuda,
-    fake=lambda *arguments: None,
-)
-
-#: Decode attention. q [batch, heads, D], contiguous along heads and D; cos, sin [1 or batch, 1, D]; the query of
-#: sequence b sees its first lengths[b] + new_tokens tokens; counters int32 [batch * kv_heads], zero before and after.
-#: k_prefix, v_prefix [kv_heads, prefix, D] of q's dtype, keys after the Hadamard transform: what stands in the first
-#: places of every sequence in the place of the pools' codes; always seen. Returns [batch, heads, D] of q's dtype. Page
-#: numbers outside the pool are taken for the nearest inside.
+#: Decode attention: [batch, heads, D] of q's dtype.
 kv_attention = operator(
-    f"kv_attention(Tensor q, Tensor? cos, Tensor? sin, {_POOLS}, Tensor lengths, int new_tokens,"
-    " Tensor? block_table, Tensor? counters, bool rotate) -> Tensor",
-    reference=reference.attend,
-    cuda=_attend_cuda,
-    fake=lambda q, *arguments: q.new_empty(q.shape),
+    "kv_attention", reference=reference.attend, cuda=_attend_cuda, fake=lambda a: a.q.new_empty(a.q.shape)
 )
 
-#: The first `tokens` keys (rotated) and values of every sequence, [batch, kv_heads, tokens, D] of dtype; the prefix as
-#: in `kv_attention`.
-kv_dequantize = operator(
-    f"kv_dequantize({_POOLS}, Tensor? block_table, int batch, int tokens, ScalarType dtype) -> (Tensor, Tensor)",
-    reference=reference.dequantize,
-    cuda=_dequantize_cuda,
-    fake=_dequantize_fake,
-)
+#: Keys (rotated) and values of every sequence, [batch, kv_heads, tokens, D] of dtype.
+kv_dequantize = operator("kv_dequantize", reference=reference.dequantize, cuda=_dequantize_cuda, fake=_dequantize_fake)
 
 #: RoPE and the Hadamard transform of x [batch, tokens, heads, D] (strides as in `kv_append`); contiguous, of x's dtype.
 kv_rotate = operator(
-    "kv_rotate(Tensor x, Tensor? cos, Tensor? sin, bool rotate) -> Tensor",
-    reference=lambda x, cos, sin, rotate: reference.rotate(x, cos, sin, rotate).clone(),
-    cuda=_rotate_cuda,
-    fake=lambda x, *arguments: x.new_empty(x.shape),
+    "kv_rotate", reference=_rotate_reference, cuda=_rotate_cuda, fake=lambda x, *_: x.new_empty(x.shape)
 )

@@ -5,12 +5,14 @@ symmetric with a static scale per head, PrefixQuant Sec. 6.1), RoPE that of tran
 rounded to the tensor's dtype). Attention is float64.
 """
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from rotquant.kernels.launch.operators import Written
 from rotquant.kernels.layouts.cache import byte_offsets, pair_columns, unpack_pages
+from rotquant.kernels.rows.elementwise import rotate
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.hadamard import hadamard_transform
 from rotquant.tensors.quantization import QParams, choose_qparams, quantize
@@ -26,43 +28,94 @@ def is_static(params: Tensor) -> bool:
     return params.dim() == 1
 
 
-def rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None, hadamard: bool) -> Tensor:
+class Append(NamedTuple):
+    """Tokens to quantize and to write: what `kv_append` takes.
+
+    k, v: [batch, tokens, kv_heads, D], on a GPU float16 or bfloat16 and contiguous along heads and D, with any strides
+    of batch and tokens (views of a merged projection). cos, sin: [1 or batch, tokens, D] of the same dtype, or None for
+    no RoPE. Pools and clip ratios: as in `cache.Int4KVCache`, of static scales the codes alone are written. starts:
+    int32 [batch]; token i of sequence b goes to position starts[b] + i, and is dropped beyond the capacity. rotate:
+    Hadamard transform of the keys.
+    """
+
+    k: Tensor
+    v: Tensor
+    cos: Tensor | None
+    sin: Tensor | None
+    k_codes: Written
+    v_codes: Written
+    k_params: Written
+    v_params: Written
+    starts: Tensor
+    block_table: Tensor | None
+    rotate: bool
+    clip_k: float
+    clip_v: float
+
+
+class Attend(NamedTuple):
+    """A query for every sequence, and what it sees: what `kv_attention` takes.
+
+    q: [batch, heads, D], contiguous along heads and D. cos, sin: [1 or batch, 1, D]. Pools: as in `cache.Int4KVCache`.
+    k_prefix, v_prefix: [kv_heads, prefix, D] of q's dtype, keys after the Hadamard transform: what stands in the first
+    places of every sequence in the place of the pools' codes; always seen. The query of sequence b sees its first
+    lengths[b] + new_tokens tokens. counters: int32 [batch * kv_heads], zero before and after. Page numbers of
+    block_table outside the pool are taken for the nearest inside.
+    """
+
+    q: Tensor
+    cos: Tensor | None
+    sin: Tensor | None
+    k_codes: Tensor
+    v_codes: Tensor
+    k_params: Tensor
+    v_params: Tensor
+    k_prefix: Tensor | None
+    v_prefix: Tensor | None
+    lengths: Tensor
+    new_tokens: int
+    block_table: Tensor | None
+    counters: Tensor | None
+    rotate: bool
+
+
+class Dequantize(NamedTuple):
+    """The first `tokens` of `batch` sequences: what `kv_dequantize` takes. Pools and prefix: as of `Attend`."""
+
+    k_codes: Tensor
+    v_codes: Tensor
+    k_params: Tensor
+    v_params: Tensor
+    k_prefix: Tensor | None
+    v_prefix: Tensor | None
+    block_table: Tensor | None
+    batch: int
+    tokens: int
+    dtype: torch.dtype
+
+
+def rotated(x: Tensor, cos: Tensor | None, sin: Tensor | None, hadamard: bool) -> Tensor:
     """RoPE (half rotation) and the online Hadamard transform, each rounded to the dtype of x [batch, tokens, h, D]."""
     if cos is not None and sin is not None:
-        first, second = x.chunk(2, dim=-1)
-        x = x * cos[:, :, None] + torch.cat([-second, first], dim=-1) * sin[:, :, None]
+        x = rotate(x, cos, sin)
     if hadamard:
         x = hadamard_transform(x, compute_dtype=torch.promote_types(x.dtype, torch.float32))
     return x.contiguous()
 
 
-def append(
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    k_codes: Tensor,
-    v_codes: Tensor,
-    k_params: Tensor,
-    v_params: Tensor,
-    starts: Tensor,
-    block_table: Tensor | None,
-    hadamard: bool,
-    clip_k: float,
-    clip_v: float,
-) -> None:
+def append(a: Append) -> None:
     """Quantize and write tokens; those beyond the capacity are dropped."""
-    k = rotate(k, cos, sin, hadamard)
+    k = rotated(a.k, a.cos, a.sin, a.rotate)
     batch, tokens = k.shape[:2]
-    table = page_table(block_table, batch, k_codes)
-    page_size = k_codes.shape[2]
-    position = starts.long()[:, None] + torch.arange(tokens, device=k.device)
+    table = page_table(a.block_table, batch, a.k_codes)
+    page_size = a.k_codes.shape[2]
+    position = a.starts.long()[:, None] + torch.arange(tokens, device=k.device)
     inside = position < table.shape[1] * page_size
     sequence, token = inside.nonzero(as_tuple=True)
     position = position[sequence, token]
     page, slot = table[sequence, position // page_size], position % page_size
-    for x, codes, params, clip, values in ((k, k_codes, k_params, clip_k, False), (v, v_codes, v_params, clip_v, True)):
-        _write(x[sequence, token], codes, params, page, slot, clip, values)
+    _write(k[sequence, token], a.k_codes, a.k_params, page, slot, a.clip_k, False)
+    _write(a.v[sequence, token], a.v_codes, a.v_params, page, slot, a.clip_v, True)
 
 
 def _write(x: Tensor, codes: Tensor, params: Tensor, page: Tensor, slot: Tensor, clip: float, values: bool) -> None:
@@ -110,60 +163,30 @@ def behind(prefix: Tensor | None, x: Tensor) -> Tensor:
     return torch.cat([first, x[:, :, prefix.shape[1] :]], dim=2)
 
 
-def attend(
-    q: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    k_codes: Tensor,
-    v_codes: Tensor,
-    k_params: Tensor,
-    v_params: Tensor,
-    k_prefix: Tensor | None,
-    v_prefix: Tensor | None,
-    lengths: Tensor,
-    new_tokens: int,
-    block_table: Tensor | None,
-    counters: Tensor | None,
-    hadamard: bool,
-) -> Tensor:
+def attend(a: Attend) -> Tensor:
     """softmax(q k^T / sqrt(D)) v in float64; a sequence without tokens, and without a prefix, gives zeros."""
-    batch, _, head_dim = q.shape
-    x = rotate(q[:, None], cos, sin, False).double()
-    x = (hadamard_transform(x) if hadamard else x).squeeze(1)
-    table = page_table(block_table, batch, k_codes)
-    capacity = table.shape[1] * k_codes.shape[2]
-    prefix = 0 if k_prefix is None else k_prefix.shape[1]
-    longest = min(capacity, max(prefix, int(lengths.max()) + new_tokens))
-    k, v = (
-        behind(fixed, values_of(codes, params, table, longest, values, torch.float64))
-        for codes, params, fixed, values in (
-            (k_codes, k_params, k_prefix, False),
-            (v_codes, v_params, v_prefix, True),
-        )
-    )
+    batch, _, head_dim = a.q.shape
+    x = rotated(a.q[:, None], a.cos, a.sin, False).double()
+    x = (hadamard_transform(x) if a.rotate else x).squeeze(1)
+    table = page_table(a.block_table, batch, a.k_codes)
+    capacity = table.shape[1] * a.k_codes.shape[2]
+    prefix = 0 if a.k_prefix is None else a.k_prefix.shape[1]
+    longest = min(capacity, max(prefix, int(a.lengths.max()) + a.new_tokens))
+    k = behind(a.k_prefix, values_of(a.k_codes, a.k_params, table, longest, False, torch.float64))
+    v = behind(a.v_prefix, values_of(a.v_codes, a.v_params, table, longest, True, torch.float64))
     grouped = x.unflatten(1, (k.shape[1], -1))
-    present = torch.arange(longest, device=q.device) < (lengths.long() + new_tokens).clamp(min=prefix)[:, None]
+    seen = (a.lengths.long() + a.new_tokens).clamp(min=prefix)
+    present = torch.arange(longest, device=a.q.device) < seen[:, None]
     scores = (grouped @ k.mT * head_dim**-0.5).masked_fill(~present[:, None, None], -torch.inf)
     out = scores.softmax(-1).nan_to_num(0.0) @ v.masked_fill(~present[:, None, :, None], 0.0)
-    return out.flatten(1, 2).to(q.dtype)
+    return out.flatten(1, 2).to(a.q.dtype)
 
 
-def dequantize(
-    k_codes: Tensor,
-    v_codes: Tensor,
-    k_params: Tensor,
-    v_params: Tensor,
-    k_prefix: Tensor | None,
-    v_prefix: Tensor | None,
-    block_table: Tensor | None,
-    batch: int,
-    tokens: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+def dequantize(a: Dequantize) -> tuple[Tensor, Tensor]:
     """(code - zero) * scale in float32 (float64 where that is asked for), rounded to dtype."""
-    arithmetic = torch.promote_types(dtype, torch.float32)
-    table = page_table(block_table, batch, k_codes)
+    arithmetic = torch.promote_types(a.dtype, torch.float32)
+    table = page_table(a.block_table, a.batch, a.k_codes)
     return (
-        behind(k_prefix, values_of(k_codes, k_params, table, tokens, False, arithmetic).to(dtype)),
-        behind(v_prefix, values_of(v_codes, v_params, table, tokens, True, arithmetic).to(dtype)),
+        behind(a.k_prefix, values_of(a.k_codes, a.k_params, table, a.tokens, False, arithmetic).to(a.dtype)),
+        behind(a.v_prefix, values_of(a.v_codes, a.v_params, table, a.tokens, True, arithmetic).to(a.dtype)),
     )

@@ -16,35 +16,21 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.cpu import reference
 from rotquant.kernels.cpu.compiling import functions
 from rotquant.kernels.cpu.layout import BLOCK, STRIP, DotWeight
-from rotquant.kernels.launch.operators import references_asked
+from rotquant.kernels.launch.operators import check_tensor, operator
 from rotquant.tensors.hadamard.constructions import decompose, hadamard_matrix
 
-_LIBRARY = torch.library.Library("rotquant", "FRAGMENT")
 _FLOATS = (torch.bfloat16, torch.float32)
 #: Neighbours that one dense factor of a transform covers: a vector of decoding.cpp.
 _LANES = 16
 
 
-def _operator(schema: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Callable[[Callable], Any]:
-    """Register a kernel under a schema, beside its reference and its shape rule; returns the torch operator."""
-
-    def register(kernel: Callable[..., Any]) -> Any:
-        name = schema.split("(", 1)[0]
-
-        @functools.wraps(kernel)
-        def on_cpu(*arguments: Any) -> Any:
-            return (plain if references_asked() else kernel)(*arguments)
-
-        _LIBRARY.define(schema)
-        _LIBRARY.impl(name, on_cpu, "CPU")
-        torch.library.register_fake(f"rotquant::{name}", fake, lib=_LIBRARY)
-        return getattr(torch.ops.rotquant, name)
-
-    return register
+def _kernel(name: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Register a kernel beside its reference and its shape rule; what is decorated becomes the torch operator."""
+    return lambda kernel: operator(name, reference=plain, fake=fake, cpu=kernel)
 
 
-@_operator(
-    "w4a8_quantize(Tensor x) -> (Tensor, Tensor, Tensor)",
+@_kernel(
+    "w4a8_quantize",
     reference.quantize,
     lambda x: (
         torch.empty_like(x, dtype=torch.uint8),
@@ -66,8 +52,8 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return codes, scale, zero_point
 
 
-@_operator(
-    "w4a8_product(Tensor codes, Tensor zero_point, Tensor weight, Tensor sums) -> Tensor",
+@_kernel(
+    "w4a8_product",
     reference.product,
     lambda codes, zero_point, weight, sums: sums.new_empty(codes.shape[0], sums.numel()),
 )
@@ -89,8 +75,8 @@ def product(codes: Tensor, zero_point: Tensor, weight: Tensor, sums: Tensor) -> 
     return y
 
 
-@_operator(
-    "w4a8_linear(Tensor x, Tensor weight, Tensor scale, Tensor sums) -> Tensor",
+@_kernel(
+    "w4a8_linear",
     reference.linear,
     lambda x, weight, scale, sums: x.new_empty(x.shape[0], sums.numel()),
 )
@@ -112,7 +98,7 @@ def w4a8_linear(x: Tensor, weight: Tensor, scale: Tensor, sums: Tensor) -> Tenso
     return y
 
 
-@_operator("cpu_hadamard(Tensor x) -> Tensor", reference.hadamard, torch.empty_like)
+@_kernel("cpu_hadamard", reference.hadamard, torch.empty_like)
 def hadamard(x: Tensor) -> Tensor:
     """Rows [rows, n], bfloat16 or float32, times H / sqrt(n) as `hadamard_transform` has it, in float32.
 
@@ -128,8 +114,8 @@ def hadamard(x: Tensor) -> Tensor:
     return y
 
 
-@_operator(
-    "cpu_attention(Tensor queries, Tensor keys, Tensor values, int length) -> Tensor",
+@_kernel(
+    "cpu_attention",
     reference.attention,
     lambda queries, keys, values, length: torch.empty_like(queries),
 )
@@ -159,8 +145,8 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, length: int) -> Ten
     return y
 
 
-@_operator(
-    "cpu_linear16(Tensor x, Tensor weight) -> Tensor",
+@_kernel(
+    "cpu_linear16",
     reference.linear16,
     lambda x, weight: x.new_empty(x.shape[0], weight.shape[0]),
 )
@@ -216,16 +202,4 @@ def _check_weight(weight: Tensor, sums: Tensor, features: int) -> None:
 def _check(
     tensor: Tensor, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int | None, ...] = (None, None)
 ) -> None:
-    """Raise one sentence unless a tensor is what the functions read: of a dtype, of a shape, contiguous."""
-    if tensor.dtype not in dtypes:
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise KernelError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the CPU kernel takes {wanted}.")
-    fits = tensor.dim() == len(shape) and all(
-        want in (None, size) for size, want in zip(tensor.shape, shape, strict=True)
-    )
-    if not fits or not tensor.is_contiguous():
-        wanted = ", ".join("any" if want is None else str(want) for want in shape)
-        raise KernelError(
-            f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, and the CPU kernel needs "
-            f"({wanted}), contiguous."
-        )
+    check_tensor(tensor, name, dtypes=dtypes, shape=shape, device="cpu")

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rotquant.kernels.arguments import TYPES
 from rotquant.tensors.hadamard.constructions import decompose, hadamard_matrix
 
 #: Columns of one tile of a row, and rows of it.
 CHUNK, TILE = 64, 16
-TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,18 +104,12 @@ class Strips(Grid):
 
 
 @dataclass(frozen=True)
-class Dense(Grid):
-    """A row as [order, 64 * chunks] in shared memory, each warp making `tiles` tiles of 16 rows from all of it.
-
-    columns: as in `Strips`.
-    """
+class _Whole(Grid):
+    """A row as [order, 64 * chunks] in shared memory, for all warps of a block."""
 
     order: int
     chunks: int
-    tiles: int = 1
-    columns: bool = True
 
-    file = "hadamard_dense.cu"
     rows_per_block = 1
     blocks_of = 0
 
@@ -123,6 +117,23 @@ class Dense(Grid):
     def elements(self) -> int:
         """Values in a row."""
         return self.order * self.chunks * CHUNK
+
+    def smaller(self, output: str, half: bool) -> None:
+        """There is no smaller form."""
+        return
+
+
+@dataclass(frozen=True)
+class Dense(_Whole):
+    """A row for warps each of which makes `tiles` tiles of 16 rows from all of it.
+
+    columns: as in `Strips`.
+    """
+
+    tiles: int = 1
+    columns: bool = True
+
+    file = "hadamard_dense.cu"
 
     @property
     def warps(self) -> int:
@@ -149,31 +160,18 @@ class Dense(Grid):
         operands = 2 * -(-self.order // TILE) * TILE * self.chunks * CHUNK
         return _ring_bytes(1, 2 * self.elements * (2 if gated else 1)) + 2 * operands
 
-    def smaller(self, output: str, half: bool) -> None:
-        """There is no smaller form."""
-        return
-
 
 @dataclass(frozen=True)
-class Across(Grid):
-    """A row as [order, 64 * chunks] in the swizzle of Hopper's tensor cores, 64 rows of the left factor to a warpgroup.
+class Across(_Whole):
+    """A row in the swizzle of Hopper's tensor cores, 64 rows of the left factor to a warpgroup.
 
     order: at most 256. slots: rows of the ring in shared memory.
     """
 
-    order: int
-    chunks: int
     slots: int = 3
 
     file = "hadamard_across.cu"
-    rows_per_block = 1
-    blocks_of = 0
     columns = True
-
-    @property
-    def elements(self) -> int:
-        """Values in a row."""
-        return self.order * self.chunks * CHUNK
 
     @property
     def warps(self) -> int:
@@ -198,10 +196,6 @@ class Across(Grid):
         """Dynamic shared memory of a block: the ring at a multiple of 1024 bytes, and each warp's way out."""
         ring = self.slots * -(-self.order // TILE) * TILE * self.chunks * 2 * CHUNK
         return 1024 + ring + {"kSame": 2048, "kInt8": 1024, "kInt4": 512}[output] * self.warps
-
-    def smaller(self, output: str, half: bool) -> None:
-        """There is no smaller form."""
-        return
 
 
 def _ring_bytes(slots: int, slot_bytes: int) -> int:

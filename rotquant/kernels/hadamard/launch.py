@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters, Structure
-from rotquant.kernels.hadamard.cuts import CHUNK, TILE, TYPES, Across, Cut, Strips, cut_of, signs
+from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES, CudaFile, Parameters, Structure
+from rotquant.kernels.hadamard.cuts import CHUNK, TILE, Across, Cut, Strips, cut_of, signs
 from rotquant.kernels.launch.loading import Kernel, Source, kernel
 from rotquant.kernels.launch.operators import launch
 from rotquant.kernels.launch.tma import TENSOR_MAP, matrix_map

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.hadamard.launch import TYPES, launch_transform, sources
+from rotquant.kernels.arguments import TYPES
+from rotquant.kernels.hadamard.launch import launch_transform, sources
 from rotquant.kernels.launch.operators import check_tensor, operator
 from rotquant.tensors.hadamard import decompose, hadamard_transform, head_hadamard_transform
 
@@ -63,9 +64,4 @@ def check_heads(width: int, heads: int) -> None:
     decompose(heads or width)
 
 
-hadamard = operator(
-    "hadamard(Tensor x, int heads, bool inverse, bool half) -> Tensor",
-    reference=_reference,
-    cuda=_cuda,
-    fake=_fake,
-)
+hadamard = operator("hadamard", reference=_reference, cuda=_cuda, fake=_fake)

@@ -10,7 +10,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -18,7 +18,18 @@ from torch import Tensor
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.launch.loading import Kernel
 
+Written = Annotated[Tensor, "written"]
+"""A tensor that an operator writes in place."""
+
 _LIBRARY = torch.library.Library("rotquant", "DEF")
+#: What torch's schemas call the types of arguments; {} is the argument's place.
+_TYPES = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    Written: "Tensor(a{}!)",
+    torch.dtype: "ScalarType",
+    **{kind: kind.__name__ for kind in (int, float, bool, str)},
+}
 _references: ContextVar[bool] = ContextVar("rotquant_kernel_references", default=False)
 
 
@@ -36,47 +47,71 @@ def references() -> Iterator[None]:
         _references.reset(token)
 
 
-def references_asked() -> bool:
-    """Whether the caller stands inside of `references()`."""
-    return _references.get()
-
-
-def operator(schema: str, *, reference: Callable[..., Any], cuda: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Register one operator; returns `torch.ops.rotquant.<name>`, to be called with the arguments of the schema.
+def operator(
+    name: str,
+    *,
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    cuda: Callable[..., Any] | None = None,
+    cpu: Callable[..., Any] | None = None,
+    gradient: tuple[Callable[..., None], Callable[..., Any]] | None = None,
+) -> Any:
+    """Register one operator; returns `torch.ops.rotquant.<name>`.
 
     Args:
-        schema: such as "hadamard(Tensor x, bool inverse=False) -> Tensor".
-        reference: plain torch on any device, slow and obvious; defines what the kernel computes.
-        cuda: launches the kernel; checks its tensors and raises `KernelError`.
+        reference: plain torch on any device, slow and obvious; defines what the kernel computes. Its annotations are
+            the operator's signature. Many arguments are stated as the fields of a `NamedTuple`: it may be the last
+            parameter, here and in the other functions, and who calls the operator gives the fields one by one.
         fake: shapes and dtypes of the results, for meta tensors and torch.compile.
+        cuda: launches the kernel; checks its tensors and raises `KernelError`.
+        cpu: the same on a CPU, for the few operators that have a kernel there.
+        gradient: of an operator that can be differentiated: (ctx, inputs, output) keeps what the derivative needs, and
+            (ctx, gradient of the output) gives a gradient, or None, for every argument.
     """
-    name = schema.split("(", 1)[0]
-    _LIBRARY.define(schema)
+    schema, takes = _signature(reference)
+    plain = takes(reference)
 
-    @functools.wraps(reference)
-    def on_cpu(*args: Any, **kwargs: Any) -> Any:
+    def slow(*arguments: Any) -> Any:
         _say_slow()
-        return reference(*args, **kwargs)
+        return plain(*arguments)
 
-    @functools.wraps(cuda)
-    def on_cuda(*args: Any, **kwargs: Any) -> Any:
-        return (reference if _references.get() else cuda)(*args, **kwargs)
+    def unless_asked(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: (plain if _references.get() else kernel)(*arguments)
 
-    _LIBRARY.impl(name, on_cpu, "CPU")
-    _LIBRARY.impl(name, on_cuda, "CUDA")
-    torch.library.register_fake(f"rotquant::{name}", fake, lib=_LIBRARY)
+    _LIBRARY.define(name + schema)
+    _LIBRARY.impl(name, slow if cpu is None else unless_asked(takes(cpu)), "CPU")
+    if cuda is not None:
+        _LIBRARY.impl(name, unless_asked(takes(cuda)), "CUDA")
+    torch.library.register_fake(f"rotquant::{name}", takes(fake), lib=_LIBRARY)
+    if gradient is not None:
+        setup_context, backward = gradient
+        torch.library.register_autograd(f"rotquant::{name}", backward, setup_context=setup_context, lib=_LIBRARY)
     return getattr(torch.ops.rotquant, name)
 
 
-def differentiable(name: str, *, setup_context: Callable[..., None], backward: Callable[..., Any]) -> None:
-    """Give an operator a derivative, which is usually another operator.
+def _signature(reference: Callable[..., Any]) -> tuple[str, Callable[..., Callable[..., Any]]]:
+    """A reference's schema, and what makes a function of the same parameters one of the operator's arguments."""
+    hints = get_type_hints(reference, include_extras=True)
+    result = hints.pop("return")
+    name, last = hints.popitem()
+    before = len(hints)
+    if isinstance(last, type) and issubclass(last, tuple):
+        hints |= get_type_hints(last, include_extras=True)
+        if before:
+            return _schema(hints, result), lambda f: lambda *given: f(*given[:before], last(*given[before:]))
+        return _schema(hints, result), lambda f: lambda *given: f(last(*given))
+    return _schema(hints | {name: last}, result), lambda f: f
 
-    Args:
-        name: of the operator, without the namespace.
-        setup_context: (ctx, inputs, output) keeps what the derivative needs.
-        backward: (ctx, gradient of the output) -> a gradient, or None, for every argument.
-    """
-    torch.library.register_autograd(f"rotquant::{name}", backward, setup_context=setup_context, lib=_LIBRARY)
+
+def _schema(arguments: dict[str, Any], result: Any) -> str:
+    """Such as "(Tensor x, bool inverse) -> (Tensor)"."""
+    taken = ", ".join(f"{_type(kind).format(place)} {name}" for place, (name, kind) in enumerate(arguments.items()))
+    results = () if result is type(None) else get_args(result) or (result,)
+    return f"({taken}) -> ({', '.join(map(_type, results))})"
+
+
+def _type(kind: Any) -> str:
+    return "str" if get_origin(kind) is Literal else _TYPES[kind]
 
 
 @functools.cache
@@ -135,18 +170,25 @@ def _for_cupy(stream: torch.cuda.Stream) -> Any:
 
 
 def check_tensor(
-    tensor: Tensor, name: str, *, dtypes: tuple[torch.dtype, ...], shape: tuple[int | None, ...] | None = None
+    tensor: Tensor,
+    name: str,
+    *,
+    dtypes: tuple[torch.dtype, ...],
+    shape: tuple[int | None, ...] | None = None,
+    device: Literal["cuda", "cpu"] = "cuda",
 ) -> None:
-    """Raise one sentence unless a tensor is what a kernel can read: on a GPU, of a dtype, contiguous, 16-byte aligned.
+    """Raise one sentence unless a tensor is what a kernel can read: of a dtype, contiguous, on a GPU 16-byte aligned.
 
     Args:
         shape: expected sizes, None for any.
+        device: where the kernel runs.
 
     Raises:
         KernelError: naming the tensor, what it is and what it should be.
     """
-    if tensor.device.type != "cuda":
-        raise KernelError(f"{name} is on {tensor.device}, and the kernel needs it on the GPU.")
+    if tensor.device.type != device:
+        place = "GPU" if device == "cuda" else "CPU"
+        raise KernelError(f"{name} is on {tensor.device}, and the kernel needs it on the {place}.")
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise KernelError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the kernel takes {wanted}.")
@@ -158,7 +200,7 @@ def check_tensor(
         raise KernelError(f"{name} has shape {tuple(tensor.shape)}, and the kernel needs ({wanted}).")
     if not tensor.is_contiguous():
         raise KernelError(f"{name} is not contiguous (strides {tensor.stride()}): call .contiguous() first.")
-    if tensor.data_ptr() % 16:
+    if device == "cuda" and tensor.data_ptr() % 16:
         raise KernelError(f"{name} does not start at a multiple of 16 bytes: clone it first.")
 
 

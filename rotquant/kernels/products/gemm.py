@@ -18,6 +18,7 @@ from rotquant.kernels.launch.loading import Source, kernel
 from rotquant.kernels.launch.operators import launch
 from rotquant.kernels.launch.tma import TENSOR_MAP, matrix_map
 from rotquant.kernels.layouts.weights import K_BLOCK, padded
+from rotquant.kernels.products.output import OUTPUTS
 
 #: Sums are of 16 times the products, |sum| <= 16 * 8 * 128 * K, and must stay below 2^31.
 MAX_INNER = 131008
@@ -25,14 +26,13 @@ MAX_INNER = 131008
 #: Of the Hopper kernel: what a stage holds along K, threads of a warpgroup, tokens and features that the copy engine
 #: writes at a time.
 _STEP, _WARPGROUP, _CHUNK = 128, 128, 64
-_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 #: `Problem` of kernels/include/gemm.cuh.
 _PROBLEM = Structure(
     "Problem",
     **dict.fromkeys(("row_scale", "column_scale", "bias", "out"), POINTER),
     **dict.fromkeys(("rows", "features", "k_steps", "row_scale_stride", "type", "tensor_store", "box_rows"), INT),
 )
-_OUTPUTS = {"HALF": _TYPES[torch.float16], "BFLOAT16": _TYPES[torch.bfloat16], "FLOAT": _TYPES[torch.float32]}
+_OUTPUTS = {"HALF": OUTPUTS[torch.float16], "BFLOAT16": OUTPUTS[torch.bfloat16], "FLOAT": OUTPUTS[torch.float32]}
 _SM90 = CudaFile(
     "gemm_sm90.cu",
     kernels={"w4_gemm": Parameters(weight=TENSOR_MAP, codes=TENSOR_MAP, out=TENSOR_MAP, problem=_PROBLEM)},
@@ -248,7 +248,7 @@ def _problem(
         features=out.shape[1],
         k_steps=k_steps,
         row_scale_stride=row_scale.shape[0] > 1,
-        type=_TYPES[out.dtype],
+        type=OUTPUTS[out.dtype],
         tensor_store=tensor_store,
         box_rows=box_rows,
     )

@@ -17,6 +17,7 @@ from rotquant.kernels.arguments import INT, POINTER, CudaFile, Parameters, Struc
 from rotquant.kernels.launch.loading import Source, architecture_of_device, kernel
 from rotquant.kernels.launch.overlap import launch_structure, overlaps
 from rotquant.kernels.layouts.weights import K_BLOCK, STRIP
+from rotquant.kernels.products.output import OUTPUTS
 
 #: Rows that this kernel has room for.
 MAX_ROWS = 64
@@ -28,7 +29,6 @@ MAX_INNER = 2**17 - K_BLOCK
 
 _STAGE_K = 128
 _OTHER_OPERANDS = ((False, False), (True, True), (False, True))
-_DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 #: `Problem` of kernels/include/gemv_ring.cuh.
 _PROBLEM = Structure(
     "Problem",
@@ -42,9 +42,9 @@ _FILE = CudaFile(
         "kStrip": STRIP,
         "kBlockK": K_BLOCK,
         "kStageK": _STAGE_K,
-        "kHalf": _DTYPES[torch.float16],
-        "kBfloat16": _DTYPES[torch.bfloat16],
-        "kFloat": _DTYPES[torch.float32],
+        "kHalf": OUTPUTS[torch.float16],
+        "kBfloat16": OUTPUTS[torch.bfloat16],
+        "kFloat": OUTPUTS[torch.float32],
     },
 )
 
@@ -171,7 +171,7 @@ def launch_gemv(
         inner=inner,
         row_scale_step=row_scale.shape[0] > 1,
         groups=column_scale.shape[1] if grouped else 0,
-        dtype=_DTYPES[out.dtype],
+        dtype=OUTPUTS[out.dtype],
         early=overlaps(out.device),
     )
     blocks = -(-weight.shape[0] // plan.block_strips) * plan.cluster

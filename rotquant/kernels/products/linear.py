@@ -6,6 +6,7 @@ a layer keeps a single copy of its weight for prefill and decode.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from torch import Tensor
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.launch.loading import architecture_of_device
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, operator
-from rotquant.kernels.layouts.weights import K_BLOCK, pack_weight, padded, unpack_rows, unpack_weight
+from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, pack_weight, padded, unpack_rows, unpack_weight
 from rotquant.kernels.products import gemm, gemv
+from rotquant.kernels.products.output import check_output
 
 #: Scales per group of this many input features, where they are not per output feature alone.
 GROUP_SIZE = 128
@@ -84,89 +86,64 @@ def quantized_linear(
     return w4_linear(codes, row_scale, weight.codes, weight.scale, bias, weight.shape[0], dtype)
 
 
-def _reference(
-    codes: Tensor,
-    row_scale: Tensor,
-    weight: Tensor,
-    column_scale: Tensor,
-    bias: Tensor | None,
-    out_features: int,
-    dtype: torch.dtype,
-) -> Tensor:
+class W4Linear(NamedTuple):
+    """What `w4_linear` takes: see `quantized_linear`; weight and column_scale are those of a `PackedWeight`."""
+
+    codes: Tensor
+    row_scale: Tensor
+    weight: Tensor
+    column_scale: Tensor
+    bias: Tensor | None
+    out_features: int
+    dtype: torch.dtype
+
+
+def _reference(a: W4Linear) -> Tensor:
     """The definition. Sums are exact in float64; scaling is float32, row scale first, each product rounded.
 
     Scaling follows the row scale's type: float64 scales, which only this reference takes, show what a decoder computes
     when nothing is rounded.
     """
-    if codes.dtype == torch.uint8:
-        codes = unpack_rows(codes)
-    inner = codes.shape[1]
-    integers = unpack_weight(weight, out_features, inner).double()
-    if column_scale.dim() == 1:
-        y = (codes.double() @ integers.T).to(row_scale.dtype) * row_scale[:, None] * column_scale
+    codes = unpack_rows(a.codes) if a.codes.dtype == torch.uint8 else a.codes
+    integers = unpack_weight(a.weight, a.out_features, codes.shape[1]).double()
+    if a.column_scale.dim() == 1:
+        y = (codes.double() @ integers.T).to(a.row_scale.dtype) * a.row_scale[:, None] * a.column_scale
     else:
-        groups = column_scale.shape[1]
+        groups = a.column_scale.shape[1]
         x = codes[:, : groups * GROUP_SIZE].double().unflatten(1, (groups, GROUP_SIZE))
         w = integers[:, : groups * GROUP_SIZE].unflatten(1, (groups, GROUP_SIZE))
         sums = torch.einsum("mgk,ngk->gmn", x, w)
-        y = (sums * column_scale.double().T[:, None]).sum(0).to(row_scale.dtype) * row_scale[:, None]
-    return (y if bias is None else y + bias.to(y.dtype)).to(dtype)
+        y = (sums * a.column_scale.double().T[:, None]).sum(0).to(a.row_scale.dtype) * a.row_scale[:, None]
+    return (y if a.bias is None else y + a.bias.to(y.dtype)).to(a.dtype)
 
 
-def _cuda(
-    codes: Tensor,
-    row_scale: Tensor,
-    weight: Tensor,
-    column_scale: Tensor,
-    bias: Tensor | None,
-    out_features: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    rows = codes.shape[0]
-    check_tensor(codes, "activation codes", dtypes=(torch.int8, torch.uint8), shape=(None, None))
-    inner = codes.shape[1] * (2 if codes.dtype == torch.uint8 else 1)
+def _cuda(a: W4Linear) -> Tensor:
+    rows = a.codes.shape[0]
+    check_tensor(a.codes, "activation codes", dtypes=(torch.int8, torch.uint8), shape=(None, None))
+    inner = a.codes.shape[1] * (2 if a.codes.dtype == torch.uint8 else 1)
     if inner % K_BLOCK:
         raise KernelError(f"activation codes have {inner} columns; pad them with zeros to a multiple of {K_BLOCK}.")
-    strips = padded(out_features, 16) // 16
-    check_tensor(weight, "packed weight", dtypes=(torch.uint8,), shape=(strips, inner // K_BLOCK, 32, 16))
-    check_tensor(row_scale, "row scale", dtypes=(torch.float32,), shape=(None,))
-    if row_scale.shape[0] not in (1, rows):
-        raise KernelError(f"row scale has {row_scale.shape[0]} elements; {rows} rows take {rows}, or 1.")
-    groups = (None,) if column_scale.dim() == 2 else ()
-    check_tensor(column_scale, "column scale", dtypes=(torch.float32,), shape=(out_features, *groups))
-    if column_scale.dim() == 2 and padded(column_scale.shape[1] * GROUP_SIZE, K_BLOCK) != inner:
+    strips = padded(a.out_features, STRIP) // STRIP
+    check_tensor(a.weight, "packed weight", dtypes=(torch.uint8,), shape=(strips, inner // K_BLOCK, 32, 16))
+    groups = (None,) if a.column_scale.dim() == 2 else ()
+    check_tensor(a.column_scale, "column scale", dtypes=(torch.float32,), shape=(a.out_features, *groups))
+    if a.column_scale.dim() == 2 and padded(a.column_scale.shape[1] * GROUP_SIZE, K_BLOCK) != inner:
         raise KernelError(
-            f"column scale has {column_scale.shape[1]} groups of {GROUP_SIZE} for {inner} input features."
+            f"column scale has {a.column_scale.shape[1]} groups of {GROUP_SIZE} for {inner} input features."
         )
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise KernelError(f"the output can be float16, bfloat16 or float32, not {dtype}.")
-    if bias is not None:
-        check_tensor(bias, "bias", dtypes=(dtype,), shape=(out_features,))
-    check_same_device(codes, weight=weight, row_scale=row_scale, column_scale=column_scale, bias=bias)
-    y = torch.empty(rows, out_features, dtype=dtype, device=codes.device)
+    check_output(rows, a.out_features, a.dtype, a.row_scale, a.bias)
+    check_same_device(a.codes, weight=a.weight, row_scale=a.row_scale, column_scale=a.column_scale, bias=a.bias)
+    y = torch.empty(rows, a.out_features, dtype=a.dtype, device=a.codes.device)
     if y.numel():
         few = gemv.is_preferred(rows, strips, architecture_of_device(y.device))
         run = gemv.launch_gemv if few else gemm.launch_gemm
-        run(codes, row_scale, weight, column_scale, bias, y)
+        run(a.codes, a.row_scale, a.weight, a.column_scale, a.bias, y)
     return y
 
 
-def _fake(
-    codes: Tensor,
-    row_scale: Tensor,
-    weight: Tensor,
-    column_scale: Tensor,
-    bias: Tensor | None,
-    out_features: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    return codes.new_empty(codes.shape[0], out_features, dtype=dtype)
-
-
 w4_linear = operator(
-    "w4_linear(Tensor codes, Tensor row_scale, Tensor weight, Tensor column_scale, Tensor? bias, int out_features,"
-    " ScalarType dtype) -> Tensor",
+    "w4_linear",
     reference=_reference,
     cuda=_cuda,
-    fake=_fake,
+    fake=lambda a: a.codes.new_empty(a.codes.shape[0], a.out_features, dtype=a.dtype),
 )

@@ -7,6 +7,7 @@ multiplied by the library's product. Nothing here chooses levels or codes: that 
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,13 +19,12 @@ from rotquant.kernels.launch.loading import Source, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.launch.overlap import launch_structure
 from rotquant.kernels.layouts.weights import STRIP, padded
+from rotquant.kernels.products.output import OUTPUTS, check_output
 
 #: Input features that share a table.
 GROUP_SIZE = 128
 #: Up to so many rows the packed weight is multiplied directly, by type of the activations.
 MAX_ROWS = {torch.int8: 32, torch.float16: 8, torch.bfloat16: 8}
-
-_OUTPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
 
 def packed_shapes(out_features: int, in_features: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -162,74 +162,55 @@ def lut_linear(
     return w2_linear(x, row_scale, weight.codes, weight.table, bias, weight.shape[0], dtype)
 
 
-def _reference(
-    x: Tensor,
-    row_scale: Tensor | None,
-    codes: Tensor,
-    table: Tensor,
-    bias: Tensor | None,
-    out_features: int,
-    dtype: torch.dtype,
-) -> Tensor:
+class W2Linear(NamedTuple):
+    """What `w2_linear` takes: see `lut_linear`; codes and table are those of a `LutWeight`."""
+
+    x: Tensor
+    row_scale: Tensor | None
+    codes: Tensor
+    table: Tensor
+    bias: Tensor | None
+    out_features: int
+    dtype: torch.dtype
+
+
+def _reference(a: W2Linear) -> Tensor:
     """The definition, in float64, rounded once."""
-    weight = _look_up(_unpack_codes(codes), _unpack_table(table))[:out_features, : x.shape[1]].double()
-    y = x.double() @ weight.T
-    if row_scale is not None:
-        y = y * row_scale.double()[:, None]
-    return (y if bias is None else y + bias.double()).to(dtype)
+    weight = _look_up(_unpack_codes(a.codes), _unpack_table(a.table))[: a.out_features, : a.x.shape[1]].double()
+    y = a.x.double() @ weight.T
+    if a.row_scale is not None:
+        y = y * a.row_scale.double()[:, None]
+    return (y if a.bias is None else y + a.bias.double()).to(a.dtype)
 
 
-def _cuda(
-    x: Tensor,
-    row_scale: Tensor | None,
-    codes: Tensor,
-    table: Tensor,
-    bias: Tensor | None,
-    out_features: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    _check(x, row_scale, codes, table, bias, out_features, dtype)
-    rows = x.shape[0]
-    y = torch.empty(rows, out_features, dtype=dtype, device=x.device)
+def _cuda(a: W2Linear) -> Tensor:
+    _check(a)
+    rows = a.x.shape[0]
+    y = torch.empty(rows, a.out_features, dtype=a.dtype, device=a.x.device)
     if y.numel() == 0:
         return y
-    if rows > MAX_ROWS[x.dtype]:
-        return _multiply_dequantized(x, row_scale, codes, table, bias, y)
-    plan = choose_plan(x.dtype, rows, *codes.shape[:2], _multiprocessors(x.device))  # pyright: ignore[reportCallIssue]  # 2
+    if rows > MAX_ROWS[a.x.dtype]:
+        return _multiply_dequantized(a)
+    plan = choose_plan(a.x.dtype, rows, *a.codes.shape[:2], _multiprocessors(a.x.device))  # pyright: ignore[reportCallIssue]  # 2
     for start in range(0, rows, plan.rows):
         part = slice(start, start + plan.rows)
-        scale = row_scale if row_scale is None or row_scale.shape[0] == 1 else row_scale[part]
-        launch_lut_gemv(plan, x[part], scale, codes, table, bias, y[part])
+        scale = a.row_scale if a.row_scale is None or a.row_scale.shape[0] == 1 else a.row_scale[part]
+        launch_lut_gemv(plan, a.x[part], scale, a.codes, a.table, a.bias, y[part])
     return y
 
 
-def _check(
-    x: Tensor,
-    row_scale: Tensor | None,
-    codes: Tensor,
-    table: Tensor,
-    bias: Tensor | None,
-    out_features: int,
-    dtype: torch.dtype,
-) -> None:
-    check_tensor(x, "activations", dtypes=(torch.int8, torch.float16, torch.bfloat16), shape=(None, None))
-    rows, columns = x.shape
+def _check(a: W2Linear) -> None:
+    check_tensor(a.x, "activations", dtypes=(torch.int8, torch.float16, torch.bfloat16), shape=(None, None))
+    rows, columns = a.x.shape
     if columns % GROUP_SIZE or columns == 0:
         raise KernelError(f"activations have {columns} columns, and look-up tables serve groups of {GROUP_SIZE}.")
-    codes_shape, table_shape = packed_shapes(out_features, columns)
-    check_tensor(codes, "packed codes", dtypes=(torch.uint8,), shape=codes_shape)
-    check_tensor(table, "packed table", dtypes=(torch.float16,), shape=table_shape)
-    if (row_scale is None) != (x.dtype != torch.int8):
+    codes_shape, table_shape = packed_shapes(a.out_features, columns)
+    check_tensor(a.codes, "packed codes", dtypes=(torch.uint8,), shape=codes_shape)
+    check_tensor(a.table, "packed table", dtypes=(torch.float16,), shape=table_shape)
+    if (a.row_scale is None) != (a.x.dtype != torch.int8):
         raise KernelError("int8 activations take a row scale, and floating-point activations take none.")
-    if row_scale is not None:
-        check_tensor(row_scale, "row scale", dtypes=(torch.float32,), shape=(None,))
-        if row_scale.shape[0] not in (1, rows):
-            raise KernelError(f"row scale has {row_scale.shape[0]} elements; {rows} rows take {rows}, or 1.")
-    if dtype not in _OUTPUTS:
-        raise KernelError(f"the output can be float16, bfloat16 or float32, not {dtype}.")
-    if bias is not None:
-        check_tensor(bias, "bias", dtypes=(dtype,), shape=(out_features,))
-    check_same_device(x, row_scale=row_scale, codes=codes, table=table, bias=bias)
+    check_output(rows, a.out_features, a.dtype, a.row_scale, a.bias)
+    check_same_device(a.x, row_scale=a.row_scale, codes=a.codes, table=a.table, bias=a.bias)
 
 
 @dataclass(frozen=True)
@@ -305,9 +286,9 @@ _FILE = CudaFile(
         "kStrip": STRIP,
         "kGroup": GROUP_SIZE,
         "kDequantizeWarps": _DEQUANTIZE_WARPS,
-        "kFloat16": _OUTPUTS[torch.float16],
-        "kBfloat16": _OUTPUTS[torch.bfloat16],
-        "kFloat32": _OUTPUTS[torch.float32],
+        "kFloat16": OUTPUTS[torch.float16],
+        "kBfloat16": OUTPUTS[torch.bfloat16],
+        "kFloat32": OUTPUTS[torch.float32],
     },
 )
 
@@ -352,7 +333,7 @@ def launch_lut_gemv(
         groups=x.shape[1] // GROUP_SIZE,
         pairs=groups // 2,
         row_scale_step=row_scale is not None and row_scale.shape[0] > 1,
-        dtype=_OUTPUTS[out.dtype],
+        dtype=OUTPUTS[out.dtype],
     )
     function = kernel(plan.source, plan.instance, x.device)
     shared = plan.shared_bytes(strips, groups)
@@ -363,23 +344,21 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _multiply_dequantized(
-    x: Tensor, row_scale: Tensor | None, codes: Tensor, table: Tensor, bias: Tensor | None, out: Tensor
-) -> Tensor:
+def _multiply_dequantized(a: W2Linear) -> Tensor:
     """Write the weight out and multiply: integers and levels are exact in float16, sums are float32.
 
     With bfloat16 activations the levels are rounded to bfloat16, as a bfloat16 model's weights are.
     """
-    dtype = torch.float16 if x.dtype == torch.int8 else x.dtype
-    weight = launch_dequantize(codes, table, out.shape[1], x.shape[1], dtype)
-    if out.dtype == x.dtype:
-        return linear(x, weight, bias)
-    y = torch.mm(x.to(dtype), weight.T, out_dtype=torch.float32)
-    if row_scale is not None:
-        y *= row_scale[:, None]
-    if bias is not None:
-        y += bias
-    return y.to(out.dtype)
+    dtype = torch.float16 if a.x.dtype == torch.int8 else a.x.dtype
+    weight = launch_dequantize(a.codes, a.table, a.out_features, a.x.shape[1], dtype)
+    if a.dtype == a.x.dtype:
+        return linear(a.x, weight, a.bias)
+    y = torch.mm(a.x.to(dtype), weight.T, out_dtype=torch.float32)
+    if a.row_scale is not None:
+        y *= a.row_scale[:, None]
+    if a.bias is not None:
+        y += a.bias
+    return y.to(a.dtype)
 
 
 def launch_dequantize(codes: Tensor, table: Tensor, out_features: int, in_features: int, dtype: torch.dtype) -> Tensor:
@@ -402,22 +381,9 @@ def sources(architecture: str) -> list[Source]:
     return [plan.source for plan in plans] + [Source(_FILE, (name,)) for name in _DEQUANTIZE.values()]
 
 
-def _fake(
-    x: Tensor,
-    row_scale: Tensor | None,
-    codes: Tensor,
-    table: Tensor,
-    bias: Tensor | None,
-    out_features: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    return x.new_empty(x.shape[0], out_features, dtype=dtype)
-
-
 w2_linear = operator(
-    "w2_linear(Tensor x, Tensor? row_scale, Tensor codes, Tensor table, Tensor? bias, int out_features,"
-    " ScalarType dtype) -> Tensor",
+    "w2_linear",
     reference=_reference,
     cuda=_cuda,
-    fake=_fake,
+    fake=lambda a: a.x.new_empty(a.x.shape[0], a.out_features, dtype=a.dtype),
 )

@@ -11,16 +11,17 @@ float32 scales [rows] or [1]; they raise `KernelError` for anything else.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, silu
+from torch.nn.functional import pad
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.arguments import FLOAT, INT, POINTER, CudaFile, Parameters, Structure
-from rotquant.kernels.hadamard.launch import TYPES, launch_transform
+from rotquant.kernels.arguments import FLOAT, INT, POINTER, TYPES, CudaFile, Parameters, Structure
+from rotquant.kernels.hadamard.launch import launch_transform
 from rotquant.kernels.hadamard.operator import check_heads, transform_reference
 from rotquant.kernels.launch.loading import Source, kernel
-from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
-from rotquant.kernels.layouts.codes import CODES, RowCodes, check_codes
+from rotquant.kernels.launch.operators import check_tensor, launch, operator
+from rotquant.kernels.layouts.codes import CODES, Rounding, RowCodes
 from rotquant.kernels.layouts.weights import K_BLOCK, pack_rows, padded
+from rotquant.kernels.rows.elementwise import check_norm, empty_sum, gated
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, quantize
 
@@ -53,202 +54,106 @@ def sources(architecture: str) -> list[Source]:
     return [Source(_FILE_32, ("quantize_rows_32<kSumNorm,kInt8,4>",)), Source(_FILE_16, names)]
 
 
-def _codes(x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def _codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """Quantize x [rows, n] as it is: codes [rows, Kp] or packed [rows, Kp / 2], and scales [rows] or [1]."""
-    scheme = QuantizationScheme(bits=bits, symmetric=True, granularity="token")
-    qparams = choose_qparams(x, scheme, clip_ratio) if static_scale is None else QParams(static_scale)
+    scheme = QuantizationScheme(bits=rounding.bits, symmetric=True, granularity="token")
+    static = rounding.static_scale
+    qparams = choose_qparams(x, scheme, rounding.clip_ratio) if static is None else QParams(static)
     codes = pad(quantize(x, qparams, scheme), (0, padded(x.shape[1], K_BLOCK) - x.shape[1]))
-    return pack_rows(codes) if packed else codes, qparams.scale.flatten().clone()
+    return pack_rows(codes) if rounding.packed else codes, qparams.scale.flatten().clone()
 
 
-def _gated(x: Tensor) -> Tensor:
-    """silu(gate) * up of x = (gate | up) [rows, 2n], each operation rounded to the type of x, as a model does it."""
-    gate, up = x.chunk(2, dim=1)
-    return silu(gate) * up
+def _room(x: Tensor, rounding: Rounding, *, gated: bool = False) -> tuple[Tensor, Tensor]:
+    room = RowCodes.empty(x, rounding, gated=gated)
+    return room.codes, room.scale
 
 
-def _quantize_reference(
-    x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _quantize_reference(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """Rows as they are; on a GPU n is a multiple of 8."""
-    check_codes(x, bits, packed, static_scale)
-    return _codes(x, clip_ratio, bits, packed, static_scale)
+    rounding.check(x)
+    return _codes(x, rounding)
 
 
-def _quantize_cuda(
-    x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    check_codes(x, bits, packed, static_scale)
+def _quantize_cuda(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
+    out = RowCodes.empty(x, rounding)
     check_tensor(x, "activations", dtypes=tuple(TYPES))
-    out = RowCodes.empty(x, x.shape[1], clip_ratio, bits, packed, static_scale)
-    _launch_rows("kPlain", x, out, x.shape[1])
+    _launch_rows("kPlain", x, out)
     return out.codes, out.scale
 
 
-def _quantize_fake(
-    x: Tensor, clip_ratio: float, bits: int, packed: bool, static_scale: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    check_codes(x, bits, packed, static_scale)
-    return _room(x, x.shape[1], packed, static_scale)
+quantize_rows = operator("quantize_rows", reference=_quantize_reference, cuda=_quantize_cuda, fake=_room)
 
 
-quantize_rows = operator(
-    "quantize_rows(Tensor x, float clip_ratio, int bits, bool packed, Tensor? static_scale) -> (Tensor, Tensor)",
-    reference=_quantize_reference,
-    cuda=_quantize_cuda,
-    fake=_quantize_fake,
-)
-
-
-def _hadamard_reference(
-    x: Tensor,
-    heads: int,
-    half: bool,
-    swiglu: bool,
-    clip_ratio: float,
-    bits: int,
-    packed: bool,
-    static_scale: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _hadamard_reference(x: Tensor, heads: int, half: bool, swiglu: bool, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """The Hadamard transform of x [rows, n], or with `swiglu` of silu(gate) * up, x being (gate | up) [rows, 2n].
 
     heads: 0 for the whole row, a number of heads to mix, or `NO_TRANSFORM`; half: float16 arithmetic. The
     transformed row stays float32: it is not rounded to the type of x before it is quantized. A kernel's sums, in
     another order, move fewer than one code in ten thousand across a rounding boundary.
     """
-    check_codes(x, bits, packed, static_scale)
-    x = _gated(x) if swiglu else x
-    y = x if heads == NO_TRANSFORM else transform_reference(x, heads, False, half)
-    return _codes(y, clip_ratio, bits, packed, static_scale)
+    rounding.check(x)
+    x = gated(x) if swiglu else x
+    return _codes(x if heads == NO_TRANSFORM else transform_reference(x, heads, False, half), rounding)
 
 
-def _hadamard_cuda(
-    x: Tensor,
-    heads: int,
-    half: bool,
-    swiglu: bool,
-    clip_ratio: float,
-    bits: int,
-    packed: bool,
-    static_scale: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    check_codes(x, bits, packed, static_scale)
+def _hadamard_cuda(x: Tensor, heads: int, half: bool, swiglu: bool, rounding: Rounding) -> tuple[Tensor, Tensor]:
+    out = RowCodes.empty(x, rounding, gated=swiglu)
     check_tensor(x, "activations", dtypes=tuple(TYPES))
-    n = x.shape[1] // (2 if swiglu else 1)
-    out = RowCodes.empty(x, n, clip_ratio, bits, packed, static_scale)
     if heads == NO_TRANSFORM:
-        _launch_rows("kGated" if swiglu else "kPlain", x, out, n)
+        _launch_rows("kGated" if swiglu else "kPlain", x, out)
     else:
-        check_heads(n, heads)
+        check_heads(x.shape[1] // (2 if swiglu else 1), heads)
         launch_transform(x, out, heads=heads, inverse=False, half=half, gated=swiglu)
     return out.codes, out.scale
 
 
-def _hadamard_fake(
-    x: Tensor,
-    heads: int,
-    half: bool,
-    swiglu: bool,
-    clip_ratio: float,
-    bits: int,
-    packed: bool,
-    static_scale: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    check_codes(x, bits, packed, static_scale)
-    return _room(x, x.shape[1] // (2 if swiglu else 1), packed, static_scale)
-
-
 hadamard_quantize = operator(
-    "hadamard_quantize(Tensor x, int heads, bool half, bool swiglu, float clip_ratio, int bits, bool packed,"
-    " Tensor? static_scale) -> (Tensor, Tensor)",
+    "hadamard_quantize",
     reference=_hadamard_reference,
     cuda=_hadamard_cuda,
-    fake=_hadamard_fake,
+    fake=lambda x, heads, half, swiglu, rounding: _room(x, rounding, gated=swiglu),
 )
 
 
 def _norm_reference(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    eps: float,
-    clip_ratio: float,
-    bits: int,
-    packed: bool,
-    static_scale: Tensor | None,
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, rounding: Rounding
 ) -> tuple[Tensor, Tensor, Tensor]:
     """RMSNorm of x + residual, each [rows, n], with a weight [n] or none, as transformers computes it.
 
     Statistics are float32, and the normalized row is rounded to the type of x before and after the weight. The third
     result is x + residual as a new tensor, or an empty one where there is no residual.
     """
-    check_codes(x, bits, packed, static_scale)
+    rounding.check(x)
     hidden = x if residual is None else x + residual
     values = hidden.float()
     normal = (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
     normal = normal if weight is None else weight * normal
-    new = x.new_empty(0) if residual is None else hidden
-    return *_codes(normal, clip_ratio, bits, packed, static_scale), new
+    return *_codes(normal, rounding), x.new_empty(0) if residual is None else hidden
 
 
 def _norm_cuda(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    eps: float,
-    clip_ratio: float,
-    bits: int,
-    packed: bool,
-    static_scale: Tensor | None,
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, rounding: Rounding
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check_codes(x, bits, packed, static_scale)
-    check_tensor(x, "activations", dtypes=tuple(TYPES))
-    if residual is not None:
-        check_tensor(residual, "residual", dtypes=(x.dtype,), shape=tuple(x.shape))
-    if weight is not None:
-        check_tensor(weight, "norm weight", dtypes=(x.dtype,), shape=(x.shape[1],))
-    check_same_device(x, residual=residual, weight=weight)
-    out = RowCodes.empty(x, x.shape[1], clip_ratio, bits, packed, static_scale)
-    hidden = x.new_empty(0) if residual is None else torch.empty_like(x)
+    out = RowCodes.empty(x, rounding)
+    check_norm(x, residual, weight, tuple(TYPES))
+    hidden = empty_sum(x, residual)
     kind = "kNorm" if residual is None else "kSumNorm"
-    _launch_rows(kind, x, out, x.shape[1], residual=residual, weight=weight, hidden=hidden, eps=eps)
+    _launch_rows(kind, x, out, residual=residual, weight=weight, hidden=hidden, eps=eps)
     return out.codes, out.scale, hidden
 
 
-def _norm_fake(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    eps: float,
-    clip_ratio: float,
-    bits: int,
-    packed: bool,
-    static_scale: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    check_codes(x, bits, packed, static_scale)
-    hidden = x.new_empty(0) if residual is None else torch.empty_like(x)
-    return *_room(x, x.shape[1], packed, static_scale), hidden
-
-
 rms_norm_quantize = operator(
-    "rms_norm_quantize(Tensor x, Tensor? residual, Tensor? weight, float eps, float clip_ratio, int bits,"
-    " bool packed, Tensor? static_scale) -> (Tensor, Tensor, Tensor)",
+    "rms_norm_quantize",
     reference=_norm_reference,
     cuda=_norm_cuda,
-    fake=_norm_fake,
+    fake=lambda x, residual, weight, eps, rounding: (*_room(x, rounding), empty_sum(x, residual)),
 )
-
-
-def _room(x: Tensor, n: int, packed: bool, static_scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    room = RowCodes.empty(x, n, 1.0, 4, packed, static_scale)
-    return room.codes, room.scale
 
 
 def _launch_rows(
     kind: str,
     x: Tensor,
     out: RowCodes,
-    n: int,
     *,
     residual: Tensor | None = None,
     weight: Tensor | None = None,
@@ -256,6 +161,7 @@ def _launch_rows(
     eps: float = 0.0,
 ) -> None:
     """Run kernels/activations_16.cu, or for float32 rows activations.cu: a block to a row."""
+    n = x.shape[1] // (2 if kind == "kGated" else 1)
     if n % 8:
         raise KernelError(f"rows of {n} values cannot be read 16 bytes at a time: n must be a multiple of 8.")
     pieces, threads = _shape(out.columns // 8, x.shape[0], kind, x.dtype == torch.float32)

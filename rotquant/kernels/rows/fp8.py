@@ -13,9 +13,10 @@ from torch.nn.functional import rms_norm
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, INT, POINTER, CudaFile, Parameters
 from rotquant.kernels.launch.loading import Source, kernel
-from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator, references
+from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.layouts.weights import padded
-from rotquant.kernels.rows.elementwise import swiglu
+from rotquant.kernels.rows.elementwise import check_norm, empty_sum, swiglu
+from rotquant.kernels.rows.elementwise import gated as gated_rows
 
 CODES = torch.float8_e4m3fn
 LARGEST_CODE = torch.finfo(CODES).max
@@ -68,9 +69,7 @@ def _empty(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _quantize_reference(x: Tensor, gated: bool) -> tuple[Tensor, Tensor]:
-    if gated:
-        with references():
-            x = swiglu(x)
+    x = gated_rows(x) if gated else x
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = (wide.abs().amax(dim=-1).clamp_min(_TINY) / LARGEST_CODE).float()
     codes = (wide * (1 / scale)[:, None]).clamp(-LARGEST_CODE, LARGEST_CODE)
@@ -90,7 +89,7 @@ def _quantize_cuda(x: Tensor, gated: bool) -> tuple[Tensor, Tensor]:
 #: x [rows, n], or with `gated` silu(gate) * up of (gate | up) [rows, 2 n], as float8 [rows, n] and its scale, float32
 #: [rows]: the row's largest magnitude becomes 448, the largest code. On a GPU x is bfloat16.
 quantize_fp8 = operator(
-    "quantize_fp8(Tensor x, bool gated) -> (Tensor, Tensor)",
+    "quantize_fp8",
     reference=_quantize_reference,
     cuda=_quantize_cuda,
     fake=lambda x, gated: _empty(x, x.shape[1] // 2 if gated else x.shape[1]),
@@ -105,11 +104,8 @@ def _norm_reference(x: Tensor, residual: Tensor | None, eps: float) -> tuple[Ten
 
 
 def _norm_cuda(x: Tensor, residual: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    check_tensor(x, "hidden", dtypes=(torch.bfloat16,), shape=(None, None))
-    if residual is not None:
-        check_tensor(residual, "residual", dtypes=(torch.bfloat16,), shape=tuple(x.shape))
-        check_same_device(x, residual=residual)
-    total = x.new_empty(0) if residual is None else torch.empty_like(x)
+    check_norm(x, residual, None, (torch.bfloat16,))
+    total = empty_sum(x, residual)
     codes, scale = _launch(_NORM, x, x.shape[1], residual, eps, x.shape[1], total)
     return codes, scale, total
 
@@ -117,10 +113,10 @@ def _norm_cuda(x: Tensor, residual: Tensor | None, eps: float) -> tuple[Tensor, 
 #: RMSNorm, without a gain, of x + residual [rows, n], quantized as by `quantize_fp8`; and that sum, or [0] without a
 #: residual.
 rms_norm_quantize_fp8 = operator(
-    "rms_norm_quantize_fp8(Tensor x, Tensor? residual, float eps) -> (Tensor, Tensor, Tensor)",
+    "rms_norm_quantize_fp8",
     reference=_norm_reference,
     cuda=_norm_cuda,
-    fake=lambda x, residual, eps: (*_empty(x, x.shape[1]), x.new_empty(x.shape if residual is not None else 0)),
+    fake=lambda x, residual, eps: (*_empty(x, x.shape[1]), empty_sum(x, residual)),
 )
 
 
@@ -168,7 +164,7 @@ def _one(device: torch.device) -> Tensor:
 
 #: float8 codes [rows, in], scale float32 [rows]; weight float8 [out, in], its scale float32 [out] -> dtype [rows, out].
 fp8_linear = operator(
-    "fp8_linear(Tensor codes, Tensor scale, Tensor weight, Tensor weight_scale, ScalarType dtype) -> Tensor",
+    "fp8_linear",
     reference=_linear_reference,
     cuda=_linear_cuda,
     fake=lambda codes, scale, weight, weight_scale, dtype: codes.new_empty(len(codes), len(weight), dtype=dtype),

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.arguments import FLOAT, LONG, POINTER, CudaFile, Parameters, Structure
-from rotquant.kernels.launch.loading import Kernel, Source, kernel
-from rotquant.kernels.launch.operators import check_same_device, check_tensor, differentiable, launch, operator
-from rotquant.kernels.rows.partition_reference import backward_reference, forward_reference
+from rotquant.kernels.arguments import FLOAT, LONG, POINTER, TYPES, CudaFile, Parameters, Structure
+from rotquant.kernels.launch.loading import Source, kernel
+from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
+from rotquant.kernels.rows.partition_reference import WeightGroups, backward_reference, forward_reference
 from rotquant.tensors.normal_float import normal_float
 from rotquant.tensors.partition import StraightThrough
 
@@ -40,7 +40,6 @@ _KINDS: dict[str, _Traits] = {
 }
 _STEPS: dict[StraightThrough, str] = {"step": "kStep", "ramp": "kRamp"}
 _NAMES = ("gamma", "beta", "s1", "s2")
-_TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
 
 #: Group sizes that have kernels: multiples of the first up to the second. The papers' is the third.
 _MULTIPLE, LARGEST_GROUP, _PAPERS = 8, 512, 128
@@ -64,29 +63,29 @@ _FILE = CudaFile(
 
 def has_kernel(dtype: torch.dtype, group_size: int) -> bool:
     """Whether groups of so many elements of a type have a kernel."""
-    return dtype in _TYPES and group_size % _MULTIPLE == 0 and 0 < group_size <= LARGEST_GROUP
+    return dtype in TYPES and group_size % _MULTIPLE == 0 and 0 < group_size <= LARGEST_GROUP
 
 
 def sources(architecture: str) -> list[Source]:
     """One translation unit for each type and kind, at the paper's group size."""
-    return [_source(dtype, kind, _PAPERS) for dtype in _TYPES for kind in _KINDS]
+    return [_source(dtype, kind, _PAPERS) for dtype in TYPES for kind in _KINDS]
 
 
 def _source(dtype: torch.dtype, kind: str, group_size: int) -> Source:
     steps = get_args(StraightThrough) if kind in ("ldp", "n2uq") else ("step",)
     names = (_forward(dtype, kind, group_size), *(_backward(dtype, kind, step, group_size) for step in steps))
     side_by_side, turns = _layout(dtype, group_size)
-    layout = f"Layout<{_TYPES[dtype]}, {group_size}>"
+    layout = f"Layout<{TYPES[dtype]}, {group_size}>"
     return Source(_FILE, names, ((f"{layout}::GROUPS", side_by_side), (f"{layout}::TURNS", turns)))
 
 
 def _forward(dtype: torch.dtype, kind: str, group_size: int) -> str:
-    return f"partition_forward<{_TYPES[dtype]}, {_KINDS[kind].enumerator}, {group_size}>"
+    return f"partition_forward<{TYPES[dtype]}, {_KINDS[kind].enumerator}, {group_size}>"
 
 
 def _backward(dtype: torch.dtype, kind: str, step: StraightThrough, group_size: int) -> str:
     enumerators = f"{_KINDS[kind].enumerator}, {_STEPS[step]}"
-    return f"partition_backward<{_TYPES[dtype]}, {enumerators}, {group_size}>"
+    return f"partition_backward<{TYPES[dtype]}, {enumerators}, {group_size}>"
 
 
 def _layout(dtype: torch.dtype, group_size: int) -> tuple[int, int]:
@@ -97,127 +96,69 @@ def _layout(dtype: torch.dtype, group_size: int) -> tuple[int, int]:
     return _WARP // lanes, _VECTORS // -(-vectors // lanes)
 
 
-def _blocks(groups: int, of_warp: int) -> int:
-    return -(-groups // (of_warp * (_THREADS // _WARP)))
-
-
-def _check(
-    weight: Tensor, parameters: tuple[Tensor | None, ...], group_size: int, bits: int, kind: str, straight_through: str
-) -> None:
-    if kind not in _KINDS:
-        raise KernelError(f"{kind!r} is no kind of quantizer: {', '.join(_KINDS)} are.")
-    if straight_through not in _STEPS:
-        raise KernelError(f"{straight_through!r} stands in for no step: {' and '.join(_STEPS)} do.")
-    traits = _KINDS[kind]
-    if bits not in traits.bits:
-        raise KernelError(f"the quantizer {kind} has no codes of {bits} bits.")
-    check_tensor(weight, "weight", dtypes=tuple(_TYPES), shape=(None, None))
-    if not has_kernel(weight.dtype, group_size):
+def _check(w: WeightGroups) -> None:
+    if w.kind not in _KINDS:
+        raise KernelError(f"{w.kind!r} is no kind of quantizer: {', '.join(_KINDS)} are.")
+    if w.straight_through not in _STEPS:
+        raise KernelError(f"{w.straight_through!r} stands in for no step: {' and '.join(_STEPS)} do.")
+    traits = _KINDS[w.kind]
+    if w.bits not in traits.bits:
+        raise KernelError(f"the quantizer {w.kind} has no codes of {w.bits} bits.")
+    check_tensor(w.weight, "weight", dtypes=tuple(TYPES), shape=(None, None))
+    if not has_kernel(w.weight.dtype, w.group_size):
         raise KernelError(
-            f"groups of {group_size} weights have no kernel: a multiple of {_MULTIPLE} up to {LARGEST_GROUP} has."
+            f"groups of {w.group_size} weights have no kernel: a multiple of {_MULTIPLE} up to {LARGEST_GROUP} has."
         )
-    if weight.shape[1] % group_size:
-        raise KernelError(f"group size {group_size} does not divide the {weight.shape[1]} columns of a weight.")
-    shape = (len(weight), weight.shape[1] // group_size, 1)
-    for number, (name, parameter) in enumerate(zip(_NAMES, parameters, strict=True)):
+    rows, columns = w.weight.shape
+    if columns % w.group_size:
+        raise KernelError(f"group size {w.group_size} does not divide the {columns} columns of a weight.")
+    for number, (name, parameter) in enumerate(zip(_NAMES, w.parameters, strict=True)):
         if (parameter is not None) != (number < traits.parameters):
-            raise KernelError(f"the quantizer {kind} {'needs' if parameter is None else 'has no'} {name}.")
+            raise KernelError(f"the quantizer {w.kind} {'needs' if parameter is None else 'has no'} {name}.")
         if parameter is not None:
-            check_tensor(parameter, name, dtypes=(torch.float32,), shape=shape)
-            check_same_device(weight, **{name: parameter})
+            check_tensor(parameter, name, dtypes=(torch.float32,), shape=(rows, columns // w.group_size, 1))
+            check_same_device(w.weight, **{name: parameter})
 
 
-def _weights(weight: Tensor, parameters: tuple[Tensor | None, ...], group_size: int, bits: int) -> Any:
-    largest = 2**bits - 1
+def _launch(w: WeightGroups, name: str, groups_of_warp: int, *arguments: Tensor) -> None:
+    """Launch a kernel on a weight, each warp taking so many groups of it; `arguments` stand after the weight."""
+    groups = w.weight.numel() // w.group_size
+    if not groups:
+        return
+    largest = 2**w.bits - 1
     values = {f"v{i}": value for i, value in enumerate(normal_float(3).tolist())}
-    return _WEIGHTS.of(
-        weight=weight,
-        **{f"parameters{i}": parameter for i, parameter in enumerate(parameters)},
-        groups=weight.numel() // group_size,
+    weights = _WEIGHTS.of(
+        weight=w.weight,
+        **{f"parameters{i}": parameter for i, parameter in enumerate(w.parameters)},
+        groups=groups,
         grid={"largest_code": largest, "step": 1 / largest, "values": values},
     )
+    grid = (-(-groups // (groups_of_warp * (_THREADS // _WARP))),)
+    function = kernel(_source(w.weight.dtype, w.kind, w.group_size), name, w.weight.device)
+    launch(function, grid, (_THREADS,), weights, *arguments, device=w.weight.device)
 
 
-def _kernel(weight: Tensor, kind: str, group_size: int, name: str) -> Kernel:
-    return kernel(_source(weight.dtype, kind, group_size), name, weight.device)
-
-
-def _forward_cuda(
-    weight: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    s1: Tensor | None,
-    s2: Tensor | None,
-    group_size: int,
-    bits: int,
-    kind: str,
-    straight_through: StraightThrough,
-) -> Tensor:
-    parameters = gamma, beta, s1, s2
-    _check(weight, parameters, group_size, bits, kind, straight_through)
-    out = torch.empty_like(weight)
-    if weight.numel():
-        side_by_side, turns = _layout(weight.dtype, group_size)
-        grid = (_blocks(weight.numel() // group_size, side_by_side * turns),)
-        function = _kernel(weight, kind, group_size, _forward(weight.dtype, kind, group_size))
-        arguments = (_weights(weight, parameters, group_size, bits), out)
-        launch(function, grid, (_THREADS,), *arguments, device=weight.device)
+def _forward_cuda(w: WeightGroups) -> Tensor:
+    _check(w)
+    out = torch.empty_like(w.weight)
+    side_by_side, turns = _layout(w.weight.dtype, w.group_size)
+    _launch(w, _forward(w.weight.dtype, w.kind, w.group_size), side_by_side * turns, out)
     return out
 
 
-def _backward_cuda(
-    gradient: Tensor,
-    weight: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    s1: Tensor | None,
-    s2: Tensor | None,
-    group_size: int,
-    bits: int,
-    kind: str,
-    straight_through: StraightThrough,
-) -> tuple[Tensor, ...]:
-    parameters = gamma, beta, s1, s2
-    _check(weight, parameters, group_size, bits, kind, straight_through)
-    check_tensor(gradient, "the gradient", dtypes=(weight.dtype,), shape=tuple(weight.shape))
-    check_same_device(weight, gradient=gradient)
-    gradients = _empty_gradients(weight, parameters)
-    if weight.numel():
-        grid = (_blocks(weight.numel() // group_size, _layout(weight.dtype, group_size)[0]),)
-        function = _kernel(weight, kind, group_size, _backward(weight.dtype, kind, straight_through, group_size))
-        arguments = (_weights(weight, parameters, group_size, bits), gradient, *gradients)
-        launch(function, grid, (_THREADS,), *arguments, device=weight.device)
+def _backward_cuda(gradient: Tensor, w: WeightGroups) -> tuple[Tensor, ...]:
+    _check(w)
+    check_tensor(gradient, "the gradient", dtypes=(w.weight.dtype,), shape=tuple(w.weight.shape))
+    check_same_device(w.weight, gradient=gradient)
+    gradients = _empty_gradients(gradient, w)
+    name = _backward(w.weight.dtype, w.kind, w.straight_through, w.group_size)
+    _launch(w, name, _layout(w.weight.dtype, w.group_size)[0], gradient, *gradients)
     return gradients
 
 
-def _empty_gradients(weight: Tensor, parameters: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    like = (weight.new_empty(0) if parameter is None else torch.empty_like(parameter) for parameter in parameters)
-    return torch.empty_like(weight), *like
-
-
-_ARGUMENTS = (
-    "Tensor weight, Tensor? gamma, Tensor? beta, Tensor? s1, Tensor? s2, "
-    "int group_size, int bits, str kind, str straight_through"
-)
-
-#: A weight [out, in] as the codes of its groups of input features stand for it, of its type; differentiable by it and
-#: by the parameters that its kind has, float32 [out, groups, 1]. kind: see `qat.quantizers.make_quantizer`.
-#: straight_through: of kinds with steps, see `tensors.partition.ldp`.
-fake_quantize_groups: Callable[..., Tensor] = operator(
-    f"fake_quantize_groups({_ARGUMENTS}) -> Tensor",
-    reference=forward_reference,
-    cuda=_forward_cuda,
-    fake=lambda weight, *rest: torch.empty_like(weight),
-)
-
-#: From the gradient of `fake_quantize_groups` [out, in], of the weight's type, to those of the weight and of gamma,
-#: beta, s1 and s2, [0] for those that are None.
-fake_quantize_groups_backward: Callable[..., tuple[Tensor, ...]] = operator(
-    f"fake_quantize_groups_backward(Tensor gradient, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    reference=backward_reference,
-    cuda=_backward_cuda,
-    fake=lambda gradient, weight, gamma, beta, s1, s2, *rest: _empty_gradients(weight, (gamma, beta, s1, s2)),
-)
+def _empty_gradients(_: Tensor, w: WeightGroups) -> tuple[Tensor, ...]:
+    like = (w.weight.new_empty(0) if parameter is None else torch.empty_like(parameter) for parameter in w.parameters)
+    return torch.empty_like(w.weight), *like
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -231,4 +172,18 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return *(None if tensor is None else own for tensor, own in zip(tensors, found, strict=True)), *(None,) * 4
 
 
-differentiable("fake_quantize_groups", setup_context=_setup_context, backward=_differentiate)
+#: `WeightGroups`: the weight as the codes of its groups stand for it, of its type; differentiable by it and by the
+#: parameters that its kind has.
+fake_quantize_groups: Callable[..., Tensor] = operator(
+    "fake_quantize_groups",
+    reference=forward_reference,
+    cuda=_forward_cuda,
+    fake=lambda w: torch.empty_like(w.weight),
+    gradient=(_setup_context, _differentiate),
+)
+
+#: From the gradient of `fake_quantize_groups` [out, in], of the weight's type, and what that took, to those of the
+#: weight and of gamma, beta, s1 and s2, [0] for those that are None.
+fake_quantize_groups_backward: Callable[..., tuple[Tensor, ...]] = operator(
+    "fake_quantize_groups_backward", reference=backward_reference, cuda=_backward_cuda, fake=_empty_gradients
+)

@@ -106,7 +106,7 @@ def _forward_cuda(
 #: (clamp(round(x / scale) + zero_point) - zero_point) * scale of x [rows, n], with scales and zero points [rows], in
 #: another type.
 round_rows = operator(
-    "round_rows(Tensor x, Tensor scale, Tensor? zero_point, float smallest, float largest, ScalarType dtype) -> Tensor",
+    "round_rows",
     reference=_forward_reference,
     cuda=_forward_cuda,
     fake=lambda x, scale, zero_point, smallest, largest, dtype: torch.empty_like(x, dtype=dtype),
@@ -139,8 +139,7 @@ def _backward_cuda(
 
 #: The gradients of x [rows, n], scale and zero_point [rows] from that of `round_rows`; rounding has slope one.
 round_rows_backward = operator(
-    "round_rows_backward(Tensor gradient, Tensor x, Tensor scale, Tensor? zero_point, float smallest, float largest)"
-    " -> (Tensor, Tensor, Tensor)",
+    "round_rows_backward",
     reference=_backward_reference,
     cuda=_backward_cuda,
     fake=lambda gradient, x, scale, zero_point, smallest, largest: (

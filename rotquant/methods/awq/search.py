@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +18,12 @@ from rotquant.methods.awq import AWQ
 from rotquant.methods.smoothquant.scaling import smooth_site
 from rotquant.models.architectures import Architecture, Projection, Site, architecture_of, linear_of
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
-from rotquant.models.stream import LayerStream
+from rotquant.models.stream import LayerStream, observed_inputs
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
 from rotquant.weights.context import QuantizationContext
-from rotquant.weights.hessian import Hessian
+from rotquant.weights.grid_search import search_grid
+from rotquant.weights.hessian import observed_hessians
 from rotquant.weights.output_error import output_error, search_ratios
 from rotquant.weights.rtn import QuantizedWeight
 
@@ -62,30 +62,22 @@ def search_scale(weight: Tensor, inputs: Inputs, scheme: QuantizationScheme, gri
     Returns:
         s, positive, [in].
     """
-    best, least = torch.ones_like(inputs.magnitude), torch.inf
-    for step in range(grid):
-        scale = inputs.magnitude.clamp(min=SMALLEST_SCALE) ** (step / grid)
-        scale = (scale / (scale.max() * scale.min()).sqrt()).clamp(min=SMALLEST_SCALE)
+
+    def candidates() -> Iterator[Tensor]:
+        for step in range(grid):
+            scale = inputs.magnitude.clamp(min=SMALLEST_SCALE) ** (step / grid)
+            yield (scale / (scale.max() * scale.min()).sqrt()).clamp(min=SMALLEST_SCALE)
+
+    def error(scale: Tensor) -> Tensor:
         difference = fake_quantize(weight * scale, scheme) / scale - weight
-        error = output_error(difference, inputs.moment).sum().item()
-        if error < least:
-            best, least = scale, error
-    return best
+        return output_error(difference, inputs.moment).sum()
+
+    return search_grid(candidates(), error)[0]
 
 
-def search_clip(weight: Tensor, moment: Tensor, scheme: QuantizationScheme, grid: int) -> Tensor:
-    """The clip ratio of every scale with the least error of what its elements add to the output.
-
-    Args:
-        weight: [out, in], float32 or float64. moment: X^T X, [in, in].
-        scheme: of granularity channel or group.
-        grid: ratios are 1, 1 - 1/grid, ..., above 1/2; of equally good ones the largest wins.
-
-    Returns:
-        Ratios in the shape of the scheme's scales, [out, 1] or [out, groups, 1].
-    """
-    ratios = [1 - step / grid for step in range(grid) if step / grid < 1 - SMALLEST_CLIP]
-    return search_ratios(weight, moment, scheme, ratios)
+def clip_ratios(grid: int) -> list[float]:
+    """The shares of a range that are tried: 1, 1 - 1/grid, ... above 1/2."""
+    return [1 - step / grid for step in range(grid) if step / grid < 1 - SMALLEST_CLIP]
 
 
 def producer(architecture: Architecture, site: Site, rotation: RotationScheme | None) -> Projection | None:
@@ -123,29 +115,17 @@ def scale_site(layer: nn.Module, site: Site, before: Projection | None, scale: T
 
 
 @contextmanager
-def observed_inputs(layer: nn.Module, architecture: Architecture) -> Iterator[dict[str, Inputs]]:
+def observed(layer: nn.Module, architecture: Architecture) -> Iterator[dict[str, Inputs]]:
     """While open, measure what each site of a layer reads; complete, by site name, when the block is left."""
-    hessians = {
-        site.name: Hessian(site.features, weight.device, torch.promote_types(weight.dtype, torch.float32))
-        for site in architecture.sites
-        for weight in [linear_of(layer, site.linears[0]).weight]
-    }
-    totals = {name: torch.zeros_like(hessian.matrix[0]) for name, hessian in hessians.items()}
-
-    def update(site: str, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        hessians[site].add(arguments[0])
-        totals[site] += arguments[0].flatten(0, -2).abs().sum(0, dtype=totals[site].dtype)
-
-    hooks = [
-        layer.get_submodule(site.linears[0]).register_forward_pre_hook(partial(update, site.name))
-        for site in architecture.sites
-    ]
+    totals: dict[str, Tensor] = {}
     found: dict[str, Inputs] = {}
-    try:
+
+    def update(site: str, x: Tensor) -> None:
+        magnitude = x.flatten(0, -2).abs().sum(0, dtype=hessians[site].matrix.dtype)
+        totals[site] = totals[site] + magnitude if site in totals else magnitude
+
+    with observed_hessians(layer, architecture) as hessians, observed_inputs(layer, architecture.sites, update):
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
     for name, hessian in hessians.items():
         found[name] = Inputs(totals[name] / hessian.tokens, hessian.matrix)
 
@@ -175,14 +155,14 @@ def quantize_layer(
         scale = search_scale(stacked.to(known.moment.dtype), known, scheme, settings.grid)
         scale_site(layer, site, before, scale)
         inputs[site.name] = known.divided(scale)
-    weights = {}
+    weights, ratios = {}, clip_ratios(settings.grid)
     unclipped = {architecture.query.name, architecture.key.name}  # their error counts by attention scores, not outputs
     for site in architecture.sites:
         for name in site.linears:
             parameter, moment = linear_of(layer, name).weight, inputs[site.name].moment
             weight = parameter.to(moment.dtype)
             clips = settings.clip_search and name not in unclipped
-            ratio = search_clip(weight, moment, scheme, settings.grid) if clips else None
+            ratio = search_ratios(weight, moment, scheme, ratios) if clips else None
             qparams = choose_qparams(weight, scheme, ratio)
             weights[name] = QuantizedWeight(quantize(weight, qparams, scheme), qparams, scheme)
             parameter.copy_(weights[name].dequantize(parameter.dtype))
@@ -204,10 +184,10 @@ def quantize_model(
         For each layer its integer weights by name; the layer holds their values.
     """
     architecture = architecture_of(model)
-    for index, layer in stream.layers("AWQ"):
-        with wrap(model, RuntimeQuantization(rotation=rotation)), observed_inputs(layer, architecture) as inputs:
-            stream.advance(index)  # before the layer changes: every layer reads what the full-precision model gives
-        yield quantize_layer(layer, architecture, inputs, settings, scheme, rotation)
+    with wrap(model, RuntimeQuantization(rotation=rotation)):
+        # Every layer reads what the full-precision model gives.
+        for _, layer, inputs in stream.observed_layers("AWQ", partial(observed, architecture=architecture)):
+            yield quantize_layer(layer, architecture, inputs, settings, scheme, rotation)
 
 
 def apply(settings: AWQ, context: QuantizationContext) -> None:

@@ -46,17 +46,14 @@ def fit(context: QuantizationContext, settings: DuQuant) -> dict[str, Tensor]:
         stream = context.capture()
         if settings.inputs == "mean":
             stream.hidden = stream.hidden.double().mean(dim=0, keepdim=True).to(stream.hidden.dtype)
-        for index, _ in stream.layers(settings.title):
-            for site in stream.sites():
-                scale = scales.get((index, site.name))
-                inputs = _inputs(stream, index, site, scale)
-                try:
-                    transform = find_transform(inputs, settings, generator, context.device)
-                except RotquantError as error:
-                    raise RotquantError(f"layer {index}, {site.name}: {error}") from None
-                found[site.name].append(replace(transform, scale=scale).to("cpu", dtype))
-            if index + 1 < context.architecture.num_layers:
-                stream.advance(index)
+        for index, _, site in stream.sites_of_layers(settings.title):
+            scale = scales.get((index, site.name))
+            inputs = _inputs(stream, index, site, scale)
+            try:
+                transform = find_transform(inputs, settings, generator, context.device)
+            except RotquantError as error:
+                raise RotquantError(f"layer {index}, {site.name}: {error}") from None
+            found[site.name].append(replace(transform, scale=scale).to("cpu", dtype))
     for index, layer in enumerate(decoder_layers(context.model)):
         with on_device(layer, context.device):
             for site in context.architecture.sites:

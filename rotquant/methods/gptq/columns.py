@@ -18,7 +18,7 @@ from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.quantization import ColumnSplit, QParams, dequantize, fake_quantize, quantize
 from rotquant.weights.clipping import choose_weight_qparams
 from rotquant.weights.context import QuantizationContext
-from rotquant.weights.hessian import inverse_factor
+from rotquant.weights.error_feedback import error_spread, round_blocks, round_columns
 from rotquant.weights.rtn import OUTLIER_WEIGHT_SCHEME, QuantizedWeight, check_columns
 
 #: Scales of the columns [start, stop) as QParams of shape [stop - start, rows].
@@ -70,7 +70,7 @@ def quantize_gptq_site(
     order = torch.cat([base[:normal][rank], base[normal:]])
     natural = split is None and not gptq.act_order
     ordered = hessian if natural else hessian[order[:, None], order]
-    spread = _error_spread(ordered, gptq.damping).to(dtype)
+    spread = error_spread(ordered, gptq.damping).to(dtype)
     columns = torch.cat([weight.to(dtype).T for weight in weights], dim=1)[order]  # [in, all rows], to be overwritten
     if grouped:
         codes, qparams = _quantize_grouped(columns, spread, normal, weights, settings, gptq)
@@ -155,15 +155,6 @@ def _each(function: Callable[[list[Tensor]], Tensor], qparams: Sequence[QParams]
     return QParams(scale, function([cast(Tensor, part.zero_point) for part in qparams]))
 
 
-def _error_spread(hessian: Tensor, damping: float) -> Tensor:
-    """Row j, columns k > j: what part of an error in column j is taken off column k; float64 [n, n].
-
-    GPTQ's U_jk / U_jj, divided here once: errors then need no scale of their own.
-    """
-    factor = inverse_factor(hessian, damping)
-    return factor.div_(factor.diagonal().clone()[:, None])
-
-
 def _processing_rank(hessian: Tensor, normal: Tensor, act_order: bool) -> Tensor:
     """Order in which the normal columns are taken: as they are, or by decreasing second moment of their input."""
     if not act_order:
@@ -182,18 +173,16 @@ def _aligned_block(block_size: int, group_size: int) -> int:
 def _quantize_columns(
     weight: Tensor, spread: Tensor, columns: range, block_size: int, scheme: QuantizationScheme, scales: ColumnScales
 ) -> Tensor:
-    """Quantize the given columns of `weight` [in, rows] one after another: codes [len(columns), rows].
-
-    Errors inside a block are spread at once, those on later columns by one matrix product per block. `weight` is
-    overwritten: columns after the given ones hold the corrected weights.
-    """
+    """Quantize the given columns of `weight` [in, rows], which is overwritten, one after another: codes."""
     codes = []
-    for start in range(columns.start, columns.stop, block_size):
-        stop = min(start + block_size, columns.stop)
-        qparams = scales(start, stop)
-        block_codes, errors = _quantize_block(weight[start:stop], spread[start:stop, start:stop], qparams, scheme)
+
+    def round_block(start: int, stop: int) -> Tensor:
+        block, qparams = weight[start:stop], scales(start, stop)
+        block_codes, errors = _quantize_block(block, spread[start:stop, start:stop], qparams, scheme)
         codes.append(block_codes.clone())
-        weight[stop:].addmm_(spread[start:stop, stop:].T, errors, alpha=-1)
+        return errors
+
+    round_blocks(weight, spread, columns, block_size, round_block)
     return torch.cat(codes)
 
 
@@ -214,16 +203,10 @@ def _quantize_block(
 
 
 def _column_loop(block: Tensor, spread: Tensor, qparams: QParams, scheme: QuantizationScheme) -> tuple[Tensor, Tensor]:
-    """GPTQ's inner loop: codes and errors of a block [n, rows], which is overwritten by the columns that were rounded.
-
-    `spread` [n, n] is the block on the diagonal. Many small operations, hence as few as possible for each column.
-    """
-    errors = torch.empty_like(block)
+    """GPTQ's inner loop: codes and errors of a block [n, rows], which is overwritten; `spread` is [n, n]."""
     zero_points = repeat(None) if qparams.zero_point is None else qparams.zero_point
-    columns = zip(block, errors, spread, map(QParams, qparams.scale, zero_points), strict=False)
-    for j, (column, error, row, column_qparams) in enumerate(columns):
-        torch.sub(column, fake_quantize(column, scheme, column_qparams), out=error)
-        block[j + 1 :].addr_(row[j + 1 :], error, alpha=-1)
+    columns = [QParams(*column) for column in zip(qparams.scale, zero_points, strict=False)]
+    errors = round_columns(block, spread, lambda j, column: fake_quantize(column, scheme, columns[j]))
     return quantize(block, qparams, scheme), errors
 
 

@@ -19,6 +19,7 @@ from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, fake_quantize, share_of_all_steps
 from rotquant.weights.context import QuantizationContext
+from rotquant.weights.grid_search import search_grid
 
 
 @torch.no_grad()
@@ -31,24 +32,10 @@ def best_factors(cost: Callable[[Tensor], Tensor], like: Tensor, settings: GridS
         settings: the grid; of equally good factors the one nearer to 1 wins, and of fine ones the coarse.
     """
     step = (1 - settings.smallest) / (settings.coarse - 1)
-    best, least = torch.ones_like(like), None
-    for number in range(settings.coarse):
-        factors = torch.full_like(like, 1 - number * step)
-        best, least = _better(cost, factors, best, least)
-    centre = best
-    for number in range(settings.fine):
-        factors = (centre + step * ((number + 0.5) / settings.fine - 0.5)).clamp(max=1)
-        best, least = _better(cost, factors, best, least)
-    return best
-
-
-def _better(
-    cost: Callable[[Tensor], Tensor], factors: Tensor, best: Tensor, least: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    found = cost(factors)
-    if least is None:
-        return factors, found
-    return torch.where(found < least, factors, best), torch.minimum(found, least)
+    coarse = (torch.full_like(like, 1 - number * step) for number in range(settings.coarse))
+    centre, least = search_grid(coarse, cost)
+    shifts = (step * ((number + 0.5) / settings.fine - 0.5) for number in range(settings.fine))
+    return search_grid(((centre + shift).clamp(max=1) for shift in shifts), cost, (centre, least))[0]
 
 
 def attention_weights(queries: Tensor, keys: Tensor, before: int, causal: bool) -> Tensor:

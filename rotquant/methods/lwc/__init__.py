@@ -1,4 +1,4 @@
-"""Learnable weight clipping as a method of a recipe: its settings and what they need; `learning` trains it."""
+"""Learnable weight clipping as a method of a recipe: its settings and what they need; `clipping_alone` trains it."""
 
 from typing import Annotated, ClassVar
 
@@ -14,7 +14,7 @@ class LearnedClipping(Method):
     """
 
     name: ClassVar[str] = "lwc"
-    actions: ClassVar[str] = "rotquant.methods.lwc.learning"
+    actions: ClassVar[str] = "rotquant.methods.lwc.clipping_alone"
     title: ClassVar[str] = "LWC"
     source: ClassVar[str] = "Shao et al. 2023, Eqs. 1-2; Lin et al. 2024 (DuQuant+LWC)"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})

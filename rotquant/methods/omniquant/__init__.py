@@ -1,4 +1,4 @@
-"""OmniQuant as a method of a recipe: its settings and what they need; `learning` has the mathematics."""
+"""OmniQuant as a method of a recipe: its settings and what they need; `block_reconstruction` has the mathematics."""
 
 from typing import Annotated, ClassVar
 
@@ -11,7 +11,7 @@ class OmniQuant(Method):
     """OmniQuant (Shao et al. 2023): learnable weight clipping and equivalent transformation, block by block."""
 
     name: ClassVar[str] = "omniquant"
-    actions: ClassVar[str] = "rotquant.methods.omniquant.learning"
+    actions: ClassVar[str] = "rotquant.methods.omniquant.block_reconstruction"
     title: ClassVar[str] = "OmniQuant"
     source: ClassVar[str] = "Shao et al. 2023, Eqs. 1-5"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})

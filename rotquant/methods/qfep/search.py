@@ -7,8 +7,6 @@ the prefix is made of. Nothing here changes a model.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +17,7 @@ from rotquant.models.architectures import Architecture, config_of
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_prefix, stored_shapes, stored_tensors
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
-from rotquant.models.stream import LayerStream, capture_layer_inputs
+from rotquant.models.stream import LayerStream, capture_layer_inputs, observed_inputs
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import SiteName
 from rotquant.weights.context import QuantizationContext
@@ -94,21 +92,15 @@ def token_scales(
 
 def _layer_scales(stream: LayerStream, index: int, layer: nn.Module) -> Tensor:
     """One layer's part of `token_scales`, [sites, windows, tokens]; the stream advances behind the layer."""
-    inputs: list[list[Tensor]] = [[] for _ in SITES]
+    inputs: dict[str, list[Tensor]] = {name: [] for name in SITES}
+    sites = [stream.architecture.site(name) for name in SITES]
 
-    def keep(place: int, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        inputs[place].append(arguments[0].abs().amax(dim=-1).float().cpu())
+    def keep(site: str, x: Tensor) -> None:
+        inputs[site].append(x.abs().amax(dim=-1).float().cpu())
 
-    hooks = []
-    for place, name in enumerate(SITES):
-        linear = layer.get_submodule(stream.architecture.site(name).linears[0])
-        hooks.append(linear.register_forward_pre_hook(partial(keep, place), prepend=True))
-    try:
+    with observed_inputs(layer, sites, keep, raw=True):
         stream.advance(index)
-    finally:
-        for each in hooks:
-            each.remove()
-    return torch.stack([torch.cat(parts) for parts in inputs])
+    return torch.stack([torch.cat(parts) for parts in inputs.values()])
 
 
 def spiking(found: Spikes, ratio: float) -> list[tuple[int, int]]:

@@ -100,7 +100,7 @@ def channel_scale(weight: Tensor, limit: int = PROTECTIVE_RANGE) -> Tensor:
 def intermediate_codes(values: Tensor, intermediate: Intermediate, limit: int = PROTECTIVE_RANGE) -> Tensor:
     """Q8 of a weight in units of s0, or the real numbers themselves, within +-limit; of the type of `values`."""
     if intermediate == "integers":
-        values = quantize(values, QParams(torch.ones_like(values[:1, :1])), EIGHT_BITS).to(values.dtype)
+        values = quantize(values, QParams(values.new_ones(())), EIGHT_BITS).to(values.dtype)
     return values.clamp(-limit, limit)  # a rounded s0 may be too small, and GPTQ moves weights beyond their range
 
 

@@ -25,9 +25,10 @@ from rotquant.models.statistics import observe
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.onednn import OneDNNLinear
-from rotquant.tensors.quantization import QParams, choose_qparams, dequantize, quantize
+from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, quantize
 from rotquant.weights.context import QuantizationContext
-from rotquant.weights.hessian import inverse_factor, observed_hessians
+from rotquant.weights.error_feedback import error_spread, round_blocks, round_columns
+from rotquant.weights.hessian import observed_hessians
 from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
 
@@ -35,9 +36,6 @@ from rotquant.weights.rtn import QuantizedWeight
 SMALLEST_CLIP = 0.2
 #: Columns whose errors are spread over the later ones by one product.
 _BLOCK = 128
-
-#: The grid of a weight under a share of its ranges.
-Grids = Callable[[float | Tensor], Grid]
 
 
 @dataclass
@@ -150,23 +148,6 @@ def clip_ratios(grid: int) -> list[float]:
     return [1 - step / grid * (1 - SMALLEST_CLIP) for step in range(grid + 1)]
 
 
-def search_clip(
-    weight: Tensor, moment: Tensor, grids: Grids, scheme: QuantizationScheme, ratios: Sequence[float]
-) -> Tensor:
-    """The share of every scale's range with the least error of what its elements add to the output.
-
-    Args:
-        weight: [out, in], float32 or float64, columns in the order of groups. moment: X^T X in the same order.
-        grids: of the weight under a share.
-        scheme: of granularity channel or group.
-        ratios: the shares; of equally good ones the first wins.
-
-    Returns:
-        In the shape of the scheme's scales, [out, 1] or [out, groups, 1].
-    """
-    return search_ratios(weight, moment, scheme, ratios, lambda ratio: grids(ratio).rounded(weight))
-
-
 @torch.no_grad()
 def search_block_clip(
     block: Block, parameter: Tensor, rows: slice, rounded: Callable[[float], Tensor], ratios: Sequence[float]
@@ -202,23 +183,21 @@ def gptq_codes(weight: Tensor, grid: Grid, hessian: Tensor, damping: float) -> T
         RotquantError: the hessian is not finite, or not positive definite after damping.
     """
     order = hessian.diagonal().argsort(descending=True, stable=True)
-    factor = inverse_factor(hessian[order[:, None], order], damping)
-    spread = (factor / factor.diagonal().unsqueeze(1)).to(weight.dtype)
-    values = (weight / grid.unit)[:, order]
-    scale, zero_point = (_per_column(part, values.shape[1], grid.scheme)[:, order] for part in grid.pair)
-    codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
+    spread = error_spread(hessian[order[:, None], order], damping).to(weight.dtype)
+    columns = (weight / grid.unit)[:, order].T
+    scale, zero_point = (_per_column(part, len(columns), grid.scheme)[:, order].T for part in grid.pair)
     row = grid.scheme.model_copy(update={"granularity": "channel", "group_size": None})
-    for start in range(0, values.shape[1], _BLOCK):
-        stop = min(start + _BLOCK, values.shape[1])
-        errors = torch.zeros_like(values[:, start:stop])
-        for j in range(start, stop):
-            own = slice(j, j + 1)
-            qparams = QParams(scale[:, own], zero_point[:, own])
-            codes[:, own] = quantize(grid.bounded(values[:, own]), qparams, row)
-            error = values[:, own] - dequantize(codes[:, own], qparams, row, values.dtype)
-            values[:, j + 1 : stop] -= error * spread[j, j + 1 : stop]
-            errors[:, j - start] = error.squeeze(1)
-        values[:, stop:] -= errors @ spread[start:stop, stop:]
+
+    def round_block(start: int, stop: int) -> Tensor:
+        qparams = [QParams(*column) for column in zip(scale[start:stop], zero_point[start:stop], strict=True)]
+
+        def rounded(j: int, column: Tensor) -> Tensor:
+            return fake_quantize(grid.bounded(column), row, qparams[j])
+
+        return round_columns(columns[start:stop], spread[start:stop, start:stop], rounded, fused=False)
+
+    round_blocks(columns, spread, range(len(columns)), _BLOCK, round_block, fused=False)
+    codes = quantize(grid.bounded(columns), QParams(scale, zero_point), row).T.contiguous()
     return torch.empty_like(codes).index_copy_(1, order, codes)
 
 
@@ -294,7 +273,9 @@ class Rounder:
                 others[rows] = False
         if others.any():
             own = weight[others]
-            shares[others] = search_clip(own, moment, partial(self._grid, own), self.scheme, ratios)
+            shares[others] = search_ratios(
+                own, moment, self.scheme, ratios, lambda ratio: self._grid(own, ratio).rounded(own)
+            )
         return shares
 
     def _rounded(self, weight: Tensor, order: Tensor | None, ratio: float) -> Tensor:
@@ -351,9 +332,9 @@ def quantize_model(
     """
     architecture = architecture_of(model)
     with wrap(model, online):
-        for index, layer in stream.layers("QoQ"):
-            with watched(layer, architecture, settings.clip_search, stream.hidden.device) as stats:
-                stream.advance(index)  # before the layer changes: every layer reads what full precision gives
+        watch = partial(watched, architecture=architecture, keep=settings.clip_search, home=stream.hidden.device)
+        # Every layer reads what full precision gives.
+        for index, layer, stats in stream.observed_layers("QoQ", watch):
             rotary_dim = stream.kwargs[index]["position_embeddings"][0].shape[-1]
             yield quantize_layer(layer, architecture, stats, settings, scheme, rotary_dim)
 

@@ -7,7 +7,7 @@ that share a key-value head share its scales.
 import torch
 from torch import Tensor, nn
 
-from rotquant.methods.omniquant.learning import per_kv_head, per_query_head, rotary_pairs
+from rotquant.methods.omniquant.block_reconstruction import per_kv_head, per_query_head, rotary_pairs
 from rotquant.models.architectures import Architecture, Projection, Site, linear_of
 
 

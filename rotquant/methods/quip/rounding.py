@@ -19,6 +19,7 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.tensors import hadamard
 from rotquant.tensors.lattice import DEVIATION, WIDTH, LatticeWeight, incoherent, refine, refined
 from rotquant.weights.context import QuantizationContext
+from rotquant.weights.error_feedback import round_blocks
 from rotquant.weights.hessian import inverse_factor
 
 
@@ -65,13 +66,18 @@ def block_ldlq(weight: Tensor, factor: Tensor, stages: int) -> Tensor:
         int16 [stages, out, in / 8].
     """
     weight, codes = weight.clone(), []
-    for start in range(0, weight.shape[1], WIDTH):
-        stop = start + WIDTH
-        block, own = weight[:, start:stop], factor[start:stop, start:stop]
-        found, values = refine(block, stages)
+    spread = factor.new_zeros(factor.shape).T  # stored by columns, as each solution is, which decides last bits
+    for start in range(0, len(factor), WIDTH):
+        block = slice(start, start + WIDTH)
+        later = factor[block, start + WIDTH :]
+        spread[block, start + WIDTH :] = torch.linalg.solve_triangular(factor[block, block], later, upper=True)
+
+    def round_block(start: int, stop: int) -> Tensor:
+        found, values = refine(weight[:, start:stop], stages)
         codes.append(found)
-        spread = torch.linalg.solve_triangular(own, factor[start:stop, stop:], upper=True)
-        weight[:, stop:] -= (block - values) @ spread
+        return (weight[:, start:stop] - values).T
+
+    round_blocks(weight.T, spread, range(len(factor)), WIDTH, round_block, fused=False)
     return torch.stack(codes, dim=-1)
 
 

@@ -176,9 +176,9 @@ def test_operators_have_shape_rules_and_references(generator: torch.Generator) -
 @compiled
 def test_what_a_function_cannot_read_is_refused_in_a_sentence(generator: torch.Generator) -> None:
     _, weight = random_weight(8, 128, generator)
-    with pytest.raises(KernelError, match="x is float64, and the CPU kernel takes bfloat16 or float32"):
+    with pytest.raises(KernelError, match="x is float64, and the kernel takes bfloat16 or float32"):
         operators.linear(torch.zeros(1, 128, dtype=torch.float64), weight)
-    with pytest.raises(KernelError, match=r"weight has shape .* needs \(2, 2, 4, 64\), contiguous"):
+    with pytest.raises(KernelError, match=r"weight has shape .* needs \(2, 2, 4, 64\)"):
         operators.linear(torch.zeros(1, 200), weight)
     with pytest.raises(KernelError, match="contiguous"):
         operators.quantize(torch.zeros(128, 2).T)

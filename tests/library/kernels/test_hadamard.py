@@ -9,7 +9,7 @@ from rotquant.kernels.hadamard.cuts import TILE, Grid, cut_of, signs
 from rotquant.kernels.hadamard.launch import launch_transform
 from rotquant.kernels.hadamard.operator import hadamard
 from rotquant.kernels.launch.operators import references
-from rotquant.kernels.layouts.codes import RowCodes
+from rotquant.kernels.layouts.codes import Rounding, RowCodes
 from rotquant.kernels.layouts.weights import unpack_rows
 from rotquant.kernels.rows.activations import hadamard_quantize
 from rotquant.tensors.hadamard import HadamardSizeError, hadamard_matrix
@@ -202,7 +202,7 @@ def test_every_code_is_written_and_none_beyond(n: int, packed: bool) -> None:
     buffer = torch.full((2 * guard + rows * width,), poison, device="cuda", dtype=torch.uint8)
     codes = buffer[guard : guard + rows * width].view(torch.uint8 if packed else torch.int8).view(rows, width)
     scale = torch.full((rows,), float("nan"), device="cuda")
-    launch_transform(x, RowCodes(codes, scale, 0.9, 4, packed, None), heads=0)
+    launch_transform(x, RowCodes(codes, scale, Rounding(0.9, 4, packed, None)), heads=0)
     assert (buffer[:guard] == poison).all()
     assert (buffer[guard + rows * width :] == poison).all()
     assert not scale.isnan().any()

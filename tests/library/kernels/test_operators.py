@@ -7,6 +7,7 @@ import tempfile
 import types
 import warnings
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import CudaFile
 from rotquant.kernels.launch import loading, operators
 from rotquant.kernels.launch.loading import Source, architecture_of_device, compile_source
-from rotquant.kernels.launch.operators import SlowKernelWarning, references
+from rotquant.kernels.launch.operators import SlowKernelWarning, Written, references
 from rotquant.kernels.products.linear import PackedWeight, quantized_linear
 
 
@@ -26,6 +27,27 @@ def linear_arguments(device: str = "cpu") -> dict[str, Tensor | PackedWeight]:
     )
     codes = torch.randint(-8, 8, (100, 128), dtype=torch.int8, device=device)
     return {"codes": codes, "row_scale": torch.rand(100, device=device) + 0.1, "weight": weight}
+
+
+class Several(NamedTuple):
+    x: Tensor
+    total: Written
+    mode: Literal["first", "second"]
+
+
+def test_an_operator_takes_what_its_reference_takes_and_of_a_tuple_the_fields() -> None:
+    def reference(gradient: Tensor | None, several: Several) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def alone(several: Several) -> None:
+        raise NotImplementedError
+
+    schema, takes = operators._signature(reference)
+    assert schema == "(Tensor? gradient, Tensor x, Tensor(a2!) total, str mode) -> (Tensor, Tensor)"
+    assert takes(lambda *given: given)(0, 1, 2, "first") == (0, Several(1, 2, "first"))
+    schema, takes = operators._signature(alone)
+    assert schema == "(Tensor x, Tensor(a1!) total, str mode) -> ()"
+    assert takes(lambda several: several.mode)(1, 2, "second") == "second"
 
 
 def test_the_cpu_says_once_that_it_is_slow() -> None:

@@ -22,7 +22,7 @@ from rotquant.kernels.rows.partition import (
     fake_quantize_groups_backward,
     has_kernel,
 )
-from rotquant.kernels.rows.partition_reference import backward_reference, forward_reference
+from rotquant.kernels.rows.partition_reference import WeightGroups, backward_reference, forward_reference
 from rotquant.qat.quantizers import make_quantizer
 from rotquant.tensors.normal_float import float_centre, float_range, float_table, normal_float_reference
 from rotquant.tensors.partition import StraightThrough, ldp_reference, ldp_table, partitions
@@ -56,14 +56,23 @@ class Problem(NamedTuple):
         """The weight in groups."""
         return self.weight.unflatten(1, (-1, self.options[0]))
 
-    def forward(self, operator: Callable[..., Tensor] = fake_quantize_groups) -> Tensor:
-        """The fake-quantized weight."""
-        return operator(self.weight, *self.parameters, *self.options)
+    @property
+    def arguments(self) -> WeightGroups:
+        """What operators take, but the gradient."""
+        return WeightGroups(self.weight, *self.parameters, *self.options)
 
-    def backward(self, operator: Callable[..., tuple[Tensor, ...]] = fake_quantize_groups_backward) -> list[Tensor]:
+    def forward(self, function: Callable[[WeightGroups], Tensor] = lambda w: fake_quantize_groups(*w)) -> Tensor:
+        """The fake-quantized weight, by the operator or by one of its functions."""
+        return function(self.arguments)
+
+    def backward(
+        self,
+        function: Callable[[Tensor, WeightGroups], tuple[Tensor, ...]] = lambda gradient, w: (
+            fake_quantize_groups_backward(gradient, *w)
+        ),
+    ) -> list[Tensor]:
         """The gradients of the weight and of the parameters there are."""
-        found = operator(self.gradient, self.weight, *self.parameters, *self.options)
-        return [gradient for gradient in found if gradient.numel()]
+        return [gradient for gradient in function(self.gradient, self.arguments) if gradient.numel()]
 
     def wide(self) -> "Problem":
         """The same numbers in float64, on the CPU."""

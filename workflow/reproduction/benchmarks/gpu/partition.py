@@ -16,7 +16,7 @@ from reproduction.benchmarks.gpu.baselines import copy_case
 from reproduction.benchmarks.timing.case import Case, Measurements, gpu, measure
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.rows.partition import fake_quantize_groups, fake_quantize_groups_backward
-from rotquant.kernels.rows.partition_reference import forward_reference
+from rotquant.kernels.rows.partition_reference import WeightGroups, forward_reference
 from rotquant.kernels.rows.straight_through import fake_quantize as fake_quantize_rows
 from rotquant.qat.quantizers import make_quantizer
 from rotquant.recipes.schemes import QuantizationScheme
@@ -85,10 +85,14 @@ def _quantize(implementation: str) -> Callable[..., Tensor]:
     if implementation == "ours":
         return fake_quantize_groups
     if implementation == "torch":
-        return forward_reference
+        return _plain
     if importlib.util.find_spec("triton") is None:
         raise KernelError("torch compiles nothing for a GPU without triton, which is not installed here.")
-    return torch.compile(forward_reference, dynamic=False)
+    return torch.compile(_plain, dynamic=False)
+
+
+def _plain(*arguments: Any) -> Tensor:
+    return forward_reference(WeightGroups(*arguments))
 
 
 def round_rows(arguments: RoundRowsArguments) -> Measurements:

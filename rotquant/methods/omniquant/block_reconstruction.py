@@ -5,8 +5,8 @@ block gives the outputs of the full-precision block (Eq. 1); then the scales are
 As in the authors' code for Llama there is no shift, and no transformation before down_proj. Weights are never trained.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,15 +18,16 @@ from rotquant.methods.smoothquant.scaling import smoothing_scale
 from rotquant.models.architectures import Architecture, Projection
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.simulation.queries import quantized_queries
-from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
+from rotquant.models.simulation.runtime import Handle, wrap
 from rotquant.models.statistics import observe
-from rotquant.models.stream import LayerStream
+from rotquant.models.stream import as_type
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
-from rotquant.weights.context import QuantizationContext
+from rotquant.weights import actions
+from rotquant.weights.context import QuantizationContext, runtime_schemes
 from rotquant.weights.rtn import QuantizedWeight
 
 #: Logit at which clipping starts: sigmoid(4) = 0.982 of the range (authors' code).
@@ -165,12 +166,20 @@ def initial(
     like = next(iter(scales.values()))
     pairs = architecture.head_dim - rotary_dim // 2
     scales["query_key"] = like.new_ones(architecture.num_kv_heads, pairs)
-    clipping = {}
-    for name in architecture.linears:
-        shape = choose_qparams(parameters[f"{name}.weight"], recipe.rounded.scheme).scale.shape
-        clipping[name] = tuple(like.new_full(shape, INITIAL_CLIPPING).requires_grad_() for _ in range(2))
     scales = {name: scale.clamp(min=SMALLEST_SCALE).requires_grad_() for name, scale in scales.items()}
-    return Learned(scales, clipping)
+    return Learned(scales, initial_clipping(parameters, architecture.linears, recipe.rounded.scheme))
+
+
+def initial_clipping(
+    parameters: Parameters, linears: Iterable[str], scheme: QuantizationScheme
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """LWC's logits where training starts, at 0.98 of every range."""
+    clipping = {}
+    for name in linears:
+        weight = parameters[f"{name}.weight"]
+        logits = weight.new_full(choose_qparams(weight, scheme).scale.shape, INITIAL_CLIPPING)
+        clipping[name] = (logits.clone().requires_grad_(), logits.requires_grad_())
+    return clipping
 
 
 def per_kv_head(features: Tensor, architecture: Architecture) -> Tensor:
@@ -219,8 +228,31 @@ class Block:
         return torch.cat(batches)
 
 
+@dataclass(frozen=True)
+class Training:
+    """How blocks are trained.
+
+    title: of the method, for progress and errors. steps: of a block. batch_size: samples in each.
+    clipping_lr, transformation_lr: learning rates. remedy: the setting that is too large where a loss is not finite.
+    """
+
+    title: str
+    steps: int
+    batch_size: int
+    clipping_lr: float
+    transformation_lr: float
+    remedy: str
+
+
 def train(
-    block: Block, parameters: Parameters, learned: Learned, inputs: Tensor, targets: Tensor, recipe: Recipe, seed: int
+    block: Block,
+    parameters: Parameters,
+    learned: Learned,
+    inputs: Tensor,
+    targets: Tensor,
+    scheme: QuantizationScheme,
+    training: Training,
+    seed: int,
 ) -> None:
     """Train `learned` in place: AdamW without weight decay on the mean squared error of the block's output (Eq. 1).
 
@@ -230,36 +262,31 @@ def train(
         block, parameters: the decoder layer and its untransformed parameters.
         inputs: what the quantized model so far feeds the block, [n, tokens, hidden].
         targets: what the full-precision model's block gives, [n, tokens, hidden].
-        recipe: its method and `weights`.
+        scheme: of the weights.
         seed: decides the order of the samples.
 
     Raises:
         RotquantError: the loss is not finite.
     """
-    settings, like = OmniQuant.of(recipe), next(iter(parameters.values()))
+    like = next(iter(parameters.values()))
     logits = [logit for pair in learned.clipping.values() for logit in pair]
     optimizer = torch.optim.AdamW(
         [
-            {"params": list(learned.scales.values()), "lr": settings.transformation_lr},
-            {"params": logits, "lr": settings.clipping_lr},
+            {"params": list(learned.scales.values()), "lr": training.transformation_lr},
+            {"params": logits, "lr": training.clipping_lr},
         ],
         weight_decay=0.0,
     )
-    batches = shuffled_batches(len(inputs), settings.batch_size, settings.steps, seed)
+    optimizer.register_step_post_hook(lambda *_: learned.clamp())
+    batches = shuffled_batches(len(inputs), training.batch_size, training.steps, seed)
 
     def loss(batch: Tensor) -> Tensor:
-        quantized = quantized_parameters(
-            parameters, block.architecture, recipe.rounded.scheme, learned, block.rotary_dim
-        )
-        output = block(quantized, inputs[batch].to(like))
-        return nn.functional.mse_loss(output, targets[batch].to(like))
+        quantized = quantized_parameters(parameters, block.architecture, scheme, learned, block.rotary_dim)
+        return nn.functional.mse_loss(block(quantized, inputs[batch].to(like)), targets[batch].to(like))
 
-    optimizer.register_step_post_hook(lambda *_: learned.clamp())
-    not_finite = (
-        "the loss of a block of OmniQuant is {loss} after {step} steps: lower methods.omniquant.transformation_lr."
-    )
+    not_finite = f"the loss of a block of {training.title} is {{loss}} after {{step}} steps: lower {training.remedy}."
     gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer])
-    loop.train(gradient, settings.steps, "training", noted={}, not_finite=not_finite)
+    loop.train(gradient, training.steps, "training", noted={}, not_finite=not_finite)
 
 
 @torch.no_grad()
@@ -270,7 +297,7 @@ def fuse(block: Block, learned: Learned, scheme: QuantizationScheme) -> dict[str
     rounded to its type, and scales and codes are taken from those.
     """
     stored = dict(block.layer.named_parameters())
-    parameters = {name: _exact(parameter) for name, parameter in stored.items()}
+    parameters = exact_parameters(block.layer)
     for name, value in transformed(parameters, block.architecture, learned.scales, block.rotary_dim).items():
         stored[name].copy_(value)
     weights = {}
@@ -287,82 +314,68 @@ def _exact(parameter: Tensor) -> Tensor:
     return parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
 
 
-def quantize_block(
-    model: nn.Module, block: Block, clean: Tensor, noisy: Tensor, recipe: Recipe, seed: int, batch_size: int
-) -> tuple[dict[str, QuantizedWeight], Tensor, Tensor]:
-    """Train, fuse and round one block, in place.
-
-    Args:
-        model: the model that the block belongs to, not wrapped.
-        block: a decoder layer on its device.
-        clean: what the full-precision model feeds it, [n, tokens, hidden].
-        noisy: what the quantized model so far feeds it, of the same shape.
-        recipe: with this method; activations, keys and values are quantized while training.
-        seed: decides the order of the samples.
-        batch_size: samples at once where nothing is trained.
-
-    Returns:
-        The integer weights by name, and what the next block is fed by the full-precision and by the quantized model.
-    """
-    parameters = {name: _exact(parameter) for name, parameter in block.layer.named_parameters()}
-    with (
-        wrap(model, RuntimeQuantization(rotation=recipe.rotation)),
-        observe(block.layer, block.architecture, "max") as maxima,
-    ):
-        targets = block.map(parameters, clean, batch_size)
-    learned = initial(parameters, block.architecture, maxima, recipe, block.rotary_dim)
-    # The transformation works by changing the ranges of activations: training must see how their scales follow.
-    quantization = RuntimeQuantization(
-        recipe.rotation,
-        recipe.activations,
-        recipe.keys,
-        recipe.values,
-        scale_gradients=True,
-        attention_output=recipe.attention_output,
-    )
-    with wrap(model, quantization) as handle:
-        attach(OmniQuant.of(recipe), model, recipe, handle)
-        train(block, parameters, learned, noisy, targets, recipe, seed)
-        weights = fuse(block, learned, recipe.rounded.scheme)
-        quantized = {name: _exact(parameter) for name, parameter in block.layer.named_parameters()}
-        return weights, targets, block.map(quantized, noisy, batch_size)
+def exact_parameters(layer: nn.Module) -> dict[str, Tensor]:
+    """A decoder layer's parameters by name, in at least float32, outside the graph."""
+    return {name: _exact(parameter) for name, parameter in layer.named_parameters()}
 
 
-def quantize_model(
-    model: nn.Module, stream: LayerStream, recipe: Recipe, *, seed: int = 0
+def quantize_blocks(
+    context: QuantizationContext, training: Training, start: Callable[[Block, Parameters, Parameters], Learned]
 ) -> Iterator[dict[str, QuantizedWeight]]:
-    """Quantize a model in place, one decoder layer at a time on the stream's device.
+    """Train, fuse and round the context's model, in place, one decoder layer at a time on the context's device.
+
+    Two streams of hidden states pass the blocks, those of the full-precision and those of the quantized model.
 
     Args:
-        model: rotated before, if the recipe rotates, and not wrapped.
-        stream: the model's calibration samples before its first layer; its hidden states stay as they are.
-        recipe: with this method.
-        seed: decides the order of the samples.
+        start: where training starts, from a block, its parameters, and max |x| of its sites' features by name.
 
     Yields:
         For each layer its integer weights by name; the layer holds their values, its norms absorbed the scales.
     """
+    recipe, scheme, stream = context.recipe, context.recipe.rounded.scheme, context.capture()
+    # Transformation and clipping change the ranges of activations: training must see how their scales follow.
+    quantizers = replace(context.online, scale_gradients=True, **runtime_schemes(recipe))
     clean = noisy = stream.hidden
-    for index, layer in stream.layers("OmniQuant"):
+    for index, layer in stream.layers(training.title):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)
-        kwargs = {name: _to(value, stream.device, exact) for name, value in stream.kwargs[index].items()}
-        block = Block(layer, stream.architecture, kwargs)
-        weights, clean, noisy = quantize_block(model, block, clean, noisy, recipe, seed + index, stream.batch_size)
+        block = Block(layer, context.architecture, as_type(stream.kwargs[index], exact))
+        parameters = exact_parameters(layer)
+        with wrap(context.model, context.online), observe(layer, context.architecture, "max") as maxima:
+            clean = block.map(parameters, clean, stream.batch_size)
+        learned = start(block, parameters, maxima)
+        with wrap(context.model, quantizers) as handle:
+            for method in recipe.methods.values():
+                actions.attach(method, context.model, recipe, handle)
+            train(block, parameters, learned, noisy, clean, scheme, training, context.seed + index)
+            weights = fuse(block, learned, scheme)
+            noisy = block.map(exact_parameters(layer), noisy, stream.batch_size)
         yield weights
 
 
-def _to(value: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
-    """Tensors, also inside tuples, on `device`; floating-point ones as `dtype`."""
-    if isinstance(value, tuple):
-        return tuple(_to(item, device, dtype) for item in value)
-    if not isinstance(value, Tensor):
-        return value
-    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+def training_of(settings: OmniQuant) -> Training:
+    """How blocks are trained."""
+    return Training(
+        settings.title,
+        settings.steps,
+        settings.batch_size,
+        clipping_lr=settings.clipping_lr,
+        transformation_lr=settings.transformation_lr,
+        remedy="methods.omniquant.transformation_lr",
+    )
+
+
+def quantize_model(context: QuantizationContext, settings: OmniQuant) -> Iterator[dict[str, QuantizedWeight]]:
+    """OmniQuant's `quantize_blocks`."""
+
+    def start(block: Block, parameters: Parameters, maxima: Parameters) -> Learned:
+        return initial(parameters, block.architecture, maxima, context.recipe, block.rotary_dim)
+
+    return quantize_blocks(context, training_of(settings), start)
 
 
 def apply(settings: OmniQuant, context: QuantizationContext) -> None:
     """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
-    context.keep_layers(quantize_model(context.model, context.capture(), context.recipe, seed=context.seed))
+    context.keep_layers(quantize_model(context, settings))
 
 
 def attach(settings: OmniQuant, model: nn.Module, recipe: Recipe, handle: Handle) -> None:
