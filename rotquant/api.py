@@ -42,7 +42,7 @@ from rotquant.models.rotation.matrices import (
     load_rotations,
     save_rotations,
 )
-from rotquant.models.simulation.wrapping import Handle
+from rotquant.models.simulation.runtime import Handle
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
@@ -57,6 +57,7 @@ from rotquant.text import (
     tokenize,
 )
 from rotquant.text.digests import text_digest
+from rotquant.weights.actions import learn_rotations
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
 from rotquant.weights.storage import QuantizedState, is_quantized_folder, load_quantized, save_quantized
 
@@ -187,10 +188,10 @@ def _learned(
     if file is not None and Path(file).exists():
         return load_rotations(file), {"file": str(file), "digest": file_digest(file), **ends_of(load_history(file))}
     started = time.perf_counter()
-    learner, text = recipe.learned_by
+    _, text = recipe.learned_by
     samples = calibration_tokens(corpus, text, tokenizer, seed)
     unfinished = None if file is None else Path(f"{file}.unfinished")
-    learned = learner.learn(network, recipe, seed, samples, device=device, checkpoint=unfinished)
+    learned = learn_rotations(network, recipe, seed, samples, device=device, checkpoint=unfinished)
     record = {"seconds": time.perf_counter() - started, **ends_of(learned.history)}
     if file is not None and unfinished is not None:
         save_rotations(file, learned.rotations, learned.history, made_of)

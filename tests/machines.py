@@ -33,7 +33,7 @@ QUICK_TESTS = (
     "tests/library/test_kv_cache.py",
     "tests/library/test_omniquant.py",
     "tests/library/test_spinquant.py",
-    "tests/library/test_wrapping.py",
+    "tests/library/test_runtime.py",
 )
 VECTORS = ("DEFAULT", "AVX2", "AVX512")
 OLD = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}

@@ -16,10 +16,9 @@ from rich.table import Column, Table
 
 from rotquant.commands.options import Changes, changed, print_table
 from rotquant.foundation.data import field_meanings
-from rotquant.recipes.method import ROLES
 from rotquant.recipes.presets import all_presets, preset
-from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.registry import find_method, method_names
+from rotquant.recipes.recipe import ROLES, Recipe, find_method
+from rotquant.recipes.registry import method_names
 
 
 def methods() -> None:

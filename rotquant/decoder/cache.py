@@ -29,7 +29,7 @@ _SHORT_PAST = 8
 
 
 @dataclass(frozen=True)
-class Standing:
+class CacheInit:
     """What a layer's cache has before any text.
 
     prefix: keys, after RoPE at the positions from 0 and without R3, and values, [kv_heads, tokens, head_dim].
@@ -66,7 +66,7 @@ class Cache:
     lengths: int32 [batch], the tokens present, on the device.
 
     Args:
-        standing: of each layer.
+        cache_init: of each layer.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Cache:
         batch: int,
         capacity: int,
         device: torch.device | str,
-        standing: Iterable[Standing],
+        cache_init: Iterable[CacheInit],
     ) -> None:
         self.batch, self.prefix = batch, config.prefix
         self.capacity, self.length = self.prefix + capacity, self.prefix
         self.lengths = torch.full((batch,), self.length, dtype=torch.int32, device=device)
         self.cos, self.sin = rotary_table(config, self.capacity, getattr(torch, precision.dtype), device)
-        self.layers = [make_layer_cache(config, precision, self, device, given) for given in standing]
+        self.layers = [make_layer_cache(config, precision, self, device, given) for given in cache_init]
         self._masked = isinstance(self.layers[0], FloatCache)
 
     def prefill_step(self, tokens: int) -> Step:
@@ -142,13 +142,13 @@ def rotary_table(
 
 
 def make_layer_cache(
-    config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str, standing: Standing
+    config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str, cache_init: CacheInit
 ) -> "FloatCache | Int4Cache":
     """One layer's cache: 4-bit where the kernels have the head size, otherwise floats (rounded, where it should be)."""
     if precision.cache is None:
-        return FloatCache(config, precision, cache, device, standing)
+        return FloatCache(config, precision, cache, device, cache_init)
     kind = Int4Cache if config.head_dim in HEAD_DIMS else RoundedCache
-    return kind(config, precision, cache, device, standing)
+    return kind(config, precision, cache, device, cache_init)
 
 
 class FloatCache:
@@ -160,12 +160,12 @@ class FloatCache:
         precision: Precision,
         cache: Cache,
         device: torch.device | str,
-        standing: Standing,
+        cache_init: CacheInit,
     ) -> None:
         self.heads, self.kv_heads = config.heads, config.kv_heads
         size, dtype = (cache.batch, cache.capacity, config.kv_heads, config.head_dim), getattr(torch, precision.dtype)
         self.keys, self.values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
-        for all_tokens, first in zip((self.keys, self.values), standing.prefix or (), strict=False):
+        for all_tokens, first in zip((self.keys, self.values), cache_init.prefix or (), strict=False):
             all_tokens[:, : cache.prefix] = first.transpose(0, 1)
 
     def attend(self, qkv: Tensor, step: Step) -> Tensor:
@@ -193,9 +193,9 @@ class RoundedCache(FloatCache):
         precision: Precision,
         cache: Cache,
         device: torch.device | str,
-        standing: Standing,
+        cache_init: CacheInit,
     ) -> None:
-        super().__init__(config, precision, cache, device, standing)
+        super().__init__(config, precision, cache, device, cache_init)
         scheme = cast(CacheScheme, precision.cache)
         arithmetic = "float16" if precision.half_transforms else "float32"
         self.rotation = RotationScheme(keys=scheme.rotate, online_dtype=arithmetic)
@@ -205,7 +205,7 @@ class RoundedCache(FloatCache):
             for clip in (scheme.key_clip, scheme.value_clip)
         ]
         # By token, as keys and values are here: [kv_heads, groups of a head, 1].
-        self.static = [QParams(scale[:, None, None]) for scale in standing.scales or ()] or [None, None]
+        self.static = [QParams(scale[:, None, None]) for scale in cache_init.scales or ()] or [None, None]
 
     def append(self, qkv: Tensor, step: Step) -> Tensor:
         """As in `FloatCache`, keys and values rounded as in the simulation, keys on their way there and back by R3."""
@@ -235,7 +235,7 @@ class Int4Cache:
         precision: Precision,
         cache: Cache,
         device: torch.device | str,
-        standing: Standing,
+        cache_init: CacheInit,
     ) -> None:
         scheme, dtype = cast(CacheScheme, precision.cache), getattr(torch, precision.dtype)
         self.heads = (config.heads, config.kv_heads, config.kv_heads)
@@ -252,8 +252,8 @@ class Int4Cache:
             params_dtype=dtype if dtype.itemsize > 2 else torch.float16,
             device=device,
             lengths=cache.lengths,
-            prefix=standing.prefix,
-            scales=standing.scales,
+            prefix=cache_init.prefix,
+            scales=cache_init.scales,
         )
 
     def attend(self, qkv: Tensor, step: Step) -> Tensor:

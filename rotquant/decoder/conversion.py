@@ -20,11 +20,12 @@ from rotquant.kernels.products.lut import LutWeight, spread_weight
 from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
 from rotquant.models.integrity import check_changed
 from rotquant.models.simulation.prefix import Prefix
-from rotquant.models.simulation.wrapping import Wrapping
+from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
-from rotquant.tensors.levels import LevelWeight
+from rotquant.tensors.codebook import CodebookWeight
 from rotquant.tensors.quantization import QParams
+from rotquant.weights import actions
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import QuantizedState, StoredModel, StoredTensors, read_quantized
 
@@ -64,7 +65,7 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     """
     _refuse(recipe.weights is None, "unquantized weights", "the decoder's weights are integers")
     for method in recipe.methods.values():
-        unknown = method.acts_at_run_time() and method.roles != {"prefix"}
+        unknown = method.acts_at_run_time and method.roles != {"prefix"}
         _refuse(unknown, method.title, "the kernels know nothing of what this method does at run time")
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
     weights, inputs, rotation = cast(WeightQuantization, recipe.weights).scheme, recipe.activations, recipe.rotation
@@ -272,11 +273,11 @@ class _Conversion:
 
 def _prefix(state: QuantizedState) -> Prefix | None:
     """The keys and values that stand before every text, if a method put any there."""
-    wrapping = Wrapping()
+    quantization = RuntimeQuantization()
     for name, method in state.recipe.methods.items():
         if "prefix" in method.roles:
-            wrapping = method.runtime(wrapping, state.tensors[name])
-    return wrapping.prefix
+            quantization = actions.runtime(method, quantization, state.tensors[name])
+    return quantization.prefix
 
 
 def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]:
@@ -286,7 +287,7 @@ def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]
         RecipeError: weights of another kind than the layer's.
     """
     if precision.weights == "lut2":
-        tables = all(isinstance(part, LevelWeight) for part in parts.values())
+        tables = all(isinstance(part, CodebookWeight) for part in parts.values())
         _refuse(not tables, "2-bit weights without tables", "the kernels multiply 2-bit codes into tables")
         lut = pack_tables(parts)
         return {"codes": lut.codes, "table": lut.table}
@@ -296,7 +297,7 @@ def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]
     return {"codes": packed.codes, "scale": packed.scale}
 
 
-def pack_tables(parts: Mapping[str, LevelWeight]) -> LutWeight:
+def pack_tables(parts: Mapping[str, CodebookWeight]) -> LutWeight:
     """2-bit weights that read the same input, by name, as one: their rows one after another.
 
     Raises:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm
 
-from rotquant.decoder.cache import Cache, Standing, Step
+from rotquant.decoder.cache import Cache, CacheInit, Step
 from rotquant.decoder.config import LINEARS, DecoderConfig, Precision
 from rotquant.decoder.linear import make_linear
 from rotquant.foundation.errors import KernelError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class DecoderLayer(nn.Module):
     """Attention and MLP. Norm gains are buffers [hidden], or None where they were fused into the weights.
 
-    prefix_keys, prefix_values: as in `Standing`, buffers, or None without a prefix; key_scale, value_scale: likewise,
+    prefix_keys, prefix_values: as in `CacheInit`, buffers, or None without a prefix; key_scale, value_scale: likewise,
         where the cache's scales are static.
     """
 
@@ -51,9 +51,9 @@ class DecoderLayer(nn.Module):
             self.register_buffer(name, torch.ones(config.kv_heads, device=device) if static else None)
 
     @property
-    def standing(self) -> Standing:
+    def cache_init(self) -> CacheInit:
         """What the layer's cache has before any text."""
-        return Standing(_pair(self.prefix_keys, self.prefix_values), _pair(self.key_scale, self.value_scale))
+        return CacheInit(_pair(self.prefix_keys, self.prefix_values), _pair(self.key_scale, self.value_scale))
 
     def forward(
         self, hidden: Tensor, update: Tensor | None, cache: Cache, index: int, step: Step
@@ -94,8 +94,8 @@ class Decoder(nn.Module):
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
         """A cache for `batch` texts of up to `capacity` tokens: empty, but for the prefix, which takes none of them."""
-        standing = [cast(DecoderLayer, layer).standing for layer in self.layers]
-        return Cache(self.config, self.precision, batch, capacity, self.device, standing)
+        cache_init = [cast(DecoderLayer, layer).cache_init for layer in self.layers]
+        return Cache(self.config, self.precision, batch, capacity, self.device, cache_init)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [...] -> [rows, hidden]."""

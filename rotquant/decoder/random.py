@@ -46,9 +46,9 @@ def random_decoder(
 
 def _fill(module: torch.nn.Module, generator: torch.Generator) -> None:
     if isinstance(module, DecoderLayer):
-        for part in module.standing.prefix or ():
+        for part in module.cache_init.prefix or ():
             part.normal_(generator=generator)
-        for scale in module.standing.scales or ():
+        for scale in module.cache_init.scales or ():
             scale.fill_(_STEP)
     if isinstance(module, FloatLinear):
         module.weight.normal_(0.0, _SPREAD, generator=generator)

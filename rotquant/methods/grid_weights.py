@@ -4,14 +4,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Method, Recipe, Role
 from rotquant.recipes.schemes import QuantizationScheme
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rotquant.weights.stage import Stage
+    from rotquant.weights.context import QuantizationContext
 
 
 class GridWeights(Method):
@@ -22,6 +21,7 @@ class GridWeights(Method):
     """
 
     name: ClassVar[str] = "grid_weights"
+    actions: ClassVar[str] = __name__
     title: ClassVar[str] = "grid search of weights' scales"
     source: ClassVar[str] = "PrefixQuant, Secs. 3 and 6.1; Lin et al. 2023"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
@@ -45,7 +45,7 @@ class GridWeights(Method):
         """By the search."""
         return "search"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         steps = "" if self.covering == "largest_code" else " of 2 max / (2^b - 1)"
         return f"scales by layer outputs, {self.steps} shares from 1 to {self.smallest:g}{steps}"
@@ -57,18 +57,19 @@ class GridWeights(Method):
         first = 1.0 if self.covering == "largest_code" else share_of_all_steps(scheme)
         return tuple(first * (1 - step * (1 - self.smallest) / self.steps) for step in range(self.steps))
 
-    def apply(self, stage: "Stage") -> None:
-        """Round site by site."""
-        from rotquant.tensors.quantization import choose_qparams, quantize
-        from rotquant.weights.output_error import search_ratios
-        from rotquant.weights.rtn import QuantizedWeight
 
-        scheme = stage.recipe.rounded.scheme
-        ratios = self.ratios(scheme)
+def apply(settings: GridWeights, context: "QuantizationContext") -> None:
+    """Round site by site."""
+    from rotquant.tensors.quantization import choose_qparams, quantize
+    from rotquant.weights.output_error import search_ratios
+    from rotquant.weights.rtn import QuantizedWeight
 
-        def rounded(weight: "Tensor", hessian: "Tensor") -> QuantizedWeight:
-            exact = weight.to(hessian.dtype)
-            qparams = choose_qparams(exact, scheme, search_ratios(exact, hessian, scheme, ratios))
-            return QuantizedWeight(quantize(weight, qparams, scheme), qparams, scheme)
+    scheme = context.recipe.rounded.scheme
+    ratios = settings.ratios(scheme)
 
-        stage.round_by_site(self.title, lambda weights, hessian, _: [rounded(weight, hessian) for weight in weights])
+    def rounded(weight: "Tensor", hessian: "Tensor") -> QuantizedWeight:
+        exact = weight.to(hessian.dtype)
+        qparams = choose_qparams(exact, scheme, search_ratios(exact, hessian, scheme, ratios))
+        return QuantizedWeight(quantize(weight, qparams, scheme), qparams, scheme)
+
+    context.round_by_site(settings.title, lambda weights, hessian, _: [rounded(weight, hessian) for weight in weights])

@@ -11,25 +11,26 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Method, Recipe, Role
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rotquant.models.architectures import Architecture
-    from rotquant.models.simulation.wrapping import Wrapping
+    from rotquant.models.simulation.runtime import RuntimeQuantization
     from rotquant.tensors.quantization import ColumnSplit
-    from rotquant.weights.stage import Stage
+    from rotquant.weights.context import QuantizationContext
 
 
 class OutlierFeatures(Method):
     """Input features kept in higher precision, chosen by calibration and moved to the end (QUIK, Atom)."""
 
     name: ClassVar[str] = "outliers"
+    actions: ClassVar[str] = __name__
     title: ClassVar[str] = "outlier features"
     source: ClassVar[str] = "QUIK (Ashkboos et al. 2023); Atom (Zhao et al. 2023), Sec. 4.1"
     roles: ClassVar[frozenset[Role]] = frozenset({"selection"})
+    acts_at_run_time: ClassVar[bool] = True
     calibrates: ClassVar[bool] = True
     scaled: ClassVar[Mapping[str, str]] = {"features": "outlier_features"}
 
@@ -44,7 +45,7 @@ class OutlierFeatures(Method):
     members of a group have similar ranges (Atom's reordering)."""
 
     @property
-    def held_out(self) -> int:
+    def outlier_features(self) -> int:
         """These features."""
         return self.features
 
@@ -67,33 +68,38 @@ class OutlierFeatures(Method):
                     f"choose fewer than {features}."
                 )
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         kept = "floating point" if self.bits == 16 else f"{self.bits} bits"
         return f"{self.features} outlier features in {kept}, ranked by {self.statistic}"
 
-    def apply(self, stage: "Stage") -> None:
-        """Split the features of every site, by the calibration text's statistic."""
-        for index, measured in enumerate(stage.statistics(self.statistic)):
-            for site, statistic in measured.items():
-                split = select_outliers(statistic, self)
-                stage.splits[index, site] = split
-                stage.tensors[f"{index}.{site}"] = split.permutation
 
-    def tensors(self, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
-        """The order of the features of every site, by layer and site."""
-        layers = range(architecture.num_layers)
-        return {f"{index}.{site.name}": (site.features,) for index in layers for site in architecture.sites}
+def apply(settings: OutlierFeatures, context: "QuantizationContext") -> None:
+    """Split the features of every site, by the calibration text's statistic."""
+    for index, measured in enumerate(context.statistics(settings.statistic)):
+        for site, statistic in measured.items():
+            split = select_outliers(statistic, settings)
+            context.splits[index, site] = split
+            context.tensors[f"{index}.{site}"] = split.permutation
 
-    def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
-        """Quantizers leave the features out."""
-        from rotquant.tensors.quantization import ColumnSplit
 
-        splits = {}
-        for name, permutation in tensors.items():
-            index, site = name.split(".")
-            splits[int(index), site] = ColumnSplit(permutation, self.features, self.bits)
-        return replace(wrapping, outliers=splits)
+def tensors(settings: OutlierFeatures, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
+    """The order of the features of every site, by layer and site."""
+    layers = range(architecture.num_layers)
+    return {f"{index}.{site.name}": (site.features,) for index in layers for site in architecture.sites}
+
+
+def runtime(
+    settings: OutlierFeatures, quantization: "RuntimeQuantization", tensors: "Mapping[str, Tensor]"
+) -> "RuntimeQuantization":
+    """Quantizers leave the features out."""
+    from rotquant.tensors.quantization import ColumnSplit
+
+    splits = {}
+    for name, permutation in tensors.items():
+        index, site = name.split(".")
+        splits[int(index), site] = ColumnSplit(permutation, settings.features, settings.bits)
+    return replace(quantization, outliers=splits)
 
 
 def select_outliers(statistic: "Tensor", outliers: OutlierFeatures) -> "ColumnSplit":

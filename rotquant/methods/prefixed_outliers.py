@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Method, Recipe, Role
 from rotquant.recipes.schemes import Calibration
 
 if TYPE_CHECKING:
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
 
     from rotquant.models.architectures import Architecture
     from rotquant.models.limits import Limits
-    from rotquant.models.simulation.wrapping import Wrapping
-    from rotquant.weights.stage import Stage
+    from rotquant.models.simulation.runtime import RuntimeQuantization
+    from rotquant.weights.context import QuantizationContext
 
 
 class PrefixedOutliers(Method):
@@ -27,9 +26,11 @@ class PrefixedOutliers(Method):
     """
 
     name: ClassVar[str] = "prefixed_outliers"
+    actions: ClassVar[str] = __name__
     title: ClassVar[str] = "prefixed outlier tokens"
     source: ClassVar[str] = "PrefixQuant, Sec. 5.1, Eq. 3"
     roles: ClassVar[frozenset[Role]] = frozenset({"prefix"})
+    acts_at_run_time: ClassVar[bool] = True
     calibrates: ClassVar[bool] = True
 
     threshold: Annotated[float, Field(gt=1.0)] = 64.0
@@ -62,13 +63,7 @@ class PrefixedOutliers(Method):
                 "prefixed_outliers.ids are the prefix: tokens, content and text are about those that are found"
             )
 
-    def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
-        """Every text can stand behind a prefix, and tokens that are given lie in the vocabulary."""
-        limits.check_prefix(1 if self.ids is None else len(self.ids))
-        if self.ids is not None:
-            limits.check_ids(max(self.ids))
-
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         if self.ids is not None:
             return f"the tokens {', '.join(map(str, self.ids))} in front of every text"
@@ -85,47 +80,60 @@ class PrefixedOutliers(Method):
             f"{number}{many}{bos}{rare}{layers}{found}"
         )
 
-    def apply(self, stage: "Stage") -> None:
-        """Find the tokens, and have all that follows see them."""
-        from rotquant.models.outlier_tokens import detect_prefix, token_maxima
-        from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_tensors
-        from rotquant.models.simulation.wrapping import wrap
-
-        model, ids = stage.model, self.ids
-        with wrap(model, stage.online):
-            if ids is None:
-                samples = stage.calibration_samples if self.text is None else stage.texts[self.name]
-                ratios, rule = token_maxima(model, samples, device=stage.device).ratios, self.rule
-                ids = detect_prefix(ratios, samples, model.config.bos_token_id, self.threshold, **rule)
-                ids = self._chosen(ids[: self.tokens], model.config.vocab_size, stage.seed)
-            found = compute_prefix(model, ids, stage.device) if ids else empty_prefix(stage.architecture, model.dtype)
-        stage.tensors |= stored_tensors(ids, found)
-        stage.online = self.runtime(stage.online, stage.tensors)
-
     @property
     def rule(self) -> dict[str, Any]:
         """How tokens are chosen, by the arguments of `rotquant.models.outlier_tokens.detect_prefix`."""
         return {name: getattr(self, name) for name in ("number", "rare", "each_layer")}
 
-    def _chosen(self, found: tuple[int, ...], vocabulary: int, seed: int) -> tuple[int, ...]:
-        """What stands in the places of the tokens that were found."""
-        import torch
 
-        if self.content == "highest":
-            return found[:1] * len(found)
-        if self.content == "random":
-            generator = torch.Generator().manual_seed(seed)
-            return tuple(torch.randint(vocabulary, (len(found),), generator=generator).tolist())
-        return found
+def check_model(settings: PrefixedOutliers, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
+    """Every text can stand behind a prefix, and tokens that are given lie in the vocabulary."""
+    limits.check_prefix(1 if settings.ids is None else len(settings.ids))
+    if settings.ids is not None:
+        limits.check_ids(max(settings.ids))
 
-    def tensors(self, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
-        """The tokens, and the keys and values of every layer."""
-        from rotquant.models.simulation.prefix import stored_shapes
 
-        return stored_shapes(architecture)
+def apply(settings: PrefixedOutliers, context: "QuantizationContext") -> None:
+    """Find the tokens, and have all that follows see them."""
+    from rotquant.models.outlier_tokens import detect_prefix, token_maxima
+    from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_tensors
+    from rotquant.models.simulation.runtime import wrap
 
-    def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
-        """The text stands behind the prefix, if any token was found."""
-        from rotquant.models.simulation.prefix import stored_prefix
+    model, ids = context.model, settings.ids
+    with wrap(model, context.online):
+        if ids is None:
+            samples = context.calibration_samples if settings.text is None else context.texts[settings.name]
+            ratios, rule = token_maxima(model, samples, device=context.device).ratios, settings.rule
+            ids = detect_prefix(ratios, samples, model.config.bos_token_id, settings.threshold, **rule)
+            ids = _chosen(settings, ids[: settings.tokens], model.config.vocab_size, context.seed)
+        found = compute_prefix(model, ids, context.device) if ids else empty_prefix(context.architecture, model.dtype)
+    context.tensors |= stored_tensors(ids, found)
+    context.online = runtime(settings, context.online, context.tensors)
 
-        return replace(wrapping, prefix=stored_prefix(tensors))
+
+def _chosen(settings: PrefixedOutliers, found: tuple[int, ...], vocabulary: int, seed: int) -> tuple[int, ...]:
+    """What stands in the places of the tokens that were found."""
+    import torch
+
+    if settings.content == "highest":
+        return found[:1] * len(found)
+    if settings.content == "random":
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(torch.randint(vocabulary, (len(found),), generator=generator).tolist())
+    return found
+
+
+def tensors(settings: PrefixedOutliers, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
+    """The tokens, and the keys and values of every layer."""
+    from rotquant.models.simulation.prefix import stored_shapes
+
+    return stored_shapes(architecture)
+
+
+def runtime(
+    settings: PrefixedOutliers, quantization: "RuntimeQuantization", tensors: "Mapping[str, Tensor]"
+) -> "RuntimeQuantization":
+    """The text stands behind the prefix, if any token was found."""
+    from rotquant.models.simulation.prefix import stored_prefix
+
+    return replace(quantization, prefix=stored_prefix(tensors))

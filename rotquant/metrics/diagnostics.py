@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rotquant.metrics.perplexity import PerplexityResult, perplexity, standard_error
 from rotquant.metrics.zeroshot import Scores
 from rotquant.models.outlier_tokens import TokenMaxima, detect_prefix, token_maxima
+from rotquant.models.simulation.runtime import Handle
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, Perplexity, QuantizationScheme, RotationScheme
@@ -25,8 +26,6 @@ from rotquant.weights.build import build_weights, check_recipe, quantized_forwar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from rotquant.models.simulation.wrapping import Handle
 
 #: A token above so many times the median is counted: after a prefix none should be.
 LARGE = 8.0
@@ -177,7 +176,7 @@ def measure_costs(
 
 def _running(
     model: "PreTrainedModel", recipes: list[tuple[str, Recipe]], samples: Tensor, seed: int
-) -> "Iterator[tuple[str, Handle]]":
+) -> Iterator[tuple[str, Handle]]:
     """Make the first recipe's weights, in place, and install one recipe after the other on them, each by its name."""
     device = next(model.parameters()).device
     first = recipes[0][1]

@@ -82,7 +82,7 @@ def check_fits(recipe: Recipe, architecture: Architecture) -> None:
         return
     problems = [_missing(architecture, missing)] if missing else []
     widths = ", ".join(f"{site.features} of {site.name}" for site in architecture.sites)
-    beside = f", less {recipe.held_out} outliers" if recipe.held_out else ""
+    beside = f", less {recipe.outlier_features} outliers" if recipe.outlier_features else ""
     given = " and ".join(f"{size} of {what}" for what, size, _ in groups)
     problems.append(f"the group size {given} exceeds the inputs of some layers ({widths}{beside})")
     changes = {f"rotation.{one.field}": one.value for one in missing}
@@ -131,7 +131,7 @@ def _largest_block(size: int) -> int | bool:
 
 def _groups(recipe: Recipe, architecture: Architecture) -> Iterator[tuple[str, int, int]]:
     """What has groups of more features than some input has, their size, and the least of these inputs."""
-    widths = [site.features - recipe.held_out for site in architecture.sites]
+    widths = [site.features - recipe.outlier_features for site in architecture.sites]
     if min(widths) <= 0:
         return  # the method that holds features out says so
     schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}

@@ -7,7 +7,7 @@ Memory is that of tensors that must exist together; what libraries take beside t
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,12 +16,10 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.batches import kept_bytes
 from rotquant.qat.loss import logits_at_once
+from rotquant.qat.method import SelfDistillation
 from rotquant.qat.training import KEPT_BYTES
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import of_device
-
-if TYPE_CHECKING:
-    from rotquant.qat.method import SelfDistillation
 
 #: A parameter in training: itself, its gradient and two moments, in float32.
 _TRAINED = 16
@@ -70,7 +68,7 @@ class Estimate:
 def estimate(
     config: Any,
     recipe: Recipe,
-    settings: "SelfDistillation",
+    settings: SelfDistillation,
     device: torch.device,
     dtype: torch.dtype,
     processes: int = 1,

@@ -4,33 +4,49 @@ Each says which quantizers its weights have; the training is `qat.training`. No 
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.recipes.method import Effort, Method, Role
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Budget, Method, Recipe, Role
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 
 if TYPE_CHECKING:
-    from rotquant.models.architectures import Architecture
-    from rotquant.models.limits import Limits
-    from rotquant.qat.quantizers import Kind
-    from rotquant.weights.stage import Stage
+    from rotquant.kernels.rows.partition import Kind
 
 #: The widths of weights that there are quantizers for.
 WIDTHS = (2, 3)
 
 
+class QuantizerSettings(NamedTuple):
+    """Which quantizers weights have in a training, and where these begin.
+
+    kind: by its name in `qat.quantizers`.
+    straight_through: what stands in for the derivative of a partition's steps, see `tensors.partition.ldp`.
+    start_target: from what the error is measured by which clips begin, see `qat.start.search_clips`.
+    start_rounding: how the search for clips rounds: as the quantizers do at their start, or all of them as Eq. 1.
+    fixed: parameters of quantizers, by their names, that stay as they begin.
+    unsearched: linear layers, by the last part of their names, whose clips begin with all of the range.
+    """
+
+    kind: "Kind"
+    straight_through: Literal["step", "ramp"] = "step"
+    start_target: Literal["weight", "clipped"] = "weight"
+    start_rounding: Literal["own", "uniform"] = "own"
+    fixed: tuple[str, ...] = ()
+    unsearched: tuple[str, ...] = ()
+
+
 class SelfDistillation(Method):
     """A method that trains all parameters of the quantized model towards the full-precision model (RCP Eq. 3)."""
 
+    actions: ClassVar[str] = "rotquant.qat.training"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     seeded: ClassVar[bool] = True
     groups: ClassVar[str] = "table_groups"
-    stored_as: ClassVar[Literal["integers", "lattice", "levels"]] = "levels"
+    stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "codebook"
     rates: ClassVar[tuple[str, ...]] = ("weight_lr", "quantizer_lr")
 
     text: Calibration = Calibration(corpus="alpaca_wikitext2", samples=8000, sequence_length=1024)
@@ -77,39 +93,15 @@ class SelfDistillation(Method):
         """It trains with them."""
         return True
 
-    def levels_kept(self, recipe: Recipe) -> int:
-        """Of equal distances and of NormalFloat about zero the ends; about a learned centre that too (`spacing`)."""
-        every = super().levels_kept(recipe)
-        return {"ldp": every, "nf3_ldp": 3}.get(self.kind(recipe), 2)
+    def codebook_entries(self, recipe: Recipe) -> int:
+        """Of equal distances and of NormalFloat about zero the ends; about a learned centre that too
+        (`tensors.codebook_compression`)."""
+        every = super().codebook_entries(recipe)
+        return {"ldp": every, "nf3_ldp": 3}.get(self.quantizer_settings(recipe).kind, 2)
 
-    def kind(self, recipe: Recipe) -> "Kind":
-        """Which quantizer every weight of the recipe has, by its name in `qat.quantizers`."""
-        raise NotImplementedError(f"{self.name} names no quantizer")
-
-    @property
-    def slope(self) -> Literal["step", "ramp"]:
-        """What stands in for the derivative of a partition's steps, see `tensors.partition.ldp`."""
-        return "step"
-
-    @property
-    def aim(self) -> Literal["weight", "clipped"]:
-        """From what the error is measured by which clips begin, see `qat.start.search_clips`."""
-        return "weight"
-
-    @property
-    def rounding(self) -> Literal["own", "uniform"]:
-        """How the search for clips rounds: as the quantizers do at their start, or all of them as Eq. 1."""
-        return "own"
-
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        """Parameters of quantizers, by their names, that stay as they begin."""
-        return ()
-
-    def searched(self, linear: str) -> bool:
-        """Whether clips of this linear layer, by its name in a decoder layer, begin by the search; else with all."""
-        del linear
-        return True
+    def quantizer_settings(self, recipe: Recipe) -> QuantizerSettings:
+        """Of the recipe's weights."""
+        raise NotImplementedError(f"{self.name} names no quantizers")
 
     @property
     def validated(self) -> int:
@@ -121,9 +113,9 @@ class SelfDistillation(Method):
         """Of AdamW."""
         return self.epochs * ((self.text.samples - self.validated) // self.batch_size)
 
-    def effort(self, recipe: Recipe) -> Effort:
+    def budget(self, recipe: Recipe) -> Budget:
         """With the rate of weights that the recipe's KV cache asks for."""
-        found = super().effort(recipe)
+        found = super().budget(recipe)
         if self.weight_lr is not None:
             return found
         rate = 8e-7 if recipe.keys is None and recipe.values is None else 1e-6
@@ -170,14 +162,10 @@ class SelfDistillation(Method):
                     "weights.scheme.group_size among their divisors, or granularity channel."
                 )
 
-    def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
-        """The text fits the context."""
-        limits.check_length(self.text.sequence_length, f"texts that {self.title} trains on")
-
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
-        rates = ", ".join(f"{rate:g} {name.removesuffix('_lr')}s" for name, rate in self.effort(recipe).rates)
+        rates = ", ".join(f"{rate:g} {name.removesuffix('_lr')}s" for name, rate in self.budget(recipe).rates)
         of = {"largest": "the teacher's mean largest probability", "labels": "the teacher's mean probability of labels"}
         share = of[self.confidence] if isinstance(self.confidence, str) else f"{self.confidence:g}"
         if self.temperature is not None:
@@ -190,12 +178,6 @@ class SelfDistillation(Method):
             f"clips begin by a search on {self.start_samples} samples"
             f"{', R1 beside the weights' if self.factorized else ''}"
         )
-
-    def apply(self, stage: "Stage") -> None:
-        """Train the whole model, then freeze its weights as codes and tables."""
-        from rotquant.qat.training import train_stage
-
-        train_stage(stage, self)
 
 
 def low_bits(method: str, rotation: RotationScheme | None) -> Recipe:

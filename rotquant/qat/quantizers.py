@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RecipeError
 from rotquant.kernels.rows.partition import Kind, fake_quantize_groups, has_kernel
 from rotquant.qat.start import Clips
-from rotquant.tensors.extents import Extent, clipped_extent, dynamic_extent, uniform, uniform_codes
-from rotquant.tensors.levels import LevelWeight, Table
-from rotquant.tensors.normal_float import float_centre, float_extent, float_table, normal_float_asymmetric
+from rotquant.tensors.codebook import CodebookWeight, Table
+from rotquant.tensors.normal_float import float_centre, float_range, float_table, normal_float_asymmetric
 from rotquant.tensors.partition import Spacing, StraightThrough, ldp, ldp_table
+from rotquant.tensors.value_range import ValueRange, clipped_range, dynamic_range, uniform, uniform_codes
 
 #: Shares beyond these have logits whose sigmoid hardly moves: a clip of 1.0 starts at the upper one.
 SMALLEST_SHARE, LARGEST_SHARE = 0.01, 0.99
@@ -47,10 +47,10 @@ class TrainableQuantizer(nn.Module):
         return self.quantized(self.view(weight)).flatten(1)
 
     @torch.no_grad()
-    def freeze(self, weight: Tensor) -> LevelWeight:
+    def freeze(self, weight: Tensor) -> CodebookWeight:
         """The same as codes and levels: `freeze(w).dequantize(w.dtype)` equals `forward(w)` bit for bit."""
         codes, levels = self.codes(self.view(weight))
-        return LevelWeight(codes.flatten(1), levels)
+        return CodebookWeight(codes.flatten(1), levels)
 
     def view(self, weight: Tensor) -> Tensor:
         """The weight [out, in] in groups, [out, groups, size]."""
@@ -71,15 +71,15 @@ class DynamicRange(TrainableQuantizer):
     widths = (2, 3)
     kind = "range"
 
-    def extent(self, view: Tensor) -> Extent:
+    def value_range(self, view: Tensor) -> ValueRange:
         """The range of every group."""
-        return dynamic_extent(view)
+        return dynamic_range(view)
 
     def quantized(self, view: Tensor) -> Tensor:
-        return uniform(view, self.extent(view), self.bits)
+        return uniform(view, self.value_range(view), self.bits)
 
     def codes(self, view: Tensor) -> tuple[Tensor, Tensor]:
-        return uniform_codes(view, self.extent(view), self.bits)
+        return uniform_codes(view, self.value_range(view), self.bits)
 
 
 class LearnedRange(DynamicRange):
@@ -91,8 +91,8 @@ class LearnedRange(DynamicRange):
         super().__init__(group_size, bits)
         self.gamma, self.beta = _parameter(clips.high), _parameter(clips.low)
 
-    def extent(self, view: Tensor) -> Extent:
-        return clipped_extent(view, self.gamma, self.beta)
+    def value_range(self, view: Tensor) -> ValueRange:
+        return clipped_range(view, self.gamma, self.beta)
 
 
 class Partitioned(TrainableQuantizer):
@@ -115,7 +115,7 @@ class Partitioned(TrainableQuantizer):
         return ldp(view, self.gamma, self.beta, self.s1, self.s2, self.straight_through, self.spacing)
 
     def codes(self, view: Tensor) -> tuple[Tensor, Tensor]:
-        return _encoded(ldp_table(clipped_extent(view, self.gamma, self.beta), self.s1, self.s2, self.spacing), view)
+        return _encoded(ldp_table(clipped_range(view, self.gamma, self.beta), self.s1, self.s2, self.spacing), view)
 
 
 class DynamicFloat(TrainableQuantizer):
@@ -124,10 +124,10 @@ class DynamicFloat(TrainableQuantizer):
     widths = (3,)
     kind = "nf3"
 
-    def sides(self, view: Tensor) -> tuple[Extent, Tensor]:
+    def sides(self, view: Tensor) -> tuple[ValueRange, Tensor]:
         """The range of every group, and its centre."""
-        extent = float_extent(view)
-        return extent, torch.zeros_like(extent.low)
+        value_range = float_range(view)
+        return value_range, torch.zeros_like(value_range.low)
 
     def quantized(self, view: Tensor) -> Tensor:
         return normal_float_asymmetric(view, *self.sides(view), self.bits)
@@ -148,12 +148,12 @@ class LearnedFloat(DynamicFloat):
         super().__init__(group_size, bits)
         self.gamma, self.beta = _parameter(clips.high), _parameter(clips.low)
         with torch.no_grad():
-            extent = clipped_extent(self.view(weight), self.gamma, self.beta)
-            self.s1 = _parameter(-extent.low / extent.span)
+            value_range = clipped_range(self.view(weight), self.gamma, self.beta)
+            self.s1 = _parameter(-value_range.low / value_range.span)
 
-    def sides(self, view: Tensor) -> tuple[Extent, Tensor]:
-        extent = clipped_extent(view, self.gamma, self.beta)
-        return extent, float_centre(extent, self.s1)
+    def sides(self, view: Tensor) -> tuple[ValueRange, Tensor]:
+        value_range = clipped_range(view, self.gamma, self.beta)
+        return value_range, float_centre(value_range, self.s1)
 
 
 def make_quantizer(

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from rotquant.kernels.rows.partition import Kind
+from rotquant.tensors.codebook import Table
 from rotquant.tensors.devices import of_device
-from rotquant.tensors.extents import Extent, dynamic_extent, uniform
-from rotquant.tensors.levels import Table
 from rotquant.tensors.normal_float import normal_float_asymmetric
+from rotquant.tensors.value_range import ValueRange, dynamic_range, uniform
 from rotquant.weights.grid_search import search_grid
 from rotquant.weights.output_error import group_moments, output_error
 
@@ -26,7 +26,7 @@ SHARES = tuple(1 - step / 20 for step in range(10))
 #: Elements of the weight that are rounded at once: what a CPU core's cache holds, and what keeps a GPU busy.
 _ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 #: How groups [rows, groups, size] are rounded over a range.
-Rounding = Callable[[Tensor, Extent], Tensor]
+Rounding = Callable[[Tensor, ValueRange], Tensor]
 #: From what an error is measured, see `search_clips`.
 Target = Literal["weight", "clipped"]
 
@@ -38,25 +38,25 @@ class Clips:
     low: Tensor
     high: Tensor
 
-    def extent(self, view: Tensor) -> Extent:
+    def value_range(self, view: Tensor) -> ValueRange:
         """The range that is kept of groups [rows, groups, size], in their arithmetic."""
-        low, high = dynamic_extent(view)
-        return Extent(self.low.to(low) * low, self.high.to(high) * high)
+        low, high = dynamic_range(view)
+        return ValueRange(self.low.to(low) * low, self.high.to(high) * high)
 
 
 def uniform_rounding(bits: int) -> Rounding:
     """Uniform, Eq. 1, with a zero point that is a whole number: the Q of RCP's Eq. 6."""
-    return lambda view, extent: uniform(view, extent, bits)
+    return lambda view, value_range: uniform(view, value_range, bits)
 
 
 def level_rounding(bits: int) -> Rounding:
     """Uniform with the range's ends as the outer levels: what LDP is at its start, and Eq. 1 but for its zero point."""
     steps = 2**bits - 1
 
-    def rounded(view: Tensor, extent: Extent) -> Tensor:
-        places = torch.arange(steps + 1, dtype=extent.low.dtype, device=view.device)
-        step = extent.span / steps
-        table = Table(extent.low + step * (places[:-1] + 0.5), extent.low + step * places)
+    def rounded(view: Tensor, value_range: ValueRange) -> Tensor:
+        places = torch.arange(steps + 1, dtype=value_range.low.dtype, device=view.device)
+        step = value_range.span / steps
+        table = Table(value_range.low + step * (places[:-1] + 0.5), value_range.low + step * places)
         return table.decode(table.encode(view), view.dtype)
 
     return rounded
@@ -65,9 +65,9 @@ def level_rounding(bits: int) -> Rounding:
 def float_rounding(bits: int) -> Rounding:
     """NormalFloat, with the scales of either side of zero."""
 
-    def rounded(view: Tensor, extent: Extent) -> Tensor:
-        over_zero = Extent(extent.low.clamp(max=0), extent.high.clamp(min=0))
-        return normal_float_asymmetric(view, over_zero, torch.zeros_like(extent.low), bits)
+    def rounded(view: Tensor, value_range: ValueRange) -> Tensor:
+        over_zero = ValueRange(value_range.low.clamp(max=0), value_range.high.clamp(min=0))
+        return normal_float_asymmetric(view, over_zero, torch.zeros_like(value_range.low), bits)
 
     return rounded
 
@@ -116,14 +116,14 @@ def search_clips(
 
 def _search(view: Tensor, blocks: Tensor, rounded: Rounding, shares: Sequence[float], target: Target) -> Clips:
     """The best shares of groups [rows, groups, size], given X^T X of each group."""
-    whole = dynamic_extent(view)
+    whole = dynamic_range(view)
     pairs = torch.tensor(list(product(shares, shares)), dtype=view.dtype, device=view.device)
 
     def error(pair: Tensor) -> Tensor:
         high, low = pair
-        extent = Extent(low * whole.low, high * whole.high)
-        aim = view if target == "weight" else torch.clamp(view, extent.low, extent.high)
-        difference = rounded(view, extent) - aim
+        value_range = ValueRange(low * whole.low, high * whole.high)
+        aim = view if target == "weight" else torch.clamp(view, value_range.low, value_range.high)
+        difference = rounded(view, value_range) - aim
         return output_error(difference.transpose(0, 1), blocks).T.unsqueeze(-1)
 
     high, low = search_grid(pairs, error)[0].split(1, dim=-1)
@@ -134,5 +134,5 @@ def _search(view: Tensor, blocks: Tensor, rounded: Rounding, shares: Sequence[fl
 def clip_weight(weight: Tensor, clips: Clips, group_size: int) -> Tensor:
     """The weight [out, in] with each group clipped to the range that is kept, of its own type."""
     view = weight.unflatten(1, (-1, group_size))
-    low, high = clips.extent(view)
+    low, high = clips.value_range(view)
     return torch.clamp(view, low.to(weight.dtype), high.to(weight.dtype)).flatten(1)

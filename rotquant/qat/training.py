@@ -12,19 +12,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.progress import track
-from rotquant.models.architectures import architecture_of, decoder_layers, linear_of, lm_head
+from rotquant.models.architectures import Architecture, architecture_of, decoder_layers, linear_of, lm_head
 from rotquant.models.batches import kept_bytes, shuffled_batches
+from rotquant.models.limits import Limits
 from rotquant.models.rotation.matrices import initial_rotations
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
 from rotquant.qat.engine import Engine, ShardedCheckpoint, joined, local
 from rotquant.qat.loss import label_probabilities, largest_probabilities
+from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
 from rotquant.qat.start import Clips, clip_weight, own_rounding, search_clips, uniform_rounding
 from rotquant.qat.student import (
@@ -38,18 +40,15 @@ from rotquant.qat.student import (
 from rotquant.qat.writing import write, written_once
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
+from rotquant.tensors.codebook_compression import in_float16
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.partition import partitions
-from rotquant.tensors.spacing import in_float16
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Checkpoint, Record
+from rotquant.weights.context import QuantizationContext, runtime_schemes
 from rotquant.weights.hessian import observed_hessians
-from rotquant.weights.stage import Stage, runtime_schemes
-
-if TYPE_CHECKING:
-    from rotquant.qat.method import SelfDistillation
 
 #: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
 KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
@@ -61,21 +60,26 @@ _TEACHER_TOKENS = {"cpu": 4096, "cuda": 16384}
 Quantizers = dict[tuple[int, str], TrainableQuantizer]
 
 
-def train_stage(stage: Stage, settings: "SelfDistillation") -> None:
-    """Train the stage's model, put its quantized weights into it, and keep their codes, tables and the history.
+def check_model(settings: SelfDistillation, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+    """The text fits the context."""
+    limits.check_length(settings.text.sequence_length, f"texts that {settings.title} trains on")
+
+
+def apply(settings: SelfDistillation, context: QuantizationContext) -> None:
+    """Train the context's model, put its quantized weights into it, and keep their codes, tables and the history.
 
     Raises:
         RotquantError: the loss or its gradient is not finite.
         ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
     """
-    training = Training(stage, settings, joined(stage.device, stage.batch_size))
-    stage.history = training.run()
+    training = Training(context, settings, joined(context.device, context.batch_size))
+    context.history = training.run()
     if training.engine.rank == 0:
         training.freeze()
 
 
 @dataclass(frozen=True)
-class Lessons:
+class TeacherOutputs:
     """What is known of the teacher before the first step.
 
     confidence: its mean probability of the tokens of the text. states: its last hidden states of all samples, [samples,
@@ -87,43 +91,44 @@ class Lessons:
 
 
 class Training:
-    """One training of a stage's model, in place.
+    """One training of the model of a context, in place.
 
     The student computes in float32 at least (with gradients and AdamW's moments 16 bytes a parameter), or on a GPU and
     for a model of 16 bits in bfloat16 from such parameters.
     """
 
-    def __init__(self, stage: Stage, settings: "SelfDistillation", engine: Engine) -> None:
-        self.stage = stage
+    def __init__(self, context: QuantizationContext, settings: SelfDistillation, engine: Engine) -> None:
+        self.context = context
         self.settings = settings
         self.engine = engine
-        self.model: nn.Module = stage.model
-        self.recipe: Recipe = stage.recipe
-        self.ids, self.validation = self._split(stage.texts[settings.name])
-        self.dtype = cast(torch.dtype, stage.model.dtype)
+        self.model: nn.Module = context.model
+        self.recipe: Recipe = context.recipe
+        self.chosen = settings.quantizer_settings(context.recipe)
+        self.ids, self.validation = self._split(context.texts[settings.name])
+        self.dtype = cast(torch.dtype, context.model.dtype)
         self.quantizers: Quantizers = {}
 
     def run(self) -> list[Record]:
-        """Train from the start or from the stage's checkpoint; the records of the steps."""
+        """Train from the start or from the context's checkpoint; the records of the steps."""
         self.engine.check_batch(self.settings.batch_size)
         teacher = copy.deepcopy(self.model).requires_grad_(False)
-        self.ids, self.validation = self._split(self._written(teacher, self.stage.texts[self.settings.name]))
-        checkpoint = self.engine.checkpoint(self.stage.checkpoint)
+        self.ids, self.validation = self._split(self._written(teacher, self.context.texts[self.settings.name]))
+        checkpoint = self.engine.checkpoint(self.context.checkpoint)
         self._begin(checkpoint is not None and checkpoint.path.exists())
         self.model.to(torch.promote_types(self.dtype, torch.float32))
         student = self.engine.student(self.model)
-        quantizers = Wrapping(rotation=self.recipe.rotation, **runtime_schemes(self.recipe))
+        quantizers = RuntimeQuantization(rotation=self.recipe.rotation, **runtime_schemes(self.recipe))
         with (
-            wrap(teacher, self.stage.online),
+            wrap(teacher, self.context.online),
             wrap(student, quantizers),
             self._factorization(student) as factorized,
             quantized_linears(student, self.quantizers, factorized),
         ):
             distillation = Distillation(student, teacher, 0.5, factorized)
             with self.engine.placed(distillation):
-                lessons = self._lessons(teacher, checkpoint)
-                distillation.confidence = lessons.confidence
-                history = self._train(distillation, lessons.states, checkpoint)
+                outputs = self._teacher_outputs(teacher, checkpoint)
+                distillation.confidence = outputs.confidence
+                history = self._train(distillation, outputs.states, checkpoint)
                 self.engine.gather(student, self.model)
         return history
 
@@ -138,7 +143,7 @@ class Training:
         The same seed writes the same text on one kind of machine. Processes that train together all write it, and take
         the first one's.
         """
-        settings, seed = self.settings, self.stage.seed + self.settings.text.seed
+        settings, seed = self.settings, self.context.seed + self.settings.text.seed
         if settings.temperature is None:
             return ids
         prompts, length = ids[:, : settings.prompt], ids.shape[1]
@@ -147,7 +152,7 @@ class Training:
 
         def make() -> Tensor:
             generator = torch.Generator().manual_seed(seed)
-            with on_device(teacher, self.engine.device), wrap(teacher, self.stage.online), OneDNNLinear():
+            with on_device(teacher, self.engine.device), wrap(teacher, self.context.online), OneDNNLinear():
                 return write(
                     teacher,
                     prompts,
@@ -168,9 +173,9 @@ class Training:
             for index, name, layer in linears_of(self.model):
                 self.quantizers[index, name] = self._quantizer(layer.weight.detach().to(self.engine.device), None)
             return
-        stage, architecture = self.stage, self.stage.architecture
-        with wrap(stage.model, stage.online):
-            stream = stage.capture(self.ids[: self.settings.start_samples])
+        context, architecture = self.context, self.context.architecture
+        with wrap(context.model, context.online):
+            stream = context.capture(self.ids[: self.settings.start_samples])
             title = f"{self.settings.title}: where clips begin"
             observe = partial(observed_hessians, architecture=architecture)
             for index, layer, hessians in stream.observed_layers(title, observe):
@@ -181,13 +186,13 @@ class Training:
     @torch.no_grad()
     def _start(self, index: int, name: str, layer: nn.Linear, moment: Tensor) -> None:
         """Of one linear layer with inputs of X^T X `moment`."""
-        kind, bits = self.settings.kind(self.recipe), self.recipe.rounded.scheme.bits
-        rounding = own_rounding(kind, bits) if self.settings.rounding == "own" else uniform_rounding(bits)
+        chosen, bits = self.chosen, self.recipe.rounded.scheme.bits
+        rounding = own_rounding(chosen.kind, bits) if chosen.start_rounding == "own" else uniform_rounding(bits)
         size = self._group_size(layer.weight)
         clips = (
-            search_clips(layer.weight, moment, size, rounding, target=self.settings.aim)
-            if self.settings.searched(name)
-            else None
+            None
+            if name.endswith(chosen.unsearched)
+            else search_clips(layer.weight, moment, size, rounding, target=chosen.start_target)
         )
         quantizer = self._quantizer(layer.weight.detach(), clips)
         if clips is not None and not any(True for _ in quantizer.parameters()):
@@ -195,10 +200,10 @@ class Training:
         self.quantizers[index, name] = quantizer
 
     def _quantizer(self, weight: Tensor, clips: Clips | None) -> TrainableQuantizer:
-        kind, scheme = self.settings.kind(self.recipe), self.recipe.rounded.scheme
-        quantizer = make_quantizer(kind, weight, self._group_size(weight), scheme.bits, clips, self.settings.slope)
+        chosen, bits = self.chosen, self.recipe.rounded.scheme.bits
+        quantizer = make_quantizer(chosen.kind, weight, self._group_size(weight), bits, clips, chosen.straight_through)
         for name, parameter in quantizer.named_parameters():
-            parameter.requires_grad_(name not in self.settings.fixed)
+            parameter.requires_grad_(name not in chosen.fixed)
         return quantizer
 
     def _group_size(self, weight: Tensor) -> int:
@@ -211,13 +216,13 @@ class Training:
             yield None
             return
         scheme = cast(RotationScheme, self.recipe.rotation)
-        residual = initial_rotations(architecture_of(student), scheme, self.stage.seed).residual
+        residual = initial_rotations(architecture_of(student), scheme, self.context.seed).residual
         factorized = Factorized(student, cast(Tensor, residual).to(self.engine.device))
         factorized.turn_back()
         yield factorized
         Factorized(self.model, factorized.residual).turn()
 
-    def _lessons(self, teacher: nn.Module, checkpoint: Checkpoint | ShardedCheckpoint | None) -> Lessons:
+    def _teacher_outputs(self, teacher: nn.Module, checkpoint: Checkpoint | ShardedCheckpoint | None) -> TeacherOutputs:
         """The teacher's confidence, from the settings, a checkpoint or the text; its states, where they are few."""
         found = torch.zeros((), dtype=torch.float64)
         known = checkpoint and checkpoint.of("confidence")
@@ -229,13 +234,13 @@ class Training:
         size = self.ids.numel() * head.shape[1] * head.element_size()
         kept = self.engine.processes == 1 and size <= of_device(_STATE_BYTES, self.engine.device)
         if ready and not kept:
-            return Lessons(found.item(), None)
+            return TeacherOutputs(found.item(), None)
         total, states = self._taught(teacher, head, kept)
         if not ready:
             found.copy_(total / (self.ids.shape[0] * (self.ids.shape[1] - 1)))
             if known is not None:
                 known.save(1, {"confidence": found}, [])
-        return Lessons(found.item(), states)
+        return TeacherOutputs(found.item(), states)
 
     def _taught(self, teacher: nn.Module, head: Tensor, kept: bool) -> tuple[Tensor, Tensor | None]:
         """The sum of the teacher's probabilities that its confidence is the mean of, of all tokens but the last; its
@@ -262,7 +267,7 @@ class Training:
     def _train(self, distillation: Distillation, states: Tensor | None, checkpoint: Any) -> list[Record]:
         settings, model = self.settings, distillation.student
         weights, learned = parameter_groups(model)
-        rates = dict(self.settings.effort(self.recipe).rates)
+        rates = dict(self.settings.budget(self.recipe).rates)
         groups = [{"params": weights, "lr": rates["weight_lr"]}]
         if learned:
             groups.append({"params": learned, "lr": rates["quantizer_lr"]})
@@ -293,7 +298,7 @@ class Training:
 
     @torch.no_grad()
     def freeze(self) -> None:
-        """Bring the model back to its type, with the values of its codes and float16 tables, which the stage keeps."""
+        """Bring the model back to its type, with the values of codes and float16 tables, which the context keeps."""
         device = self.engine.device
         frozen = {
             (index, name): in_float16(self.quantizers[index, name].freeze(layer.weight.to(device))).to("cpu")
@@ -301,8 +306,8 @@ class Training:
         }
         self.model.to(self.dtype)
         for index, layer in enumerate(decoder_layers(self.model)):
-            for site in self.stage.architecture.sites:
-                self.stage.store(index, layer, site, [frozen[index, name] for name in site.linears])
+            for site in self.context.architecture.sites:
+                self.context.store(index, layer, site, [frozen[index, name] for name in site.linears])
 
 
 class _Best:
@@ -364,7 +369,7 @@ class _Step:
         self.schedule = schedule
         self.weights, self.learned = weights, learned
         self.best = best
-        seed = training.stage.seed + settings.text.seed
+        seed = training.context.seed + settings.text.seed
         self.batches = shuffled_batches(len(training.ids), settings.batch_size, settings.steps, seed)
         self.gradient = GradientStep(self._parts, self._loss, [optimizer])
 
@@ -439,7 +444,7 @@ class _Step:
         return dict(zip(found, (means[:, 0] / means[:, 1]).tolist(), strict=True))
 
 
-def _share(settings: "SelfDistillation", step: int) -> float:
+def _share(settings: SelfDistillation, step: int) -> float:
     """The share of the learning rates at a step."""
     return 1.0 if settings.schedule == "constant" else (1 + math.cos(math.pi * step / settings.steps)) / 2
 

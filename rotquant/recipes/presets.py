@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rotquant.foundation.errors import RecipeError, nearest
-from rotquant.recipes.recipe import Recipe, override
-from rotquant.recipes.registry import registered_presets
+from rotquant.recipes.recipe import Recipe, find_method, override
+from rotquant.recipes.registry import method_names
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 
 
@@ -334,7 +334,7 @@ def all_presets() -> dict[str, Callable[[], Recipe]]:
     Raises:
         RecipeError: a method that another package registers has a defect, or a recipe of its has a name from above.
     """
-    registered = registered_presets()
+    registered = {name: make for method in method_names() for name, make in find_method(method).presets().items()}
     twice = next((name for name in registered if name in PRESETS), None)
     if twice is not None:
         raise RecipeError(f"a registered method brings the recipe {twice!r}, a name that is taken: give it another.")

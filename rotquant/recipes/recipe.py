@@ -1,27 +1,209 @@
-"""Recipes: everything that happens to a model, as validated data. Nothing here computes."""
+"""Recipes: everything that happens to a model, as validated data; and what a method of one is. Nothing here computes.
 
-from collections.abc import Iterable, Mapping
-from functools import reduce
-from typing import Any
+A recipe names methods and holds their settings (`Recipe.methods`). A method is one class in one module, whose instance
+is its settings and what follows from them; what it does to a model are functions of the module that the class names
+(`Method.actions`), which alone imports torch. Everything else (the weights stage, keys, pages, the command line) works
+through these and knows no method.
+"""
 
-from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
+
+from pydantic import Field, SerializeAsAny, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from rotquant.foundation.data import Frozen, first_problem, merge
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import canonical_json
-from rotquant.recipes.method import DOING, ROLES, Method, Role
-from rotquant.recipes.registry import settings_by_name
+from rotquant.recipes.registry import find_class
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 
 #: Fields that act while the model runs; all others decide the stored weights.
 RUNTIME_FIELDS = ("activations", "attention_output", "keys", "values")
+#: What a method does to a model, in the order in which recipes act. A recipe has at most one method for each.
+Role = Literal["rotations", "prefix", "transformation", "selection", "rounding", "scales"]
+ROLES: tuple[Role, ...] = get_args(Role)
+#: What two methods of one role would both do.
+DOING: dict[Role, str] = {
+    "rotations": "learn the rotations",
+    "prefix": "choose the tokens before a text",
+    "transformation": "change the same weights",
+    "selection": "choose the features that are kept",
+    "rounding": "round the weights",
+    "scales": "choose the static scales",
+}
+
+
+class Budget(NamedTuple):
+    """What a method is given in a recipe.
+
+    tokens: of the text that it reads or writes. steps: of learning, for each block or for the model; 0 where it learns
+        nothing. seen: tokens that a step sees. rates: learning rates at the first step by the names of their fields.
+    """
+
+    tokens: int
+    steps: int = 0
+    seen: int = 0
+    rates: tuple[tuple[str, float], ...] = ()
+
+
+class Method(Frozen):
+    """A method's settings, as frozen data with defaults and a string below each field, and what follows from them.
+
+    The first paragraph of a subclass's docstring says in one sentence what it is and where it comes from. A disputed
+    detail is a field: default as the paper says, alternative as its authors' code does. Of the hooks below a method
+    overrides what it needs.
+
+    name: in recipes; that of its module (or entry point).
+    actions: the module with what it does to a model (`rotquant.weights.actions`): this one, or one beside it.
+    title: in sentences and in records of what each method cost.
+    source: the paper, with section or equations.
+    roles: what it does: `rotations` are learned before everything else, in a stage of its own; `prefix` of
+        tokens in the KV cache, which all that follows sees; `transformation` of features or weights; `selection` of
+        features that are kept in higher precision; `rounding` of weights, where it takes the place of round-to-nearest;
+        static `scales`, in place of those that cover the calibration text.
+    excludes: roles that no other method may have beside it.
+    calibrates: whether it reads the recipe's calibration text.
+    seeded: whether the run's seed changes what it does, beside the calibration sample, which it always draws.
+    scaled: fields that are the paper's numbers for its widths, and the section of a slot that maps them.
+    groups: the section of a slot that maps the paper's group size of the weights that the method rounds.
+    stored_as: of a method that rounds, how weights are stored: `integers` with scales, codes of a `lattice`, or codes
+        into a `codebook` for each group.
+    rates: fields that are learning rates, where it has them; with `steps` and `batch_size` they say how it learns.
+    acts_at_run_time: whether its module has `runtime` or `attach`.
+    """
+
+    name: ClassVar[str]
+    actions: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]
+    roles: ClassVar[frozenset[Role]]
+    excludes: ClassVar[frozenset[Role]] = frozenset()
+    calibrates: ClassVar[bool] = False
+    seeded: ClassVar[bool] = False
+    scaled: ClassVar[Mapping[str, str]] = {}
+    groups: ClassVar[str] = "group_sizes"
+    stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "integers"
+    rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    acts_at_run_time: ClassVar[bool] = False
+
+    @classmethod
+    def defect(cls) -> str | None:
+        """What a class lacks to be a method, as the end of a sentence; None where it is one."""
+        missing = [name for name in ("name", "actions", "title", "source", "roles") if not hasattr(cls, name)]
+        if missing:
+            return f"does not say its {missing[0]}: set {cls.__name__}.{missing[0]}."
+        if not cls.roles or not cls.roles <= set(ROLES):
+            return f"has the roles {sorted(cls.roles)}: known are {', '.join(ROLES)}."
+        return None
+
+    @property
+    def first_role(self) -> Role:
+        """The first of its roles: when it acts."""
+        return min(self.roles, key=ROLES.index)
+
+    @classmethod
+    def of(cls, recipe: "Recipe") -> Self:
+        """These settings in a recipe.
+
+        Raises:
+            RecipeError: it has no such method.
+        """
+        method = recipe.methods.get(cls.name)
+        if not isinstance(method, cls):
+            raise RecipeError(f"the recipe has no method {cls.name}: set methods.{cls.name}.")
+        return method
+
+    def check(self, recipe: "Recipe") -> None:
+        """Raise ValueError, one sentence that names the field, where the method does not fit the rest of a recipe."""
+
+    def refuse_clip_search(self, recipe: "Recipe") -> None:
+        """For `check`: raise ValueError where clip search is on: the method clips weights itself."""
+        if recipe.rounded.clip_search:
+            raise ValueError(f"{self.name} rounds weights in its own way: set weights.clip_search to false")
+
+    def refuse_static(self, recipe: "Recipe") -> None:
+        """For `check`: raise ValueError where activations have static scales, which come after the method."""
+        if recipe.has_static_scales:
+            raise ValueError(f"{self.name} needs dynamic activations: static scales come after it")
+
+    def refuse_asymmetric_static(self, recipe: "Recipe") -> None:
+        """For `check`: raise ValueError where static scales of activations are not symmetric."""
+        scheme = recipe.activations
+        if scheme is not None and not (scheme.dynamic or scheme.symmetric):
+            raise ValueError(f"{self.name} finds symmetric static scales: set activations.symmetric to true")
+
+    @property
+    def sees_quantizers(self) -> bool:
+        """Whether what it stores depends on the quantizers of activations and KV cache."""
+        return False
+
+    @property
+    def outlier_features(self) -> int:
+        """How many input features of every linear layer the recipe's schemes leave to this method."""
+        return 0
+
+    @property
+    def own_text(self) -> Calibration | None:
+        """Text that it reads beside the recipe's calibration: its field `text`, if it has one."""
+        return getattr(self, "text", None)
+
+    def budget(self, recipe: "Recipe") -> Budget:
+        """What it is given: its own text or the calibration text, and how it learns."""
+        text = self.own_text or (recipe.calibration if self.calibrates else None)
+        return Budget(0) if text is None else self._budget(text.samples, text.sequence_length)
+
+    def _budget(self, samples: int, length: int) -> Budget:
+        """For `budget`: with a text of this many samples of this length in tokens."""
+        seen = getattr(self, "batch_size", 0) * length
+        rates = tuple((name, getattr(self, name)) for name in self.rates if name in type(self).model_fields)
+        return Budget(samples * length, getattr(self, "steps", 0), seen, rates)
+
+    def describe(self, recipe: "Recipe") -> str:
+        """All of its settings in words, for pages; by default the title and every field."""
+        fields = [f"{name.replace('_', ' ')} {value}" for name, value in self.model_dump(mode="json").items()]
+        return ", ".join([self.title, *fields])
+
+    def clips_weights(self, recipe: "Recipe") -> str | None:
+        """By what it chooses the share of a weight's range that is kept, in a word; None where it does not."""
+        return None
+
+    def orders_columns(self, recipe: "Recipe", behind_norm: bool) -> bool:
+        """Whether it stores an order of the columns with each weight, of those that read a norm or of the others."""
+        return False
+
+    def codebook_entries(self, recipe: "Recipe") -> int:
+        """How many levels of a table are stored, from which the others follow: all, unless a method knows better."""
+        return 2**recipe.rounded.scheme.bits
+
+    @classmethod
+    def presets(cls) -> "Mapping[str, Callable[[], Recipe]]":
+        """Recipes that come with the method, by name: functions whose docstring says what they are."""
+        return {}
+
+    @property
+    def acts_beyond_quantizers(self) -> bool:
+        """Whether the stored weights alone compute another function than with what acts at run time, quantizers apart.
+
+        Such weights cannot be exported as an ordinary checkpoint.
+        """
+        return self.acts_at_run_time
+
+    def check_widths(self, recipe: "Recipe", widths: Mapping[str, int]) -> None:
+        """Raise RecipeError where it does not fit linear layers of these input features, by the name of their site."""
+
+    def learns_from(self, recipe: "Recipe") -> dict[str, Any]:
+        """What of a recipe decides the learned rotations, beside its rotation, its quantizers of activations and KV
+        cache and these settings, as plain data."""
+        return {}
 
 
 class Recipe(Frozen):
     """Everything that is done to a model. A section left at null is not done; the empty recipe is the baseline.
 
     Weights see the effect of all that comes before: rotation, then the methods in the order of their roles
-    (`rotquant.recipes.method`).
+    (`ROLES`).
     """
 
     rotation: RotationScheme | None = None
@@ -48,7 +230,7 @@ class Recipe(Frozen):
         chosen = settings_by_name(data, lambda method: method)
         if not isinstance(chosen, dict):
             return chosen
-        return dict(sorted(chosen.items(), key=lambda item: ROLES.index(item[1].turn)))
+        return dict(sorted(chosen.items(), key=lambda item: ROLES.index(item[1].first_role)))
 
     @model_validator(mode="after")
     def _schemes_fit_together(self) -> "Recipe":
@@ -135,9 +317,9 @@ class Recipe(Frozen):
         return {method.name: method.own_text for method in makers if method.own_text is not None}
 
     @property
-    def held_out(self) -> int:
+    def outlier_features(self) -> int:
         """How many input features of every linear layer the schemes of weights and activations leave to a method."""
-        return sum(method.held_out for method in self.methods.values())
+        return sum(method.outlier_features for method in self.methods.values())
 
     @property
     def is_baseline(self) -> bool:
@@ -174,6 +356,51 @@ class Recipe(Frozen):
         return part | {"methods": settings} | self.learner.learns_from(self)
 
 
+@functools.cache
+def find_method(name: str) -> type[Method]:
+    """The method of a name.
+
+    Raises:
+        RecipeError: there is none (the sentence lists the nearest), or the package that registers it has a defect.
+    """
+    return find_class(name, Method)
+
+
+def settings_by_name(data: Any, kind: Callable[[type[Method]], Any]) -> Any:
+    """What is written of methods, by their names and each validated as its `kind`; null leaves a method out.
+
+    Args:
+        data: settings by name; those that are a method already stay. What is no mapping is left to pydantic.
+        kind: the type that a method's settings are validated as.
+
+    Raises:
+        RecipeError: an unknown method.
+        ValidationError: a setting is unknown or impossible; its place begins with the method's name.
+    """
+    if not isinstance(data, Mapping):
+        return data
+    found, problems = {}, []
+    for name, settings in data.items():
+        try:
+            if settings is not None:
+                method = kind(find_method(name))
+                found[name] = (
+                    settings if isinstance(settings, Method) else TypeAdapter(method).validate_python(settings)
+                )
+        except ValidationError as error:
+            problems += [_placed(name, problem) for problem in error.errors()]
+    if problems:
+        raise ValidationError.from_exception_data("methods", problems)
+    return found
+
+
+def _placed(name: str, problem: ErrorDetails) -> InitErrorDetails:
+    """A problem of pydantic's as it tells it, with a name before its place."""
+    context = {**problem.get("ctx", {}), "message": problem["msg"]}
+    told = PydanticCustomError(problem["type"], "{message}", context)  # pyright: ignore[reportArgumentType]  # a literal
+    return InitErrorDetails(type=told, loc=(name, *problem["loc"]), input=problem["input"])
+
+
 def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
     """Validate recipe data, turning pydantic's report into one sentence that names the first offending field."""
     try:
@@ -195,7 +422,7 @@ def override(recipe: Recipe, changes: dict[str, Any], where: str) -> Recipe:
 
 def override_all(recipe: Recipe, changes: Iterable[dict[str, Any]], where: str) -> Recipe:
     """A recipe with several changes, one after the other; only the last has to leave a valid recipe. See `override`."""
-    return parse_recipe(reduce(merge, changes, recipe.model_dump(mode="json")), where)
+    return parse_recipe(functools.reduce(merge, changes, recipe.model_dump(mode="json")), where)
 
 
 def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
@@ -209,11 +436,11 @@ def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
     """
     for method in recipe.methods.values():
         method.check_widths(recipe, widths)
-    beside = f" that remain beside {recipe.held_out} outliers" if recipe.held_out else ""
+    beside = f" that remain beside {recipe.outlier_features} outliers" if recipe.outlier_features else ""
     schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}
     for site, features in widths.items():
         for name, scheme in schemes.items():
-            normal = features - recipe.held_out
+            normal = features - recipe.outlier_features
             if scheme and scheme.group_size and scheme.group_size > normal:
                 raise RecipeError(
                     f"the group size {scheme.group_size} of {name} exceeds the {normal} "

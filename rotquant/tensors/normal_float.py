@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rotquant.tensors.extents import Extent, dynamic_extent, exact, with_gradient_of
-from rotquant.tensors.levels import Table
+from rotquant.tensors.codebook import Table
+from rotquant.tensors.value_range import ValueRange, dynamic_range, exact, with_gradient_of
 
 
 @lru_cache(maxsize=4)
@@ -31,26 +31,26 @@ def normal_float(bits: int) -> Tensor:
     return torch.cat([-side(half - 1).flip(0), side(half)[1:]])
 
 
-def float_extent(view: Tensor) -> Extent:
+def float_range(view: Tensor) -> ValueRange:
     """From the smallest to the largest element, and always over zero: AFPQ's two scales are its sides."""
-    low, high = dynamic_extent(view)
-    return Extent(low.clamp(max=0), high.clamp(min=0))
+    low, high = dynamic_range(view)
+    return ValueRange(low.clamp(max=0), high.clamp(min=0))
 
 
-def float_centre(extent: Extent, s1: Tensor) -> Tensor:
+def float_centre(value_range: ValueRange, s1: Tensor) -> Tensor:
     """c = low + h sigma(s1), which stands where zero does in AFPQ (Sec. 4.3)."""
-    return extent.low + extent.span * torch.sigmoid(s1.to(extent.low))
+    return value_range.low + value_range.span * torch.sigmoid(s1.to(value_range.low))
 
 
-def float_table(extent: Extent, centre: Tensor, bits: int = 3) -> Table:
+def float_table(value_range: ValueRange, centre: Tensor, bits: int = 3) -> Table:
     """Levels c + s_neg v for the negative values v of NormalFloat and c + s_pos v for the others, edges half-way."""
-    values = normal_float(bits).to(extent.low)
-    below, above = _sides(extent, centre)
+    values = normal_float(bits).to(value_range.low)
+    below, above = _sides(value_range, centre)
     levels = centre + torch.where(values < 0, below, above) * values
     return Table((levels[..., 1:] + levels[..., :-1]) / 2, levels)
 
 
-def normal_float_asymmetric(view: Tensor, extent: Extent, centre: Tensor, bits: int = 3) -> Tensor:
+def normal_float_asymmetric(view: Tensor, value_range: ValueRange, centre: Tensor, bits: int = 3) -> Tensor:
     """NormalFloat with a scale for either side of a centre (AFPQ, Zhang et al. 2023; RCP Eqs. 12-13).
 
     Of the view's shape and type, differentiable by the view, the range and the centre. Straight-through: rounding to
@@ -58,16 +58,16 @@ def normal_float_asymmetric(view: Tensor, extent: Extent, centre: Tensor, bits: 
 
     Args:
         view: [rows, groups, size].
-        extent: of every group, `float_extent` for AFPQ, `clipped_extent` for RCP.
+        value_range: of every group, `float_range` for AFPQ, `clipped_range` for RCP.
         centre: [rows, groups, 1], zero for AFPQ, `float_centre` for RCP.
     """
-    return _NormalFloat.apply(view, *extent, centre, bits)
+    return _NormalFloat.apply(view, *value_range, centre, bits)
 
 
-def normal_float_reference(view: Tensor, extent: Extent, centre: Tensor, bits: int = 3) -> Tensor:
+def normal_float_reference(view: Tensor, value_range: ValueRange, centre: Tensor, bits: int = 3) -> Tensor:
     """`normal_float_asymmetric` as Eqs. 12 and 13 have it, by autograd."""
     values = normal_float(bits).to(view)
-    below, above = (centre - extent.low).abs(), (extent.high - centre).abs()
+    below, above = (centre - value_range.low).abs(), (value_range.high - centre).abs()
 
     def rounded(z: Tensor, table: Tensor) -> Tensor:
         nearest = table[(z.unsqueeze(-1) - table).abs().argmin(-1)]
@@ -78,10 +78,10 @@ def normal_float_reference(view: Tensor, extent: Extent, centre: Tensor, bits: i
     return torch.where(view > centre, positive, negative)
 
 
-def _sides(extent: Extent, centre: Tensor) -> tuple[Tensor, Tensor]:
+def _sides(value_range: ValueRange, centre: Tensor) -> tuple[Tensor, Tensor]:
     """s_neg and s_pos (Eq. 12); the centre lies inside the range. An empty side gets the smallest positive number."""
     tiny = torch.finfo(centre.dtype).tiny
-    return (centre - extent.low).clamp(min=tiny), (extent.high - centre).clamp(min=tiny)
+    return (centre - value_range.low).clamp(min=tiny), (value_range.high - centre).clamp(min=tiny)
 
 
 class _NormalFloat(torch.autograd.Function):
@@ -94,7 +94,7 @@ class _NormalFloat(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, view: Tensor, low: Tensor, high: Tensor, centre: Tensor, bits: int) -> Tensor:
-        table = float_table(Extent(low, high), centre, bits)
+        table = float_table(ValueRange(low, high), centre, bits)
         codes = table.encode(view)
         ctx.save_for_backward(view, low, high, centre, codes)
         ctx.bits = bits
@@ -106,7 +106,7 @@ class _NormalFloat(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
         view, low, high, centre, codes = ctx.saved_tensors
         W, g = exact(view), gradient.to(centre.dtype)
-        below, above = _sides(Extent(low, high), centre)
+        below, above = _sides(ValueRange(low, high), centre)
         right = centre < W
         z = (W - centre) / torch.where(right, above, below)
         inside = (z >= -1) & (z <= 1)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rotquant.tensors.extents import Extent, clipped_extent, dynamic_extent, exact, exact_type, with_gradient_of
-from rotquant.tensors.levels import Table
+from rotquant.tensors.codebook import Table
+from rotquant.tensors.value_range import ValueRange, clipped_range, dynamic_range, exact, exact_type, with_gradient_of
 
 #: What stands in for the derivative of a step u at a threshold t_i, see `ldp`.
 StraightThrough = Literal["step", "ramp"]
@@ -39,10 +39,12 @@ def relative_levels(t: Tensor, spacing: Spacing = "partition") -> Tensor:
     return torch.cat([zero, (t[..., :-1] + t[..., 1:]) / 2, one], dim=-1)
 
 
-def ldp_table(extent: Extent, s1: Tensor, s2: Tensor, spacing: Spacing = "partition") -> Table:
+def ldp_table(value_range: ValueRange, s1: Tensor, s2: Tensor, spacing: Spacing = "partition") -> Table:
     """Edges low + h t_i and levels low + h w_i (Eq. 14) of every group."""
-    t = thresholds(partitions(s1.to(extent.low), s2.to(extent.low)))
-    return Table(extent.low + extent.span * t, extent.low + extent.span * relative_levels(t, spacing))
+    t = thresholds(partitions(s1.to(value_range.low), s2.to(value_range.low)))
+    return Table(
+        value_range.low + value_range.span * t, value_range.low + value_range.span * relative_levels(t, spacing)
+    )
 
 
 def ldp(
@@ -87,8 +89,8 @@ def ldp_reference(
     def step(x: Tensor, t: Tensor, p: Tensor) -> Tensor:
         return with_gradient_of((x > t).to(x), x - t if straight_through == "step" else ramp(x, t, p))
 
-    extent = clipped_extent(view, gamma, beta)
-    low, h = extent.low, extent.span
+    value_range = clipped_range(view, gamma, beta)
+    low, h = value_range.low, value_range.span
     x = ((view - low) / h).clamp(0, 1)
     p = partitions(s1, s2)
     t = thresholds(p)
@@ -128,7 +130,7 @@ class _LDP(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(view, gamma, beta, s1, s2)
         ctx.options = straight_through, spacing
-        table = ldp_table(clipped_extent(view, gamma, beta), s1, s2, spacing)
+        table = ldp_table(clipped_range(view, gamma, beta), s1, s2, spacing)
         return table.decode(table.encode(view), view.dtype)
 
     @staticmethod
@@ -151,10 +153,10 @@ def ldp_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of `ldp` by the view, gamma, beta, s1 and s2, each of its own type, from that of its value."""
     W, g = exact(view), gradient.to(exact_type(view.dtype))
-    least, most = dynamic_extent(W)
+    least, most = dynamic_range(W)
     share_low, share_high = torch.sigmoid(beta.to(W)), torch.sigmoid(gamma.to(W))
-    extent = Extent(share_low * least, share_high * most)
-    low, h = extent.low, extent.span
+    value_range = ValueRange(share_low * least, share_high * most)
+    low, h = value_range.low, value_range.span
     p = partitions(s1.to(W), s2.to(W))
     t = thresholds(p)
     edges, d = low + h * t, relative_levels(t, spacing).diff()

@@ -66,12 +66,12 @@ def weight_bits(recipe: Recipe, rows: int, columns: int, float_bits: int, behind
     form = "integers" if rounding is None else rounding.stored_as
     if form == "lattice":  # a sign for every row and column, one scale
         return {"codes": scheme.bits * rows * columns, "scales": _SCALE, "signs": 8 * (rows + columns)}
-    outliers = recipe.held_out
+    outliers = recipe.outlier_features
     normal = columns - outliers
     groups = rows * -(-normal // (scheme.group_size or normal)) if scheme.granularity != "tensor" else 1
     codes = {"codes": scheme.bits * rows * normal}
-    if rounding is not None and form == "levels":
-        return {**codes, "tables": _LEVEL * rounding.levels_kept(recipe) * groups}
+    if rounding is not None and form == "codebook":
+        return {**codes, "tables": _LEVEL * rounding.codebook_entries(recipe) * groups}
     eight = outliers > 0 and any(getattr(method, "bits", 16) == 8 for method in recipe.methods.values())
     ordered = outliers > 0 or (rounding is not None and rounding.orders_columns(recipe, behind_norm))
     return {

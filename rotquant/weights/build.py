@@ -22,20 +22,19 @@ from rotquant.models.fitting import check_fits
 from rotquant.models.integrity import check_changed, check_finite
 from rotquant.models.limits import Limits
 from rotquant.models.rotation.fusing import rotate
+from rotquant.models.rotation.matrices import Rotations
 from rotquant.models.simulation.kv_cache import check_cache_scheme
-from rotquant.models.simulation.wrapping import Handle, Wrapping, wrap
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.stream import memory_peak, reset_memory_peak
-from rotquant.recipes.method import ROLES, Method
-from rotquant.recipes.recipe import Recipe, check_widths
+from rotquant.recipes.recipe import ROLES, Method, Recipe, check_widths
 from rotquant.training.state import Checkpoint
+from rotquant.weights import actions
+from rotquant.weights.context import QuantizationContext, runtime_schemes
 from rotquant.weights.packing import has_shape
-from rotquant.weights.stage import Stage, runtime_schemes
 from rotquant.weights.storage import Manifest, QuantizedState, StoredModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from rotquant.models.rotation.matrices import Rotations
 
 
 def build_weights(
@@ -46,7 +45,7 @@ def build_weights(
     samples: Tensor | None = None,
     *,
     texts: Mapping[str, Tensor] = MappingProxyType({}),
-    rotations: "Rotations | None" = None,
+    rotations: Rotations | None = None,
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
     checkpoint: Checkpoint | None = None,
@@ -78,48 +77,52 @@ def build_weights(
         problem = "learns its rotations: pass those that learn_rotations found" if recipe.learner else "learns none"
         raise RecipeError(f"the recipe {problem}.")
     check_finite("the model", model.named_parameters())
-    stage = Stage(model, recipe, samples, seed, torch.device(device), batch_size, checkpoint, texts)
+    context = QuantizationContext(model, recipe, samples, seed, torch.device(device), batch_size, checkpoint, texts)
     with silenced(not progress):
-        return _build(stage, tokenizer, rotations)
+        return _build(context, tokenizer, rotations)
 
 
-def _build(stage: Stage, tokenizer: "PreTrainedTokenizerBase | None", rotations: "Rotations | None") -> StoredModel:
-    """The stored part of the stage's recipe, one phase after the other."""
-    model, recipe, device = stage.model, stage.recipe, stage.device
+def _build(
+    context: QuantizationContext, tokenizer: "PreTrainedTokenizerBase | None", rotations: Rotations | None
+) -> StoredModel:
+    """The stored part of the context's recipe, one phase after the other."""
+    model, recipe, device = context.model, context.recipe, context.device
     costs, tensors = _Costs(device), {}
     if recipe.rotation is not None:
         with costs.of("rotation"):
-            rotate(model, recipe.rotation, stage.seed, device, rotations=rotations)
+            rotate(model, recipe.rotation, context.seed, device, rotations=rotations)
         check_changed(model, "rotation")
     for role in ROLES:
         for name, method in recipe.methods.items():
-            if method.turn == role and method is not recipe.learner:  # whose part is in the rotations
-                stage.tensors = tensors[name] = {}
+            if method.first_role == role and method is not recipe.learner:  # whose part is in the rotations
+                context.tensors = tensors[name] = {}
                 with costs.of(method.title):
-                    method.apply(stage)
-                _check_kept(method, stage)
+                    actions.apply(method, context)
+                _check_kept(method, context)
         if role == "rounding" and recipe.weights is not None and not recipe.has_role(role):
             with costs.of("round-to-nearest"):
-                stage.round_to_nearest()
+                context.round_to_nearest()
         if role == "scales" and recipe.has_static_scales and not recipe.has_role(role):
             with costs.of("static scales"):
-                stage.cover_with_scales()
+                context.cover_with_scales()
     check_changed(model, "quantization")
     manifest = Manifest(
         recipe=recipe,
-        seed=stage.seed,
+        seed=context.seed,
         dtype=cast(Any, str(model.dtype).removeprefix("torch.")),
-        quantized={name: weight.shape for name, weight in stage.weights.items()},
+        quantized={name: weight.shape for name, weight in context.weights.items()},
         seconds=costs.seconds,
         peak_bytes=costs.peak_bytes,
         versions={**versions()},
     )
-    return StoredModel(model, tokenizer, stage.weights, QuantizedState(manifest, tensors, stage.static), stage.history)
+    return StoredModel(
+        model, tokenizer, context.weights, QuantizedState(manifest, tensors, context.static), context.history
+    )
 
 
-def _check_kept(method: Method, stage: Stage) -> None:
+def _check_kept(method: Method, context: QuantizationContext) -> None:
     """Raise `RecipeError` where a method keeps other tensors than it declares, which could not be loaded again."""
-    kept, declared = stage.tensors, method.tensors(stage.architecture)
+    kept, declared = context.tensors, actions.tensors(method, context.architecture)
     same = kept.keys() == declared.keys()
     if not (same and all(has_shape(tuple(kept[name].shape), tuple(shape)) for name, shape in declared.items())):
         raise RecipeError(f"the method {method.name} keeps other tensors than its `tensors` declares.")
@@ -140,15 +143,15 @@ def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | 
         made = [name for name, value in recipe.stored().items() if value]
         if made:
             raise RecipeError(f"the recipe changes weights ({', '.join(made)}): build and load its weights first.")
-        return wrap(model, Wrapping(**runtime_schemes(recipe)))
+        return wrap(model, RuntimeQuantization(**runtime_schemes(recipe)))
     if recipe.stored() != state.recipe.stored():
         raise RecipeError("the weights were made by another recipe: build those of this one, or evaluate that one.")
-    wrapping = Wrapping(rotation=recipe.rotation, static=state.static, **runtime_schemes(recipe))
+    quantization = RuntimeQuantization(rotation=recipe.rotation, static=state.static, **runtime_schemes(recipe))
     for name, method in recipe.methods.items():
-        wrapping = method.runtime(wrapping, state.tensors.get(name, {}))
-    handle = wrap(model, wrapping)
+        quantization = actions.runtime(method, quantization, state.tensors.get(name, {}))
+    handle = wrap(model, quantization)
     for method in recipe.methods.values():
-        method.attach(model, recipe, handle)
+        actions.attach(method, model, recipe, handle)
     return handle
 
 
@@ -160,7 +163,7 @@ def check_recipe(
     check_fits(recipe, architecture)
     check_widths(recipe, {site.name: site.features for site in architecture.sites})
     for method in recipe.methods.values():
-        method.check_model(recipe, architecture, limits)
+        actions.check_model(method, recipe, architecture, limits)
     if recipe.needs_calibration and samples is None:
         raise RecipeError("the recipe needs calibration text, but no samples were given.")
     if samples is not None:

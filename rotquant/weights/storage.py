@@ -33,11 +33,11 @@ from rotquant.models.checkpoints import (
 from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests, read_tensors
 from rotquant.models.shards import write_shards
 from rotquant.models.simulation.kv_cache import static_shape
-from rotquant.models.simulation.wrapping import SiteKey
-from rotquant.recipes.method import Method
-from rotquant.recipes.recipe import Recipe
+from rotquant.models.simulation.runtime import SiteKey
+from rotquant.recipes.recipe import Method, Recipe
 from rotquant.tensors.quantization import QParams
 from rotquant.training.state import Record
+from rotquant.weights import actions
 from rotquant.weights.packing import Weight, named, take, take_weight, weight_tensors
 from rotquant.weights.ranges import static_schemes
 
@@ -264,7 +264,7 @@ def _take_tensors(
     folder: Path, method: Method, architecture: Architecture, tensors: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Take what a method reads at run time out of `tensors`."""
-    shapes = method.tensors(architecture)
+    shapes = actions.tensors(method, architecture)
     return {
         name: take(folder, f"{_METHODS}.{method.name}.{name}", tuple(shape), tensors) for name, shape in shapes.items()
     }

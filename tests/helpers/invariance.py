@@ -14,7 +14,7 @@ from rotquant.models.architectures import architecture_of, decoder_layers, final
 from rotquant.models.fitting import check_rotation
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import Rotations
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import RotationScheme
 
 
@@ -41,7 +41,7 @@ def invariance_error(
         expected = model(input_ids=input_ids, use_cache=False).logits
     rotated = copy.deepcopy(model)
     rotate(rotated, scheme, seed, device, rotations=rotations)
-    with norms_in_model_dtype(rotated), wrap(rotated, Wrapping(rotation=scheme)):
+    with norms_in_model_dtype(rotated), wrap(rotated, RuntimeQuantization(rotation=scheme)):
         logits = rotated(input_ids=input_ids, use_cache=False).logits
     return (logits - expected).abs().max().item()
 

@@ -13,7 +13,7 @@ from rotquant.methods.awq import activation_aware_scaling as awq
 from rotquant.methods.awq.activation_aware_scaling import Inputs, clip_ratios, producer, scale_site, search_scale
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
@@ -123,7 +123,7 @@ def test_features_that_an_online_transform_mixes_are_left_alone():
     rotation = RotationScheme()
     model = tiny_model(num_kv_heads=4, dtype=torch.float64)
     rotate(model, rotation, seed=0)
-    with wrap(model, Wrapping(rotation=rotation)):
+    with wrap(model, RuntimeQuantization(rotation=rotation)):
         before = model(tiny_tokens()).logits
         assert scaled_places(model, rotation) == {"attention_input", "mlp_input"}
         assert (model(tiny_tokens()).logits - before).abs().max() < 1e-10

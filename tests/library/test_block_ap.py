@@ -57,20 +57,20 @@ def test_everything_is_trained_and_what_is_stored_is_what_training_saw(family: s
     seen: dict[str, Any] = {}
     rounding = block_training.round_block
 
-    def look(stage, learned, index, layer):
+    def look(context, learned, index, layer):
         if index == 0:
             seen["start"] = {name: dict(tensors) for name, tensors in vars(learned).items()}
             with (
                 torch.no_grad(),
-                block_training.wrap(
-                    stage.model, stage.quantized({n: block_training.QParams(s) for n, s in learned.static.items()})
+                tuning.wrap(
+                    context.model, context.quantized({n: tuning.QParams(s) for n, s in learned.static.items()})
                 ),
             ):
                 stream = seen["stream"]
-                seen["output"] = block_training.block_output(
-                    layer, learned, stage.recipe.rounded.scheme, stream.hidden, stream.kwargs[0]
+                seen["output"] = tuning.block_output(
+                    layer, learned, context.recipe.rounded.scheme, stream.hidden, stream.kwargs[0]
                 )
-        rounding(stage, learned, index, layer)
+        rounding(context, learned, index, layer)
 
     model = tiny_model(family, dtype=torch.float64)
     seen["stream"] = capture_layer_inputs(model, SAMPLES)

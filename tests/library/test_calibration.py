@@ -5,7 +5,7 @@ import torch
 
 from rotquant.models.architectures import architecture_of, base_model, decoder_layers
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.schemes import RotationScheme
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
@@ -87,7 +87,7 @@ def test_later_sites_see_weights_that_were_changed_at_earlier_ones(
 def test_online_transforms_act_before_a_site_is_seen() -> None:
     model, samples, scheme = tiny_model(), tiny_tokens(batch=2, tokens=8), RotationScheme()
     rotate(model, scheme, seed=0)
-    with wrap(model, Wrapping(rotation=scheme)):
+    with wrap(model, RuntimeQuantization(rotation=scheme)):
         expected = inputs_of_all_sites(model, samples)
         stream = capture_layer_inputs(model, samples)
         parts: list[torch.Tensor] = []

@@ -19,12 +19,12 @@ from rotquant.methods.cushioncache.prefix_tuning import losses, network, tune
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.prefix import Prefix, compute_prefix
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.models import AWKWARD, VOCABULARY, tiny_model, tiny_tokens
 from tests.library.test_checkpoints import tiny_tokenizer
@@ -44,12 +44,12 @@ def recipe(activations: dict[str, Any] | None = None, methods: dict[str, Any] | 
     return parse_recipe(data, "the test's recipe")
 
 
-def stage(
+def context(
     settings: Recipe, seed: int = 0, model: PreTrainedModel | None = None, checkpoint: Checkpoint | None = None
-) -> Stage:
+) -> QuantizationContext:
     """What the method works with, in float64 unless a model is given."""
     model = model or tiny_model(dtype=torch.float64)
-    return Stage(model, settings, tiny_tokens(6, 16, seed=1), seed, torch.device("cpu"), None, checkpoint)
+    return QuantizationContext(model, settings, tiny_tokens(6, 16, seed=1), seed, torch.device("cpu"), None, checkpoint)
 
 
 def rounded(x: Tensor, scheme: QuantizationScheme) -> Tensor:
@@ -66,7 +66,12 @@ def rounded(x: Tensor, scheme: QuantizationScheme) -> Tensor:
 
 @torch.no_grad()
 def reference_error(
-    model: PreTrainedModel, online: Wrapping, prompt: Sequence[int], text: Tensor, scheme: QuantizationScheme, what: str
+    model: PreTrainedModel,
+    online: RuntimeQuantization,
+    prompt: Sequence[int],
+    text: Tensor,
+    scheme: QuantizationScheme,
+    what: str,
 ) -> float:
     """Eq. 6 by one plain forward pass of the prompt's tokens and the text, all activations kept."""
     kept: list[Tensor] = []
@@ -95,26 +100,31 @@ def test_errors_behind_a_cached_prompt_are_those_of_plain_forward_passes(
     model = tiny_model(**AWKWARD["llama-3"], dtype=torch.float64, eos_token_id=None)
     settings = recipe({"bits": 4, "symmetric": granularity == "token", "granularity": granularity}, measured=what)
     texts, tried = tiny_tokens(2, 9, seed=3), torch.tensor([1, 7, 40])
-    asked = Prompt(model, Wrapping(), prompt, torch.device("cpu"))
+    asked = Prompt(model, RuntimeQuantization(), prompt, torch.device("cpu"))
     expected = [
-        sum(reference_error(model, Wrapping(), (*prompt, token), text, settings.activations, what) for text in texts)
+        sum(
+            reference_error(model, RuntimeQuantization(), (*prompt, token), text, settings.activations, what)
+            for text in texts
+        )
         for token in tried.tolist()
     ]
     # float64; transformers computes norms and rotary tables in float32
     torch.testing.assert_close(
         asked.errors(settings, texts, tried), torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=0
     )
-    alone = sum(reference_error(model, Wrapping(), prompt, text, settings.activations, what) for text in texts)
+    alone = sum(
+        reference_error(model, RuntimeQuantization(), prompt, text, settings.activations, what) for text in texts
+    )
     assert asked.errors(settings, texts).item() == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.parametrize("rotated", [False, True])
 def test_the_search_is_algorithm_1(rotated: bool) -> None:
     settings, model = recipe(), tiny_model(dtype=torch.float64)
-    online = Wrapping(rotation=RotationScheme() if rotated else None)
+    online = RuntimeQuantization(rotation=RotationScheme() if rotated else None)
     if rotated:
         rotate(model, RotationScheme(), 0)
-    at = stage(settings, model=model)
+    at = context(settings, model=model)
     at.online = online
     ids, prefix = search(at)
     expected: list[int] = []
@@ -134,9 +144,9 @@ def test_the_search_is_algorithm_1(rotated: bool) -> None:
 
 
 def test_batches_of_candidates_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = search(stage(recipe()))[0]
+    at_once = search(context(recipe()))[0]
     monkeypatch.setitem(searching._TOKENS_AT_ONCE, "cpu", 70)  # seven candidates
-    assert search(stage(recipe()))[0] == at_once
+    assert search(context(recipe()))[0] == at_once
 
 
 def test_a_token_that_helps_too_little_ends_the_search_and_no_token_is_no_prefix() -> None:
@@ -155,7 +165,7 @@ def test_a_token_that_helps_too_little_ends_the_search_and_no_token_is_no_prefix
 
 def test_the_search_may_begin_with_bos_and_try_some_tokens() -> None:
     settings = recipe(start="bos", candidates=4, max_tokens=2)
-    at = stage(settings)
+    at = context(settings)
     counts = at.calibration_samples.flatten().bincount()
     tried = candidate_tokens(at.model, CushionCache.of(settings), at.calibration_samples).tolist()
     assert tried[0] == at.model.config.bos_token_id
@@ -205,7 +215,7 @@ def reference_losses(
     sites = architecture_of(model).sites
     inputs = {(index, site.name): straight_through for index in range(len(keys)) for site in sites}
     positions = torch.arange(ids.shape[1])[None] + keys.shape[2]
-    with wrap(model, Wrapping(inputs=inputs)):
+    with wrap(model, RuntimeQuantization(inputs=inputs)):
         logits = model(ids, past_key_values=cache, position_ids=positions, use_cache=True).logits
     prediction = cross_entropy(logits[0, :-1].float(), ids[0, 1:])
     return prediction + weight * torch.stack(total).sum()
@@ -218,7 +228,7 @@ def test_gradients_are_those_of_the_quantized_network_behind_a_plain_cache(shape
     settings, ids = recipe({**STATIC, "bits": 8}), tiny_tokens(1, 12, seed=5)
     found = compute_prefix(model, (5, 9, 1))
     parts = [[part.clone().requires_grad_() for part in (found.keys, found.values)] for _ in range(2)]
-    with measured(model, network(settings, Wrapping(), Prefix(*parts[0])), settings) as errors:
+    with measured(model, network(settings, RuntimeQuantization(), Prefix(*parts[0])), settings) as errors:
         ours = losses(model, errors, ids, 0.3)["loss"]
     expected = reference_losses(model, settings, *parts[1], ids, 0.3)
     assert ours.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -234,7 +244,7 @@ def test_tuning_lowers_the_loss_and_changes_nothing_but_the_prefix(dtype: torch.
     model, settings = tiny_model(dtype=dtype), recipe(steps=20, batch_size=6)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     asked = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    at = stage(settings, model=model)
+    at = context(settings, model=model)
     ids, found = search(at)
     tuned, history = tune(at, found)
     assert history[-1]["loss"] < history[0]["loss"] - 0.01  # every step sees all six samples
@@ -248,11 +258,11 @@ def test_tuning_lowers_the_loss_and_changes_nothing_but_the_prefix(dtype: torch.
 
 
 def test_lambda_decides_what_the_tuning_lowers() -> None:
-    at = stage(recipe(steps=0))
+    at = context(recipe(steps=0))
     found = search(at)[1]
     last = {}
     for weight in (0.0, 10.0):
-        history = tune(stage(recipe(steps=10, batch_size=6, error_weight=weight)), found)[1]
+        history = tune(context(recipe(steps=10, batch_size=6, error_weight=weight)), found)[1]
         last[weight] = history[-1]
         assert history[0]["loss"] == pytest.approx(history[0]["prediction"] + weight * history[0]["error"])
     assert last[0.0]["prediction"] < last[10.0]["prediction"]

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.duquant import DuQuant
-from rotquant.methods.duquant.rotation_and_permutation import (
+from rotquant.methods.duquant.fitting import tensors
+from rotquant.methods.duquant.transform import (
     Following,
     Transform,
     draw_rotation,
@@ -31,7 +32,7 @@ from rotquant.methods.duquant.rotation_and_permutation import (
 )
 from rotquant.models.architectures import architecture_of, decoder_layers, linear_of, norm_of
 from rotquant.models.simulation.queries import quantized_queries
-from rotquant.models.simulation.wrapping import SiteKey
+from rotquant.models.simulation.runtime import SiteKey
 from rotquant.models.statistics import collect_statistics
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
@@ -326,10 +327,10 @@ def test_smoothing_divides_by_the_papers_scales(family: str, smoothed_by: str) -
 def test_a_scale_that_no_layer_absorbs_is_stored_where_query_heads_share_value_heads() -> None:
     for heads, stored in ((2, True), (4, False)):
         model = tiny_model(num_kv_heads=heads)
-        shapes = DuQuant(block_size=8).tensors(architecture_of(model))
+        shapes = tensors(DuQuant(block_size=8), architecture_of(model))
         assert ("attention_output.scale" in shapes) is stored
         assert not any(
-            name.endswith(".scale") for name in DuQuant(block_size=8, alpha=None).tensors(architecture_of(model))
+            name.endswith(".scale") for name in tensors(DuQuant(block_size=8, alpha=None), architecture_of(model))
         )
         kept = build_weights(model, None, recipe(), 0, tiny_tokens(4), progress=False).state.tensors["duquant"]
         assert {name: tuple(value.shape) for name, value in kept.items()} == shapes
@@ -504,4 +505,4 @@ def test_the_preset_is_the_authors_script_without_learned_clipping() -> None:
     schemes = [found.rounded.scheme, *(part for part in (found.activations, found.keys, found.values) if part)]
     assert [(scheme.bits, scheme.symmetric) for scheme in schemes] == [(4, False)] * 4
     assert [scheme.clip_ratio for scheme in schemes] == [0.8, 0.9, 1.0, 1.0]
-    assert "queries quantized as keys" in method.words(found)
+    assert "queries quantized as keys" in method.describe(found)

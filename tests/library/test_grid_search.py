@@ -13,7 +13,7 @@ from rotquant.methods.grid_scales.static_scale_search import attention_weights, 
 from rotquant.methods.grid_weights import GridWeights
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.simulation.queries import observed_queries
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
@@ -128,11 +128,11 @@ def test_attention_weights_are_those_that_attention_computes_with() -> None:
 
 def _output_error(model: torch.nn.Module, name: str, scheme: QuantizationScheme, qparams: QParams) -> Tensor:
     """Squared error of the first layer's outputs where one input alone is quantized so."""
-    with wrap(model, Wrapping()):
+    with wrap(model, RuntimeQuantization()):
         stream = capture_layer_inputs(model, SAMPLES)
     exact = torch.cat(list(stream.outputs(0)))
     inputs = {(0, name): lambda x: fake_quantize(x, scheme, qparams)}
-    with wrap(model, Wrapping(inputs=inputs)):
+    with wrap(model, RuntimeQuantization(inputs=inputs)):
         return (torch.cat(list(stream.outputs(0))) - exact).square().sum()
 
 

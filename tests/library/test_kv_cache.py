@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.models.architectures import decoder_layers, rotary
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors import hadamard
 from rotquant.tensors.quantization import QParams, fake_quantize
@@ -87,7 +87,7 @@ def test_static_scales_are_each_layer_s_and_nothing_of_them_is_stored_by_token()
 
 def test_static_scales_of_a_layer_that_are_missing_are_one_clear_error() -> None:
     with pytest.raises(RecipeError, match="static scales are missing for layer 0, keys: calibrate them"):
-        wrap(tiny_model(), Wrapping(keys=STATIC_HEADS))
+        wrap(tiny_model(), RuntimeQuantization(keys=STATIC_HEADS))
 
 
 def test_the_cache_stores_integers() -> None:
@@ -125,7 +125,10 @@ def test_rotating_keys_there_and_back_is_the_identity() -> None:
 
 def test_logits_of_decoding_in_pieces_are_those_of_one_pass() -> None:
     model, tokens = tiny_model(dtype=torch.float64), tiny_tokens(batch=2, tokens=10)
-    with torch.no_grad(), wrap(model, Wrapping(RotationScheme(heads=False, mlp=False), None, PER_HEAD, PER_HEAD)):
+    with (
+        torch.no_grad(),
+        wrap(model, RuntimeQuantization(RotationScheme(heads=False, mlp=False), None, PER_HEAD, PER_HEAD)),
+    ):
         expected = model(tokens, use_cache=False).logits
         cache, logits = None, []
         for piece in tokens.split([4, 1, 1, 3, 1], dim=1):
@@ -138,7 +141,7 @@ def test_logits_of_decoding_in_pieces_are_those_of_one_pass() -> None:
 
 def test_beam_search_reorders_codes_and_scales() -> None:
     model, tokens = tiny_model(eos_token_id=None), tiny_tokens(2, 6)
-    with wrap(model, Wrapping(None, None, PER_HEAD, GROUPED)):
+    with wrap(model, RuntimeQuantization(None, None, PER_HEAD, GROUPED)):
         with_cache = model.generate(tokens, max_new_tokens=5, num_beams=3, do_sample=False)
         without = model.generate(tokens, max_new_tokens=5, num_beams=3, do_sample=False, use_cache=False)
     assert torch.equal(with_cache, without)
@@ -149,7 +152,7 @@ def test_prefill_attends_to_quantized_keys_and_values(use_cache: bool) -> None:
     """transformers' own quantized cache returns exact states at prefill, which would hide the loss."""
     model, tokens = tiny_model(), tiny_tokens()
     expected = model(tokens).logits
-    with wrap(model, Wrapping(None, None, PER_HEAD, PER_HEAD)):
+    with wrap(model, RuntimeQuantization(None, None, PER_HEAD, PER_HEAD)):
         assert (model(tokens, use_cache=use_cache).logits - expected).abs().max() > 0.01
 
 
@@ -160,14 +163,14 @@ def test_a_decoder_layer_called_by_itself_sees_quantized_states_too() -> None:
     positions = rotary(model)(x, torch.arange(6)[None])
     layer = decoder_layers(model)[0]
     expected = layer(x, position_embeddings=positions)
-    with wrap(model, Wrapping(None, None, PER_HEAD, PER_HEAD)):
+    with wrap(model, RuntimeQuantization(None, None, PER_HEAD, PER_HEAD)):
         assert not torch.allclose(layer(x, position_embeddings=positions), expected, atol=1e-3)
     assert torch.equal(layer(x, position_embeddings=positions), expected)
 
 
 def test_gradient_checkpointing_does_not_lose_the_quantization() -> None:
     model, tokens = tiny_model(), tiny_tokens()
-    with wrap(model, Wrapping(None, None, PER_HEAD, PER_HEAD)):
+    with wrap(model, RuntimeQuantization(None, None, PER_HEAD, PER_HEAD)):
         expected = model(tokens, labels=tokens, use_cache=False).loss
         loss = checkpointed_loss(model, tokens)
     assert torch.equal(loss, expected)
@@ -176,13 +179,13 @@ def test_gradient_checkpointing_does_not_lose_the_quantization() -> None:
 def test_an_empty_foreign_cache_is_replaced_and_a_filled_one_refused() -> None:
     model, tokens = tiny_model(), tiny_tokens()
     filled = model(tokens, use_cache=True).past_key_values
-    with wrap(model, Wrapping(None, None, PER_HEAD, PER_HEAD)):
+    with wrap(model, RuntimeQuantization(None, None, PER_HEAD, PER_HEAD)):
         out = model(tokens, past_key_values=DynamicCache(config=model.config), use_cache=True)
         assert isinstance(out.past_key_values, QuantizedCache)
         with pytest.raises(RotquantError, match="given a DynamicCache filled by something else"):
             model(tokens, past_key_values=filled, use_cache=True)
     with (
-        wrap(model, Wrapping(None, None, PER_HEAD, GROUPED)),
+        wrap(model, RuntimeQuantization(None, None, PER_HEAD, GROUPED)),
         pytest.raises(RotquantError, match="given a QuantizedCache filled by something else"),
     ):
         model(tokens, past_key_values=out.past_key_values, use_cache=True)
@@ -224,4 +227,4 @@ def test_cropping_and_selecting_act_on_every_stored_tensor() -> None:
 )
 def test_schemes_without_meaning_in_a_cache_are_refused(scheme: QuantizationScheme, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        wrap(tiny_model(), Wrapping(keys=scheme))
+        wrap(tiny_model(), RuntimeQuantization(keys=scheme))

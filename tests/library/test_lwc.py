@@ -19,7 +19,7 @@ from rotquant.methods.omniquant.block_reconstruction import (
     train,
 )
 from rotquant.models.architectures import architecture_of
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
@@ -70,7 +70,7 @@ def test_training_lowers_the_error_of_the_blocks_output() -> None:
         learned = Learned({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
         settings = LearnedClipping(steps=60, batch_size=4, learning_rate=0.1)
 
-        with wrap(model, Wrapping(activations=INPUTS, scale_gradients=True)):
+        with wrap(model, RuntimeQuantization(activations=INPUTS, scale_gradients=True)):
             before = error(block, learned, hidden, targets)
             train(block, parameters, learned, hidden, targets, WEIGHTS, training_of(settings), seed)
             shares.append(error(block, learned, hidden, targets) / before)

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from rotquant.commands.root import cli
 from rotquant.foundation.data import Frozen, field_meanings
 from rotquant.recipes.presets import all_presets, preset
-from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.registry import find_method, method_names
+from rotquant.recipes.recipe import Recipe, find_method
+from rotquant.recipes.registry import method_names
 
 PRESETS = all_presets()
 

@@ -11,14 +11,14 @@ from rotquant.methods.omniquant import block_reconstruction as omniquant
 from rotquant.methods.omniquant.block_reconstruction import Block, clipped_qparams, rotary_pairs, transformed
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.rtn import quantize_rtn
-from rotquant.weights.stage import Stage
 from tests.helpers.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
 
 SYMMETRIC = QuantizationScheme(bits=4, granularity="channel")
@@ -51,8 +51,8 @@ def recipe(steps, rotation=None, symmetric=True, **weights):
 
 def run(settings, model, tokens, seed=0):
     """Apply OmniQuant to a model in place and return the integer weights of all layers."""
-    stage = Stage(model, settings, tokens, seed, torch.device("cpu"), batch_size=4)
-    return list(omniquant.quantize_model(stage, OmniQuant.of(settings)))
+    context = QuantizationContext(model, settings, tokens, seed, torch.device("cpu"), batch_size=4)
+    return list(omniquant.quantize_model(context, OmniQuant.of(settings)))
 
 
 def block_error(model, reference, settings, tokens):
@@ -60,7 +60,7 @@ def block_error(model, reference, settings, tokens):
     hidden, kwargs = layer_inputs(reference, tokens)
     with torch.no_grad():
         target = decoder_layers(reference)[0](hidden, **kwargs)
-        with wrap(model, Wrapping(settings.rotation, settings.activations, settings.keys, settings.values)):
+        with wrap(model, RuntimeQuantization(settings.rotation, settings.activations, settings.keys, settings.values)):
             return (decoder_layers(model)[0](hidden, **kwargs) - target).square().mean().item()
 
 
@@ -136,7 +136,7 @@ def test_pairs_that_rope_mixes_share_a_scale():
     assert rotary_pairs(6, 4).tolist() == [0, 1, 0, 1, 2, 3]
 
 
-def transformation_change(model, settings, wrapping=None):
+def transformation_change(model, settings, quantization=None):
     """Largest change of the block's output when random positive scales stand at every place."""
     hidden, kwargs = layer_inputs(model, tiny_tokens())
     block = Block(decoder_layers(model)[0], architecture_of(model), kwargs)
@@ -148,7 +148,7 @@ def transformation_change(model, settings, wrapping=None):
         name: torch.exp(torch.randn(scale.shape, generator=generator, dtype=torch.float64))
         for name, scale in learned.scales.items()
     }
-    with torch.no_grad(), wrap(model, wrapping or Wrapping()):
+    with torch.no_grad(), wrap(model, quantization or RuntimeQuantization()):
         before = block(parameters, hidden)
         changed = transformed(parameters, block.architecture, scales, block.rotary_dim)
         assert sum(not torch.equal(changed[name], parameters[name]) for name in parameters) >= 5
@@ -167,7 +167,7 @@ def test_the_transformation_leaves_out_the_place_where_an_online_transform_stand
     rotation = RotationScheme()
     model = tiny_model(dtype=torch.float64)
     rotate(model, rotation, seed=0)
-    places, change = transformation_change(model, recipe(1, rotation), Wrapping(rotation=rotation))
+    places, change = transformation_change(model, recipe(1, rotation), RuntimeQuantization(rotation=rotation))
     assert "value" not in places
     assert change < 1e-11
 

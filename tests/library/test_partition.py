@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rotquant.tensors.extents import Extent, clipped_extent, dynamic_extent, uniform, uniform_codes, uniform_reference
 from rotquant.tensors.normal_float import (
     float_centre,
-    float_extent,
+    float_range,
     float_table,
     normal_float,
     normal_float_asymmetric,
@@ -25,6 +24,14 @@ from rotquant.tensors.partition import (
     ramp,
     relative_levels,
     thresholds,
+)
+from rotquant.tensors.value_range import (
+    ValueRange,
+    clipped_range,
+    dynamic_range,
+    uniform,
+    uniform_codes,
+    uniform_reference,
 )
 
 ROWS, GROUPS, SIZE = 3, 4, 16
@@ -77,7 +84,7 @@ def test_the_ramps_backward_is_what_differences_of_the_smoothed_quantizer_say(sp
     found = gradients(ldp(*arguments, "ramp", spacing), arguments, weights)
 
     def ramps_and_steps(view: Tensor, gamma: Tensor, beta: Tensor, s1: Tensor, s2: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = clipped_extent(view, gamma, beta)
+        low, high = clipped_range(view, gamma, beta)
         x, p = ((view - low) / (high - low)).clamp(0, 1).unsqueeze(-1), partitions(s1, s2).unsqueeze(-2)
         return ramp(x, thresholds(p), p), (x > thresholds(p)).double()
 
@@ -85,7 +92,7 @@ def test_the_ramps_backward_is_what_differences_of_the_smoothed_quantizer_say(sp
     held = (steps - start).detach()
 
     def smoothed(view: Tensor, gamma: Tensor, beta: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
-        low, high = clipped_extent(view, gamma, beta)
+        low, high = clipped_range(view, gamma, beta)
         rise = ramps_and_steps(view, gamma, beta, s1, s2)[0] + held
         return low + (high - low) * (
             rise * relative_levels(thresholds(partitions(s1, s2)), spacing).diff().unsqueeze(-2)
@@ -108,7 +115,7 @@ def test_the_ramps_backward_is_what_differences_of_the_smoothed_quantizer_say(sp
 def test_a_weights_gradient_is_one_inside_the_clips_and_zero_outside() -> None:
     """As the paper has it. The smallest and the largest weight have that of the range besides."""
     view, (gamma, beta, s1, s2) = view_of(1), parameters(1)
-    low, high = clipped_extent(view, gamma, beta)
+    low, high = clipped_range(view, gamma, beta)
     ours = gradients(ldp(view, gamma, beta, s1, s2), (view,), torch.ones_like(view))[0]
     others = (view != view.amin(-1, keepdim=True)) & (view != view.amax(-1, keepdim=True))
     expected = ((view > low) & (view < high)).double()
@@ -120,15 +127,15 @@ def test_a_weights_gradient_is_one_inside_the_clips_and_zero_outside() -> None:
 def test_codes_rise_with_the_weight_and_the_ends_map_to_the_clips(spacing: Spacing) -> None:
     gamma, beta, s1, s2 = parameters(2)
     view = view_of(2).detach().sort(-1).values
-    extent = clipped_extent(view, gamma, beta)
-    table = ldp_table(extent, s1, s2, spacing)
+    value_range = clipped_range(view, gamma, beta)
+    table = ldp_table(value_range, s1, s2, spacing)
     codes = table.encode(view)
     assert codes.dtype == torch.uint8
     assert (codes.diff(dim=-1) >= 0).all()
     assert set(codes.unique().tolist()) == {0, 1, 2, 3}
     assert (table.levels.diff(dim=-1) > 0).all()
     value = ldp(view, gamma, beta, s1, s2, spacing=spacing)
-    close((value[..., :1], value[..., -1:]), (extent.low, extent.high), 1e-14)  # low + (high - low), rounded
+    close((value[..., :1], value[..., -1:]), (value_range.low, value_range.high), 1e-14)  # low + (high - low), rounded
     assert torch.equal(value, table.decode(codes, torch.float64))
 
 
@@ -137,7 +144,7 @@ def test_equal_partitions_are_uniform_quantization_over_the_clipped_range() -> N
     view, (gamma, beta, *_) = view_of(3), parameters(3)
     s1, s2 = (torch.full_like(gamma, start.item()) for start in UNIFORM)
     close((partitions(s1, s2),), (torch.full((ROWS, GROUPS, 3), 1 / 3, dtype=torch.float64),), 1e-15)
-    low, high = clipped_extent(view, gamma, beta)
+    low, high = clipped_range(view, gamma, beta)
     x = ((view - low) / (high - low)).clamp(0, 1)
     for spacing in ("partition", "uniform"):
         close((ldp(view, gamma, beta, s1, s2, spacing=spacing),), (low + (high - low) * (3 * x).round() / 3,), 1e-14)
@@ -160,15 +167,15 @@ def test_thresholds_are_the_partitions_centres_and_levels_lie_between_them() -> 
 def test_uniform_rounding_is_eq_1_and_its_backward_the_derivative(bits: int, learned: bool) -> None:
     view, (gamma, beta, *_) = view_of(8), parameters(8)
 
-    def extent() -> Extent:
-        return clipped_extent(view, gamma, beta) if learned else dynamic_extent(view)
+    def value_range() -> ValueRange:
+        return clipped_range(view, gamma, beta) if learned else dynamic_range(view)
 
     arguments = (view, gamma, beta) if learned else (view,)
-    value, reference = (rule(view, extent(), bits) for rule in (uniform, uniform_reference))
+    value, reference = (rule(view, value_range(), bits) for rule in (uniform, uniform_reference))
     close((value,), (reference,), 1e-13)
     weights = torch.randn(value.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
     close(gradients(value, arguments, weights), gradients(reference, arguments, weights), 1e-12)
-    codes, levels = uniform_codes(view.detach(), extent(), bits)
+    codes, levels = uniform_codes(view.detach(), value_range(), bits)
     assert codes.max() == 2**bits - 1
     assert torch.equal(levels.gather(-1, codes.long()), value)
 
@@ -189,9 +196,9 @@ def test_normal_float_around_a_learned_centre_is_its_equations(seed: int) -> Non
     view, (gamma, beta, _, s1) = view_of(seed, ties=seed == 1), parameters(seed)
     arguments = (view, gamma, beta, s1)
 
-    def quantized(rule: Callable[[Tensor, Extent, Tensor], Tensor]) -> Tensor:
-        extent = clipped_extent(view, gamma, beta)
-        return rule(view, extent, float_centre(extent, s1))
+    def quantized(rule: Callable[[Tensor, ValueRange, Tensor], Tensor]) -> Tensor:
+        value_range = clipped_range(view, gamma, beta)
+        return rule(view, value_range, float_centre(value_range, s1))
 
     value, reference = quantized(normal_float_asymmetric), quantized(normal_float_reference)
     close((value,), (reference,), 1e-14)
@@ -211,10 +218,10 @@ def test_asymmetric_normal_float_scales_either_side_by_its_own_extreme() -> None
                 scale = elements.max().item() if w > 0 else -elements.min().item()
                 side = [v for v in table.tolist() if v * w >= 0]
                 expected[row, group, i] = scale * min(side, key=lambda v, w=w, s=scale: abs(w / s - v))
-    extent = float_extent(view)
-    value = normal_float_asymmetric(view, extent, torch.zeros_like(extent.low))
+    value_range = float_range(view)
+    value = normal_float_asymmetric(view, value_range, torch.zeros_like(value_range.low))
     close((value,), (expected,), 1e-14)
-    codes = float_table(extent, torch.zeros_like(extent.low)).encode(view.sort(-1).values)
+    codes = float_table(value_range, torch.zeros_like(value_range.low)).encode(view.sort(-1).values)
     assert (codes.diff(dim=-1) >= 0).all()
     assert codes.amin(-1).eq(0).all()
     assert codes.amax(-1).eq(7).all()
@@ -228,14 +235,14 @@ def test_a_group_of_one_value_and_extreme_parameters_give_finite_values_and_grad
     view = torch.full((2, 3, 8), constant, dtype=dtype, requires_grad=True)
     for size in (0.0, 5.0, 60.0, -60.0):
         four = tuple(torch.full((2, 3, 1), size, dtype=dtype, requires_grad=True) for _ in range(4))
-        extent = clipped_extent(view, *four[:2])
-        zeros = torch.zeros_like(extent.low)
+        value_range = clipped_range(view, *four[:2])
+        zeros = torch.zeros_like(value_range.low)
         values = {
             **{str(option): ldp(view, *four, *option) for option in OPTIONS},
-            "clipped": uniform(view, extent, 2),
-            "range": uniform(view, dynamic_extent(view), 2),
-            "nf3": normal_float_asymmetric(view, float_extent(view), zeros),
-            "nf3 centred": normal_float_asymmetric(view, extent, float_centre(extent, four[2])),
+            "clipped": uniform(view, value_range, 2),
+            "range": uniform(view, dynamic_range(view), 2),
+            "nf3": normal_float_asymmetric(view, float_range(view), zeros),
+            "nf3 centred": normal_float_asymmetric(view, value_range, float_centre(value_range, four[2])),
         }
         for name, value in values.items():
             found = torch.autograd.grad(

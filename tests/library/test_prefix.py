@@ -11,7 +11,7 @@ from rotquant.foundation.errors import CheckpointError, RecipeError, RotquantErr
 from rotquant.models.architectures import base_model, final_norm
 from rotquant.models.simulation.kv_cache import QuantizedCache
 from rotquant.models.simulation.prefix import Prefix, compute_prefix
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
@@ -48,7 +48,7 @@ def test_logits_are_those_behind_the_tokens(shape: str, use_cache: bool) -> None
     tokens = tiny_tokens()
     expected = model(behind(tokens), use_cache=False).logits[:, len(IDS) :]
     plain = model(tokens, use_cache=False).logits
-    with wrap(model, Wrapping(prefix=prefix)):
+    with wrap(model, RuntimeQuantization(prefix=prefix)):
         torch.testing.assert_close(model(tokens, use_cache=use_cache).logits, expected, **EXACT)
     assert (plain - expected).abs().max() > 0.01
     assert torch.equal(model(tokens, use_cache=False).logits, plain)
@@ -59,7 +59,7 @@ def test_logits_are_those_behind_the_tokens(shape: str, use_cache: bool) -> None
 def test_a_cached_text_goes_on_where_it_was(shape: str) -> None:
     model, prefix = model_and_prefix(shape)
     tokens = tiny_tokens()
-    with wrap(model, Wrapping(keys=PER_HEAD, values=PER_HEAD, prefix=prefix)):
+    with wrap(model, RuntimeQuantization(keys=PER_HEAD, values=PER_HEAD, prefix=prefix)):
         at_once = model(tokens, use_cache=False).logits
         cache, found = None, []
         for piece in tokens.split([4, 1, tokens.shape[1] - 5], dim=1):
@@ -80,7 +80,7 @@ def test_generating_a_padded_batch_is_generating_behind_the_tokens(shape: str) -
     mask = torch.stack([torch.arange(12) >= 12 - len(p) for p in prompts]).long()
     asked = {"max_new_tokens": 6, "do_sample": False}
     alone = [model.generate(behind(prompt[None]), **asked)[0, -6:] for prompt in prompts]
-    with wrap(model, Wrapping(prefix=prefix)):
+    with wrap(model, RuntimeQuantization(prefix=prefix)):
         together = model.generate(batch, attention_mask=mask, **asked)
     assert torch.equal(together[:, -6:], torch.stack(alone))
 
@@ -97,7 +97,7 @@ def test_a_mask_of_pairs_is_that_of_the_text(dtype: torch.dtype) -> None:
     whole[:, :, len(IDS) :, len(IDS) :] = seen
     expected = model(behind(tokens), attention_mask=whole, use_cache=False).logits[:, len(IDS) :]
     positions = torch.arange(tokens.shape[1])[None]
-    with wrap(model, Wrapping(prefix=prefix)):
+    with wrap(model, RuntimeQuantization(prefix=prefix)):
         found = model(tokens, attention_mask=mask, position_ids=positions, use_cache=False).logits
     torch.testing.assert_close(found, expected, **EXACT)
 
@@ -106,7 +106,7 @@ def test_a_mask_of_pairs_is_that_of_the_text(dtype: torch.dtype) -> None:
 def test_the_prefix_is_not_quantized_and_the_text_is() -> None:
     model, prefix = model_and_prefix()
     tokens = tiny_tokens()
-    with wrap(model, Wrapping(keys=PER_HEAD, values=PER_HEAD, prefix=prefix)):
+    with wrap(model, RuntimeQuantization(keys=PER_HEAD, values=PER_HEAD, prefix=prefix)):
         cache = model(tokens, use_cache=True).past_key_values
     new = prefix.keys[1, :, :1].expand(len(tokens), -1, -1, -1)
     seen, _ = cache.update(new, new, 1)
@@ -120,7 +120,7 @@ def test_the_prefix_is_not_quantized_and_the_text_is() -> None:
 def test_layers_that_stream_see_it(shape: str) -> None:
     model, prefix = model_and_prefix(shape)
     tokens = tiny_tokens(5)
-    with wrap(model, Wrapping(keys=PER_HEAD, prefix=prefix)):
+    with wrap(model, RuntimeQuantization(keys=PER_HEAD, prefix=prefix)):
         expected = base_model(model)(tokens, use_cache=False).last_hidden_state
         stream = capture_layer_inputs(model, tokens, batch_size=2)
         for index, _ in stream.layers("test"):
@@ -131,7 +131,7 @@ def test_layers_that_stream_see_it(shape: str) -> None:
 def test_gradient_checkpointing_does_not_lose_it() -> None:
     model, prefix = model_and_prefix()
     tokens = tiny_tokens()
-    with wrap(model, Wrapping(prefix=prefix)):
+    with wrap(model, RuntimeQuantization(prefix=prefix)):
         expected = model(tokens, labels=tokens, use_cache=False).loss
         loss = checkpointed_loss(model, tokens)
     assert torch.equal(loss, expected)
@@ -144,16 +144,16 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
         compute_prefix(model, [])
     other = Prefix(prefix.keys[:, :1], prefix.values[:, :1])
     with pytest.raises(RecipeError, match=r"the prefix has keys of shape"):
-        wrap(model, Wrapping(prefix=other))
+        wrap(model, RuntimeQuantization(prefix=other))
     short = tiny_model(max_position_embeddings=3)
     with pytest.raises(RecipeError, match="a prefix of 3 tokens leaves no room for a text"):
-        wrap(short, Wrapping(prefix=compute_prefix(short, IDS)))
+        wrap(short, RuntimeQuantization(prefix=compute_prefix(short, IDS)))
     windowed = tiny_model(**AWKWARD["mistral"])
     with pytest.raises(RecipeError, match="this model's attention has a window"):
-        wrap(windowed, Wrapping(prefix=compute_prefix(windowed, IDS)))
+        wrap(windowed, RuntimeQuantization(prefix=compute_prefix(windowed, IDS)))
     long = tiny_model(**AWKWARD["phi-3-longrope"] | {"sliding_window": None})
     with (
-        wrap(long, Wrapping(prefix=compute_prefix(long, IDS))),
+        wrap(long, RuntimeQuantization(prefix=compute_prefix(long, IDS))),
         pytest.raises(RotquantError, match="texts of at most 1 tokens behind the prefix"),
     ):
         long(tiny_tokens(), use_cache=False)
@@ -258,14 +258,14 @@ def test_a_prefix_that_is_trained_is_never_stale_and_gets_its_gradient() -> None
     model, found = model_and_prefix()
     tokens = tiny_tokens()
     trained = Prefix(found.keys.clone().requires_grad_(), found.values.clone().requires_grad_())
-    with wrap(model, Wrapping(prefix=trained)):
+    with wrap(model, RuntimeQuantization(prefix=trained)):
         before = model(tokens, use_cache=False).logits
         trained.values.mul_(1.5)
         after = model(tokens, use_cache=False).logits
         with torch.enable_grad():
             for _ in range(2):  # a second step has a graph of its own
                 model(tokens, labels=tokens, use_cache=False).loss.backward()
-    with wrap(model, Wrapping(prefix=Prefix(found.keys, found.values * 1.5))):
+    with wrap(model, RuntimeQuantization(prefix=Prefix(found.keys, found.values * 1.5))):
         assert torch.equal(model(tokens, use_cache=False).logits, after)
     assert not torch.equal(before, after)
     assert all(

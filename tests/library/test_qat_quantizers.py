@@ -20,10 +20,10 @@ from rotquant.qat.start import (
     search_clips,
     uniform_rounding,
 )
-from rotquant.tensors.extents import clipped_extent, uniform_scheme
-from rotquant.tensors.levels import pack_levels, packed_length, unpack_levels
+from rotquant.tensors.codebook import pack_indices, packed_length, unpack_indices
 from rotquant.tensors.partition import StraightThrough
 from rotquant.tensors.quantization import QParams, fake_quantize
+from rotquant.tensors.value_range import clipped_range, uniform_scheme
 
 OUT, IN, SIZE = 6, 48, 16
 BITS: dict[Kind, tuple[int, ...]] = {
@@ -149,11 +149,11 @@ def test_what_does_not_fit_is_one_sentence(kind: Kind, size: int, bits: int, sen
 @pytest.mark.parametrize("length", [1, 3, 4, 7, 8, 9, 48])
 def test_packing_of_levels_is_lossless_and_has_no_air(bits: int, length: int) -> None:
     codes = torch.randint(2**bits, (5, length), generator=torch.Generator().manual_seed(length), dtype=torch.uint8)
-    packed = pack_levels(codes, bits)
+    packed = pack_indices(codes, bits)
     assert packed.shape == (5, packed_length(length, bits))
     if length % 8 == 0:
         assert packed.shape[-1] * 8 == length * bits
-    assert torch.equal(unpack_levels(packed, bits, length), codes)
+    assert torch.equal(unpack_indices(packed, bits, length), codes)
     stream = sum(int(code) << bits * place for place, code in enumerate(codes[0]))  # the first in the lowest bits
     assert bytes(packed[0].tolist()) == stream.to_bytes(packed.shape[-1], "little")
 
@@ -167,9 +167,9 @@ def slow_search(weight: Tensor, inputs: Tensor, rounded: Rounding, target: Targe
         least = float("inf")
         for share_high, share_low in product(SHARES, SHARES):
             kept = Clips(*(torch.full((1, 1, 1), share, dtype=w.dtype) for share in (share_low, share_high)))
-            extent = kept.extent(w.view(1, 1, -1))
-            clipped = w.clamp(extent.low.item(), extent.high.item())
-            q = rounded(w.view(1, 1, -1), extent).flatten()
+            value_range = kept.value_range(w.view(1, 1, -1))
+            clipped = w.clamp(value_range.low.item(), value_range.high.item())
+            q = rounded(w.view(1, 1, -1), value_range).flatten()
             error = (x @ q - x @ (w if target == "weight" else clipped)).square().sum().item()
             if error < least * (1 - 1e-9):  # the two sums differ in last bits
                 least, low[row, group], high[row, group] = error, share_low, share_high
@@ -201,14 +201,14 @@ def test_level_rounding_is_what_partitioning_starts_as_and_eq_1_with_an_exact_ze
     weight, clips = random(OUT, IN), random_clips()
     clips = Clips(clips.low.clamp(max=LARGEST_SHARE), clips.high.clamp(max=LARGEST_SHARE))
     view = weight.unflatten(1, (-1, SIZE))
-    own = level_rounding(2)(view, clips.extent(view)).flatten(1)
+    own = level_rounding(2)(view, clips.value_range(view)).flatten(1)
     # float32 in both, by other ways; no element lies within its last bits of a threshold.
     torch.testing.assert_close(own, make_quantizer("ldp", weight, SIZE, 2, clips)(weight), rtol=1e-5, atol=1e-6)
-    low, high = clips.extent(view)
+    low, high = clips.value_range(view)
     for bits in (2, 3):
         scale = (high - low) / (2**bits - 1)
         exact = ((view - low) / scale).round().clamp(0, 2**bits - 1) * scale + low
-        torch.testing.assert_close(level_rounding(bits)(view, clips.extent(view)), exact, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(level_rounding(bits)(view, clips.value_range(view)), exact, rtol=1e-5, atol=1e-6)
 
 
 def test_ldp_without_learned_partitions_is_lwc_with_an_exact_zero_point() -> None:
@@ -220,7 +220,7 @@ def test_ldp_without_learned_partitions_is_lwc_with_an_exact_zero_point() -> Non
     other = weight.detach().clone().requires_grad_()
     plain = make_quantizer("learned_range", other, SIZE, 2, clips)
     view = other.unflatten(1, (-1, SIZE))
-    low, high = clipped_extent(view, plain.gamma, plain.beta)
+    low, high = clipped_range(view, plain.gamma, plain.beta)
     scale = (high - low) / 3
     scheme = uniform_scheme(2).model_copy(update={"zero_point": "exact"})
     clipped = torch.clamp(view, low, high)  # the paper's W_rc: without it half a step beyond the ends has a gradient

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.models.architectures import embedding, lm_head
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.qat import training
 from rotquant.qat.engine import Engine
 from rotquant.qat.loss import cakld_reference
@@ -18,10 +18,10 @@ from rotquant.qat.student import Distillation, linears_of
 from rotquant.qat.training import Training
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
-from rotquant.tensors.spacing import in_float16
+from rotquant.tensors.codebook_compression import in_float16
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 
 TEXT = tiny_tokens(batch=8)
@@ -86,8 +86,8 @@ def begun(of, model, engine=None):
     """A training before its first step, in a model that is rotated as the recipe says."""
     if of.rotation is not None:
         rotate(model, of.rotation, 0)
-    stage = Stage(model, of, None, 0, torch.device("cpu"), None, texts={name_of(of): TEXT})
-    return Training(stage, of.methods[name_of(of)], engine or Engine(torch.device("cpu")))
+    context = QuantizationContext(model, of, None, 0, torch.device("cpu"), None, texts={name_of(of): TEXT})
+    return Training(context, of.methods[name_of(of)], engine or Engine(torch.device("cpu")))
 
 
 class Built(torch.nn.Module):
@@ -109,8 +109,8 @@ def reference_gradients(of, family, quantizers, confidence):
             rotate(model, of.rotation, 0)
     for index, name, layer in linears_of(student):
         parametrize.register_parametrization(layer, "weight", Built(quantizers[index, name]))
-    running = Wrapping(of.rotation, of.activations, of.keys, of.values)
-    with wrap(student, running), wrap(teacher, Wrapping(of.rotation)):
+    running = RuntimeQuantization(of.rotation, of.activations, of.keys, of.values)
+    with wrap(student, running), wrap(teacher, RuntimeQuantization(of.rotation)):
         with torch.no_grad():
             target = teacher(TEXT, use_cache=False).logits
         cakld_reference(student(TEXT, use_cache=False).logits, target, confidence).loss.backward()
@@ -482,7 +482,7 @@ def test_the_rate_of_weights_follows_the_cache_where_it_is_not_given():
     def rate(name, **changes):
         of = override(preset(name), changes, "test")
         (method,) = of.methods.values()
-        return dict(method.effort(of).rates)["weight_lr"]
+        return dict(method.budget(of).rates)["weight_lr"]
 
     for name in ("rcp", "bitdistiller", "bitdistiller-rotated"):
         assert rate(name) == rate(name, values=None) == 1e-6

@@ -21,7 +21,7 @@ from rotquant.methods.qfep.activation_spikes import (
 )
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.simulation.prefix import compute_prefix
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights.build import build_weights, quantized_forward
@@ -119,7 +119,7 @@ def test_the_token_with_a_spike_is_found_and_its_module_left_alone() -> None:
     assert kept["ids"][0] == model.config.bos_token_id
     assert kept["ids"][2] == 7
     assert kept["exact"].tolist() == [[0, SITES.index("mlp_output")]]
-    with wrap(sink_model(), Wrapping()):
+    with wrap(sink_model(), RuntimeQuantization()):
         expected = compute_prefix(sink_model(), kept["ids"].tolist())
     assert torch.equal(kept["keys"], expected.keys)
     assert torch.equal(kept["values"], expected.values)
@@ -131,23 +131,23 @@ def test_modules_above_the_ratio_read_what_they_would_without_a_quantizer() -> N
     scheme = QuantizationScheme(bits=2, granularity="tensor")
     everything = frozenset((index, site.name) for index in range(2) for site in architecture_of(model).sites)
     plain = model(tokens, use_cache=False).logits
-    with wrap(model, Wrapping(activations=scheme, exact=everything)):
+    with wrap(model, RuntimeQuantization(activations=scheme, exact=everything)):
         assert torch.equal(model(tokens, use_cache=False).logits, plain)
     read: dict[str, Tensor] = {}
     layer = decoder_layers(model)[1]
-    with wrap(model, Wrapping(activations=scheme, exact=everything - {(1, "mlp_output")})):
+    with wrap(model, RuntimeQuantization(activations=scheme, exact=everything - {(1, "mlp_output")})):
         hook = layer.mlp.down_proj.register_forward_pre_hook(lambda _, x: read.update(x=x[0]))
         model(tokens, use_cache=False)
         hook.remove()
     assert all(text.unique().numel() <= 4 for text in read["x"])
     static = scheme.model_copy(update={"dynamic": False})
-    wrap(model, Wrapping(activations=static, exact=everything)).remove()  # needs no scales
+    wrap(model, RuntimeQuantization(activations=static, exact=everything)).remove()  # needs no scales
 
 
 @torch.no_grad()
 def test_a_dynamic_scale_of_a_tensor_is_that_of_one_text_whatever_its_batch() -> None:
     model, tokens = tiny_model(dtype=torch.float64), tiny_tokens(4)
-    with wrap(model, Wrapping(activations=QuantizationScheme(bits=8, granularity="tensor"))):
+    with wrap(model, RuntimeQuantization(activations=QuantizationScheme(bits=8, granularity="tensor"))):
         together = model(tokens, use_cache=False).logits
         alone = torch.cat([model(text[None], use_cache=False).logits for text in tokens])
     # float64: what remains is the float32 of norms; one scale for the batch would differ by whole codes
@@ -177,9 +177,9 @@ def test_modules_alone_have_no_prefix() -> None:
     with quantized_forward(stored.model, asked, stored.state):
         ours = stored.model(samples, use_cache=False).logits
     exact = frozenset((layer, SITES[site]) for layer, site in kept["exact"].tolist())
-    with wrap(stored.model, Wrapping(activations=asked.activations, exact=exact)):
+    with wrap(stored.model, RuntimeQuantization(activations=asked.activations, exact=exact)):
         assert torch.equal(stored.model(samples, use_cache=False).logits, ours)
-    with wrap(stored.model, Wrapping(activations=asked.activations)):
+    with wrap(stored.model, RuntimeQuantization(activations=asked.activations)):
         assert not torch.equal(stored.model(samples, use_cache=False).logits, ours)
 
 

@@ -23,7 +23,7 @@ from rotquant.methods.qoq.progressive import (
 )
 from rotquant.methods.qoq.reordering_and_clipping import (
     Block,
-    Seen,
+    LayerStats,
     clip_ratios,
     gptq_codes,
     quantize_layer,
@@ -36,7 +36,7 @@ from rotquant.methods.qoq.reordering_and_clipping import (
 from rotquant.methods.qoq.smoothing import attention_scale, output_scale, scale_rows
 from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.wrapping import Wrapping
+from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
@@ -198,13 +198,15 @@ def test_rounding_once_leaves_less_error_than_by_way_of_integers():
 # Transformations
 
 
-def layers_seen(model: nn.Module, samples: Tensor = SAMPLES, keep: bool = False) -> list[tuple[nn.Module, Seen, int]]:
+def layer_stats(
+    model: nn.Module, samples: Tensor = SAMPLES, keep: bool = False
+) -> list[tuple[nn.Module, LayerStats, int]]:
     """Each decoder layer, what calibration shows of it, and how many dimensions of a head RoPE turns."""
     stream, found = capture_layer_inputs(model, samples, batch_size=4), []
     for index, layer in stream.layers("test"):
-        with watched(layer, architecture_of(model), keep, stream.hidden.device) as seen:
+        with watched(layer, architecture_of(model), keep, stream.hidden.device) as stats:
             stream.advance(index)
-        found.append((layer, seen, stream.kwargs[index]["position_embeddings"][0].shape[-1]))
+        found.append((layer, stats, stream.kwargs[index]["position_embeddings"][0].shape[-1]))
     return found
 
 
@@ -218,8 +220,8 @@ def test_smoothing_keeps_the_logits(name):
     chosen = QoQ(attention_alpha=0.7, output_alpha=0.4)
     with norms_in_model_dtype(model):
         before = model(tiny_tokens(), use_cache=False).logits
-        for layer, seen, rotary_dim in layers_seen(model):
-            smooth_layer(layer, architecture_of(model), seen, chosen, rotary_dim)
+        for layer, stats, rotary_dim in layer_stats(model):
+            smooth_layer(layer, architecture_of(model), stats, chosen, rotary_dim)
         assert (model(tiny_tokens(), use_cache=False).logits - before).abs().max() < 1e-10
     architecture, layer = architecture_of(model), "model.layers.0"
     for part in (architecture.query, architecture.key, architecture.value, architecture.up):
@@ -250,7 +252,7 @@ def keys_of(model: nn.Module, index: int, tokens: Tensor) -> Tensor:
 def test_what_is_watched_is_what_layers_read_and_what_the_cache_holds():
     model = tiny_model(dtype=torch.float64)
     architecture = architecture_of(model)
-    for index, (layer, seen, rotary_dim) in enumerate(layers_seen(model, keep=True)):
+    for index, (layer, stats, rotary_dim) in enumerate(layer_stats(model, keep=True)):
         inputs: dict[str, Tensor] = {}
         hooks = [
             layer.get_submodule(site.linears[0]).register_forward_pre_hook(
@@ -263,12 +265,12 @@ def test_what_is_watched_is_what_layers_read_and_what_the_cache_holds():
             hook.remove()
         # float64; transformers' own norms compute in float32, whose last bit other batches of a product may flip.
         for name, x in inputs.items():
-            torch.testing.assert_close(seen.maxima[name], x.abs().amax(0), rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(seen.moments[name], x.T @ x, rtol=1e-5, atol=1e-4)
-        kept = torch.cat(seen.attention).flatten(0, 1)
+            torch.testing.assert_close(stats.maxima[name], x.abs().amax(0), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(stats.moments[name], x.T @ x, rtol=1e-5, atol=1e-4)
+        kept = torch.cat(stats.attention).flatten(0, 1)
         torch.testing.assert_close(kept, inputs["attention_input"], rtol=1e-5, atol=1e-6)
         expected = keys_of(model, index, SAMPLES).abs().amax(dim=(0, 2))
-        torch.testing.assert_close(seen.keys, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(stats.keys, expected, rtol=1e-5, atol=1e-6)
         assert rotary_dim == architecture.head_dim
 
 
@@ -278,9 +280,9 @@ def test_searches_know_the_second_moments_of_smoothed_inputs(name):
     model = tiny_model(**AWKWARD[name], dtype=torch.float64)
     chosen, architecture = QoQ(output_alpha=0.4), architecture_of(model)
     with norms_in_model_dtype(model):
-        known = [smooth_layer(layer, architecture, seen, chosen, size) for layer, seen, size in layers_seen(model)]
-        for moments, (_, seen, _) in zip(known, layers_seen(model), strict=True):
-            for site, moment in seen.moments.items():
+        known = [smooth_layer(layer, architecture, stats, chosen, size) for layer, stats, size in layer_stats(model)]
+        for moments, (_, stats, _) in zip(known, layer_stats(model), strict=True):
+            for site, moment in stats.moments.items():
                 torch.testing.assert_close(moments[site], moment, rtol=1e-9, atol=1e-9)
 
 
@@ -349,9 +351,9 @@ def test_the_order_of_what_output_layers_read_can_be_had_by_reordering_rows_of_t
     architecture, size = architecture_of(model), architecture_of(model).head_dim
     before = model(tiny_tokens(), use_cache=False).logits
     repeats = architecture.num_heads // architecture.num_kv_heads
-    for layer, seen, _ in layers_seen(model):
+    for layer, stats, _ in layer_stats(model):
         for site, part in (("attention_output", architecture.value), ("mlp_output", architecture.up)):
-            order = salience_order(seen.maxima[site], architecture.site(site), architecture)
+            order = salience_order(stats.maxima[site], architecture.site(site), architecture)
             assert sorted(order.tolist()) == list(range(len(order)))
             weight = linear_of(layer, architecture.site(site).linears[0]).weight
             weight.copy_(weight[:, order])
@@ -386,7 +388,7 @@ def test_features_are_ordered_by_salience_where_weights_have_groups_and_the_reci
         assert found["none"][name].columns is None
         assert (found["outputs"][name].columns is not None) == of_output
         assert found["all"][name].columns is not None
-    maxima = layers_seen(tiny_model())[0][1].maxima
+    maxima = layer_stats(tiny_model())[0][1].maxima
     for linear, site in (("mlp.down_proj", "mlp_output"), ("mlp.up_proj", "mlp_input")):
         ordered = maxima[site][found["all"][f"model.layers.0.{linear}.weight"].columns]
         assert (ordered.diff() >= 0).all()
@@ -430,13 +432,13 @@ def test_the_shares_of_a_range_go_down_to_a_fifth():
 def test_queries_and_keys_are_clipped_where_the_attention_blocks_output_changes_least(name, reorder):
     model = tiny_model(**AWKWARD[name], dtype=torch.float64)
     architecture, ratios = architecture_of(model), clip_ratios(4)
-    layer, seen, rotary_dim = layers_seen(model, keep=True)[0]
+    layer, stats, rotary_dim = layer_stats(model, keep=True)[0]
     untouched = {name: parameter.clone() for name, parameter in layer.named_parameters()}
     chosen = QoQ(clip_grid=4, attention_alpha=0.0, smoothed=(), reorder=reorder)
     order = torch.arange(architecture.hidden_size)
     if reorder == "all":  # groups are formed in this order, and the block reads features in their natural one
-        order = salience_order(seen.maxima["attention_input"], architecture.site("attention_input"), architecture)
-    block = Block(layer.get_submodule(architecture.attention), seen.attention, seen.arguments, torch.device("cpu"))
+        order = salience_order(stats.maxima["attention_input"], architecture.site("attention_input"), architecture)
+    block = Block(layer.get_submodule(architecture.attention), stats.attention, stats.arguments, torch.device("cpu"))
 
     def attended(linear: str, rows: slice, values: Tensor | None) -> Tensor:
         """The attention block's output of the whole model, with other numbers in some rows of a weight."""
@@ -465,7 +467,7 @@ def test_queries_and_keys_are_clipped_where_the_attention_blocks_output_changes_
         found = search_block_clip(block, linear_of(layer, part.name).weight, rows, rounded, ratios)
         assert found == expected[part]
         assert torch.equal(linear_of(layer, part.name).weight, untouched[f"{part.name}.weight"])
-    weights = quantize_layer(layer, architecture, seen, chosen, GROUPS, rotary_dim)
+    weights = quantize_layer(layer, architecture, stats, chosen, GROUPS, rotary_dim)
     for part, ratio in expected.items():
         rows = slice(*(part.rows or (None,)))
         grid = choose_grid(untouched[f"{part.name}.weight"][rows][:, order], GROUPS, ratio)
@@ -527,9 +529,9 @@ def test_every_layer_is_searched_on_what_full_precision_gives():
     reference_model, model = (tiny_model(dtype=torch.float64) for _ in range(2))
     architecture, chosen = architecture_of(model), QoQ.of(RECIPE)
     stream = capture_layer_inputs(model, SAMPLES, batch_size=4)
-    weights = list(quantize_model(model, stream, chosen, GROUPS, Wrapping()))
-    for found, (layer, seen, rotary_dim) in zip(weights, layers_seen(reference_model, keep=True), strict=True):
-        for name, weight in quantize_layer(layer, architecture, seen, chosen, GROUPS, rotary_dim).items():
+    weights = list(quantize_model(model, stream, chosen, GROUPS, RuntimeQuantization()))
+    for found, (layer, stats, rotary_dim) in zip(weights, layer_stats(reference_model, keep=True), strict=True):
+        for name, weight in quantize_layer(layer, architecture, stats, chosen, GROUPS, rotary_dim).items():
             assert torch.equal(found[name].codes, weight.codes)
             assert torch.equal(found[name].qparams.scale, weight.qparams.scale)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference_model.parameters(), strict=True))
@@ -544,7 +546,7 @@ def test_online_transforms_act_while_weights_are_searched():
     model = tiny_model()
     rotate(model, recipe.rotation, seed=0)
     plain = capture_layer_inputs(model, SAMPLES)
-    online = Wrapping(rotation=recipe.rotation)
+    online = RuntimeQuantization(rotation=recipe.rotation)
     weights = list(quantize_model(model, plain, QoQ.of(recipe), recipe.rounded.scheme, online))
     name = "mlp.down_proj"
     assert torch.equal(stored.weights[f"model.layers.1.{name}.weight"].codes, weights[1][name].codes)
@@ -635,13 +637,13 @@ def test_the_run_time_quantizers_do_not_change_the_stored_weights():
 
 
 def test_words_say_what_is_done():
-    assert QoQ.of(RECIPE).words(RECIPE) == (
+    assert QoQ.of(RECIPE).describe(RECIPE) == (
         "QoQ (keys smoothed by alpha 0.5, inputs of o_proj and down_proj by 0.1, by way of INT8, outputs in order of "
         "salience, clipped by 4 steps)"
     )
     changes = {"attention_alpha": 0, "smoothed": [], "clip_search": False, "rounding": "gptq", "reorder": "none"}
     bare = override(CHANNELS, {"methods": {"qoq": changes}}, "test")
-    assert QoQ.of(bare).words(bare) == "QoQ (GPTQ (damping 1%, activation order))"
+    assert QoQ.of(bare).describe(bare) == "QoQ (GPTQ (damping 1%, activation order))"
 
 
 @torch.no_grad()

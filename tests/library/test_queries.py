@@ -71,6 +71,6 @@ def test_omniquant_quantizes_queries_where_keys_are_and_only_on_request():
             outputs[name] = logits(stored.model)
         assert stored.model.config._attn_implementation == "sdpa"
     assert not torch.equal(outputs["with"], outputs["without"])
-    assert "queries quantized as keys" in recipe.methods["omniquant"].words(recipe)
+    assert "queries quantized as keys" in recipe.methods["omniquant"].describe(recipe)
     alone = override(recipe, {"activations": None, "keys": None, "values": None}, "test")
-    assert "queries" not in alone.methods["omniquant"].words(alone)
+    assert "queries" not in alone.methods["omniquant"].describe(alone)

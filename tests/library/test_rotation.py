@@ -12,7 +12,7 @@ from rotquant.models.architectures import architecture_of, decoder_layers, embed
 from rotquant.models.fitting import check_rotation
 from rotquant.models.rotation.fusing import fuse_norms, rotate
 from rotquant.models.rotation.matrices import Rotations, initial_rotations
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors import hadamard
 from tests.helpers.invariance import invariance_error
@@ -70,7 +70,7 @@ def test_the_two_halves_of_a_rotation_need_each_other() -> None:
     expected = model(tokens).logits
     rotate(model, RotationScheme(), seed=0)
     assert (model(tokens).logits - expected).abs().max() > 0.1
-    with wrap(model, Wrapping(rotation=RotationScheme())):
+    with wrap(model, RuntimeQuantization(rotation=RotationScheme())):
         assert (model(tokens).logits - expected).abs().max() <= FLOAT32_BOUND
 
 
@@ -258,7 +258,7 @@ def test_a_missing_hadamard_matrix_is_named_before_any_weight_is_touched(
     with pytest.raises(RecipeError, match=message):
         rotate(model, RotationScheme(**scheme), seed=0)
     with pytest.raises(RecipeError, match=message):
-        wrap(model, Wrapping(rotation=RotationScheme(**scheme)))
+        wrap(model, RuntimeQuantization(rotation=RotationScheme(**scheme)))
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 

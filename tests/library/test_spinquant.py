@@ -23,7 +23,7 @@ from rotquant.methods.spinquant.quantized_network import quantized_network
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, lm_head
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import Learned, Rotations, initial_rotations
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.tensors.quantization import fake_quantize
@@ -75,14 +75,14 @@ def rotated_network(model: nn.Module, of: Recipe, rotations: Rotations) -> Itera
             for name in architecture_of(model).linears:
                 weight = layer.get_submodule(name).weight
                 weight.data = fake_quantize(weight.data, of.weights.scheme)
-    wrapping = Wrapping(
+    quantization = RuntimeQuantization(
         rotation=of.rotation,
         activations=of.activations,
         attention_output=of.attention_output,
         keys=of.keys,
         values=of.values,
     )
-    with norms_in_model_dtype(model), wrap(model, wrapping):
+    with norms_in_model_dtype(model), wrap(model, quantization):
         yield model
 
 

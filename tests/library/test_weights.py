@@ -17,7 +17,7 @@ from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.simulation.queries import observed_queries
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
@@ -198,7 +198,9 @@ def test_tied_embeddings_stay_tied_without_rotation(tmp_path: Path) -> None:
     assert torch.equal(logits(model, ROTATED_GPTQ, state), logits(rotated.model, ROTATED_GPTQ, rotated.state))
 
 
-def assert_gptq_by_hand(stored: StoredModel, model: nn.Module, running: Wrapping, samples: torch.Tensor) -> None:
+def assert_gptq_by_hand(
+    stored: StoredModel, model: nn.Module, running: RuntimeQuantization, samples: torch.Tensor
+) -> None:
     """The whole stage, done by hand: ordinary forward passes of the network, one linear layer at a time, no stream.
 
     model: float64, rotated, weights as they were; running: what acts on the inputs that GPTQ sees.
@@ -223,7 +225,7 @@ def test_gptq_sees_rotated_unquantized_inputs_of_the_layers_quantized_so_far() -
     stored = build(ROTATED_GPTQ, dtype=torch.float64)
     model = tiny_model(dtype=torch.float64)
     rotate(model, ROTATED_GPTQ.rotation, seed=3)
-    assert_gptq_by_hand(stored, model, Wrapping(rotation=ROTATED_GPTQ.rotation), SAMPLES)
+    assert_gptq_by_hand(stored, model, RuntimeQuantization(rotation=ROTATED_GPTQ.rotation), SAMPLES)
 
 
 def test_calibration_may_be_batched_in_any_way() -> None:
@@ -264,7 +266,7 @@ def test_static_scales_cover_the_calibration_text() -> None:
     stored = build(RECIPES["static"])
     seen: dict[tuple[int, str], list[torch.Tensor]] = {}
     architecture = architecture_of(stored.model)
-    with wrap(stored.model, Wrapping(rotation=RotationScheme())), torch.no_grad():
+    with wrap(stored.model, RuntimeQuantization(rotation=RotationScheme())), torch.no_grad():
         for index, layer in enumerate(decoder_layers(stored.model)):
             for site in architecture.sites:
                 values = seen.setdefault((index, site.name), [])
@@ -289,7 +291,11 @@ def test_static_scales_of_the_cache_cover_rotated_keys_and_values_of_the_calibra
         seen["keys"].append(hadamard_transform(key.double()).float())
         seen["values"].append(value)
 
-    with wrap(stored.model, Wrapping(rotation=rotation)), observed_queries(stored.model, look), torch.no_grad():
+    with (
+        wrap(stored.model, RuntimeQuantization(rotation=rotation)),
+        observed_queries(stored.model, look),
+        torch.no_grad(),
+    ):
         stored.model(SAMPLES, use_cache=False)
     for name, layers in seen.items():
         for index, x in enumerate(layers):

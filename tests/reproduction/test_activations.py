@@ -19,7 +19,7 @@ from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.foundation.files import short_hash
 from rotquant.models.rotation.fusing import fuse_norms, rotate
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.text import Tokens
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
@@ -142,7 +142,7 @@ def test_rotation_turns_the_input_and_takes_the_outlier_channel_away() -> None:
     fuse_norms(model)  # so that both readings differ by Q alone
     before, loud = magnitudes(model, Tokens(TOKENS), METRIC)
     rotate(model, RotationScheme(), seed=0)
-    with wrap(model, Wrapping(rotation=RotationScheme())):
+    with wrap(model, RuntimeQuantization(rotation=RotationScheme())):
         after, flat = magnitudes(model, Tokens(TOKENS), METRIC)
     assert matrix(loud).argmax(dim=1).unique().tolist() == [5]
     # An orthogonal Q keeps each token's norm; the rounding is 5e-4 at most.
@@ -152,7 +152,7 @@ def test_rotation_turns_the_input_and_takes_the_outlier_channel_away() -> None:
 
 def test_a_quantizer_before_the_site_is_seen() -> None:
     model = tiny_model()
-    with wrap(model, Wrapping(activations=QuantizationScheme(bits=4))):
+    with wrap(model, RuntimeQuantization(activations=QuantizationScheme(bits=4))):
         _, arrays = magnitudes(model, Tokens(TOKENS), METRIC)
     assert all(len(row.unique()) <= 9 for row in matrix(arrays))  # |-8| to |7|
 

@@ -11,7 +11,7 @@ from rotquant.decoder.config import DecoderConfig
 from rotquant.foundation.errors import ConfigError
 from rotquant.models.architectures import architecture_of
 from rotquant.weights.storage import save_quantized
-from tests.helpers.levels import build_levels, table_recipe
+from tests.helpers.codebooks import build_levels, table_recipe
 from tests.helpers.models import TINY_SHAPE
 from tests.library.decoder.test_tables import random_model
 

@@ -60,7 +60,7 @@ def stored(recipe: Recipe, folder: Path) -> tuple[dict[str, float], dict[str, fl
 def padded(recipe: Recipe, derived: float) -> float:
     """Integers of 2 and 3 bits lie in half bytes."""
     bits = recipe.rounded.scheme.bits
-    levels = any(one.stored_as == "levels" for one in recipe.methods.values())
+    levels = any(one.stored_as == "codebook" for one in recipe.methods.values())
     return derived * (1 if bits >= 4 or levels else 4 / bits)
 
 

@@ -12,7 +12,7 @@ from rotquant.foundation.errors import CorpusError
 from rotquant.metrics.snr import end_to_end_snr, window_snr
 from rotquant.models.architectures import architecture_of
 from rotquant.models.rotation.fusing import fuse_norms, rotate
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import SNR, QuantizationScheme, RotationScheme
 from rotquant.tensors.distortion import decibel, kurtosis, relative_error, square_sum
 from rotquant.tensors.quantization import fake_quantize
@@ -78,12 +78,12 @@ def test_rotation_adds_no_noise_and_fewer_bits_add_more() -> None:
     reference = tiny_model(dtype=torch.float64)
     rotated = tiny_model(dtype=torch.float64)
     rotate(rotated, RotationScheme(), seed=0)
-    with wrap(rotated, Wrapping(rotation=RotationScheme())):
+    with wrap(rotated, RuntimeQuantization(rotation=RotationScheme())):
         exact = window_snr(rotated, reference, TOKENS)
     assert exact > 100  # the ratio is taken in float32, whose precision is 2^-24 or 144 dB
     ratios = []
     for bits in (8, 6, 4):
-        with wrap(reference, Wrapping(activations=QuantizationScheme(bits=bits))):
+        with wrap(reference, RuntimeQuantization(activations=QuantizationScheme(bits=bits))):
             ratios.append(window_snr(reference, tiny_model(dtype=torch.float64), TOKENS))
     assert exact > ratios[0] > ratios[1] > ratios[2]
     assert window_snr(reference, reference, TOKENS) == math.inf

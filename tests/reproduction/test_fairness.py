@@ -7,8 +7,8 @@ import pytest
 from reproduction.identity.run import Run
 from reproduction.render.pages.effort import given
 from reproduction.tables.project import Project, load_project
-from rotquant.recipes.method import Effort
 from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.recipe import Budget
 from tests.helpers.project import REPOSITORY
 
 #: Widths of the papers' models, which their numbers of groups and outlier features are made for.
@@ -73,9 +73,9 @@ def test_a_page_says_what_each_method_was_given(project: Project) -> None:
     learning = project.config.slot("Llama-2-7B").methods["llm_qat"]
     steps, batch, length = learning["steps"], learning["batch_size"], learning["sequence_length"]
     rates = (("learning_rate", learning["learning_rate"]),)
-    assert found["LLM-QAT"].effort == Effort(learning["samples"] * length, steps, batch * length, rates)
+    assert found["LLM-QAT"].budget == Budget(learning["samples"] * length, steps, batch * length, rates)
     assert found["LLM-QAT"].rows == [f"LLM-QAT {bits}" for bits in ("4-8-16", "4-8-8", "4-4-16", "4-4-4")]
-    assert found["GPTQ"].effort == Effort(found["AWQ"].effort.tokens)
+    assert found["GPTQ"].budget == Budget(found["AWQ"].budget.tokens)
     assert "SpinQuant-hard 4-4-4" in found["GPTQ"].rows
     assert "RTN 4-4-4" not in {row for one in found.values() for row in one.rows}
     slots = dict(project.config.slots)
@@ -84,7 +84,7 @@ def test_a_page_says_what_each_method_was_given(project: Project) -> None:
     )
     tuned = Project(project.root, project.config.model_copy(update={"slots": slots}), project.tables)
     alone = [one for one in given(tuned, table, {}) if one.columns == ["Mistral-7B"]]
-    assert [(one.method, one.effort.steps) for one in alone] == [("LLM-QAT", 7)]
+    assert [(one.method, one.budget.steps) for one in alone] == [("LLM-QAT", 7)]
 
 
 def test_a_run_without_anything_random_has_one_key(project: Project) -> None:

@@ -15,7 +15,7 @@ from rotquant.methods.llm_qat import data_free_distillation as llm_qat
 from rotquant.methods.llm_qat.data_free_distillation import distillation_loss, generate, train, train_model
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.qat import writing
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
@@ -37,7 +37,7 @@ def recipe(**changes):
 
 
 def quantizers(settings):
-    return Wrapping(settings.rotation, settings.activations, settings.keys, settings.values)
+    return RuntimeQuantization(settings.rotation, settings.activations, settings.keys, settings.values)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from reproduction.tables.quantities import OUTLIER_TOKENS
 from rotquant.foundation.errors import CorpusError
 from rotquant.metrics.outlier_tokens import CONTENTS, describe, is_low_in_meaning, look, outlier_tokens
 from rotquant.models.simulation.prefix import compute_prefix
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import OutlierTokens
 from rotquant.text import Tokens
 from tests.helpers.models import VOCABULARY
@@ -55,7 +55,7 @@ def test_the_tokens_of_a_prefix_are_not_counted() -> None:
     model = planted()
     ids = text()
     ids[ids == SINK] = 30
-    with wrap(model, Wrapping(prefix=compute_prefix(model, (SINK, SINK, 1)))):
+    with wrap(model, RuntimeQuantization(prefix=compute_prefix(model, (SINK, SINK, 1)))):
         metrics, arrays = outlier_tokens(model, Tokens(ids.flatten()), METRIC, decode)
     assert metrics["number"] == 0
     assert arrays["tokens"] == 16

@@ -20,8 +20,8 @@ from reproduction.run.stages.weights import compute_weights
 from reproduction.tables.project import Project, load_project
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.presets import all_presets, preset
-from rotquant.recipes.recipe import override
-from rotquant.recipes.registry import built_in_names, find_method, method_names
+from rotquant.recipes.recipe import find_method, override
+from rotquant.recipes.registry import built_in_names, method_names
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.models import VOCABULARY, tiny_model, tiny_tokens
@@ -37,17 +37,18 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Method, Recipe
 
 
 class Halving(Method):
     """Halving (Nobody 2026): every weight is halved, and every input doubled."""
 
     name: ClassVar[str] = "halving"
+    actions: ClassVar[str] = __name__
     title: ClassVar[str] = "Halving"
     source: ClassVar[str] = "Nobody 2026, Eq. 0"
     roles: ClassVar[frozenset[str]] = frozenset({"transformation"})
+    acts_at_run_time: ClassVar[bool] = True
 
     times: Annotated[int, Field(gt=0)] = 1
     """How often."""
@@ -56,30 +57,33 @@ class Halving(Method):
     def presets(cls):
         return {"halved-rtn": halved_rtn}
 
-    def words(self, recipe):
+    def describe(self, recipe):
         return f"weights halved {self.times} times"
 
-    def apply(self, stage):
-        import torch
 
-        from rotquant.models.architectures import decoder_layers
+def apply(settings, stage):
+    import torch
 
-        for index, layer in enumerate(decoder_layers(stage.model)):
-            for site in stage.architecture.sites:
-                for name in site.linears:
-                    layer.get_submodule(name).weight.data.mul_(0.5**self.times)
-                stage.tensors[f"{index}.{site.name}"] = torch.full((site.features,), 2.0**self.times)
+    from rotquant.models.architectures import decoder_layers
 
-    def tensors(self, architecture):
-        layers = range(architecture.num_layers)
-        return {f"{index}.{site.name}": (site.features,) for index in layers for site in architecture.sites}
+    for index, layer in enumerate(decoder_layers(stage.model)):
+        for site in stage.architecture.sites:
+            for name in site.linears:
+                layer.get_submodule(name).weight.data.mul_(0.5**settings.times)
+            stage.tensors[f"{index}.{site.name}"] = torch.full((site.features,), 2.0**settings.times)
 
-    def runtime(self, wrapping, tensors):
-        places = {name: name.split(".") for name in tensors}
-        grown = {
-            (int(index), site): lambda x, by=tensors[name]: x * by.to(x) for name, (index, site) in places.items()
-        }
-        return replace(wrapping, inputs=grown)
+
+def tensors(settings, architecture):
+    layers = range(architecture.num_layers)
+    return {f"{index}.{site.name}": (site.features,) for index in layers for site in architecture.sites}
+
+
+def runtime(settings, quantization, tensors):
+    places = {name: name.split(".") for name in tensors}
+    grown = {
+        (int(index), site): lambda x, by=tensors[name]: x * by.to(x) for name, (index, site) in places.items()
+    }
+    return replace(quantization, inputs=grown)
 
 
 def halved_rtn() -> Recipe:
@@ -203,8 +207,9 @@ def test_the_command_line_quantizes_by_a_registered_method(
     [
         ("halving = halving_method:Halfing", HALVING, "'halving' of the package halving_method cannot be imported"),
         ("halving = halving_method:Halving", "import nothing_of_this_name", "cannot be imported from halving_method"),
-        ("halving = halving_method:Recipe", HALVING, "is no subclass of rotquant.recipes.method.Method"),
+        ("halving = halving_method:Recipe", HALVING, "is no subclass of rotquant.recipes.recipe.Method"),
         ("halving = halving_method:Halving", HALVING.replace("    source:", "    other:"), "does not say its source"),
+        ("halving = halving_method:Halving", HALVING.replace("    actions:", "    other:"), "does not say its actions"),
         ("halfing = halving_method:Halving", HALVING, "calls itself 'halving'"),
         ("gptq = halving_method:Halving", HALVING, "has the name of a built-in method"),
     ],
@@ -219,18 +224,29 @@ def test_a_registered_method_with_a_defect_is_one_sentence(
     assert "\n" not in str(error.value)
 
 
+def test_a_registered_method_that_hides_what_it_does_at_run_time_is_one_sentence(
+    tmp_path: Path, fresh: pytest.MonkeyPatch
+) -> None:
+    silent = HALVING.replace("    acts_at_run_time", "    other")
+    install(tmp_path / "site", "halving = halving_method:Halving", silent)
+    fresh.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(RecipeError, match=r"halving acts at run time: set Halving\.acts_at_run_time"):
+        build_weights(tiny_model(), None, preset("halved-rtn"), 0, progress=False)
+
+
 def test_importing_methods_and_the_registry_needs_no_torch() -> None:
     import subprocess
 
     code = (
-        "from rotquant.recipes.registry import find_method, method_names; import sys; "
+        "import sys; from rotquant.recipes.recipe import find_method; "
+        "from rotquant.recipes.registry import method_names; "
         "[find_method(name) for name in method_names()]; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
 
 
 #: Data of the papers and what times their methods: presets, benchmarks by name. `outliers` is also the kind of a
-#: metric, and what `Wrapping` calls the split features.
+#: metric, and what `RuntimeQuantization` calls the split features.
 MAY_NAME = {
     "rotquant/recipes/presets.py": set(built_in_names()),
     "workflow/reproduction/benchmarks/learning/benchmarks.py": {"spinquant", "gptq"},

@@ -8,7 +8,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.methods.gptq import GPTQ
 from rotquant.methods.outliers import OutlierFeatures
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.wrapping import Wrapping
+from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.tensors.quantization import ColumnSplit
@@ -58,7 +58,9 @@ def test_gptq_on_quantized_inputs_sees_inputs_and_cache_of_the_quantized_network
     stored = build_weights(tiny_model(family, dtype=torch.float64), None, recipe, 3, SAMPLES, progress=False)
     model = tiny_model(family, dtype=torch.float64)
     rotate(model, recipe.rotation, seed=3)
-    running = Wrapping(recipe.rotation, activations=recipe.activations, keys=recipe.keys, values=recipe.values)
+    running = RuntimeQuantization(
+        recipe.rotation, activations=recipe.activations, keys=recipe.keys, values=recipe.values
+    )
     assert_gptq_by_hand(stored, model, running, SAMPLES)
 
 

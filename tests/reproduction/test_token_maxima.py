@@ -18,7 +18,7 @@ from rotquant.foundation.errors import CorpusError, RecipeError
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.prefix import compute_prefix
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.hadamard import hadamard_matrix
 from rotquant.text import Tokens
@@ -125,7 +125,7 @@ def test_queries_and_keys_are_behind_rope_and_r3(rotated: bool) -> None:
     rotate(model, scheme, seed=0)
     size = model.config.head_dim
     turn = hadamard_matrix(size).double() / size**0.5
-    with wrap(model, Wrapping(rotation=scheme)):
+    with wrap(model, RuntimeQuantization(rotation=scheme)):
         found = token_maxima(model, TEXT, metric("attention"), scheme)
         unturned = token_maxima(model, TEXT, metric("attention"), scheme.model_copy(update={"keys": False}))
         hand = attention_by_hand(model, cut(), turn)
@@ -138,7 +138,7 @@ def test_queries_and_keys_are_behind_rope_and_r3(rotated: bool) -> None:
 def test_the_input_of_down_proj_is_behind_r4() -> None:
     model, scheme = model_of(), RotationScheme()
     rotate(model, scheme, seed=0)
-    with wrap(model, Wrapping(rotation=scheme)):
+    with wrap(model, RuntimeQuantization(rotation=scheme)):
         with_r4 = token_maxima(model, TEXT, metric(), scheme)
         check(with_r4, by_hand(model, cut()))
     without = token_maxima(model, TEXT, metric(), None)
@@ -153,7 +153,7 @@ def test_a_prefix_is_none_of_the_text(family: str, tensors: str) -> None:
     model = model_of(family)
     prefix = compute_prefix(model, IDS)
     alone = token_maxima(model, TEXT, metric(tensors))
-    with wrap(model, Wrapping(prefix=prefix)):
+    with wrap(model, RuntimeQuantization(prefix=prefix)):
         found = token_maxima(model, TEXT, metric(tensors))
     assert found[0] != alone[0]
     if tensors == "inputs":

@@ -29,7 +29,7 @@ from reproduction.tables.resolution import resolve_metric
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.distortion import excess_kurtosis, kurtosis
 from tests.helpers.models import AWKWARD, tiny_model, tiny_tokens
@@ -40,7 +40,7 @@ METRIC = WeightKurtosis(weights=("q_proj", "o_proj", "down_proj"), depths=(0.0, 
 def rotated(model: torch.nn.Module, scheme: RotationScheme) -> torch.nn.Module:
     turned = copy.deepcopy(model)
     rotate(turned, scheme, seed=3)
-    wrap(turned, Wrapping(rotation=scheme))
+    wrap(turned, RuntimeQuantization(rotation=scheme))
     return turned
 
 

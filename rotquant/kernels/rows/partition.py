@@ -1,7 +1,7 @@
 """Fake quantization of weights in groups, and its gradients, a kernel each: what RCP trains (Secs. 4.2 and 4.3).
 
-The mathematics is that of `tensors.extents`, `tensors.partition` and `tensors.normal_float`. A kernel reads a weight
-once; the backward one finds extremes, thresholds and codes anew from it instead of reading them.
+The mathematics is that of `tensors.value_range`, `tensors.partition` and `tensors.normal_float`. A kernel reads a
+weight once; the backward one finds extremes, thresholds and codes anew from it instead of reading them.
 """
 
 from collections.abc import Callable

@@ -9,15 +9,15 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from rotquant.tensors.extents import Extent, clipped_extent, dynamic_extent, exact, uniform, uniform_qparams
 from rotquant.tensors.normal_float import (
     float_centre,
-    float_extent,
+    float_range,
     float_table,
     normal_float,
     normal_float_asymmetric,
 )
 from rotquant.tensors.partition import Spacing, StraightThrough, ldp, ldp_backward
+from rotquant.tensors.value_range import ValueRange, clipped_range, dynamic_range, exact, uniform, uniform_qparams
 
 _SPACINGS: dict[str, Spacing] = {"ldp": "partition", "n2uq": "uniform"}
 
@@ -55,10 +55,10 @@ def forward_reference(w: WeightGroups) -> Tensor:
     if w.kind in _SPACINGS:
         value = ldp(view, *_given(w), w.straight_through, _SPACINGS[w.kind])
     elif w.kind in ("range", "learned_range"):
-        value = uniform(view, _extent(view, w), w.bits)
+        value = uniform(view, _value_range(view, w), w.bits)
     else:
-        extent = _extent(view, w)
-        value = normal_float_asymmetric(view, extent, _centre(extent, w.s1), w.bits)
+        value_range = _value_range(view, w)
+        value = normal_float_asymmetric(view, value_range, _centre(value_range, w.s1), w.bits)
     return value.flatten(1)
 
 
@@ -69,17 +69,17 @@ def backward_reference(gradient: Tensor, w: WeightGroups) -> Gradients:
         to_view, *others = ldp_backward(g, view, *_given(w), w.straight_through, _SPACINGS[w.kind])
         return cast(Gradients, (to_view.flatten(1), *others))
     x, g = exact(view), exact(g)
-    extent = _extent(view, w)
+    value_range = _value_range(view, w)
     to_s1 = None
     if w.kind in ("range", "learned_range"):
-        to_x, to_low, to_high = _uniform_backward(g, x, extent, w.bits)
+        to_x, to_low, to_high = _uniform_backward(g, x, value_range, w.bits)
     else:
-        to_x, to_low, to_high, to_centre = _float_backward(g, x, extent, _centre(extent, w.s1), w.bits)
+        to_x, to_low, to_high, to_centre = _float_backward(g, x, value_range, _centre(value_range, w.s1), w.bits)
         if w.s1 is not None:
             share = torch.sigmoid(w.s1.to(x))
             to_low, to_high = to_low + to_centre * (1 - share), to_high + to_centre * share
-            to_s1 = to_centre * extent.span * share * (1 - share)
-    to_x, to_gamma, to_beta = _extent_backward(x, w, to_x, to_low, to_high)
+            to_s1 = to_centre * value_range.span * share * (1 - share)
+    to_x, to_gamma, to_beta = _range_backward(x, w, to_x, to_low, to_high)
     pairs = zip((to_gamma, to_beta, to_s1, None), w.parameters, strict=True)
     found = (w.weight.new_empty(0) if own is None or like is None else own.to(like) for own, like in pairs)
     return cast(Gradients, (to_x.to(w.weight.dtype).flatten(1), *found))
@@ -90,24 +90,24 @@ def _given(w: WeightGroups) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return gamma, beta, s1, s2
 
 
-def _extent(view: Tensor, w: WeightGroups) -> Extent:
+def _value_range(view: Tensor, w: WeightGroups) -> ValueRange:
     if w.gamma is not None and w.beta is not None:
-        return clipped_extent(view, w.gamma, w.beta)
-    return float_extent(view) if w.kind == "nf3" else dynamic_extent(view)
+        return clipped_range(view, w.gamma, w.beta)
+    return float_range(view) if w.kind == "nf3" else dynamic_range(view)
 
 
-def _centre(extent: Extent, s1: Tensor | None) -> Tensor:
-    return torch.zeros_like(extent.low) if s1 is None else float_centre(extent, s1)
+def _centre(value_range: ValueRange, s1: Tensor | None) -> Tensor:
+    return torch.zeros_like(value_range.low) if s1 is None else float_centre(value_range, s1)
 
 
-def _uniform_backward(g: Tensor, x: Tensor, extent: Extent, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+def _uniform_backward(g: Tensor, x: Tensor, value_range: ValueRange, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 1 with rounding of derivative one: to the elements [rows, groups, size], to low and to high.
 
     With r = x / s, v the clamped code less the zero point, and [] one where nothing is clamped, else zero:
     d out/dx = [],  d out/ds = v - [] r,  d out/dz = -s (1 - []);  z = -low / s, and s = (high - low) / (2^bits - 1)
     unless the range is next to nothing.
     """
-    qparams = uniform_qparams(extent, bits)
+    qparams = uniform_qparams(value_range, bits)
     s, z = qparams.scale, qparams.zero_point
     assert z is not None
     r = x / s
@@ -115,26 +115,26 @@ def _uniform_backward(g: Tensor, x: Tensor, extent: Extent, bits: int) -> tuple[
     clamped = codes.clamp(0, 2**bits - 1)
     inside = codes == clamped
     to_z = -s * (g * ~inside).sum(-1, keepdim=True)
-    to_s = (g * (clamped - z - inside * r)).sum(-1, keepdim=True) + to_z * extent.low / s**2
-    step = (extent.high - extent.low) / (2**bits - 1)
+    to_s = (g * (clamped - z - inside * r)).sum(-1, keepdim=True) + to_z * value_range.low / s**2
+    step = (value_range.high - value_range.low) / (2**bits - 1)
     to_step = torch.where(step == s, to_s, 0.0) / (2**bits - 1)
     return g * inside, -to_z / s - to_step, to_step
 
 
 def _float_backward(
-    g: Tensor, x: Tensor, extent: Extent, centre: Tensor, bits: int
+    g: Tensor, x: Tensor, value_range: ValueRange, centre: Tensor, bits: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Eqs. 12 and 13 with rounding of derivative one: to the elements, to low, to high and to the centre.
 
     A value c + s q, with z = (x - c) / s on its side; s = high - c above the centre and c - low below it.
     """
     tiny = torch.finfo(x.dtype).tiny
-    below, above = (centre - extent.low).clamp(min=tiny), (extent.high - centre).clamp(min=tiny)
+    below, above = (centre - value_range.low).clamp(min=tiny), (value_range.high - centre).clamp(min=tiny)
     right = x > centre
     s = torch.where(right, above, below)
     z = (x - centre) / s
     inside = z.abs() <= 1
-    q = normal_float(bits).to(x)[float_table(extent, centre, bits).encode(x).long()]
+    q = normal_float(bits).to(x)[float_table(value_range, centre, bits).encode(x).long()]
     to_s = g * (q - inside * z.masked_fill(~inside, 0.0))
     to_high = (to_s * right).sum(-1, keepdim=True)
     to_low = -(to_s * ~right).sum(-1, keepdim=True)
@@ -142,11 +142,11 @@ def _float_backward(
     return g * inside, to_low, to_high, to_centre
 
 
-def _extent_backward(
+def _range_backward(
     x: Tensor, w: WeightGroups, to_x: Tensor, to_low: Tensor, to_high: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """From low and high to gamma, beta and the extremes; elements that equal an extreme share its gradient."""
-    least, most = dynamic_extent(x)
+    least, most = dynamic_range(x)
     to_gamma = to_beta = None
     if w.gamma is not None and w.beta is not None:
         low, high = torch.sigmoid(w.beta.to(x)), torch.sigmoid(w.gamma.to(x))

@@ -1,20 +1,17 @@
 """AWQ as a method of a recipe: its settings and what they need; `activation_aware_scaling` has the mathematics."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Method, Recipe, Role
 
 
 class AWQ(Method):
     """AWQ (Lin et al. 2023, Sec. 3.2): input features are scaled by s = mean|x|^alpha before weights are rounded."""
 
     name: ClassVar[str] = "awq"
+    actions: ClassVar[str] = "rotquant.methods.awq.search"
     title: ClassVar[str] = "AWQ"
     source: ClassVar[str] = "Lin et al. 2023, Sec. 3.2, Eqs. 4-5"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
@@ -37,13 +34,6 @@ class AWQ(Method):
         """By a search of each scale's range."""
         return "search" if self.clip_search else None
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         return f"AWQ, {self.grid} values of alpha{', clipped' if self.clip_search else ''}"
-
-    def apply(self, stage: "Stage") -> None:
-        """Scale, clip and round layer by layer, on inputs of the full-precision model."""
-        from rotquant.methods.awq.activation_aware_scaling import quantize_model
-
-        scheme, rotation = stage.recipe.rounded.scheme, stage.recipe.rotation
-        stage.keep_layers(quantize_model(stage.model, stage.capture(), self, scheme, rotation))

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from rotquant.methods.awq import AWQ
 from rotquant.methods.smoothquant.scaling import smooth_site
 from rotquant.models.architectures import Architecture, Projection, Site, architecture_of, linear_of
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream, observed_inputs
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.grid_search import search_grid
 from rotquant.weights.hessian import observed_hessians
 from rotquant.weights.output_error import output_error, search_ratios
@@ -183,7 +184,13 @@ def quantize_model(
         For each layer its integer weights by name; the layer holds their values.
     """
     architecture = architecture_of(model)
-    with wrap(model, Wrapping(rotation=rotation)):
+    with wrap(model, RuntimeQuantization(rotation=rotation)):
         # Every layer reads what the full-precision model gives.
         for _, layer, inputs in stream.observed_layers("AWQ", partial(observed, architecture=architecture)):
             yield quantize_layer(layer, architecture, inputs, settings, scheme, rotation)
+
+
+def apply(settings: AWQ, context: QuantizationContext) -> None:
+    """Scale, clip and round layer by layer, on inputs of the full-precision model."""
+    scheme, rotation = context.recipe.rounded.scheme, context.recipe.rotation
+    context.keep_layers(quantize_model(context.model, context.capture(), settings, scheme, rotation))

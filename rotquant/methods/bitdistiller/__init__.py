@@ -1,14 +1,11 @@
 """BitDistiller as a method of a recipe, RCP's baseline: its settings; the training is `rotquant.qat`'s."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from rotquant.qat.method import SelfDistillation, low_bits
+from rotquant.qat.method import QuantizerSettings, SelfDistillation, low_bits
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
-
-if TYPE_CHECKING:
-    from rotquant.qat.quantizers import Kind
 
 
 class BitDistiller(SelfDistillation):
@@ -25,13 +22,10 @@ class BitDistiller(SelfDistillation):
     clips_queries: bool = False
     """Whether weights of queries and keys are clipped too. The authors' search leaves both out (`auto_clip_block`)."""
 
-    def searched(self, linear: str) -> bool:
-        """All but q_proj and k_proj, unless these are to be."""
-        return self.clips_queries or not linear.endswith(("q_proj", "k_proj"))
-
-    def kind(self, recipe: Recipe) -> "Kind":
-        """By the bits."""
-        return "nf3" if recipe.rounded.scheme.bits == 3 else "range"
+    def quantizer_settings(self, recipe: Recipe) -> QuantizerSettings:
+        """By the bits; clips of q_proj and k_proj are not searched, unless these are to be clipped."""
+        kind = "nf3" if recipe.rounded.scheme.bits == 3 else "range"
+        return QuantizerSettings(kind, unsearched=() if self.clips_queries else ("q_proj", "k_proj"))
 
     def clips_weights(self, recipe: Recipe) -> str | None:
         """By the search that training begins with."""

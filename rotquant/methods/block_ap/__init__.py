@@ -1,17 +1,13 @@
 """Block-wise fine-tuning as a method of a recipe: its settings and its place; `block_training` has the mathematics."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rotquant.methods.grid_scales import GridScales
 from rotquant.methods.grid_weights import GridWeights
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Method, Recipe, Role
 from rotquant.recipes.schemes import Calibration
-
-if TYPE_CHECKING:
-    from rotquant.weights.stage import Stage
 
 
 class BlockAP(Method):
@@ -23,6 +19,7 @@ class BlockAP(Method):
     """
 
     name: ClassVar[str] = "block_ap"
+    actions: ClassVar[str] = "rotquant.methods.block_ap.tuning"
     title: ClassVar[str] = "block-wise fine-tuning"
     source: ClassVar[str] = "PrefixQuant, Secs. 5.2 and 6.1; Chen et al. 2024 (EfficientQAT), Sec. 3.2"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding", "scales"})
@@ -78,18 +75,12 @@ class BlockAP(Method):
         """By learning the scales."""
         return "learned scales"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         rates = f"lr {self.scale_lr:g} scales, {self.weight_lr:g} weights, {self.schedule}"
         clipped = "" if self.clip_gradients is None else f", gradients clipped at {self.clip_gradients:g}"
-        start = "covering the weights" if self.weights is None else self.weights.words(recipe)
-        static = f"; {self.scales.words(recipe)}" if recipe.has_static_scales else ""
+        start = "covering the weights" if self.weights is None else self.weights.describe(recipe)
+        static = f"; {self.scales.describe(recipe)}" if recipe.has_static_scales else ""
         text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
         norms = ", norms trained too" if self.norms else ""
         return f"{self.title}, {self.epochs} epochs of {text}, {rates}{clipped}{norms}; {start}{static}"
-
-    def apply(self, stage: "Stage") -> None:
-        """Tune and round block by block."""
-        from rotquant.methods.block_ap.block_training import tune
-
-        tune(stage, self)

@@ -19,17 +19,17 @@ from rotquant.methods.block_ap import BlockAP
 from rotquant.methods.grid_scales.static_scale_search import ScaleSearch
 from rotquant.models.architectures import linear_of, norm_of
 from rotquant.models.batches import shuffled_batches
-from rotquant.models.simulation.wrapping import wrap
+from rotquant.models.simulation.runtime import wrap
 from rotquant.models.stream import LayerStream, as_type
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Checkpoint, Record
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import observed_hessians
 from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.stage import Stage
 
 #: A learned scale stays above this share of where it begins.
 _LEAST_SHARE = 1e-3
@@ -91,51 +91,56 @@ class Learned:
         return QParams(self.scales[name], whole)
 
 
-def tune(stage: Stage, settings: BlockAP) -> None:
-    """Tune and round all weights of the stage's model in place; their integers, static scales and the history are kept.
+def apply(settings: BlockAP, context: QuantizationContext) -> None:
+    """Tune and round all weights of the context's model in place; integers, static scales and the history are kept.
 
     Raises:
         RotquantError: the loss is not finite.
         ResultError: the checkpoint belongs to another tuning, is damaged or cannot be written.
     """
-    with wrap(stage.model, stage.online):
-        noisy = stage.capture(stage.texts[settings.name])
+    with wrap(context.model, context.online):
+        noisy = context.capture(context.texts[settings.name])
     clean = noisy.copy()
-    search = ScaleSearch(stage, noisy, settings.scales)
+    search = ScaleSearch(context, noisy, settings.scales)
     for index, layer in noisy.layers(settings.title):
         targets = clean if settings.targets == "full_precision" else noisy.copy()
-        with wrap(stage.model, stage.online):
+        with wrap(context.model, context.online):
             targets.advance(index)
-        learned = start(stage, noisy, search, settings, index, layer)
-        stage.history += tune_block(stage, noisy, targets.hidden, learned, settings, index)
-        round_block(stage, learned, index, layer)
-        with wrap(stage.model, stage.quantized(stage.scales_of(index))):
+        learned = start(context, noisy, search, settings, index, layer)
+        context.history += tune_block(context, noisy, targets.hidden, learned, settings, index)
+        round_block(context, learned, index, layer)
+        with wrap(context.model, context.quantized(context.scales_of(index))):
             noisy.advance(index)
 
 
 def start(
-    stage: Stage, stream: LayerStream, search: ScaleSearch, settings: BlockAP, index: int, layer: nn.Module
+    context: QuantizationContext,
+    stream: LayerStream,
+    search: ScaleSearch,
+    settings: BlockAP,
+    index: int,
+    layer: nn.Module,
 ) -> Learned:
     """Where a block's training begins: its weights, and the scales of both grid searches."""
-    scheme, names = stage.recipe.rounded.scheme, stage.architecture.linears
+    scheme, names = context.recipe.rounded.scheme, context.architecture.linears
     exact = torch.promote_types(next(layer.parameters()).dtype, torch.float32)
     weights = {name: linear_of(layer, name).weight.detach().to(exact, copy=True) for name in names}
     with torch.no_grad():
         if settings.weights is None:
             qparams = {name: choose_qparams(weight, scheme) for name, weight in weights.items()}
         else:
-            with wrap(stage.model, stage.online), observed_hessians(layer, stage.architecture) as hessians:
+            with wrap(context.model, context.online), observed_hessians(layer, context.architecture) as hessians:
                 for _ in stream.outputs(index, settings.scales.samples):
                     pass
             ratios = settings.weights.ratios(scheme)
             qparams = {
                 name: choose_qparams(weight, scheme, search_ratios(weight, hessian, scheme, ratios))
-                for site in stage.architecture.sites
+                for site in context.architecture.sites
                 for hessian in [hessians[site.name].matrix.to(exact)]
                 for name in site.linears
                 for weight in [weights[name]]
             }
-        static = search.of_layer(index, layer) if stage.recipe.has_static_scales else {}
+        static = search.of_layer(index, layer) if context.recipe.has_static_scales else {}
     learned = Learned(
         weights,
         {name: q.scale.clone() for name, q in qparams.items()},
@@ -143,7 +148,7 @@ def start(
         {name: q.scale.clone() for name, q in static.items()},
         {
             site.norm: norm_of(layer, site).weight.detach().to(exact, copy=True)
-            for site in stage.architecture.sites
+            for site in context.architecture.sites
             if settings.norms and site.norm is not None
         },
     )
@@ -170,9 +175,9 @@ def block_output(
 
 
 def tune_block(
-    stage: Stage, stream: LayerStream, targets: Tensor, learned: Learned, settings: BlockAP, index: int
+    context: QuantizationContext, stream: LayerStream, targets: Tensor, learned: Learned, settings: BlockAP, index: int
 ) -> list[Record]:
-    """Train a block's `learned` in place, or take it from the stage's checkpoint, where it is done.
+    """Train a block's `learned` in place, or take it from the context's checkpoint, where it is done.
 
     Args:
         stream: what the quantized network so far feeds the block, which lies on the stream's device.
@@ -182,12 +187,12 @@ def tune_block(
         The mean squared error of the outputs by step.
     """
     under_way = done = None
-    if stage.checkpoint is not None:
-        under_way, done = stage.checkpoint.of(f"block-{index}-under-way"), stage.checkpoint.of(f"block-{index}")
+    if context.checkpoint is not None:
+        under_way, done = context.checkpoint.of(f"block-{index}-under-way"), context.checkpoint.of(f"block-{index}")
     if done is not None and done.path.is_file():
         return done.load({"learned": learned})[1]
     history = [
-        {"block": index, **record} for record in _train(stage, stream, targets, learned, settings, index, under_way)
+        {"block": index, **record} for record in _train(context, stream, targets, learned, settings, index, under_way)
     ]
     if done is not None and under_way is not None:
         done.save(len(history), {"learned": learned}, history)
@@ -196,7 +201,7 @@ def tune_block(
 
 
 def _train(
-    stage: Stage,
+    context: QuantizationContext,
     stream: LayerStream,
     targets: Tensor,
     learned: Learned,
@@ -204,9 +209,9 @@ def _train(
     index: int,
     checkpoint: Checkpoint | None,
 ) -> list[Record]:
-    scheme, layer, device = stage.recipe.rounded.scheme, stream.modules[index], stream.device
+    scheme, layer, device = context.recipe.rounded.scheme, stream.modules[index], stream.device
     steps = settings.steps
-    batches = shuffled_batches(len(targets), settings.batch_size, steps, stage.seed + index)
+    batches = shuffled_batches(len(targets), settings.batch_size, steps, context.seed + index)
     weights, limit = learned.full_precision, settings.clip_gradients
     optimizer = torch.optim.AdamW(
         [{"params": learned.steps, "lr": settings.scale_lr}, {"params": weights, "lr": settings.weight_lr}],
@@ -225,7 +230,7 @@ def _train(
             nn.utils.clip_grad_norm_([*learned.steps, *weights], limit)
 
     static = {name: QParams(scale) for name, scale in learned.static.items()}
-    with wrap(stage.model, stage.quantized(static)):
+    with wrap(context.model, context.quantized(static)):
         return loop.train(
             GradientStep(lambda step: [batches[step]], loss, [optimizer], [schedule], clip),
             steps,
@@ -246,15 +251,15 @@ def _share(settings: BlockAP, steps: int, step: int) -> float:
 
 
 @torch.no_grad()
-def round_block(stage: Stage, learned: Learned, index: int, layer: nn.Module) -> None:
+def round_block(context: QuantizationContext, learned: Learned, index: int, layer: nn.Module) -> None:
     """Round a block's learned weights, put their values into the layer, and keep integers and static scales."""
-    scheme = stage.recipe.rounded.scheme
-    for site in stage.architecture.sites:
+    scheme = context.recipe.rounded.scheme
+    for site in context.architecture.sites:
         rounded = []
         for name in site.linears:
             qparams = learned.qparams(name).detach()
             rounded.append(QuantizedWeight(quantize(learned.weights[name], qparams, scheme), qparams, scheme))
-        stage.store(index, layer, site, rounded)
+        context.store(index, layer, site, rounded)
     for name, gain in learned.norms.items():
         layer.get_parameter(f"{name}.weight").copy_(gain)
-    stage.keep_scales(index, {name: QParams(scale.detach()) for name, scale in learned.static.items()})
+    context.keep_scales(index, {name: QParams(scale.detach()) for name, scale in learned.static.items()})

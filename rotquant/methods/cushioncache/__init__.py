@@ -3,23 +3,11 @@
 `activation_errors`, `greedy_prefix_search` and `prefix_tuning` have the mathematics.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.foundation.errors import RecipeError
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rotquant.models.architectures import Architecture
-    from rotquant.models.limits import Limits
-    from rotquant.models.simulation.wrapping import Wrapping
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Method, Recipe, Role
 
 
 class CushionCache(Method):
@@ -30,9 +18,11 @@ class CushionCache(Method):
     """
 
     name: ClassVar[str] = "cushioncache"
+    actions: ClassVar[str] = "rotquant.methods.cushioncache.tuning"
     title: ClassVar[str] = "CushionCache"
     source: ClassVar[str] = "Son et al. 2024, arXiv:2406.12016, Sec. 4, Eqs. 6-11, Algorithm 1"
     roles: ClassVar[frozenset[Role]] = frozenset({"prefix"})
+    acts_at_run_time: ClassVar[bool] = True
     calibrates: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
 
@@ -77,16 +67,7 @@ class CushionCache(Method):
                 "cushioncache lowers the quantization error of activations: it needs an activations section"
             )
 
-    def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
-        """Every text can stand behind the prefix."""
-        limits.check_prefix(1)
-        if limits.context is not None and limits.context <= self.max_tokens + 1:
-            raise RecipeError(
-                f"a prefix of {self.max_tokens} tokens leaves no room for a text in the model's context of "
-                f"{limits.context} tokens: lower cushioncache.max_tokens."
-            )
-
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         tried = "all tokens" if self.candidates is None else f"{self.candidates} candidates"
         texts = f"{self.search_samples} x {self.sequence_length} tokens"
@@ -95,26 +76,3 @@ class CushionCache(Method):
         rate = f"learning rate {self.learning_rate:g}, lambda {self.error_weight:g}"
         tuned = f"tuned {self.steps} steps of {self.batch_size}, {rate}" if self.steps else "not tuned"
         return f"CushionCache: {search}; {tuned}"
-
-    def apply(self, stage: "Stage") -> None:
-        """Search the prompt, tune its keys and values, and have all that follows see them."""
-        from rotquant.methods.cushioncache.greedy_prefix_search import search
-        from rotquant.methods.cushioncache.prefix_tuning import tune
-        from rotquant.models.simulation.prefix import stored_tensors
-
-        ids, prefix = search(stage)
-        prefix, stage.history = tune(stage, prefix)
-        stage.tensors |= stored_tensors(ids, prefix)
-        stage.online = self.runtime(stage.online, stage.tensors)
-
-    def tensors(self, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
-        """The tokens that were found, and the keys and values of every layer, tuned."""
-        from rotquant.models.simulation.prefix import stored_shapes
-
-        return stored_shapes(architecture)
-
-    def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
-        """The text stands behind the prefix, if any token was found."""
-        from rotquant.models.simulation.prefix import stored_prefix
-
-        return replace(wrapping, prefix=stored_prefix(tensors))

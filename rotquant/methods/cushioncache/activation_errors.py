@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rotquant.methods.cushioncache import CushionCache
 from rotquant.models.architectures import architecture_of, decoder_layers
-from rotquant.models.simulation.wrapping import SiteKey, Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, SiteKey, wrap
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import fake_quantize_texts
@@ -53,8 +53,8 @@ def squared_error(x: Tensor, scheme: QuantizationScheme) -> Tensor:
 
 
 @contextmanager
-def measured(model: nn.Module, wrapping: Wrapping, recipe: Recipe, skipped: int = 0) -> Iterator[Errors]:
-    """While open, the model runs with a wrapping and its activations' errors are measured.
+def measured(model: nn.Module, quantization: RuntimeQuantization, recipe: Recipe, skipped: int = 0) -> Iterator[Errors]:
+    """While open, the model runs with a quantization and its activations' errors are measured.
 
     Args:
         recipe: with this method, whose `measured` says which activations; its schemes are taken as dynamic.
@@ -62,23 +62,25 @@ def measured(model: nn.Module, wrapping: Wrapping, recipe: Recipe, skipped: int 
     """
     errors, schemes = Errors(skipped), dynamic(recipe)
     if CushionCache.of(recipe).measured == "inputs":
-        wrapping = replace(wrapping, inputs=_at_sites(model, errors, schemes))
-    with wrap(model, wrapping) as handle:
+        quantization = replace(quantization, inputs=_at_sites(model, errors, schemes))
+    with wrap(model, quantization) as handle:
         if CushionCache.of(recipe).measured == "blocks":
             for layer in decoder_layers(model):
                 handle.add(layer.register_forward_hook(_behind(errors, schemes)))
         yield errors
 
 
-def dynamic(recipe: Recipe) -> Wrapping:
+def dynamic(recipe: Recipe) -> RuntimeQuantization:
     """The recipe's quantizers of activations, with the scales of each text where theirs are static."""
     activations = recipe.activations
     if activations is not None:
         activations = activations.model_copy(update={"dynamic": True})
-    return Wrapping(activations=activations, attention_output=recipe.attention_output)
+    return RuntimeQuantization(activations=activations, attention_output=recipe.attention_output)
 
 
-def _at_sites(model: nn.Module, errors: Errors, schemes: Wrapping) -> dict[SiteKey, Callable[[Tensor], Tensor]]:
+def _at_sites(
+    model: nn.Module, errors: Errors, schemes: RuntimeQuantization
+) -> dict[SiteKey, Callable[[Tensor], Tensor]]:
     """For each site what measures its input, behind the online transform."""
     architecture = architecture_of(model)
     return {
@@ -89,7 +91,7 @@ def _at_sites(model: nn.Module, errors: Errors, schemes: Wrapping) -> dict[SiteK
     }
 
 
-def _behind(errors: Errors, schemes: Wrapping) -> Callable[..., None]:
+def _behind(errors: Errors, schemes: RuntimeQuantization) -> Callable[..., None]:
     """A hook that measures the output of a decoder layer."""
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:

@@ -19,14 +19,14 @@ from rotquant.methods.cushioncache.activation_errors import measured
 from rotquant.models.architectures import architecture_of, base_model, config_of
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.prefix import Prefix, check_prefix, compute_prefix, empty_prefix
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.training import loop
 from rotquant.training.state import Record
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 
 #: Tokens of candidates and their texts that pass the model at once.
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
@@ -49,17 +49,17 @@ class Found:
         self.ids, self.errors, self.ended = state["ids"], state["errors"], state["ended"]
 
 
-def search(stage: Stage) -> tuple[tuple[int, ...], Prefix]:
-    """The prompt for a stage's model and its keys and values, on the host.
+def search(context: QuantizationContext) -> tuple[tuple[int, ...], Prefix]:
+    """The prompt for the context's model and its keys and values, on the host.
 
     Raises:
         RecipeError: the model has no BOS to begin with, or its attention a window.
         ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
     """
-    check_prefix(stage.model, empty_prefix(stage.architecture, stage.model.dtype))
-    with on_device(stage.model, stage.device):
-        searching = _Search(stage)
-        checkpoint = stage.checkpoint
+    check_prefix(context.model, empty_prefix(context.architecture, context.model.dtype))
+    with on_device(context.model, context.device):
+        searching = _Search(context)
+        checkpoint = context.checkpoint
         if checkpoint is not None:  # beside that of the tuning, by a name that those who delete the one delete too
             checkpoint = replace(checkpoint, path=checkpoint.path.with_name(f"{checkpoint.path.name}-search"))
         noted = {"token": "d", "error": ".4g", "before": ".4g"}
@@ -71,14 +71,14 @@ def search(stage: Stage) -> tuple[tuple[int, ...], Prefix]:
 class _Search:
     """The search as steps, each of one batch of candidates for one place; behind its end they do nothing."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage, self.settings = stage, CushionCache.of(stage.recipe)
-        samples = stage.calibration_samples
-        self.found = Found(_start(stage.model, self.settings))
-        self.texts = search_texts(stage.model, self.settings, samples, stage.seed)
-        self.tried = candidate_tokens(stage.model, self.settings, samples)
+    def __init__(self, context: QuantizationContext) -> None:
+        self.context, self.settings = context, CushionCache.of(context.recipe)
+        samples = context.calibration_samples
+        self.found = Found(_start(context.model, self.settings))
+        self.texts = search_texts(context.model, self.settings, samples, context.seed)
+        self.tried = candidate_tokens(context.model, self.settings, samples)
         texts, tokens = self.texts.shape[1:]
-        at_once = of_device(_TOKENS_AT_ONCE, stage.device)
+        at_once = of_device(_TOKENS_AT_ONCE, context.device)
         self.batches = self.tried.split(max(1, at_once // (texts * (1 + tokens))))
         self.steps = (len(self.texts) - len(self.found.ids)) * len(self.batches)
         self._prompt: Prompt | None = None
@@ -86,7 +86,7 @@ class _Search:
     def prompt(self) -> "Prompt":
         """The prompt found so far."""
         if self._prompt is None or self._prompt.ids != self.found.ids:
-            self._prompt = Prompt(self.stage.model, self.stage.online, self.found.ids, self.stage.device)
+            self._prompt = Prompt(self.context.model, self.context.online, self.found.ids, self.context.device)
         return self._prompt
 
     def __call__(self, step: int) -> Record:
@@ -94,11 +94,11 @@ class _Search:
         if self.found.ended:
             return {}
         place, batch = divmod(step, len(self.batches))
-        errors = self.prompt().errors(self.stage.recipe, self.texts[place], self.batches[batch])
+        errors = self.prompt().errors(self.context.recipe, self.texts[place], self.batches[batch])
         self.found.errors = torch.cat([self.found.errors, errors])
         if batch + 1 < len(self.batches):
             return {}
-        before = self.prompt().errors(self.stage.recipe, self.texts[place]).item()
+        before = self.prompt().errors(self.context.recipe, self.texts[place]).item()
         return _settle(self.found, self.tried, before, self.settings.threshold)
 
 
@@ -150,7 +150,7 @@ def _settle(found: Found, tried: Tensor, before: float, threshold: float) -> Rec
 class Prompt:
     """A prompt in front of texts: its keys and values, computed once."""
 
-    def __init__(self, model: nn.Module, online: Wrapping, ids: Sequence[int], device: torch.device) -> None:
+    def __init__(self, model: nn.Module, online: RuntimeQuantization, ids: Sequence[int], device: torch.device) -> None:
         self.model, self.online, self.ids, self.device = model, online, list(ids), device
         if ids:
             with wrap(model, online):
@@ -165,13 +165,10 @@ class Prompt:
         Returns:
             float64 [candidates], or [1], on the host.
         """
-        tokens = texts[None]
-        if candidates is not None:
-            first = candidates[:, None, None].expand(-1, len(texts), 1)
-            tokens = torch.cat([first, tokens.expand(len(candidates), -1, -1)], dim=2)
-        wrapping = replace(self.online, prefix=self.prefix if self.prefix.tokens else None)
+        tokens = texts[None] if candidates is None else _behind(candidates, texts)
+        quantization = replace(self.online, prefix=self.prefix if self.prefix.tokens else None)
         skipped = tokens.shape[-1] - texts.shape[-1]
-        with measured(self.model, wrapping, recipe, skipped) as errors, OneDNNLinear():
+        with measured(self.model, quantization, recipe, skipped) as errors, OneDNNLinear():
             base_model(self.model)(input_ids=tokens.flatten(0, 1).to(self.device), use_cache=False)
             found = errors.total().double().cpu().view(tokens.shape[:2]).sum(dim=1)
         return found.nan_to_num(nan=torch.finfo(found.dtype).max)  # what overflows is the worst

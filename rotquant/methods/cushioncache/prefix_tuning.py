@@ -5,7 +5,7 @@ else is frozen. The network's activations are quantized with scales of each text
 static, which are taken behind the tuned prefix later.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
@@ -14,24 +14,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from rotquant.foundation.errors import RecipeError
 from rotquant.methods.cushioncache import CushionCache
-from rotquant.methods.cushioncache.activation_errors import Errors, dynamic, measured
-from rotquant.models.architectures import config_of
+from rotquant.methods.cushioncache.errors import Errors, dynamic, measured
+from rotquant.methods.cushioncache.search import search
+from rotquant.models.architectures import Architecture, config_of
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
-from rotquant.models.simulation.prefix import Prefix
-from rotquant.models.simulation.wrapping import Wrapping
+from rotquant.models.simulation.prefix import Prefix, stored_prefix, stored_shapes, stored_tensors
+from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.models.stream import on_device
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Record
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 
 
-def tune(stage: Stage, prefix: Prefix) -> tuple[Prefix, list[Record]]:
-    """Tune a prefix for a stage's model, which is the same afterwards.
+def tune(context: QuantizationContext, prefix: Prefix) -> tuple[Prefix, list[Record]]:
+    """Tune a prefix for the context's model, which is the same afterwards.
 
     Returns:
         The prefix on the host, in the model's type, and of each step the number, loss, cross entropy in nats a token
@@ -41,26 +43,25 @@ def tune(stage: Stage, prefix: Prefix) -> tuple[Prefix, list[Record]]:
         RotquantError: the loss is not finite.
         ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
     """
-    model, settings = stage.model, CushionCache.of(stage.recipe)
+    model, settings = context.model, CushionCache.of(context.recipe)
     if not prefix.tokens or not settings.steps:
         return prefix, []
     dtype = cast(torch.dtype, model.dtype)
     exact = torch.promote_types(dtype, torch.float32)
-    trained = Prefix(*(part.to(stage.device, exact, copy=True) for part in (prefix.keys, prefix.values)))
+    trained = Prefix(*(part.to(context.device, exact, copy=True) for part in (prefix.keys, prefix.values)))
     parts = {"keys": trained.keys.requires_grad_(), "values": trained.values.requires_grad_()}
     optimizer = torch.optim.AdamW(parts.values(), lr=settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, settings.steps)
-    context = Limits.of(config_of(model)).context
-    samples = stage.calibration_samples[:, : None if context is None else context - prefix.tokens]
-    batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, settings.seed + stage.seed)
+    samples = _texts(model, context.calibration_samples, prefix.tokens)
+    batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, settings.seed + context.seed)
     with (
-        on_device(model, stage.device),
+        on_device(model, context.device),
         frozen(model, exact),
-        measured(model, network(stage.recipe, stage.online, trained), stage.recipe) as errors,
+        measured(model, network(context.recipe, context.online, trained), context.recipe) as errors,
     ):
 
         def loss(part: Tensor) -> dict[str, Tensor]:
-            found = losses(model, errors, part.to(stage.device), settings.error_weight)
+            found = losses(model, errors, part.to(context.device), settings.error_weight)
             return {name: value / len(batches[0]) for name, value in found.items()}
 
         history = loop.train(
@@ -68,13 +69,13 @@ def tune(stage: Stage, prefix: Prefix) -> tuple[Prefix, list[Record]]:
             settings.steps,
             "prefix tuning",
             parts={**parts, "optimizer": optimizer, "schedule": schedule},
-            checkpoint=stage.checkpoint,
+            checkpoint=context.checkpoint,
             not_finite="the loss of a prefix is {loss} after {step} steps: lower methods.cushioncache.learning_rate.",
         )
     return Prefix(*(part.detach().to("cpu", dtype) for part in parts.values())), history
 
 
-def network(recipe: Recipe, online: Wrapping, prefix: Prefix) -> Wrapping:
+def network(recipe: Recipe, online: RuntimeQuantization, prefix: Prefix) -> RuntimeQuantization:
     """The quantized network that a prefix is tuned in: weights as they are, rounding straight-through."""
     schemes = dynamic(recipe)
     return replace(
@@ -113,3 +114,33 @@ def frozen(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for parameter, data, wanted in kept:
             parameter.data = data
             parameter.requires_grad_(wanted)
+
+
+def check_model(settings: CushionCache, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+    """Every text can stand behind the prefix."""
+    limits.check_prefix(1)
+    if limits.context is not None and limits.context <= settings.max_tokens + 1:
+        raise RecipeError(
+            f"a prefix of {settings.max_tokens} tokens leaves no room for a text in the model's context of "
+            f"{limits.context} tokens: lower cushioncache.max_tokens."
+        )
+
+
+def apply(settings: CushionCache, context: QuantizationContext) -> None:
+    """Search the prompt, tune its keys and values, and have all that follows see them."""
+    ids, prefix = search(context)
+    prefix, context.history = tune(context, prefix)
+    context.tensors |= stored_tensors(ids, prefix)
+    context.online = runtime(settings, context.online, context.tensors)
+
+
+def tensors(settings: CushionCache, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
+    """The tokens that were found, and the keys and values of every layer, tuned."""
+    return stored_shapes(architecture)
+
+
+def runtime(
+    settings: CushionCache, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]
+) -> RuntimeQuantization:
+    """The text stands behind the prefix, if any token was found."""
+    return replace(quantization, prefix=stored_prefix(tensors))

@@ -1,21 +1,12 @@
 """DuQuant as a method of a recipe: its settings and what they need; `rotation_and_permutation` has the mathematics."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from rotquant.models.architectures import Architecture
-    from rotquant.models.simulation.wrapping import Handle, Wrapping
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Method, Recipe, Role
 
 
 class DuQuant(Method):
@@ -26,9 +17,11 @@ class DuQuant(Method):
     """
 
     name: ClassVar[str] = "duquant"
+    actions: ClassVar[str] = "rotquant.methods.duquant.fitting"
     title: ClassVar[str] = "DuQuant"
     source: ClassVar[str] = "Lin et al. 2024, Sec. 3.2, Eqs. 2-5"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation"})
+    acts_at_run_time: ClassVar[bool] = True
     # A prefix is computed before smoothing, which changes what values are; kept features would be turned into others.
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
@@ -87,7 +80,7 @@ class DuQuant(Method):
         """Features of a block at a site of so many: their largest divisor up to `block_size`."""
         return next(size for size in range(self.block_size, 0, -1) if features % size == 0)
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         smoothing = "no smoothing" if self.alpha is None else f"smoothing alpha {self.alpha:g}"
         weighed = "" if self.alpha is None or self.smoothed_by == "all" else " by q_proj and up_proj"
@@ -99,41 +92,3 @@ class DuQuant(Method):
             f"DuQuant, {smoothing}{weighed}, {blocks}, {self.search_steps} steps to the least {self.peak}{outlier}, "
             f"{self.permutations} permutations, {seen}{queries}"
         )
-
-    def apply(self, stage: "Stage") -> None:
-        """Smooth, find every site's transform on calibration text, and turn the weights back."""
-        from rotquant.methods.duquant.model_transformation import fit
-
-        stage.tensors.update(fit(stage, self))
-        stage.online = self.runtime(stage.online, stage.tensors)
-
-    def tensors(self, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
-        """Of every site, stacked over layers: rotations, permutations, and scales that no layer could absorb."""
-        layers, shapes = architecture.num_layers, {}
-        for site in architecture.sites:
-            size = self.block(site.features)
-            blocks = site.features // size if self.rotations == "blocks" else 1
-            shapes[f"{site.name}.rotations"] = (layers, self.permutations + 1, blocks, size, size)
-            if self.permutations:
-                shapes[f"{site.name}.permutations"] = (layers, self.permutations, site.features)
-            if self.divides_online(architecture, site.name):
-                shapes[f"{site.name}.scale"] = (layers, site.features)
-        return shapes
-
-    def divides_online(self, architecture: "Architecture", site: str) -> bool:
-        """Whether smoothing divides a site's input as the model runs: o_proj's where query heads share value heads."""
-        shared = architecture.num_heads != architecture.num_kv_heads
-        return self.alpha is not None and shared and site == "attention_output"
-
-    def runtime(self, wrapping: "Wrapping", tensors: "Mapping[str, Tensor]") -> "Wrapping":
-        """Every site's input is transformed."""
-        from rotquant.methods.duquant.rotation_and_permutation import stored_transforms
-
-        return replace(wrapping, inputs={**wrapping.inputs, **stored_transforms(tensors)})
-
-    def attach(self, model: "nn.Module", recipe: Recipe, handle: "Handle") -> None:
-        """Queries are quantized where keys are."""
-        if self.queries and recipe.keys is not None:
-            from rotquant.models.simulation.queries import quantized_queries
-
-            handle.add(quantized_queries(model, recipe.keys, recipe.rotation))

@@ -5,6 +5,7 @@ layer, and each site's transform is found on what it reads there; inputs are nev
 the model's function: what is done to an input is undone by the weights that read it.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RotquantError
 from rotquant.methods.awq.activation_aware_scaling import producer, scale_site
 from rotquant.methods.duquant import DuQuant
-from rotquant.methods.duquant.rotation_and_permutation import Transform, find_transform
+from rotquant.methods.duquant.transform import Transform, find_transform, stored_transforms
 from rotquant.methods.smoothquant.scaling import smoothing_scale, weight_maxima
 from rotquant.models.architectures import Architecture, Site, decoder_layers, linear_of
-from rotquant.models.simulation.wrapping import SiteKey, wrap
+from rotquant.models.simulation.queries import quantized_queries
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, SiteKey, wrap
 from rotquant.models.stream import LayerStream, on_device
+from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import of_device
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 
 #: Smallest scale of a feature, so that a dead one divides nothing by zero (authors' code).
 SMALLEST_SCALE = 1e-2
@@ -27,39 +30,39 @@ SMALLEST_SCALE = 1e-2
 _KEPT_BYTES = {"cpu": 2**62, "cuda": 8 * 2**30}
 
 
-def fit(stage: Stage, settings: DuQuant) -> dict[str, Tensor]:
-    """Smooth and transform the stage's model, in place; what its inputs need at run time, as `DuQuant.tensors` says.
+def fit(context: QuantizationContext, settings: DuQuant) -> dict[str, Tensor]:
+    """Smooth and transform the context's model, in place; what its inputs need at run time, as `DuQuant.tensors` says.
 
     Rotations have the type of the model, at least float32, and weights are turned back by what is stored.
 
     Raises:
         RotquantError: calibration activations are not finite.
     """
-    scales = {} if settings.alpha is None else smooth(stage, settings, settings.alpha)
-    dtype = torch.promote_types(stage.model.dtype, torch.float32)
-    found: dict[str, list[Transform]] = {site.name: [] for site in stage.architecture.sites}
-    generator = torch.Generator().manual_seed(stage.seed)
-    with wrap(stage.model, stage.online):
-        stream = stage.capture()
+    scales = {} if settings.alpha is None else smooth(context, settings, settings.alpha)
+    dtype = torch.promote_types(context.model.dtype, torch.float32)
+    found: dict[str, list[Transform]] = {site.name: [] for site in context.architecture.sites}
+    generator = torch.Generator().manual_seed(context.seed)
+    with wrap(context.model, context.online):
+        stream = context.capture()
         if settings.inputs == "mean":
             stream.hidden = stream.hidden.double().mean(dim=0, keepdim=True).to(stream.hidden.dtype)
         for index, _, site in stream.sites_of_layers(settings.title):
             scale = scales.get((index, site.name))
             inputs = _inputs(stream, index, site, scale)
             try:
-                transform = find_transform(inputs, settings, generator, stage.device)
+                transform = find_transform(inputs, settings, generator, context.device)
             except RotquantError as error:
                 raise RotquantError(f"layer {index}, {site.name}: {error}") from None
             found[site.name].append(replace(transform, scale=scale).to("cpu", dtype))
-    for index, layer in enumerate(decoder_layers(stage.model)):
-        with on_device(layer, stage.device):
-            for site in stage.architecture.sites:
-                turn_weights(layer, site, found[site.name][index].to(stage.device))
+    for index, layer in enumerate(decoder_layers(context.model)):
+        with on_device(layer, context.device):
+            for site in context.architecture.sites:
+                turn_weights(layer, site, found[site.name][index].to(context.device))
     return stacked(found)
 
 
 @torch.no_grad()
-def smooth(stage: Stage, settings: DuQuant, alpha: float) -> dict[SiteKey, Tensor]:
+def smooth(context: QuantizationContext, settings: DuQuant, alpha: float) -> dict[SiteKey, Tensor]:
     """Divide what sites read by SmoothQuant's scales (its Eq. 4) and multiply their weights by them, in place.
 
     A norm, v_proj or up_proj before a site takes the division, as in the authors' code. Where query heads share value
@@ -69,8 +72,8 @@ def smooth(stage: Stage, settings: DuQuant, alpha: float) -> dict[SiteKey, Tenso
         The scales by which inputs are still to be divided, [features] by layer and site, on the host, of a type of at
         least float32.
     """
-    architecture, online = stage.architecture, {}
-    layers = zip(decoder_layers(stage.model), stage.statistics("max"), strict=True)
+    architecture, online = context.architecture, {}
+    layers = zip(decoder_layers(context.model), context.statistics("max"), strict=True)
     for index, (layer, maxima) in enumerate(layers):
         scales = {}
         for site in architecture.sites:
@@ -79,8 +82,8 @@ def smooth(stage: Stage, settings: DuQuant, alpha: float) -> dict[SiteKey, Tenso
             scales[site.name] = smoothing_scale(activations, weights, alpha).clamp(min=SMALLEST_SCALE)
         for site in architecture.sites:
             scale = scales[site.name]
-            if settings.divides_online(architecture, site.name):
-                scale = scale.to("cpu", torch.promote_types(stage.model.dtype, torch.float32))
+            if divides_online(settings, architecture, site.name):
+                scale = scale.to("cpu", torch.promote_types(context.model.dtype, torch.float32))
                 online[index, site.name] = scale
                 for name in site.linears:
                     weight = linear_of(layer, name).weight
@@ -135,3 +138,40 @@ def stacked(found: dict[str, list[Transform]]) -> dict[str, Tensor]:
             if values[0] is not None:
                 tensors[f"{site}.{part}"] = torch.stack(values)
     return tensors
+
+
+def apply(settings: DuQuant, context: QuantizationContext) -> None:
+    """Smooth, find every site's transform on calibration text, and turn the weights back."""
+    context.tensors.update(fit(context, settings))
+    context.online = runtime(settings, context.online, context.tensors)
+
+
+def tensors(settings: DuQuant, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
+    """Of every site, stacked over layers: rotations, permutations, and scales that no layer could absorb."""
+    layers, shapes = architecture.num_layers, {}
+    for site in architecture.sites:
+        size = settings.block(site.features)
+        blocks = site.features // size if settings.rotations == "blocks" else 1
+        shapes[f"{site.name}.rotations"] = (layers, settings.permutations + 1, blocks, size, size)
+        if settings.permutations:
+            shapes[f"{site.name}.permutations"] = (layers, settings.permutations, site.features)
+        if divides_online(settings, architecture, site.name):
+            shapes[f"{site.name}.scale"] = (layers, site.features)
+    return shapes
+
+
+def divides_online(settings: DuQuant, architecture: Architecture, site: str) -> bool:
+    """Whether smoothing divides a site's input as the model runs: o_proj's where query heads share value heads."""
+    shared = architecture.num_heads != architecture.num_kv_heads
+    return settings.alpha is not None and shared and site == "attention_output"
+
+
+def runtime(settings: DuQuant, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]) -> RuntimeQuantization:
+    """Every site's input is transformed."""
+    return replace(quantization, inputs={**quantization.inputs, **stored_transforms(tensors)})
+
+
+def attach(settings: DuQuant, model: nn.Module, recipe: Recipe, handle: Handle) -> None:
+    """Queries are quantized where keys are."""
+    if settings.queries and recipe.keys is not None:
+        handle.add(quantized_queries(model, recipe.keys, recipe.rotation))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rotquant.foundation.errors import RotquantError
 from rotquant.methods.duquant import DuQuant
-from rotquant.models.simulation.wrapping import SiteKey
+from rotquant.models.simulation.runtime import SiteKey
 from rotquant.tensors.hadamard.random import random_orthogonal_matrix
 
 

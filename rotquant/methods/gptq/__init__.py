@@ -1,20 +1,17 @@
 """GPTQ as a method of a recipe: its settings and what they need; `columns` has the mathematics."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Method, Recipe, Role
 
 
 class GPTQ(Method):
     """GPTQ (Frantar et al. 2022). Defaults as in QuaRot: natural order, block 128, 1 % damping."""
 
     name: ClassVar[str] = "gptq"
+    actions: ClassVar[str] = "rotquant.methods.gptq.columns"
     title: ClassVar[str] = "GPTQ"
     source: ClassVar[str] = "Frantar et al. 2022, Eqs. 2-3"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
@@ -55,7 +52,7 @@ class GPTQ(Method):
         """Groups that follow the order of processing."""
         return self.act_order and recipe.rounded.scheme.granularity == "group"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         order = ", activation order" if self.act_order else ""
         grouped = recipe.rounded.scheme.granularity == "group"
@@ -63,16 +60,3 @@ class GPTQ(Method):
         inputs = ", on quantized inputs" if self.sees_quantizers else ""
         exact = ", in float64" if self.arithmetic == "float64" else ""
         return f"GPTQ (block {self.block_size}, damping {self.damping:.0%}{order}{groups}{inputs}{exact})"
-
-    def apply(self, stage: "Stage") -> None:
-        """Round site by site, on inputs of layers that are rounded already."""
-        from rotquant.methods.gptq.columns import quantize_gptq_site, release_graphs
-
-        weights = stage.recipe.rounded
-        stage.round_by_site(
-            self.title,
-            lambda linears, hessian, split: quantize_gptq_site(linears, hessian, weights, self, split),
-            quantized_inputs=self.sees_quantizers,
-            exact=self.arithmetic == "float64",
-        )
-        release_graphs()

@@ -17,6 +17,7 @@ from rotquant.methods.gptq import GPTQ
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.quantization import ColumnSplit, QParams, dequantize, fake_quantize, quantize
 from rotquant.weights.clipping import choose_weight_qparams
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.error_feedback import error_spread, round_blocks, round_columns
 from rotquant.weights.rtn import OUTLIER_WEIGHT_SCHEME, QuantizedWeight, check_columns
 
@@ -303,3 +304,15 @@ def gptq_reference(weight: Tensor, hessian: Tensor, settings: WeightQuantization
             weight -= error / inverse[j, j] * inverse[j]
             inverse = inverse - torch.outer(inverse[:, j], inverse[j]) / inverse[j, j]
     return torch.cat(codes, dim=1)
+
+
+def apply(settings: GPTQ, context: QuantizationContext) -> None:
+    """Round site by site, on inputs of layers that are rounded already."""
+    weights = context.recipe.rounded
+    context.round_by_site(
+        settings.title,
+        lambda linears, hessian, split: quantize_gptq_site(linears, hessian, weights, settings, split),
+        quantized_inputs=settings.sees_quantizers,
+        exact=settings.arithmetic == "float64",
+    )
+    release_graphs()

@@ -1,14 +1,10 @@
 """Grid search of static scales as a method of a recipe: its settings; `static_scale_search` has the mathematics."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.recipes.method import Effort, Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Budget, Method, Recipe, Role
 
 
 class GridScales(Method):
@@ -19,6 +15,7 @@ class GridScales(Method):
     """
 
     name: ClassVar[str] = "grid_scales"
+    actions: ClassVar[str] = "rotquant.methods.grid_scales.search"
     title: ClassVar[str] = "grid search of static scales"
     source: ClassVar[str] = "PrefixQuant, Secs. 3 and 6.1"
     roles: ClassVar[frozenset[Role]] = frozenset({"scales"})
@@ -55,12 +52,12 @@ class GridScales(Method):
             raise ValueError("grid_scales searches static scales: set dynamic to false in activations, keys or values")
         self.refuse_asymmetric_static(recipe)
 
-    def effort(self, recipe: Recipe) -> Effort:
+    def budget(self, recipe: Recipe) -> Budget:
         """What it reads of the calibration text."""
         text = recipe.calibration
-        return Effort(0) if text is None else self.given(min(self.samples, text.samples), text.sequence_length)
+        return Budget(0) if text is None else self._budget(min(self.samples, text.samples), text.sequence_length)
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         by = {"outputs": "attention's outputs", "attention": "its weights", "own": "their own error"}
         keys = f", keys by {by[self.keys]}" if recipe.keys else ""
@@ -69,17 +66,3 @@ class GridScales(Method):
         steps = "" if self.covering == "largest_code" else " of 2 max / (2^b - 1)"
         grid = f"{self.coarse} shares{ranges}{steps} from 1 to {self.smallest:g}, then {self.fine} around the best"
         return f"static scales by grid search on {self.samples} samples ({grid}{keys}{values})"
-
-    def apply(self, stage: "Stage") -> None:
-        """Search layer by layer."""
-        from rotquant.methods.grid_scales.static_scale_search import ScaleSearch
-        from rotquant.models.simulation.wrapping import wrap
-
-        with wrap(stage.model, stage.online):
-            stream = stage.capture(stage.calibration_samples[: self.samples])
-        search = ScaleSearch(stage, stream, self)
-        for index, layer in stream.layers(self.title):
-            scales = search.of_layer(index, layer)
-            stage.keep_scales(index, scales)
-            with wrap(stage.model, stage.quantized(scales)):
-                stream.advance(index)

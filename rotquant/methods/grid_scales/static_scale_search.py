@@ -7,7 +7,6 @@ f of the range. It runs from a coarse grid to a fine one around the best factor,
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +14,12 @@ from torch import Tensor, nn
 from rotquant.methods.grid_scales import GridScales
 from rotquant.models.simulation.kv_cache import KVQuantizer
 from rotquant.models.simulation.queries import observed_queries
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, fake_quantize, share_of_all_steps
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.grid_search import search_grid
-
-if TYPE_CHECKING:
-    from rotquant.weights.stage import Stage
 
 
 @torch.no_grad()
@@ -65,9 +62,9 @@ class ScaleSearch:
         samples: how many of the stream's samples are looked at, the first ones; default, the settings'.
     """
 
-    def __init__(self, stage: "Stage", stream: LayerStream, settings: GridScales) -> None:
-        self.stage, self.stream, self.settings = stage, stream, settings
-        recipe = stage.recipe
+    def __init__(self, context: QuantizationContext, stream: LayerStream, settings: GridScales) -> None:
+        self.context, self.stream, self.settings = context, stream, settings
+        recipe = context.recipe
         self.cache = KVQuantizer(recipe.keys, recipe.values, recipe.rotation)
 
     @torch.no_grad()
@@ -75,11 +72,14 @@ class ScaleSearch:
         """A layer's scales by the names of sites, `keys` and `values`; the layer lies on the stream's device."""
         attention: list[tuple[Tensor, Tensor, Tensor]] = []
         averaged = self.settings.ranges == "average"
-        with wrap(self.stage.model, self.stage.online), self.stage.ranges(index, layer, averaged=averaged) as ranges:
+        with (
+            wrap(self.context.model, self.context.online),
+            self.context.ranges(index, layer, averaged=averaged) as ranges,
+        ):
             targets = list(self.stream.outputs(index, self.settings.samples))
         if any(ranges.schemes[name].granularity == "head" for name in ranges.schemes):
-            seen = observed_queries(self.stage.model, lambda *parts: attention.append(parts))
-            with wrap(self.stage.model, self.stage.online), seen:
+            seen = observed_queries(self.context.model, lambda *parts: attention.append(parts))
+            with wrap(self.context.model, self.context.online), seen:
                 for _ in self.stream.outputs(index, self.settings.samples):
                     pass
         found = {}
@@ -101,7 +101,7 @@ class ScaleSearch:
         """What a factor [] of one tensor's scale changes in the layer's outputs, summed squares."""
 
         def cost(factor: Tensor) -> Tensor:
-            with wrap(self.stage.model, self._alone(index, name, scheme, QParams(covering.scale * factor))):
+            with wrap(self.context.model, self._alone(index, name, scheme, QParams(covering.scale * factor))):
                 outputs = self.stream.outputs(index, self.settings.samples)
                 errors = [
                     (output - target).float().square().sum() for output, target in zip(outputs, targets, strict=True)
@@ -110,11 +110,11 @@ class ScaleSearch:
 
         return cost
 
-    def _alone(self, index: int, name: str, scheme: QuantizationScheme, qparams: QParams) -> Wrapping:
+    def _alone(self, index: int, name: str, scheme: QuantizationScheme, qparams: QParams) -> RuntimeQuantization:
         """The online transforms and one quantizer."""
-        online = self.stage.online
+        online = self.context.online
         if name in ("keys", "values"):
-            static = {(layer, name): qparams for layer in range(self.stage.architecture.num_layers)}
+            static = {(layer, name): qparams for layer in range(self.context.architecture.num_layers)}
             return replace(online, static=static, **{name: scheme})
         before = online.inputs.get((index, name))
         quantizer = partial(fake_quantize, scheme=scheme, qparams=qparams)
@@ -131,7 +131,7 @@ class ScaleSearch:
     ) -> Tensor:
         """What factors [kv heads, 1, 1, 1] of the scales of keys or values change, summed squares, in their shape."""
         qparams = QParams(covering.scale * factors)
-        before = 0 if self.stage.online.prefix is None else self.stage.online.prefix.tokens
+        before = 0 if self.context.online.prefix is None else self.context.online.prefix.tokens
         total = torch.zeros(len(factors), dtype=torch.float32, device=factors.device)
         judged = getattr(self.settings, name)
         for queries, keys, values in attention:
@@ -152,3 +152,15 @@ class ScaleSearch:
                         change = change @ values[row].unsqueeze(1).float()
                 total += change.square().sum(dim=(1, 2, 3))
         return total.view_as(factors).to(factors)
+
+
+def apply(settings: GridScales, context: QuantizationContext) -> None:
+    """Search layer by layer."""
+    with wrap(context.model, context.online):
+        stream = context.capture(context.calibration_samples[: settings.samples])
+    search = ScaleSearch(context, stream, settings)
+    for index, layer in stream.layers(settings.title):
+        scales = search.of_layer(index, layer)
+        context.keep_scales(index, scales)
+        with wrap(context.model, context.quantized(scales)):
+            stream.advance(index)

@@ -1,22 +1,17 @@
 """LLM-QAT as a method of a recipe: its settings and what they need; `data_free_distillation` has the mathematics."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from rotquant.recipes.method import Effort, Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from rotquant.models.architectures import Architecture
-    from rotquant.models.limits import Limits
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Budget, Method, Recipe, Role
 
 
 class LLMQAT(Method):
     """LLM-QAT (Liu et al. 2023, "Data-Free Quantization Aware Training"): weights trained on the model's own text."""
 
     name: ClassVar[str] = "llm_qat"
+    actions: ClassVar[str] = "rotquant.methods.llm_qat.training"
     title: ClassVar[str] = "LLM-QAT"
     source: ClassVar[str] = "Liu et al. 2023, arXiv:2305.17888, Sec. 2"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
@@ -46,22 +41,11 @@ class LLMQAT(Method):
         self.refuse_clip_search(recipe)
         self.refuse_static(recipe)
 
-    def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
-        """The generated text fits the context."""
-        limits.check_length(self.sequence_length, "texts that LLM-QAT trains on")
-
-    def effort(self, recipe: Recipe) -> Effort:
+    def budget(self, recipe: Recipe) -> Budget:
         """The text that the model generates."""
-        return self.given(self.samples, self.sequence_length)
+        return self._budget(self.samples, self.sequence_length)
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         text = f"{self.samples} generated samples of {self.sequence_length} tokens"
         return f"LLM-QAT {self.steps} steps of {self.batch_size}, learning rate {self.learning_rate:g}, on {text}"
-
-    def apply(self, stage: "Stage") -> None:
-        """Train the whole model, then round to nearest."""
-        from rotquant.methods.llm_qat.data_free_distillation import train_model
-
-        stage.history = train_model(stage.model, stage.recipe, stage.seed, stage.device, checkpoint=stage.checkpoint)
-        stage.round_to_nearest()

@@ -14,10 +14,10 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from rotquant.methods.llm_qat import LLMQAT
-from rotquant.models.architectures import architecture_of, base_model, config_of, embedding
+from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
 from rotquant.qat.writing import write, written_once
 from rotquant.recipes.recipe import Recipe
@@ -28,6 +28,7 @@ from rotquant.tensors.quantization import fake_quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Checkpoint, Record
+from rotquant.weights.context import QuantizationContext
 
 #: Up to the third, fourth or fifth token of a sequence the likeliest is taken, then they are drawn (Sec. 2.1).
 GREEDY = range(3, 6)
@@ -172,8 +173,8 @@ def train_model(
     """
     settings, dtype = LLMQAT.of(recipe), cast(torch.dtype, model.dtype)
     teacher = copy.deepcopy(model).requires_grad_(False)
-    online = Wrapping(rotation=recipe.rotation)
-    quantizers = Wrapping(
+    online = RuntimeQuantization(rotation=recipe.rotation)
+    quantizers = RuntimeQuantization(
         recipe.rotation, recipe.activations, recipe.keys, recipe.values, attention_output=recipe.attention_output
     )
     with on_device(teacher, device), wrap(teacher, online):
@@ -184,3 +185,16 @@ def train_model(
             history = train(model, teacher, ids, recipe, seed, checkpoint=checkpoint)
     model.to(dtype)
     return history
+
+
+def check_model(settings: LLMQAT, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+    """The generated text fits the context."""
+    limits.check_length(settings.sequence_length, "texts that LLM-QAT trains on")
+
+
+def apply(settings: LLMQAT, context: QuantizationContext) -> None:
+    """Train the whole model, then round to nearest."""
+    context.history = train_model(
+        context.model, context.recipe, context.seed, context.device, checkpoint=context.checkpoint
+    )
+    context.round_to_nearest()

@@ -1,14 +1,10 @@
 """Learnable weight clipping as a method of a recipe: its settings and what they need; `clipping_alone` trains it."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Method, Recipe, Role
 
 
 class LearnedClipping(Method):
@@ -18,6 +14,7 @@ class LearnedClipping(Method):
     """
 
     name: ClassVar[str] = "lwc"
+    actions: ClassVar[str] = "rotquant.methods.lwc.clipping_alone"
     title: ClassVar[str] = "LWC"
     source: ClassVar[str] = "Shao et al. 2023, Eqs. 1-2; Lin et al. 2024 (DuQuant+LWC)"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
@@ -45,12 +42,6 @@ class LearnedClipping(Method):
         """By learning."""
         return "LWC"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         return f"LWC {self.steps} steps of {self.batch_size} a block, lr {self.learning_rate:g}"
-
-    def apply(self, stage: "Stage") -> None:
-        """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
-        from rotquant.methods.lwc.clipping_alone import quantize_model
-
-        stage.keep_layers(quantize_model(stage, self))

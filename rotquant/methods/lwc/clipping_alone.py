@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from rotquant.methods.lwc import LearnedClipping
 from rotquant.methods.omniquant.block_reconstruction import Learned, Training, initial_clipping, quantize_blocks
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.stage import Stage
 
 
 def training_of(settings: LearnedClipping) -> Training:
@@ -25,11 +25,16 @@ def training_of(settings: LearnedClipping) -> Training:
     )
 
 
-def quantize_model(stage: Stage, settings: LearnedClipping) -> Iterator[dict[str, QuantizedWeight]]:
-    """Quantize all weights of the stage's model, in place; for each layer its integer weights by name."""
-    linears, scheme = stage.architecture.linears, stage.recipe.rounded.scheme
+def quantize_model(context: QuantizationContext, settings: LearnedClipping) -> Iterator[dict[str, QuantizedWeight]]:
+    """Quantize all weights of the context's model, in place; for each layer its integer weights by name."""
+    linears, scheme = context.architecture.linears, context.recipe.rounded.scheme
     return quantize_blocks(
-        stage,
+        context,
         training_of(settings),
         lambda _block, parameters, _maxima: Learned({}, initial_clipping(parameters, linears, scheme)),
     )
+
+
+def apply(settings: LearnedClipping, context: QuantizationContext) -> None:
+    """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
+    context.keep_layers(quantize_model(context, settings))

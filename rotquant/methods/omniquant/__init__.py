@@ -1,26 +1,21 @@
 """OmniQuant as a method of a recipe: its settings and what they need; `block_reconstruction` has the mathematics."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from rotquant.models.simulation.wrapping import Handle
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Method, Recipe, Role
 
 
 class OmniQuant(Method):
     """OmniQuant (Shao et al. 2023): learnable weight clipping and equivalent transformation, block by block."""
 
     name: ClassVar[str] = "omniquant"
+    actions: ClassVar[str] = "rotquant.methods.omniquant.block_reconstruction"
     title: ClassVar[str] = "OmniQuant"
     source: ClassVar[str] = "Shao et al. 2023, Eqs. 1-5"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
+    acts_at_run_time: ClassVar[bool] = True
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
     rates: ClassVar[tuple[str, ...]] = ("clipping_lr", "transformation_lr")
@@ -60,22 +55,9 @@ class OmniQuant(Method):
         """By learning."""
         return "LWC"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         rates = f"lr {self.clipping_lr:g} clipping, {self.transformation_lr:g} transformation"
         queries = ", queries quantized as keys" if self.queries and recipe.keys else ""
         start = f"start alpha {self.smoothing_alpha:g}{queries}"
         return f"OmniQuant {self.steps} steps of {self.batch_size} a block, {rates}, {start}"
-
-    def attach(self, model: "nn.Module", recipe: Recipe, handle: "Handle") -> None:
-        """Queries are quantized where keys are."""
-        if self.queries and recipe.keys is not None:
-            from rotquant.models.simulation.queries import quantized_queries
-
-            handle.add(quantized_queries(model, recipe.keys))
-
-    def apply(self, stage: "Stage") -> None:
-        """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
-        from rotquant.methods.omniquant.block_reconstruction import quantize_model
-
-        stage.keep_layers(quantize_model(stage, self))

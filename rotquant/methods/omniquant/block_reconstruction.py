@@ -17,7 +17,8 @@ from rotquant.methods.omniquant import OmniQuant
 from rotquant.methods.smoothquant.scaling import smoothing_scale
 from rotquant.models.architectures import Architecture, Projection
 from rotquant.models.batches import shuffled_batches
-from rotquant.models.simulation.wrapping import wrap
+from rotquant.models.simulation.queries import quantized_queries
+from rotquant.models.simulation.runtime import Handle, wrap
 from rotquant.models.statistics import observe
 from rotquant.models.stream import as_type
 from rotquant.recipes.recipe import Recipe
@@ -25,8 +26,9 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
+from rotquant.weights import actions
+from rotquant.weights.context import QuantizationContext, runtime_schemes
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.stage import Stage, runtime_schemes
 
 #: Logit at which clipping starts: sigmoid(4) = 0.982 of the range (authors' code).
 INITIAL_CLIPPING = 4.0
@@ -318,9 +320,9 @@ def exact_parameters(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def quantize_blocks(
-    stage: Stage, training: Training, start: Callable[[Block, Parameters, Parameters], Learned]
+    context: QuantizationContext, training: Training, start: Callable[[Block, Parameters, Parameters], Learned]
 ) -> Iterator[dict[str, QuantizedWeight]]:
-    """Train, fuse and round the stage's model, in place, one decoder layer at a time on the stage's device.
+    """Train, fuse and round the context's model, in place, one decoder layer at a time on the context's device.
 
     Two streams of hidden states pass the blocks, those of the full-precision and those of the quantized model.
 
@@ -330,21 +332,21 @@ def quantize_blocks(
     Yields:
         For each layer its integer weights by name; the layer holds their values, its norms absorbed the scales.
     """
-    recipe, scheme, stream = stage.recipe, stage.recipe.rounded.scheme, stage.capture()
+    recipe, scheme, stream = context.recipe, context.recipe.rounded.scheme, context.capture()
     # Transformation and clipping change the ranges of activations: training must see how their scales follow.
-    quantizers = replace(stage.online, scale_gradients=True, **runtime_schemes(recipe))
+    quantizers = replace(context.online, scale_gradients=True, **runtime_schemes(recipe))
     clean = noisy = stream.hidden
     for index, layer in stream.layers(training.title):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)
-        block = Block(layer, stage.architecture, as_type(stream.kwargs[index], exact))
+        block = Block(layer, context.architecture, as_type(stream.kwargs[index], exact))
         parameters = exact_parameters(layer)
-        with wrap(stage.model, stage.online), observe(layer, stage.architecture, "max") as maxima:
+        with wrap(context.model, context.online), observe(layer, context.architecture, "max") as maxima:
             clean = block.map(parameters, clean, stream.batch_size)
         learned = start(block, parameters, maxima)
-        with wrap(stage.model, quantizers) as handle:
+        with wrap(context.model, quantizers) as handle:
             for method in recipe.methods.values():
-                method.attach(stage.model, recipe, handle)
-            train(block, parameters, learned, noisy, clean, scheme, training, stage.seed + index)
+                actions.attach(method, context.model, recipe, handle)
+            train(block, parameters, learned, noisy, clean, scheme, training, context.seed + index)
             weights = fuse(block, learned, scheme)
             noisy = block.map(exact_parameters(layer), noisy, stream.batch_size)
         yield weights
@@ -362,10 +364,21 @@ def training_of(settings: OmniQuant) -> Training:
     )
 
 
-def quantize_model(stage: Stage, settings: OmniQuant) -> Iterator[dict[str, QuantizedWeight]]:
+def quantize_model(context: QuantizationContext, settings: OmniQuant) -> Iterator[dict[str, QuantizedWeight]]:
     """OmniQuant's `quantize_blocks`."""
 
     def start(block: Block, parameters: Parameters, maxima: Parameters) -> Learned:
-        return initial(parameters, block.architecture, maxima, stage.recipe, block.rotary_dim)
+        return initial(parameters, block.architecture, maxima, context.recipe, block.rotary_dim)
 
-    return quantize_blocks(stage, training_of(settings), start)
+    return quantize_blocks(context, training_of(settings), start)
+
+
+def apply(settings: OmniQuant, context: QuantizationContext) -> None:
+    """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
+    context.keep_layers(quantize_model(context, settings))
+
+
+def attach(settings: OmniQuant, model: nn.Module, recipe: Recipe, handle: Handle) -> None:
+    """Queries are quantized where keys are."""
+    if settings.queries and recipe.keys is not None:
+        handle.add(quantized_queries(model, recipe.keys))

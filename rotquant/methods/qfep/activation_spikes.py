@@ -5,18 +5,25 @@ furthest above the median one, spikes are looked for; a spike that another of th
 the prefix is made of. Nothing here changes a model.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.models.architectures import config_of
+from rotquant.methods.qfep import QFeP
+from rotquant.models.architectures import Architecture, config_of
 from rotquant.models.limits import Limits
+from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_prefix, stored_shapes, stored_tensors
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream, capture_layer_inputs, observed_inputs
+from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import SiteName
+from rotquant.weights.context import QuantizationContext
 
+#: Of a prefix: BOS, a context and the token with the spike.
+TOKENS = 3
 #: The sites of a decoder layer, in execution order: their places are what is stored.
 SITES: tuple[SiteName, ...] = ("attention_input", "attention_output", "mlp_input", "mlp_output")
 
@@ -140,3 +147,36 @@ def frequent_tokens(text: Tensor, number: int) -> list[int]:
     """The most frequent tokens of a text, so many at most; of equally frequent ones the lower ids."""
     tokens, counts = text.unique(return_counts=True)
     return tokens[counts.argsort(descending=True, stable=True)[:number]].tolist()
+
+
+def check_model(settings: QFeP, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+    """Every text can stand behind the prefix."""
+    if settings.prefix:
+        limits.check_prefix(1)
+    if settings.prefix and limits.context is not None and limits.context <= 2 * TOKENS - 1:
+        raise RecipeError(f"qfep tries texts of {2 * TOKENS - 1} tokens, which leave no room in the model's context.")
+
+
+def apply(settings: QFeP, context: QuantizationContext) -> None:
+    """Find the prefix and the modules, and have all that follows see the text behind the prefix."""
+    model = context.model
+    with wrap(model, context.online):
+        found = measure(model, context.calibration_samples, context.device)
+        ids = ()
+        if settings.prefix:
+            ids = find_prefix(model, found, settings.candidates, settings.contexts, context.device)
+        kept = compute_prefix(model, ids, context.device) if ids else empty_prefix(context.architecture, model.dtype)
+    exact = [] if settings.ratio is None else spiking(found, settings.ratio)
+    context.tensors |= stored_tensors(ids, kept) | {"exact": torch.tensor(exact, dtype=torch.int64).reshape(-1, 2)}
+    context.online = runtime(settings, context.online, context.tensors)
+
+
+def tensors(settings: QFeP, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
+    """The prefix, and layer and number of each site whose input is not quantized."""
+    return {**stored_shapes(architecture), "exact": (-1, 2)}
+
+
+def runtime(settings: QFeP, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]) -> RuntimeQuantization:
+    """The text stands behind the prefix; modules with spikes read it as it is."""
+    exact = frozenset((layer, SITES[site]) for layer, site in tensors["exact"].tolist())
+    return replace(quantization, prefix=stored_prefix(tensors), exact=exact)

@@ -3,15 +3,11 @@
 `progressive` has its quantizer, `smoothing` its transformations, `reordering_and_clipping` its searches.
 """
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Method, Recipe, Role
 
 #: Sites without a norm, and the field of a rotation whose online transform would mix their features.
 MIXED_BY = {"attention_output": "heads", "mlp_output": "mlp"}
@@ -25,6 +21,7 @@ class QoQ(Method):
     """
 
     name: ClassVar[str] = "qoq"
+    actions: ClassVar[str] = "rotquant.methods.qoq.rounding"
     title: ClassVar[str] = "QoQ"
     source: ClassVar[str] = "Lin et al. 2024 (QServe), Sec. 4, Eqs. 3-4"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
@@ -82,7 +79,7 @@ class QoQ(Method):
         grouped = recipe.rounded.scheme.granularity == "group"
         return grouped and (self.reorder == "all" or (self.reorder == "outputs" and not behind_norm))
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         places = {"attention_output": "o_proj", "mlp_output": "down_proj"}
         outputs = " and ".join(places[site] for site in self.smoothed)
@@ -95,9 +92,3 @@ class QoQ(Method):
         parts += [f"clipped by {self.clip_grid} steps"] if self.clip_search else []
         parts += [f"GPTQ (damping {self.damping:.0%}, activation order)"] if self.rounding == "gptq" else []
         return f"QoQ ({', '.join(parts)})" if parts else "QoQ"
-
-    def apply(self, stage: "Stage") -> None:
-        """Smooth, search and round layer by layer, on inputs of the full-precision model."""
-        from rotquant.methods.qoq.reordering_and_clipping import quantize_model
-
-        stage.keep_layers(quantize_model(stage.model, stage.capture(), self, stage.recipe.rounded.scheme, stage.online))

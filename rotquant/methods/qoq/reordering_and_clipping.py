@@ -20,12 +20,13 @@ from rotquant.methods.qoq.progressive import Grid, choose_grid
 from rotquant.methods.qoq.smoothing import attention_scale, smooth_attention, smooth_output
 from rotquant.models.architectures import Architecture, Site, architecture_of, linear_of
 from rotquant.models.simulation.kv_cache import TransientCache
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.statistics import observe
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, quantize
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.error_feedback import error_spread, round_blocks, round_columns
 from rotquant.weights.hessian import observed_hessians
 from rotquant.weights.output_error import search_ratios
@@ -38,7 +39,7 @@ _BLOCK = 128
 
 
 @dataclass
-class Seen:
+class LayerStats:
     """What calibration text shows of a decoder layer.
 
     maxima: max |x| of each site's features, by name. moments: X^T X, [features, features], likewise.
@@ -56,24 +57,24 @@ class Seen:
 class _Watched:
     """The attention block's hook: remembers its inputs, and gives it a cache that keeps the largest keys."""
 
-    def __init__(self, seen: Seen, keep: bool, home: torch.device) -> None:
-        self.seen, self.keep, self.home = seen, keep, home
+    def __init__(self, stats: LayerStats, keep: bool, home: torch.device) -> None:
+        self.stats, self.keep, self.home = stats, keep, home
 
     def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        self.seen.arguments = {name: value for name, value in kwargs.items() if name != "hidden_states"}
+        self.stats.arguments = {name: value for name, value in kwargs.items() if name != "hidden_states"}
         if self.keep:
             hidden: Tensor = kwargs["hidden_states"]
-            self.seen.attention += hidden.to(self.home).split(1 if hidden.device.type == "cpu" else len(hidden))
+            self.stats.attention += hidden.to(self.home).split(1 if hidden.device.type == "cpu" else len(hidden))
         return args, {**kwargs, "past_key_values": TransientCache(self)}
 
     def fake(self, keys: Tensor, values: Tensor, _layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [batch, kv heads, tokens, head_dim] as they are."""
-        self.seen.keys = torch.maximum(self.seen.keys, keys.abs().amax(dim=(0, 2)).to(self.seen.keys))
+        self.stats.keys = torch.maximum(self.stats.keys, keys.abs().amax(dim=(0, 2)).to(self.stats.keys))
         return keys, values
 
 
 @contextmanager
-def watched(layer: nn.Module, architecture: Architecture, keep: bool, home: torch.device) -> Iterator[Seen]:
+def watched(layer: nn.Module, architecture: Architecture, keep: bool, home: torch.device) -> Iterator[LayerStats]:
     """While open, watch a decoder layer; complete when the block is left.
 
     Args:
@@ -81,16 +82,18 @@ def watched(layer: nn.Module, architecture: Architecture, keep: bool, home: torc
     """
     weight = linear_of(layer, architecture.attention_output).weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    seen = Seen({}, {}, torch.zeros(architecture.num_kv_heads, architecture.head_dim, dtype=dtype).to(weight.device))
+    stats = LayerStats(
+        {}, {}, torch.zeros(architecture.num_kv_heads, architecture.head_dim, dtype=dtype).to(weight.device)
+    )
 
     attention = layer.get_submodule(architecture.attention)
-    hook = attention.register_forward_pre_hook(_Watched(seen, keep, home), with_kwargs=True)
+    hook = attention.register_forward_pre_hook(_Watched(stats, keep, home), with_kwargs=True)
     try:
-        with observed_hessians(layer, architecture) as hessians, observe(layer, architecture, "max") as seen.maxima:
-            yield seen
+        with observed_hessians(layer, architecture) as hessians, observe(layer, architecture, "max") as stats.maxima:
+            yield stats
     finally:
         hook.remove()
-    seen.moments |= {name: hessian.matrix for name, hessian in hessians.items()}
+    stats.moments |= {name: hessian.matrix for name, hessian in hessians.items()}
 
 
 def salience_order(maxima: Tensor, site: Site, architecture: Architecture) -> Tensor:
@@ -200,7 +203,7 @@ def gptq_codes(weight: Tensor, grid: Grid, hessian: Tensor, damping: float) -> T
 
 
 def smooth_layer(
-    layer: nn.Module, architecture: Architecture, seen: Seen, settings: QoQ, rotary_dim: int
+    layer: nn.Module, architecture: Architecture, stats: LayerStats, settings: QoQ, rotary_dim: int
 ) -> dict[str, Tensor]:
     """SmoothAttention and the smoothing of block outputs, in place.
 
@@ -210,12 +213,12 @@ def smooth_layer(
     Returns:
         X^T X of every site afterwards, by name.
     """
-    moments = dict(seen.moments)
+    moments = dict(stats.moments)
     if settings.attention_alpha:
-        smooth_attention(layer, architecture, attention_scale(seen.keys, settings.attention_alpha, rotary_dim))
+        smooth_attention(layer, architecture, attention_scale(stats.keys, settings.attention_alpha, rotary_dim))
     for name in settings.smoothed:
         site = architecture.site(name)
-        scale = smooth_output(layer, architecture, site, seen.maxima[name], settings.output_alpha)
+        scale = smooth_output(layer, architecture, site, stats.maxima[name], settings.output_alpha)
         moments[name] = (moments[name] / torch.outer(scale, scale)).to(moments[name].dtype)
     return moments
 
@@ -281,7 +284,7 @@ class Rounder:
 def quantize_layer(
     layer: nn.Module,
     architecture: Architecture,
-    seen: Seen,
+    stats: LayerStats,
     settings: QoQ,
     scheme: QuantizationScheme,
     rotary_dim: int,
@@ -289,18 +292,18 @@ def quantize_layer(
     """Smooth, search and round one decoder layer, in place; its integer weights by name.
 
     Args:
-        seen: of the layer in full precision.
+        stats: of the layer in full precision.
         scheme: of the weights. rotary_dim: how many dimensions of a head RoPE turns.
     """
-    moments = smooth_layer(layer, architecture, seen, settings, rotary_dim)
+    moments = smooth_layer(layer, architecture, stats, settings, rotary_dim)
     orders = {
-        site.name: salience_order(seen.maxima[site.name], site, architecture)
+        site.name: salience_order(stats.maxima[site.name], site, architecture)
         for site in architecture.sites
         if scheme.granularity == "group"
         and (settings.reorder == "all" or (settings.reorder == "outputs" and site.norm is None))
     }
-    module, device = layer.get_submodule(architecture.attention), seen.keys.device
-    block = Block(module, seen.attention, seen.arguments, device)
+    module, device = layer.get_submodule(architecture.attention), stats.keys.device
+    block = Block(module, stats.attention, stats.arguments, device)
     rounder = Rounder(layer, architecture, settings, scheme, moments, orders, block)
     weights = {name: rounder.quantized(site, name) for site in architecture.sites for name in site.linears}
     for name, weight in weights.items():  # after all searches, which see the others in full precision
@@ -310,7 +313,7 @@ def quantize_layer(
 
 
 def quantize_model(
-    model: nn.Module, stream: LayerStream, settings: QoQ, scheme: QuantizationScheme, online: Wrapping
+    model: nn.Module, stream: LayerStream, settings: QoQ, scheme: QuantizationScheme, online: RuntimeQuantization
 ) -> Iterator[dict[str, QuantizedWeight]]:
     """Quantize a model in place, one decoder layer at a time on the stream's device.
 
@@ -327,6 +330,12 @@ def quantize_model(
     with wrap(model, online):
         watch = partial(watched, architecture=architecture, keep=settings.clip_search, home=stream.hidden.device)
         # Every layer reads what full precision gives.
-        for index, layer, seen in stream.observed_layers("QoQ", watch):
+        for index, layer, stats in stream.observed_layers("QoQ", watch):
             rotary_dim = stream.kwargs[index]["position_embeddings"][0].shape[-1]
-            yield quantize_layer(layer, architecture, seen, settings, scheme, rotary_dim)
+            yield quantize_layer(layer, architecture, stats, settings, scheme, rotary_dim)
+
+
+def apply(settings: QoQ, context: QuantizationContext) -> None:
+    """Smooth, search and round layer by layer, on inputs of the full-precision model."""
+    scheme = context.recipe.rounded.scheme
+    context.keep_layers(quantize_model(context.model, context.capture(), settings, scheme, context.online))

@@ -1,17 +1,10 @@
 """QuIP# as a method of a recipe: its settings and what they need; `block_ldlq` has the mathematics."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.foundation.errors import RecipeError
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from rotquant.models.architectures import Architecture
-    from rotquant.models.limits import Limits
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Method, Recipe, Role
 
 
 class QuIP(Method):
@@ -21,10 +14,11 @@ class QuIP(Method):
     """
 
     name: ClassVar[str] = "quip"
+    actions: ClassVar[str] = "rotquant.methods.quip.rounding"
     title: ClassVar[str] = "QuIP#"
     source: ClassVar[str] = "Tseng et al. 2024, Secs. 3 and 4.1-4.2"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
-    stored_as: ClassVar[Literal["integers", "lattice", "levels"]] = "lattice"
+    stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "lattice"
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     calibrates: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
@@ -46,31 +40,7 @@ class QuIP(Method):
         if recipe.activations:
             raise ValueError("quip is for weights alone: leave activations out")
 
-    def check_model(self, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
-        """Every weight has a Hadamard transform and is a whole number of codes."""
-        from rotquant.tensors import hadamard
-        from rotquant.tensors.lattice import WIDTH
-
-        rows = {architecture.hidden_size, architecture.intermediate_size}
-        for size in {site.features for site in architecture.sites} | rows:
-            if not hadamard.is_supported(size) or size % WIDTH:
-                raise RecipeError(
-                    f"quip needs a Hadamard matrix of the order of every weight and columns in eights, and {size}, a "
-                    f"width of this {architecture.family} model, has none or is no multiple of {WIDTH}."
-                )
-
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         tuned = f", {self.tune_iterations or 'no'} iterations over rounded blocks"
         return f"QuIP# without fine-tuning, damping {self.damping:g}{tuned}"
-
-    def apply(self, stage: "Stage") -> None:
-        """Round site by site, on inputs of layers that are rounded already; one generator draws all signs."""
-        import torch
-
-        from rotquant.methods.quip.block_ldlq import quantize_quip_site
-
-        bits, generator = stage.recipe.rounded.scheme.bits, torch.Generator().manual_seed(self.seed + stage.seed)
-        stage.round_by_site(
-            self.title, lambda weights, hessian, _: quantize_quip_site(weights, hessian, bits, self, generator)
-        )

@@ -11,9 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rotquant.foundation.errors import RecipeError
 from rotquant.methods.quip import QuIP
+from rotquant.models.architectures import Architecture
+from rotquant.models.limits import Limits
+from rotquant.recipes.recipe import Recipe
 from rotquant.tensors import hadamard
 from rotquant.tensors.lattice import DEVIATION, WIDTH, LatticeWeight, incoherent, refine, refined
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.error_feedback import round_blocks
 from rotquant.weights.hessian import inverse_factor
 
@@ -98,3 +103,22 @@ def tuned(weight: Tensor, codes: Tensor, factor: Tensor, iterations: int) -> Ten
             wanted = values[:, block] + torch.linalg.solve(hessian[block, block], pull.T).T
             codes[..., start // WIDTH], values[:, block] = refine(wanted, len(codes))
     return codes
+
+
+def check_model(settings: QuIP, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+    """Every weight has a Hadamard transform and is a whole number of codes."""
+    rows = {architecture.hidden_size, architecture.intermediate_size}
+    for size in {site.features for site in architecture.sites} | rows:
+        if not hadamard.is_supported(size) or size % WIDTH:
+            raise RecipeError(
+                f"quip needs a Hadamard matrix of the order of every weight and columns in eights, and {size}, a "
+                f"width of this {architecture.family} model, has none or is no multiple of {WIDTH}."
+            )
+
+
+def apply(settings: QuIP, context: QuantizationContext) -> None:
+    """Round site by site, on inputs of layers that are rounded already; one generator draws all signs."""
+    bits, generator = context.recipe.rounded.scheme.bits, torch.Generator().manual_seed(settings.seed + context.seed)
+    context.round_by_site(
+        settings.title, lambda weights, hessian, _: quantize_quip_site(weights, hessian, bits, settings, generator)
+    )

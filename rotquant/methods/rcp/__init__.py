@@ -1,16 +1,13 @@
 """RCP as a method of a recipe: its settings and what they need; the training is `rotquant.qat`'s."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.qat.method import SelfDistillation, low_bits
+from rotquant.qat.method import QuantizerSettings, SelfDistillation, low_bits
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
-
-if TYPE_CHECKING:
-    from rotquant.qat.quantizers import Kind
 
 
 class RCP(SelfDistillation):
@@ -45,35 +42,15 @@ class RCP(SelfDistillation):
     """How it rounds: `uniform`, by Eq. 1, as Eq. 6 prints, whose whole zero point moves the levels that learned
     partitions then put elsewhere; `own`, as the quantizer does at its start."""
 
-    @property
-    def slope(self) -> Literal["step", "ramp"]:
-        """As the setting says."""
-        return self.straight_through
-
-    @property
-    def aim(self) -> Literal["weight", "clipped"]:
-        """As the setting says."""
-        return self.start_target
-
-    @property
-    def rounding(self) -> Literal["own", "uniform"]:
-        """As the setting says."""
-        return self.start_rounding
-
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        """All of them, or the partitions, which begin uniform: with even levels from end to end."""
+    def quantizer_settings(self, recipe: Recipe) -> QuantizerSettings:
+        """By the settings and the bits. Of `lwc_exact` partitions stay uniform, with even levels from end to end."""
+        fixed = ("s1", "s2") if self.quantizer == "lwc_exact" else ()
         if self.learned == "nothing":
-            return ("gamma", "beta", "s1", "s2")
-        return ("s1", "s2") if self.quantizer == "lwc_exact" else ()
-
-    def kind(self, recipe: Recipe) -> "Kind":
-        """By the setting and the bits."""
-        if self.quantizer == "lwc":
-            return "learned_range"
-        if self.quantizer == "n2uq":
-            return "n2uq"
-        return "nf3_ldp" if recipe.rounded.scheme.bits == 3 else "ldp"
+            fixed = ("gamma", "beta", "s1", "s2")
+        kind = "nf3_ldp" if recipe.rounded.scheme.bits == 3 else "ldp"
+        if self.quantizer in ("lwc", "n2uq"):
+            kind = "learned_range" if self.quantizer == "lwc" else "n2uq"
+        return QuantizerSettings(kind, self.straight_through, self.start_target, self.start_rounding, fixed)
 
     def check(self, recipe: Recipe) -> None:
         """As for every training; two bits for n2uq and lwc_exact."""
@@ -85,13 +62,13 @@ class RCP(SelfDistillation):
         """By learning, in the paper's word, or by the search that training begins with."""
         return "search" if self.learned == "nothing" else "LWC"
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         printed = (self.start_target, self.start_rounding) == ("clipped", "uniform")
         start = "as Eq. 6 prints" if printed else f"with {self.start_rounding} rounding against the {self.start_target}"
-        kind = "lwc_exact" if self.quantizer == "lwc_exact" else self.kind(recipe)
+        kind = "lwc_exact" if self.quantizer == "lwc_exact" else self.quantizer_settings(recipe).kind
         learned = "" if self.learned == "all" else ", nothing learned beside the weights"
-        return f"{super().words(recipe)}, {start}; {kind}{learned}"
+        return f"{super().describe(recipe)}, {start}; {kind}{learned}"
 
     @classmethod
     def presets(cls) -> Mapping[str, Callable[[], Recipe]]:

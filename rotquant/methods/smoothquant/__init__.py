@@ -1,20 +1,17 @@
 """SmoothQuant as a method of a recipe: its setting and its place among the phases; `scaling` has the mathematics."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from rotquant.weights.stage import Stage
+from rotquant.recipes.recipe import Method, Recipe, Role
 
 
 class SmoothQuant(Method):
     """SmoothQuant (Xiao et al. 2023, Eq. 4): s_j = max|X_j|^alpha / max|W_j|^(1 - alpha), from activation to weight."""
 
     name: ClassVar[str] = "smoothquant"
+    actions: ClassVar[str] = "rotquant.methods.smoothquant.scaling"
     title: ClassVar[str] = "SmoothQuant"
     source: ClassVar[str] = "Xiao et al. 2023, Eqs. 3-4"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation"})
@@ -24,12 +21,6 @@ class SmoothQuant(Method):
     """How much of the difficulty goes from activations to weights. The paper finds 0.5 for OPT and BLOOM (Sec. 4); its
     authors' repository has 0.85 for Llama-2-7B, 13B and Llama-3, 0.9 for Llama-2-70B and 0.8 for Mistral-7B."""
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         return f"smoothing alpha {self.alpha:g}"
-
-    def apply(self, stage: "Stage") -> None:
-        """Smooth every site that a norm feeds, by the calibration text's maxima."""
-        from rotquant.methods.smoothquant.scaling import smooth
-
-        smooth(stage.model, self, stage.statistics("max"))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rotquant.methods.smoothquant import SmoothQuant
 from rotquant.models.architectures import Site, architecture_of, decoder_layers, linear_of, norm_of
+from rotquant.weights.context import QuantizationContext
 
 #: Smallest factor and smallest weight maximum, so that a dead channel divides nothing by zero.
 SMALLEST = 1e-5
@@ -69,3 +70,8 @@ def smooth(model: nn.Module, smoothing: SmoothQuant, maxima: Sequence[Mapping[st
             weights = weight_maxima(linear_of(layer, name) for name in site.linears).double()
             activations = layer_maxima[site.name].to(weights)
             smooth_site(layer, site, smoothing_scale(activations, weights, smoothing.alpha))
+
+
+def apply(settings: SmoothQuant, context: QuantizationContext) -> None:
+    """Smooth every site that a norm feeds, by the calibration text's maxima."""
+    smooth(context.model, settings, context.statistics("max"))

@@ -3,26 +3,19 @@
 `cayley_training` and `quantized_network` have the mathematics.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.recipes.method import Method, Role
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Method, Recipe, Role
 from rotquant.recipes.schemes import Calibration
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from rotquant.methods.spinquant.cayley_training import Learned
 
 
 class SpinQuant(Method):
     """Rotations learned by Cayley SGD on the quantized network's loss, all weights frozen (SpinQuant Sec. 3.2, 4.1)."""
 
     name: ClassVar[str] = "spinquant"
+    actions: ClassVar[str] = "rotquant.methods.spinquant.learning"
     title: ClassVar[str] = "SpinQuant"
     source: ClassVar[str] = "Liu et al. 2024, Secs. 3.2 and 4.1, Eqs. 2 and 5"
     roles: ClassVar[frozenset[Role]] = frozenset({"rotations"})
@@ -70,7 +63,7 @@ class SpinQuant(Method):
                 "quantized while learning; 'all' learns for quantized weights too"
             )
 
-    def words(self, recipe: Recipe) -> str:
+    def describe(self, recipe: Recipe) -> str:
         """As on the pages."""
         text = self.text
         batch = f"{self.batch_size} x {text.sequence_length} tokens of {text.samples} samples of {text.corpus}"
@@ -84,18 +77,3 @@ class SpinQuant(Method):
     def learns_from(self, recipe: Recipe) -> dict[str, Any]:
         """The weights' scheme where these are quantized while learning: rounded to nearest, however they are later."""
         return {"weights": recipe.rounded.scheme.model_dump(mode="json")} if self.network == "all" else {}
-
-    def learn(
-        self,
-        model: "nn.Module",
-        recipe: Recipe,
-        seed: int,
-        samples: "Tensor",
-        *,
-        device: "torch.device | str | None" = None,
-        checkpoint: Path | None = None,
-    ) -> "Learned":
-        """Cayley SGD: `rotquant.methods.spinquant.cayley_training.learn_rotations`."""
-        from rotquant.methods.spinquant.cayley_training import learn_rotations
-
-        return learn_rotations(model, recipe, seed, samples, device=device, checkpoint=checkpoint)

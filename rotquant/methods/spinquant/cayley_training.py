@@ -31,7 +31,7 @@ from rotquant.models.integrity import weights_digest
 from rotquant.models.limits import Limits
 from rotquant.models.placement import placed
 from rotquant.models.rotation.matrices import Learned, Rotations, initial_rotations
-from rotquant.models.simulation.wrapping import check_wrapping
+from rotquant.models.simulation.runtime import check_quantization
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.devices import of_device
@@ -90,7 +90,7 @@ def learn_rotations(
     settings = SpinQuant.of(recipe)
     architecture = architecture_of(model)
     check_rotation(architecture, cast(RotationScheme, recipe.rotation))
-    check_wrapping(architecture, running(recipe))
+    check_quantization(architecture, running(recipe))
     Limits.of(model.config).check(samples, "samples that rotations are learned on")
     with nullcontext() if device is None else placed(model, device), silenced(not progress):
         rotations = _initial(model, architecture, recipe, seed)

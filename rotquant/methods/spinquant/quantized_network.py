@@ -28,7 +28,7 @@ from rotquant.models.architectures import (
 )
 from rotquant.models.rotation.fusing import mlp_transform, online_dtype
 from rotquant.models.simulation.kv_cache import TransientCache
-from rotquant.models.simulation.wrapping import Handle, Wrapping
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.distortion import decibel, square_sum
@@ -189,9 +189,9 @@ def _of_scale(error: Tensor, scale: Tensor, scheme: QuantizationScheme) -> Tenso
     return ungrouped(share * scale, error.shape).to(error.dtype)
 
 
-def running(recipe: Recipe) -> Wrapping:
+def running(recipe: Recipe) -> RuntimeQuantization:
     """What of a recipe acts while the rotated model runs."""
-    return Wrapping(
+    return RuntimeQuantization(
         rotation=recipe.rotation,
         activations=recipe.activations,
         attention_output=recipe.attention_output,

@@ -2,7 +2,7 @@
 
 Row-vector convention throughout: an activation x becomes x Q, so a weight W [out, in] that reads it becomes W Q and one
 that writes it Q^T W. Each weight is computed once in float64 and stored in its own type. The online half of the
-transforms lives in wrapping.py; a rotated model without it computes nonsense unless `heads` and `mlp` are off.
+transforms lives in `simulation.runtime`; a rotated model without it computes nonsense unless `heads` and `mlp` are off.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,7 +76,7 @@ def rotate(
     """Fuse rotations into the weights of `model`, in place, one weight at a time, and norms where there is an R1.
 
     R1 goes into everything that reads or writes the residual stream; R2 into v_proj and o_proj; the inverses of the
-    online transforms (R4, heads) into down_proj and o_proj. Together with `wrap(model, Wrapping(rotation=scheme))` the
+    online transforms (R4, heads) into down_proj and o_proj. Together with these (`RuntimeQuantization.rotation`) the
     logits are those of the original model. With R1 embeddings are untied: their two roles need different weights from
     now on. A scheme without R1 leaves norms and embeddings as they are, and one with nothing at all the whole model.
 

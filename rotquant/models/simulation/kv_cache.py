@@ -33,7 +33,7 @@ class KVQuantizer:
     """How keys and values [batch, kv heads, tokens, head_dim] are quantized; a None scheme leaves them as floats.
 
     rotation: its `keys` says whether keys pass R3 before they are quantized, its `online_dtype` in which arithmetic.
-    scale_gradients: as in `Wrapping`.
+    scale_gradients: as in `RuntimeQuantization`.
     prefix: what stands in the cache before every text, in full precision.
     static: scales of static schemes by layer and `keys` or `values`, shaped as `static_shape`.
     """

@@ -25,11 +25,11 @@ from rotquant.models.checkpoints import load_checkpoint
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity
-from rotquant.tensors.levels import LevelWeight
+from rotquant.tensors.codebook import CodebookWeight
 from rotquant.text import Tokens, tokenize
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import StoredModel, save_quantized
-from tests.helpers.levels import build_levels, table_recipe
+from tests.helpers.codebooks import build_levels, table_recipe
 from tests.helpers.models import TINY_SHAPE, tiny_model, tiny_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
@@ -228,11 +228,11 @@ def test_weights_that_are_no_tables_are_refused() -> None:
 
 def test_levels_that_float16_does_not_hold_are_refused() -> None:
     codes, levels = torch.zeros(16, 128, dtype=torch.uint8), torch.zeros(16, 1, 4)
-    assert pack_tables({"fine": LevelWeight(codes, levels)}).shape == (16, 128)
+    assert pack_tables({"fine": CodebookWeight(codes, levels)}).shape == (16, 128)
     for level in (1 + 2**-12, 7e4):
-        strange = LevelWeight(codes, levels + level)
+        strange = CodebookWeight(codes, levels + level)
         with pytest.raises(RecipeError, match="levels in odd that are no float16 numbers, which cannot be converted"):
-            pack_tables({"fine": LevelWeight(codes, levels), "odd": strange})
+            pack_tables({"fine": CodebookWeight(codes, levels), "odd": strange})
 
 
 def test_a_layer_of_wrong_groups_or_inputs_is_one_sentence() -> None:
@@ -251,7 +251,7 @@ def test_few_rows_and_many_multiply_alike(group_size: int, rows: int) -> None:
     ins, outs = 1536, 272
     levels = 0.02 * torch.randn(outs, ins // group_size, 4, device="cuda")
     codes = torch.randint(0, 4, (outs, ins), dtype=torch.uint8, device="cuda")
-    stored = LevelWeight(codes, levels.sort().values.half())
+    stored = CodebookWeight(codes, levels.sort().values.half())
     inputs = QuantizedInputs(InputScheme(clip_ratio=0.9), device="cuda")
     layer = LutLinear(ins, outs, inputs, bias=False, dtype=torch.float32, group_size=group_size, device="cuda")
     lut: LutWeight = pack_tables({"it": stored})

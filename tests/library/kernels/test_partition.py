@@ -24,9 +24,9 @@ from rotquant.kernels.rows.partition import (
 )
 from rotquant.kernels.rows.partition_reference import WeightGroups, backward_reference, forward_reference
 from rotquant.qat.quantizers import make_quantizer
-from rotquant.tensors.extents import clipped_extent, dynamic_extent, uniform_qparams, uniform_reference
-from rotquant.tensors.normal_float import float_centre, float_extent, float_table, normal_float_reference
+from rotquant.tensors.normal_float import float_centre, float_range, float_table, normal_float_reference
 from rotquant.tensors.partition import StraightThrough, ldp_reference, ldp_table, partitions
+from rotquant.tensors.value_range import clipped_range, dynamic_range, uniform_qparams, uniform_reference
 from tests.library.kernels.emulated import emulate, needs_compiler
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
@@ -96,7 +96,7 @@ def problem(
 ) -> Problem:
     """Random arguments: shares of the range about 0.9, uneven partitions; two thirds of the groups not about zero.
 
-    But of `nf3` all are, whose equations divide by the extent of either side of zero.
+    But of `nf3` all are, whose equations divide by the range of either side of zero.
     """
     generator = torch.Generator().manual_seed(seed)
     rows, groups = shape
@@ -120,18 +120,18 @@ def edges(p: Problem) -> Tensor:
     view, (gamma, beta, s1, s2) = p.view, p.parameters
     _, bits, kind, _ = p.options
     if kind.startswith("nf"):
-        extent = float_extent(view) if gamma is None else clipped_extent(view, gamma, beta)
-        centre = torch.zeros_like(extent.low) if s1 is None else float_centre(extent, s1)
-        return torch.cat([float_table(extent, centre, bits).edges, *extent, centre], dim=-1)
-    extent = dynamic_extent(view) if gamma is None else clipped_extent(view, gamma, beta)
+        value_range = float_range(view) if gamma is None else clipped_range(view, gamma, beta)
+        centre = torch.zeros_like(value_range.low) if s1 is None else float_centre(value_range, s1)
+        return torch.cat([float_table(value_range, centre, bits).edges, *value_range, centre], dim=-1)
+    value_range = dynamic_range(view) if gamma is None else clipped_range(view, gamma, beta)
     if s1 is None:
-        qparams = uniform_qparams(extent, bits)
+        qparams = uniform_qparams(value_range, bits)
         ties = torch.arange(2**bits + 1, dtype=torch.float64) - 0.5
         assert qparams.zero_point is not None
         # The zero point jumps as well, with all values: where it nearly does, no element moves away from that.
         return (ties - qparams.zero_point) * qparams.scale
-    ends = extent.low + extent.span * partitions(s1, s2).cumsum(-1)
-    return torch.cat([ldp_table(extent, s1, s2).edges, *extent, ends], dim=-1)
+    ends = value_range.low + value_range.span * partitions(s1, s2).cumsum(-1)
+    return torch.cat([ldp_table(value_range, s1, s2).edges, *value_range, ends], dim=-1)
 
 
 def away_from_edges(p: Problem) -> Tensor:
@@ -158,12 +158,12 @@ def by_autograd(p: Problem) -> tuple[Tensor, list[Tensor]]:
     if kind in ("ldp", "n2uq"):
         value = ldp_reference(view, gamma, beta, s1, s2, step, "partition" if kind == "ldp" else "uniform")
     elif kind.startswith("nf"):
-        extent = float_extent(view) if gamma is None else clipped_extent(view, gamma, beta)
-        centre = torch.zeros_like(extent.low) if s1 is None else float_centre(extent, s1)
-        value = normal_float_reference(view, extent, centre, bits)
+        value_range = float_range(view) if gamma is None else clipped_range(view, gamma, beta)
+        centre = torch.zeros_like(value_range.low) if s1 is None else float_centre(value_range, s1)
+        value = normal_float_reference(view, value_range, centre, bits)
     else:
-        extent = dynamic_extent(view) if gamma is None else clipped_extent(view, gamma, beta)
-        value = uniform_reference(view, extent, bits)
+        value_range = dynamic_range(view) if gamma is None else clipped_range(view, gamma, beta)
+        value = uniform_reference(view, value_range, bits)
     value = value.flatten(1)
     return value.detach(), list(torch.autograd.grad(value, leaves, wide.gradient))
 

@@ -22,7 +22,7 @@ from reproduction.benchmarks.records import Measurement
 from reproduction.identity.code import code_digest
 from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.recipes.registry import find_method
+from rotquant.recipes.recipe import find_method
 
 #: What decides no time: recipes are data, and what is asked of a benchmark is in the cell's key.
 _NOT_TIMED = ("rotquant.recipes",)
@@ -116,8 +116,9 @@ def benchmark_digest(name: str) -> str:
         ConfigError: for an unknown benchmark.
     """
     benchmark = find(name, "digest")
-    methods = (find_method(method).__module__ for method in benchmark.methods)
-    return code_digest(benchmark.module, *methods, aside=_NOT_TIMED)
+    methods = (find_method(method) for method in benchmark.methods)
+    modules = (module for method in methods for module in (method.__module__, method.actions))
+    return code_digest(benchmark.module, *modules, aside=_NOT_TIMED)
 
 
 def find(name: str, where: str) -> Benchmark:

@@ -83,9 +83,10 @@ def stage_entries(stage: str, recipe: "Recipe | None" = None) -> tuple[str, ...]
     acting = {
         "rotations": lambda method: "rotations" in method.roles,
         "weights": lambda method: "rotations" not in method.roles,
-        "runs": lambda method: method.acts_at_run_time(),
+        "runs": lambda method: method.acts_at_run_time,
     }.get(stage, lambda method: False)
-    return (*STAGES[stage], *(type(method).__module__ for method in methods if acting(method)))
+    modules = ((type(method).__module__, method.actions) for method in methods if acting(method))
+    return (*STAGES[stage], *dict.fromkeys(module for pair in modules for module in pair))
 
 
 @functools.cache
@@ -158,12 +159,12 @@ def _files_of(module: str) -> Iterator[Path]:
 
 
 def _foreign(module: str) -> list[Path]:
-    """The files of a method of another package: all Python that its module's file or folder holds."""
+    """The files of a method of another package: its module's file, or of a package all Python in its folder."""
     found = find_spec(module)
     if found is None or found.origin is None:
         return []
     origin = Path(found.origin)
-    return sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
+    return sorted(origin.parent.rglob("*.py")) if "." in module or origin.name == "__init__.py" else [origin]
 
 
 def _with_headers(sources: set[Path]) -> set[Path]:

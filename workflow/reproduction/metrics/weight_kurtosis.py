@@ -25,7 +25,7 @@ from rotquant.models.architectures import Architecture, Projection, architecture
 from rotquant.models.limits import Limits
 from rotquant.qat.start import clip_weight, search_clips, uniform_rounding
 from rotquant.tensors.distortion import excess_kurtosis
-from rotquant.tensors.extents import dynamic_extent
+from rotquant.tensors.value_range import dynamic_range
 
 #: Shares of platykurtic groups that the paper speaks of, "far below 0.5" and "about 0.5", in numbers of ours.
 FEW, ABOUT_HALF = 0.25, (0.35, 0.65)
@@ -144,10 +144,10 @@ def rounded(
     """
     view, rounding = weight.unflatten(1, (-1, size)), uniform_rounding(metric.bits)
     if not clipped:
-        return weight, rounding(view, dynamic_extent(view)).flatten(1)
+        return weight, rounding(view, dynamic_range(view)).flatten(1)
     moment = x.T.double() @ x.double()
     clips = search_clips(weight, moment, size, rounding, target=metric.target)
-    return clip_weight(weight, clips, size), rounding(view, clips.extent(view)).flatten(1)
+    return clip_weight(weight, clips, size), rounding(view, clips.value_range(view)).flatten(1)
 
 
 def output_error(weight: Tensor, quantized: Tensor, x: Tensor) -> Tensor:

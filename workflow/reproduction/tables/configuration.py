@@ -32,7 +32,8 @@ from rotquant.foundation.files import read_object
 from rotquant.foundation.written import Many, Written, by_name, read_yaml, some_of, yaml_value
 from rotquant.models.checkpoints import base_folder
 from rotquant.recipes.corpus import CorpusSpec
-from rotquant.recipes.registry import find_method, method_names, settings_by_name
+from rotquant.recipes.recipe import find_method, settings_by_name
+from rotquant.recipes.registry import method_names
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 
 DEFAULT = Path("config/config.yaml")

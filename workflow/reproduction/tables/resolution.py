@@ -19,8 +19,7 @@ from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError
 from rotquant.foundation.files import read_object
 from rotquant.foundation.written import read_yaml
 from rotquant.metrics.zeroshot.suites import task_names
-from rotquant.recipes.method import Method
-from rotquant.recipes.recipe import Recipe, override
+from rotquant.recipes.recipe import Method, Recipe, override
 from rotquant.recipes.schemes import ZeroShot
 
 _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)

@@ -78,7 +78,7 @@ def corpus_words(run: Run) -> str | None:
 def settings(recipe: Recipe) -> str:
     """All settings of a recipe, in the order in which they act."""
     parts = [_rotation(recipe, recipe.rotation)] if recipe.rotation else []
-    parts += [method.words(recipe) for method in recipe.methods.values() if method.roles - {"rotations", "rounding"}]
+    parts += [method.describe(recipe) for method in recipe.methods.values() if method.roles - {"rotations", "rounding"}]
     if recipe.weights:
         parts.append(f"weights {_weights(recipe, recipe.weights)}")
     for name, words in RUNTIME_WORDS.items():
@@ -101,14 +101,14 @@ def _rotation(recipe: Recipe, rotation: RotationScheme) -> str:
     switches = (("heads", rotation.heads), ("R3", rotation.keys), (f"R4{blocks}", rotation.mlp))
     online = [name for name, on in switches if on]
     text = f"rotation {', '.join(fused) or 'none fused'}"
-    text += f" ({recipe.learner.words(recipe)})" if recipe.learner else ""
+    text += f" ({recipe.learner.describe(recipe)})" if recipe.learner else ""
     text += f"; online {', '.join(online)} in {rotation.online_dtype}" if online else ""
     return text + ("; embeddings centred" if rotation.center_embeddings else "")
 
 
 def _weights(recipe: Recipe, weights: WeightQuantization) -> str:
     """The integers, by which method they are rounded where it does nothing else, and the clip search."""
-    rounding = [method.words(recipe) for method in recipe.methods.values() if method.roles == {"rounding"}]
+    rounding = [method.describe(recipe) for method in recipe.methods.values() if method.roles == {"rounding"}]
     clip = f", clip search in norm {weights.clip_norm:g}" if weights.clip_search else ""
     return f"{_scheme(weights.scheme)}, {rounding[0] if rounding else 'RTN'}{clip}"
 

@@ -21,7 +21,7 @@ from rotquant.foundation.errors import lookup
 from rotquant.foundation.files import folder_size
 from rotquant.models.shards import write_shards
 from rotquant.qat.quantizers import Kind, make_quantizer
-from rotquant.tensors.spacing import in_float16
+from rotquant.tensors.codebook_compression import in_float16
 from rotquant.weights.packing import weight_tensors
 
 _SEED, _DEVIATION, _MOVED = 0, 0.02, 0.1

@@ -24,7 +24,7 @@ from rotquant.qat.method import SelfDistillation
 from rotquant.qat.training import Training
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
-from rotquant.weights.stage import Stage
+from rotquant.weights.context import QuantizationContext
 
 _SEED = 0
 _PRESETS = {"BitDistiller": "bitdistiller", "BitDistiller rotated": "bitdistiller-rotated", "RCP": "rcp"}
@@ -72,8 +72,8 @@ def _costs(a: DistillArguments, layers: int) -> tuple[list[float], int]:
     recipe = _recipe(a)
     ((name, settings),) = recipe.methods.items()
     texts = {name: random_tokens(model.config.vocab_size, a.samples, a.tokens)}
-    stage = Stage(model, recipe, None, _SEED, device, None, texts=texts)
-    training = _Started(stage, cast(SelfDistillation, settings), Engine(device))
+    context = QuantizationContext(model, recipe, None, _SEED, device, None, texts=texts)
+    training = _Started(context, cast(SelfDistillation, settings), Engine(device))
     clock = _Clock(device, a.taken)
     with register_optimizer_step_post_hook(clock), contextlib.suppress(_EnoughError):
         training.run()

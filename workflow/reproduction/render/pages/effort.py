@@ -10,32 +10,32 @@ from reproduction.render.pages.origins import Results
 from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
 from reproduction.tables.tables import Table
-from rotquant.recipes.method import Effort
+from rotquant.recipes.recipe import Budget
 
 
 class Given(NamedTuple):
-    """A method with one effort: the rows that give it so, the columns if not all, its mean time in seconds."""
+    """A method with one budget: the rows that give it so, the columns if not all, its mean time in seconds."""
 
     method: str
     rows: list[str]
     columns: list[str]
-    effort: Effort
+    budget: Budget
     seconds: float | None
 
 
 def given(project: Project, table: Table, results: Results) -> list[Given]:
-    """The efforts of a table's methods, in the order of its rows; rows and columns of one effort together.
+    """The budgets of a table's methods, in the order of its rows; rows and columns of one budget together.
 
     Args:
         results: of the table's runs; what is missing has no time.
     """
-    rows: dict[tuple[str, Effort], dict[str, None]] = {}
-    columns: dict[tuple[str, Effort], dict[str, None]] = {}
-    seconds: dict[tuple[str, Effort], list[float]] = {}
+    rows: dict[tuple[str, Budget], dict[str, None]] = {}
+    columns: dict[tuple[str, Budget], dict[str, None]] = {}
+    seconds: dict[tuple[str, Budget], list[float]] = {}
     everywhere = project.columns(table)
     for cell in project.cells(table.id):
         for method in cell.runs[0].recipe.methods.values():
-            place = (method.title, method.effort(cell.runs[0].recipe))
+            place = (method.title, method.budget(cell.runs[0].recipe))
             rows.setdefault(place, {})[cell.row] = None
             columns.setdefault(place, {})[cell.column] = None
             found = (results.get(run.key) for run in cell.runs)

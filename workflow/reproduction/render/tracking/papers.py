@@ -26,7 +26,6 @@ from reproduction.tables.targets import load_targets
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json
 from rotquant.foundation.progress import task, track
-from rotquant.recipes.method import Method
 from rotquant.recipes.recipe import Recipe
 
 Results = Mapping[str, RunResult]
@@ -226,8 +225,5 @@ def _online(recipe: Recipe) -> str:
     """The transforms of activations at run time, e.g. heads+R3+R4; `none` where there are none."""
     rotation = recipe.rotation
     turned = {"heads": rotation.heads, "R3": rotation.keys, "R4": rotation.mlp} if rotation else {}
-    moved = {
-        name: "transformation" in one.roles and type(one).runtime is not Method.runtime
-        for name, one in recipe.methods.items()
-    }
+    moved = {name: "transformation" in one.roles and one.acts_beyond_quantizers for name, one in recipe.methods.items()}
     return "+".join(name for name, online in (turned | moved).items() if online) or "none"

@@ -34,6 +34,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
         from rotquant.models.checkpoints import load_checkpoint
         from rotquant.models.rotation.matrices import ends_of, save_rotations
         from rotquant.tensors.devices import gpu_name, learning_dtype, torch_device, torch_dtype
+        from rotquant.weights.actions import learn_rotations
 
     started = time.perf_counter()
     learner, text = run.recipe.learned_by
@@ -41,7 +42,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
     model, tokenizer = load_checkpoint(checkpoint, learning_dtype(torch_dtype(run.dtype)), "cpu")
     samples, corpus = text_samples(run, text, tokenizer)
     unfinished = folder / f"unfinished-{code}"  # what other code began is not continued
-    learned = learner.learn(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
+    learned = learn_rotations(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
     save_rotations(folder / ROTATIONS_FILE, learned.rotations, learned.history)
     write_json(folder / HISTORY_FILE, learned.history)
     for path in folder.glob("unfinished-*"):

@@ -1,6 +1,6 @@
-"""Weights whose codes index a table of values (RCP, Choi et al. 2025, Eq. 14), and the packing of 2- and 3-bit codes.
+"""Weights whose codes index a codebook of values (RCP, Choi et al. 2025, Eq. 14); the packing of 2- and 3-bit codes.
 
-Every group of input features of every output row has a table of its own, so its values may lie at any distances.
+Every group of input features of every output row has a codebook of its own, so its values may lie at any distances.
 Nothing here chooses levels or codes (`tensors.partition`).
 """
 
@@ -13,15 +13,15 @@ from torch import Tensor
 #: How many codes of some bits fill how many whole bytes.
 _PERIODS = {2: (4, 1), 3: (8, 3)}
 #: Bits of a code that can be packed.
-LEVEL_BITS = tuple(_PERIODS)
+INDEX_BITS = tuple(_PERIODS)
 
 
 @dataclass(frozen=True)
-class LevelWeight:
-    """A weight matrix [out, in] as indices into tables.
+class CodebookWeight:
+    """A weight matrix [out, in] as indices into codebooks.
 
     codes: uint8 [out, in], of 0 to 2^bits - 1.
-    levels: float32 or float64 [out, groups, 2^bits]; each table serves in / groups neighbouring input features.
+    levels: float32 or float64 [out, groups, 2^bits]; each codebook serves in / groups neighbouring input features.
     """
 
     codes: Tensor
@@ -39,16 +39,16 @@ class LevelWeight:
 
     @property
     def group_size(self) -> int:
-        """Input features that share a table."""
+        """Input features that share a codebook."""
         return self.codes.shape[1] // self.levels.shape[1]
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The weight [out, in] as floating-point numbers of `dtype`."""
         return look_up(self.codes.unflatten(1, (-1, self.group_size)), self.levels).to(dtype).flatten(1)
 
-    def to(self, device: torch.device | str) -> "LevelWeight":
+    def to(self, device: torch.device | str) -> "CodebookWeight":
         """The same weight on another device."""
-        return LevelWeight(self.codes.to(device), self.levels.to(device))
+        return CodebookWeight(self.codes.to(device), self.levels.to(device))
 
 
 class Table(NamedTuple):
@@ -85,7 +85,7 @@ def packed_length(length: int, bits: int) -> int:
     return -(-length // codes) * size
 
 
-def pack_levels(codes: Tensor, bits: int) -> Tensor:
+def pack_indices(codes: Tensor, bits: int) -> Tensor:
     """Codes of 2 bits four to a byte, of 3 bits eight to three bytes, the first in the lowest bits.
 
     Args:
@@ -102,8 +102,8 @@ def pack_levels(codes: Tensor, bits: int) -> Tensor:
     return (bytes_ & 0xFF).to(torch.uint8).flatten(-2)
 
 
-def unpack_levels(packed: Tensor, bits: int, length: int) -> Tensor:
-    """The inverse of `pack_levels`: uint8 codes [..., length]."""
+def unpack_indices(packed: Tensor, bits: int, length: int) -> Tensor:
+    """The inverse of `pack_indices`: uint8 codes [..., length]."""
     count, size = _PERIODS[bits]
     places = 8 * torch.arange(size, dtype=torch.int32, device=packed.device)
     words = (packed.unflatten(-1, (-1, size)).to(torch.int32) << places).sum(-1, keepdim=True, dtype=torch.int32)

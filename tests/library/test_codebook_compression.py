@@ -8,15 +8,15 @@ import torch
 from rotquant.foundation.errors import CheckpointError
 from rotquant.qat.quantizers import Kind, make_quantizer
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.levels import LevelWeight
-from rotquant.tensors.spacing import anchors_of, in_float16, spacings
+from rotquant.tensors.codebook import CodebookWeight
+from rotquant.tensors.codebook_compression import anchors_of, compressions, in_float16
 from rotquant.weights.packing import take_weight, weight_tensors
 
 #: Float16 numbers that RCP's Table 6 counts for a group.
 KEPT = {("range", 2): 2, ("nf3", 3): 2, ("nf3_ldp", 3): 3, ("ldp", 2): None, ("learned_range", 3): 2}
 
 
-def trained(kind: Kind, bits: int) -> LevelWeight:
+def trained(kind: Kind, bits: int) -> CodebookWeight:
     """A weight of a quantizer whose parameters are no longer where they began."""
     generator = torch.Generator().manual_seed(bits)
     weight = 0.03 * torch.randn(24, 384, generator=generator)
@@ -49,7 +49,7 @@ def test_a_table_follows_from_as_many_numbers_as_the_paper_counts(kind: Kind, bi
     name, anchors = found
     assert anchors.shape == (24, 3, kept)
     assert anchors.dtype == torch.float16
-    assert torch.equal(spacings(bits)[name].levels(anchors), weight.levels)
+    assert torch.equal(compressions(bits)[name].levels(anchors), weight.levels)
 
 
 def test_levels_that_were_not_rounded_are_all_kept() -> None:
@@ -61,10 +61,10 @@ def test_levels_that_were_not_rounded_are_all_kept() -> None:
 
 @pytest.mark.parametrize("bits", [2, 3])
 def test_anchors_are_levels_themselves(bits: int) -> None:
-    for spacing in spacings(bits).values():
-        anchors = torch.randn(5, 2, len(spacing.anchors)).half()
-        levels = spacing.levels(anchors)
-        assert torch.equal(levels[..., list(spacing.anchors)], anchors)
+    for compression in compressions(bits).values():
+        anchors = torch.randn(5, 2, len(compression.anchors)).half()
+        levels = compression.levels(anchors)
+        assert torch.equal(levels[..., list(compression.anchors)], anchors)
 
 
 @pytest.mark.parametrize(("kind", "bits"), KEPT)

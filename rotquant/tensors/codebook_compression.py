@@ -1,4 +1,4 @@
-"""Tables in float16, and those of their levels from which the others follow: what a stored weight keeps of a table.
+"""Codebooks in float16, and those of their levels from which the others follow: what a stored weight keeps of each.
 
 Look-up tables are float16 (RCP Sec. 4.4). Levels at equal distances follow from the first and the last (BitDistiller's
 two bits: a scale and a zero point), NormalFloat's from the ends and the centre (Eq. 12: two scales and a centre); those
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rotquant.tensors.levels import LevelWeight
+from rotquant.tensors.codebook import CodebookWeight
 from rotquant.tensors.normal_float import normal_float
 
 
 @dataclass(frozen=True)
-class Spacing:
+class Compression:
     """Levels that lie between fixed ones, the anchors.
 
     anchors: codes of the fixed levels, ascending, the first and the last among them.
@@ -39,42 +39,42 @@ class Spacing:
 
 
 @functools.cache
-def spacings(bits: int) -> dict[str, Spacing]:
-    """The spacings of 2- and 3-bit quantizers by name, those with fewer anchors first.
+def compressions(bits: int) -> dict[str, Compression]:
+    """The compressions of 2- and 3-bit quantizers by name, those with fewer anchors first.
 
     ends: equal distances. sides: NormalFloat's about zero. centred: NormalFloat's about a third anchor.
     """
     last = 2**bits - 1
     even = torch.arange(last + 1, dtype=torch.float64) / last
-    found = {"ends": Spacing((0, last), torch.stack([1 - even, even], -1))}
+    found = {"ends": Compression((0, last), torch.stack([1 - even, even], -1))}
     if bits == 3:
         values, zero = normal_float(bits), last // 2
         below, above = -values.clamp(max=0), values.clamp(min=0)
-        found["sides"] = Spacing((0, last), torch.stack([below, above], -1))
-        found["centred"] = Spacing((0, zero, last), torch.stack([below, 1 - below - above, above], -1))
+        found["sides"] = Compression((0, last), torch.stack([below, above], -1))
+        found["centred"] = Compression((0, zero, last), torch.stack([below, 1 - below - above, above], -1))
     return found
 
 
-def in_float16(weight: LevelWeight) -> LevelWeight:
+def in_float16(weight: CodebookWeight) -> CodebookWeight:
     """The same codes with levels in float16, each moved by no more than rounding the largest of its table does.
 
     Levels that lie at equal distances or as NormalFloat's are computed from their rounded ends, so that they still do.
     """
     levels = weight.levels.double()
     allowed = 2**-10 * levels.abs().amax(-1, keepdim=True)
-    for spacing in spacings(weight.bits).values():
-        spaced = spacing.levels(spacing.of(levels))
+    for compression in compressions(weight.bits).values():
+        spaced = compression.levels(compression.of(levels))
         if ((spaced.double() - levels).abs() <= allowed).all():
-            return LevelWeight(weight.codes, spaced)
-    return LevelWeight(weight.codes, levels.half())
+            return CodebookWeight(weight.codes, spaced)
+    return CodebookWeight(weight.codes, levels.half())
 
 
-def anchors_of(weight: LevelWeight) -> tuple[str, Tensor] | None:
-    """A spacing's name and anchors [out, groups, n] from which all levels follow exactly; None where there is none."""
+def anchors_of(weight: CodebookWeight) -> tuple[str, Tensor] | None:
+    """A compression's name and anchors [out, groups, n] from which all levels follow exactly; None if there is none."""
     if weight.levels.dtype != torch.float16:
         return None
-    for name, spacing in spacings(weight.bits).items():
-        anchors = spacing.of(weight.levels)
-        if torch.equal(spacing.levels(anchors), weight.levels):
+    for name, compression in compressions(weight.bits).items():
+        anchors = compression.of(weight.levels)
+        if torch.equal(compression.levels(anchors), weight.levels):
             return name, anchors
     return None

@@ -13,7 +13,7 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, dequantize, fake_quantize, quantize
 
 
-class Extent(NamedTuple):
+class ValueRange(NamedTuple):
     """Where the range of every group begins and ends, [rows, groups, 1]."""
 
     low: Tensor
@@ -26,16 +26,16 @@ class Extent(NamedTuple):
         return with_gradient_of(h.clamp(min=torch.finfo(h.dtype).tiny), h)
 
 
-def dynamic_extent(view: Tensor) -> Extent:
+def dynamic_range(view: Tensor) -> ValueRange:
     """From the smallest to the largest element (Eq. 1); differentiable, equal ones share the gradient."""
     x = exact(view)
-    return Extent(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True))
+    return ValueRange(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True))
 
 
-def clipped_extent(view: Tensor, gamma: Tensor, beta: Tensor) -> Extent:
+def clipped_range(view: Tensor, gamma: Tensor, beta: Tensor) -> ValueRange:
     """From sigma(beta) min W to sigma(gamma) max W (LWC, Eq. 5); differentiable."""
-    low, high = dynamic_extent(view)
-    return Extent(torch.sigmoid(beta.to(low)) * low, torch.sigmoid(gamma.to(high)) * high)
+    low, high = dynamic_range(view)
+    return ValueRange(torch.sigmoid(beta.to(low)) * low, torch.sigmoid(gamma.to(high)) * high)
 
 
 def uniform_scheme(bits: int) -> QuantizationScheme:
@@ -43,37 +43,37 @@ def uniform_scheme(bits: int) -> QuantizationScheme:
     return QuantizationScheme(bits=bits, symmetric=False, granularity="token")
 
 
-def uniform_qparams(extent: Extent, bits: int) -> QParams:
+def uniform_qparams(value_range: ValueRange, bits: int) -> QParams:
     """Scale s = h / (2^bits - 1) and zero point z = -round(low / s) of every group (Eq. 1, which prints h for this s).
 
     Differentiable, rounding with derivative one. Unlike `choose_qparams` it never widens a range that lies on one side
     of zero. A range of next to nothing gets a scale by which zero points stay numbers that codes can be added to.
     """
-    low, high = extent
+    low, high = value_range
     info = torch.finfo(low.dtype)
     least = info.eps * torch.maximum(low.abs(), high.abs()).detach() + info.tiny
     scale = torch.maximum((high - low) / (2**bits - 1), least)
     return QParams(scale, -_round(low / scale))
 
 
-def uniform(view: Tensor, extent: Extent, bits: int) -> Tensor:
+def uniform(view: Tensor, value_range: ValueRange, bits: int) -> Tensor:
     """The view rounded by Eq. 1 over a range, of its shape and type, differentiable by the view and by the range.
 
     Straight-through rounding: the weight's gradient is one where no code is clamped, else zero.
     """
-    return fake_quantize(view, uniform_scheme(bits), uniform_qparams(extent, bits))
+    return fake_quantize(view, uniform_scheme(bits), uniform_qparams(value_range, bits))
 
 
-def uniform_codes(view: Tensor, extent: Extent, bits: int) -> tuple[Tensor, Tensor]:
+def uniform_codes(view: Tensor, value_range: ValueRange, bits: int) -> tuple[Tensor, Tensor]:
     """Codes of `uniform`, uint8 of the view's shape, and the levels they stand for, [rows, groups, 2^bits]."""
-    qparams, scheme = uniform_qparams(extent, bits), uniform_scheme(bits)
+    qparams, scheme = uniform_qparams(value_range, bits), uniform_scheme(bits)
     every = torch.arange(2**bits, device=view.device).expand(*view.shape[:-1], -1)
     return quantize(view, qparams, scheme), dequantize(every, qparams, scheme, qparams.scale.dtype)
 
 
-def uniform_reference(view: Tensor, extent: Extent, bits: int) -> Tensor:
+def uniform_reference(view: Tensor, value_range: ValueRange, bits: int) -> Tensor:
     """`uniform` as Eq. 1 has it, by autograd."""
-    low, high = extent
+    low, high = value_range
     scale = (high - low) / (2**bits - 1)
     zero_point = -_round(low / scale)
     return (((_round(view / scale) + zero_point).clamp(0, 2**bits - 1)) - zero_point) * scale

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.wrapping import Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors import hadamard
 from rotquant.tensors.quantization import ColumnSplit, QParams, fake_quantize
@@ -15,7 +15,7 @@ from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 
 INPUTS = QuantizationScheme(bits=4, clip_ratio=0.9)
 CACHE = QuantizationScheme(bits=4, symmetric=False, granularity="head", clip_ratio=0.95)
-EVERYTHING = Wrapping(rotation=RotationScheme(), activations=INPUTS, keys=CACHE, values=CACHE)
+EVERYTHING = RuntimeQuantization(rotation=RotationScheme(), activations=INPUTS, keys=CACHE, values=CACHE)
 
 
 def inputs_of_linears(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def test_online_transforms_act_before_o_proj_and_down_proj(family: str) -> None:
     before: dict[str, Tensor] = {}
     for name in transforms:  # registered before wrap(): these hooks see what the model computed
         layer.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: before.update({name: args[0]}))
-    with wrap(model, Wrapping(rotation=RotationScheme())):
+    with wrap(model, RuntimeQuantization(rotation=RotationScheme())):
         after = inputs_of_linears(model, tokens)
     for name, transform in transforms.items():
         assert torch.allclose(after[f"model.layers.0.{name}"], transform(before[name]), atol=1e-5), name
@@ -74,7 +74,7 @@ def test_the_quantizer_sees_transformed_input() -> None:
     raw = inputs_of_linears(model, tokens)["model.layers.0.mlp.down_proj"]
     # down_proj is called by itself: in a whole pass its input would differ, the MLP's input being quantized too.
     layer = decoder_layers(model)[0]
-    with wrap(model, Wrapping(rotation=only_mlp, activations=INPUTS)):
+    with wrap(model, RuntimeQuantization(rotation=only_mlp, activations=INPUTS)):
         seen: dict[str, Tensor] = {}
         layer.mlp.down_proj.register_forward_pre_hook(lambda _, args: seen.update(x=args[0]))
         layer.mlp.down_proj(raw)
@@ -91,7 +91,7 @@ def test_a_site_is_quantized_once_for_all_its_readers() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_removing_a_wrapping_restores_the_model_exactly(family: str) -> None:
+def test_removing_it_restores_the_model_exactly(family: str) -> None:
     model, tokens = tiny_model(family), tiny_tokens()
     before, names = model(tokens).logits, list(model.state_dict())
     handle = wrap(model, EVERYTHING)
@@ -103,10 +103,10 @@ def test_removing_a_wrapping_restores_the_model_exactly(family: str) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_an_empty_wrapping_changes_nothing() -> None:
+def test_an_empty_one_changes_nothing() -> None:
     model, tokens = tiny_model(), tiny_tokens()
     before = model(tokens).logits
-    with wrap(model, Wrapping()):
+    with wrap(model, RuntimeQuantization()):
         assert torch.equal(model(tokens).logits, before)
 
 
@@ -118,7 +118,7 @@ def test_eight_bit_everything_stays_near_the_model_and_four_bit_is_further_away(
     for bits in (8, 4, 2):
         inputs = QuantizationScheme(bits=bits)
         cache = QuantizationScheme(bits=bits, symmetric=False, granularity="head")
-        with wrap(model, Wrapping(RotationScheme(), inputs, cache, cache)):
+        with wrap(model, RuntimeQuantization(RotationScheme(), inputs, cache, cache)):
             errors.append(((model(tokens).logits - expected).norm() / expected.norm()).item())
     # Rounding noise halves with each bit: 8 bits are 16 times better than 4 (measured 0.02, 0.3, 1.3).
     assert errors[0] < 0.05
@@ -133,7 +133,7 @@ def test_the_online_transform_computes_in_the_type_the_scheme_names(online: str)
     down = decoder_layers(model)[0].mlp.down_proj
     x = torch.randn(5, down.in_features, generator=torch.Generator().manual_seed(0))
     seen: dict[str, Tensor] = {}
-    with wrap(model, Wrapping(rotation=rotation)):
+    with wrap(model, RuntimeQuantization(rotation=rotation)):
         down.register_forward_pre_hook(lambda _, args: seen.update(x=args[0]))
         down(x)
     assert torch.equal(seen["x"], hadamard.hadamard_transform(x, compute_dtype=getattr(torch, online)))
@@ -147,7 +147,7 @@ def test_static_scales_are_used_instead_of_the_inputs_own() -> None:
     scheme = QuantizationScheme(bits=4, granularity="tensor", dynamic=False)
     keys = [(layer, site.name) for layer in range(2) for site in architecture.sites]
     static = {key: QParams(torch.tensor(0.5 + 0.1 * index)) for index, key in enumerate(keys)}
-    with wrap(model, Wrapping(activations=scheme, static=static)):
+    with wrap(model, RuntimeQuantization(activations=scheme, static=static)):
         read = inputs_of_linears(model, tokens)
     for layer, site in ((layer, site) for layer in range(2) for site in architecture.sites):
         codes = read[f"model.layers.{layer}.{site.linears[0]}"] / static[layer, site.name].scale
@@ -160,7 +160,7 @@ def test_missing_static_scales_are_one_clear_error() -> None:
     scheme = QuantizationScheme(bits=4, granularity="tensor", dynamic=False)
     static = {(0, "attention_input"): QParams(torch.tensor(1.0))}
     with pytest.raises(RecipeError, match="static scales are missing for layer 0, attention_output"):
-        wrap(tiny_model(), Wrapping(activations=scheme, static=static))
+        wrap(tiny_model(), RuntimeQuantization(activations=scheme, static=static))
 
 
 def test_outlier_features_of_a_site_keep_their_values() -> None:
@@ -169,7 +169,7 @@ def test_outlier_features_of_a_site_keep_their_values() -> None:
     split = ColumnSplit(permutation, outliers=8)
     raw = inputs_of_linears(model, tokens)["model.layers.0.self_attn.q_proj"]
     grouped = QuantizationScheme(bits=4, granularity="group", group_size=8)
-    with wrap(model, Wrapping(activations=grouped, outliers={(0, "attention_input"): split})):
+    with wrap(model, RuntimeQuantization(activations=grouped, outliers={(0, "attention_input"): split})):
         read = inputs_of_linears(model, tokens)["model.layers.0.self_attn.q_proj"]
     assert torch.equal(read[..., split.outlier_columns], raw[..., split.outlier_columns])
     normal = fake_quantize(raw[..., split.normal_columns], grouped)
@@ -190,7 +190,7 @@ def test_a_group_larger_than_a_row_names_the_layer_before_anything_is_installed(
     splits = {key: ColumnSplit(torch.arange(96), count) for key, count in outliers.items()}
     scheme = QuantizationScheme(bits=4, granularity="group", group_size=size)
     with pytest.raises(RecipeError, match=message):
-        wrap(model, Wrapping(activations=scheme, outliers=splits))
+        wrap(model, RuntimeQuantization(activations=scheme, outliers=splits))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
@@ -198,7 +198,7 @@ def test_hooks_added_after_wrapping_see_rotated_unquantized_inputs() -> None:
     """What GPTQ's Hessian needs (QuaRot Sec. 4, stage 2a)."""
     model, tokens = tiny_model(), tiny_tokens()
     rotate(model, RotationScheme(), seed=0)
-    with wrap(model, Wrapping(rotation=RotationScheme())):
+    with wrap(model, RuntimeQuantization(rotation=RotationScheme())):
         read = inputs_of_linears(model, tokens)
     assert all(levels(x) > 16 for x in read.values())
 
@@ -217,11 +217,11 @@ def test_o_projs_input_may_have_a_scale_for_each_head(family: str) -> None:
     o_proj = f"model.layers.0.{architecture_of(model).attention_output}"
     per_head = QuantizationScheme(bits=3, symmetric=False, granularity="head")
     raw = inputs_of_linears(model, tokens)[o_proj].unflatten(-1, (4, 16))
-    with wrap(model, Wrapping(attention_output=per_head)):
+    with wrap(model, RuntimeQuantization(attention_output=per_head)):
         read = inputs_of_linears(model, tokens)
     expected = torch.stack([fake_quantize(raw[..., head, :], per_head) for head in range(4)], dim=-2).flatten(-2)
     assert torch.equal(read[o_proj], expected)
-    with wrap(model, Wrapping(activations=INPUTS, attention_output=per_head)):
+    with wrap(model, RuntimeQuantization(activations=INPUTS, attention_output=per_head)):
         read = inputs_of_linears(model, tokens)
     assert max(levels(head) for head in read[o_proj].unflatten(-1, (4, 16)).unbind(-2)) <= 8
     assert levels(read[o_proj]) > 16
@@ -238,8 +238,8 @@ def test_attention_output_takes_the_place_of_static_scales_and_refuses_other_gra
         if site.name != "attention_output"
     }
     per_head = QuantizationScheme(bits=4, granularity="head")
-    wrap(model, Wrapping(activations=static, static=scales, attention_output=per_head)).remove()
+    wrap(model, RuntimeQuantization(activations=static, static=scales, attention_output=per_head)).remove()
     with pytest.raises(RecipeError, match="static scales are missing for layer 0, attention_output"):
-        wrap(model, Wrapping(activations=static, static=scales))
+        wrap(model, RuntimeQuantization(activations=static, static=scales))
     with pytest.raises(RecipeError, match="attention_output takes granularity head, not token"):
-        wrap(model, Wrapping(activations=INPUTS, attention_output=INPUTS))
+        wrap(model, RuntimeQuantization(activations=INPUTS, attention_output=INPUTS))

@@ -12,10 +12,10 @@ from rotquant.foundation.files import read_json, write_json
 from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
 from rotquant.qat.quantizers import make_quantizer
 from rotquant.recipes.recipe import Recipe
-from rotquant.tensors.levels import LevelWeight
+from rotquant.tensors.codebook import CodebookWeight
 from rotquant.weights.build import quantized_forward
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.export import export_plain
-from rotquant.weights.stage import Stage
 from rotquant.weights.storage import (
     Manifest,
     QuantizedState,
@@ -39,7 +39,7 @@ def recipe_of(bits: int) -> Recipe:
 def stored_model(bits: int, dtype: torch.dtype = torch.float32) -> StoredModel:
     """A model whose weights were partitioned (2 bits) or rounded to NormalFloat (3), parameters moved at random."""
     model, recipe = tiny_model(dtype=dtype), recipe_of(bits)
-    stage = Stage(model, recipe, None, 0, torch.device("cpu"), None)
+    context = QuantizationContext(model, recipe, None, 0, torch.device("cpu"), None)
     generator = torch.Generator().manual_seed(bits)
     for index, layer in enumerate(decoder_layers(model)):
         for site in architecture_of(model).sites:
@@ -50,11 +50,11 @@ def stored_model(bits: int, dtype: torch.dtype = torch.float32) -> StoredModel:
                 for parameter in quantizer.parameters():
                     parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
                 frozen.append(quantizer.freeze(weight))
-            stage.store(index, layer, site, frozen)
-    shapes = {name: weight.shape for name, weight in stage.weights.items()}
+            context.store(index, layer, site, frozen)
+    shapes = {name: weight.shape for name, weight in context.weights.items()}
     name = str(dtype).removeprefix("torch.")
     manifest = Manifest.model_validate({"recipe": recipe, "seed": 0, "dtype": name, "quantized": shapes})
-    return StoredModel(model, tiny_tokenizer(), stage.weights, QuantizedState(manifest, {}, {}))
+    return StoredModel(model, tiny_tokenizer(), context.weights, QuantizedState(manifest, {}, {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -70,8 +70,8 @@ def test_a_loaded_model_equals_the_saved_one(bits: int, dtype: torch.dtype, tmp_
     assert weights.keys() == stored.weights.keys()
     for name, weight in weights.items():
         saved = stored.weights[name]
-        assert isinstance(weight, LevelWeight)
-        assert isinstance(saved, LevelWeight)
+        assert isinstance(weight, CodebookWeight)
+        assert isinstance(saved, CodebookWeight)
         assert torch.equal(weight.codes, saved.codes)
         assert torch.equal(weight.levels, saved.levels)
 

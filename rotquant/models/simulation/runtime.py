@@ -44,15 +44,15 @@ if TYPE_CHECKING:
         def remove(self) -> None: ...
 
 
-__all__ = ["ColumnSplit", "Handle", "SiteKey", "Wrapping", "check_wrapping", "wrap"]
+__all__ = ["ColumnSplit", "Handle", "RuntimeQuantization", "SiteKey", "check_quantization", "wrap"]
 
 #: Index of a decoder layer and name of a site in it.
 SiteKey = tuple[int, str]
 
 
 @dataclass(frozen=True)
-class Wrapping:
-    """What happens while the model runs. Every field is optional; an empty wrapping changes nothing.
+class RuntimeQuantization:
+    """What happens while the model runs. Every field is optional; an empty one changes nothing.
 
     rotation: its online transforms; the weights must have been rotated by the same scheme.
     activations: quantizer of every site, the input of every linear layer but lm_head.
@@ -109,67 +109,68 @@ class Handle:
         self.remove()
 
 
-def wrap(model: nn.Module, wrapping: Wrapping) -> Handle:
-    """Install `wrapping` into a supported transformers causal language model.
+def wrap(model: nn.Module, quantization: RuntimeQuantization) -> Handle:
+    """Install `quantization` into a supported transformers causal language model.
 
     At each site the online transform and the quantizer are separate hooks, in this order; hooks that the caller adds to
-    a linear layer afterwards see its input after both. `Wrapping(rotation=...)` alone: rotated, unquantized inputs.
+    a linear layer afterwards see its input after both. Of `rotation` alone: rotated, unquantized
+    inputs.
 
     Raises:
         RecipeError: a group size does not fit, a Hadamard matrix is not known, or static scales are missing; the model
             is untouched then.
     """
     architecture = architecture_of(model)
-    check_wrapping(architecture, wrapping)
-    if wrapping.prefix is not None:
-        check_prefix(model, wrapping.prefix)
+    check_quantization(architecture, quantization)
+    if quantization.prefix is not None:
+        check_prefix(model, quantization.prefix)
     handle = Handle()
     for index, layer in enumerate(decoder_layers(model)):
         for site in architecture.sites:
-            _wrap_site(handle, layer, site, _online_transform(architecture, site, wrapping.rotation))
-            _wrap_site(handle, layer, site, wrapping.inputs.get((index, site.name)))
-            _wrap_site(handle, layer, site, _quantizer(index, site, wrapping, architecture.head_dim))
-    if any(part is not None for part in (wrapping.keys, wrapping.values, wrapping.prefix)):
+            _wrap_site(handle, layer, site, _online_transform(architecture, site, quantization.rotation))
+            _wrap_site(handle, layer, site, quantization.inputs.get((index, site.name)))
+            _wrap_site(handle, layer, site, _quantizer(index, site, quantization, architecture.head_dim))
+    if any(part is not None for part in (quantization.keys, quantization.values, quantization.prefix)):
         quantizer = KVQuantizer(
-            wrapping.keys,
-            wrapping.values,
-            wrapping.rotation,
-            wrapping.scale_gradients,
-            wrapping.prefix,
-            wrapping.static,
+            quantization.keys,
+            quantization.values,
+            quantization.rotation,
+            quantization.scale_gradients,
+            quantization.prefix,
+            quantization.static,
         )
         _wrap_cache(handle, model, architecture, quantizer)
     return handle
 
 
-def check_wrapping(architecture: Architecture, wrapping: Wrapping) -> None:
-    """Raise `RecipeError` for anything in `wrapping` that does not fit the model."""
-    if wrapping.rotation is not None:
-        check_rotation(architecture, wrapping.rotation)
+def check_quantization(architecture: Architecture, quantization: RuntimeQuantization) -> None:
+    """Raise `RecipeError` for anything in `quantization` that does not fit the model."""
+    if quantization.rotation is not None:
+        check_rotation(architecture, quantization.rotation)
     for what in ("keys", "values"):
-        check_cache_scheme(getattr(wrapping, what), architecture.head_dim, what)
-    if wrapping.attention_output is not None and wrapping.attention_output.granularity != "head":
-        raise RecipeError(f"attention_output takes granularity head, not {wrapping.attention_output.granularity}.")
+        check_cache_scheme(getattr(quantization, what), architecture.head_dim, what)
+    if quantization.attention_output is not None and quantization.attention_output.granularity != "head":
+        raise RecipeError(f"attention_output takes granularity head, not {quantization.attention_output.granularity}.")
     for index in range(architecture.num_layers):
         for site in architecture.sites:
-            scheme = wrapping.scheme_of(site, architecture.head_dim)
-            if scheme is None or (index, site.name) in wrapping.exact:
+            scheme = quantization.scheme_of(site, architecture.head_dim)
+            if scheme is None or (index, site.name) in quantization.exact:
                 continue
-            split = wrapping.outliers.get((index, site.name))
+            split = quantization.outliers.get((index, site.name))
             normal = site.features - (split.outliers if split else 0)
             where = f"layer {index}'s {' and '.join(site.linears)}" + (" that are not outliers" if split else "")
             check_groups(normal, scheme, where)
             if not scheme.dynamic:
-                _check_static(wrapping, index, site.name)
+                _check_static(quantization, index, site.name)
         for what in ("keys", "values"):
-            scheme = getattr(wrapping, what)
+            scheme = getattr(quantization, what)
             if scheme is not None and not scheme.dynamic:
-                _check_static(wrapping, index, what)
+                _check_static(quantization, index, what)
 
 
-def _check_static(wrapping: Wrapping, index: int, name: str) -> None:
+def _check_static(quantization: RuntimeQuantization, index: int, name: str) -> None:
     """Raise `RecipeError` where a layer's static scales of a site, or of `keys` or `values`, are missing."""
-    if (index, name) not in wrapping.static:
+    if (index, name) not in quantization.static:
         raise RecipeError(f"static scales are missing for layer {index}, {name}: calibrate them.")
 
 
@@ -202,15 +203,17 @@ def _online_transform(
     return None
 
 
-def _quantizer(index: int, site: Site, wrapping: Wrapping, head_dim: int) -> Callable[[Tensor], Tensor] | None:
+def _quantizer(
+    index: int, site: Site, quantization: RuntimeQuantization, head_dim: int
+) -> Callable[[Tensor], Tensor] | None:
     """The quantizer of one site of layer `index`."""
-    scheme = wrapping.scheme_of(site, head_dim)
-    if scheme is None or (index, site.name) in wrapping.exact:
+    scheme = quantization.scheme_of(site, head_dim)
+    if scheme is None or (index, site.name) in quantization.exact:
         return None
-    static = None if scheme.dynamic else wrapping.static[index, site.name]
-    split = wrapping.outliers.get((index, site.name))
+    static = None if scheme.dynamic else quantization.static[index, site.name]
+    split = quantization.outliers.get((index, site.name))
     if split is None and static is None:
-        return partial(fake_quantize_texts, scheme=scheme, scale_gradients=wrapping.scale_gradients)
+        return partial(fake_quantize_texts, scheme=scheme, scale_gradients=quantization.scale_gradients)
     return _StoredQuantizer(scheme, split, static)
 
 
@@ -306,7 +309,7 @@ def _check_rope(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _own_cache(cache: Any, quantizer: KVQuantizer, replace: bool = True) -> Any:
-    """`cache` if this wrapping made it, a new one in place of none or an empty one of another kind; else an error."""
+    """`cache` if `quantizer` made it, a new one in place of none or an empty one of another kind; else an error."""
     if isinstance(cache, QuantizedCache | TransientCache) and cache.quantizer == quantizer:
         return cache
     if replace and (cache is None or cast(Any, cache).get_seq_length() == 0):

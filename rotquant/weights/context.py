@@ -1,7 +1,8 @@
 """What a method works with while weights are made: the model, calibration text on its way through it, what is kept.
 
-A method's `apply` gets a `Stage`. It changes the model's weights in place, and leaves here the integers that they were
-rounded to and the tensors that it needs at run time. One decoder layer at a time lies on the accelerator.
+A method's `apply` gets a `QuantizationContext`. It changes the model's weights in place, and leaves here the integers
+that they were rounded to and the tensors that it needs at run time. One decoder layer lies on the accelerator at a
+time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, Site, architecture_of, decoder_layers, linear_of
-from rotquant.models.simulation.wrapping import SiteKey, Wrapping, wrap
+from rotquant.models.simulation.runtime import RuntimeQuantization, SiteKey, wrap
 from rotquant.models.statistics import Statistic, collect_statistics
 from rotquant.models.stream import LayerStream, capture_layer_inputs, on_device
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
@@ -35,7 +36,7 @@ Weights = dict[str, Weight]
 Rounding = Callable[[Sequence[Tensor], Tensor, ColumnSplit | None], Sequence[Weight]]
 
 
-class Stage:
+class QuantizationContext:
     """One call of `build_weights`.
 
     model: changed in place; it may lie on the host. architecture: of it.
@@ -69,7 +70,7 @@ class Stage:
         self.device = device
         self.batch_size = batch_size
         self.checkpoint = checkpoint
-        self.online = Wrapping(rotation=recipe.rotation)
+        self.online = RuntimeQuantization(rotation=recipe.rotation)
         self.weights: Weights = {}
         self.splits: Splits = {}
         self.tensors: dict[str, Tensor] = {}
@@ -154,7 +155,7 @@ class Stage:
         """A layer's static scales that are kept, by the names of sites, `keys` and `values`."""
         return {name: qparams for (layer, name), qparams in self.static.items() if layer == index}
 
-    def quantized(self, scales: Mapping[str, QParams]) -> Wrapping:
+    def quantized(self, scales: Mapping[str, QParams]) -> RuntimeQuantization:
         """How a layer runs in the end: all transforms and quantizers, and these static scales, in every layer."""
         static = {(layer, name): q for layer in range(self.architecture.num_layers) for name, q in scales.items()}
         return replace(self.online, outliers=self.splits, static=static, **runtime_schemes(self.recipe))
@@ -197,5 +198,5 @@ class Stage:
 
 
 def runtime_schemes(recipe: Recipe) -> dict[str, Any]:
-    """The quantizers that act while the model runs, by their names in `Recipe` and `Wrapping`."""
+    """The quantizers that act while the model runs, by their names in `Recipe` and `RuntimeQuantization`."""
     return {name: getattr(recipe, name) for name in RUNTIME_FIELDS}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
-from rotquant.tensors.levels import LevelWeight
+from rotquant.tensors.codebook import CodebookWeight
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import StoredModel
 
@@ -24,14 +24,14 @@ def table_recipe(group_size: int | None, bits: int = 2, **changes: Any) -> Recip
     return override(recipe, changes, "") if changes else recipe
 
 
-def random_levels(weight: Tensor, group_size: int | None, bits: int, generator: torch.Generator) -> LevelWeight:
+def random_codebook(weight: Tensor, group_size: int | None, bits: int, generator: torch.Generator) -> CodebookWeight:
     """A weight [out, in] rounded to ascending levels of its groups: their ends, and random numbers between."""
     groups = weight.detach().float().unflatten(1, (-1, group_size or weight.shape[1]))
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     inner = torch.rand(*groups.shape[:2], 2**bits - 2, generator=generator).sort(-1).values
     levels = torch.cat([low, low + inner * (high - low), high], dim=-1).half()
     codes = (groups[..., None] - levels[..., None, :].float()).abs().argmin(-1)
-    return LevelWeight(codes.flatten(1).to(torch.uint8), levels)
+    return CodebookWeight(codes.flatten(1).to(torch.uint8), levels)
 
 
 def build_levels(model: Any, recipe: Recipe, tokenizer: Any = None, seed: int = 0, **options: Any) -> StoredModel:
@@ -39,7 +39,7 @@ def build_levels(model: Any, recipe: Recipe, tokenizer: Any = None, seed: int = 
     stored, generator = build_weights(model, tokenizer, recipe, seed, **options), torch.Generator().manual_seed(seed)
     scheme, parameters = recipe.weights.scheme, dict(model.named_parameters())
     weights = {
-        name: random_levels(parameters[name], scheme.group_size, scheme.bits, generator) for name in stored.weights
+        name: random_codebook(parameters[name], scheme.group_size, scheme.bits, generator) for name in stored.weights
     }
     for name, weight in weights.items():
         parameters[name].data = weight.dequantize(parameters[name].dtype)
