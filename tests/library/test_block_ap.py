@@ -62,12 +62,12 @@ def test_everything_is_trained_and_what_is_stored_is_what_training_saw(family: s
             seen["start"] = {name: dict(tensors) for name, tensors in vars(learned).items()}
             with (
                 torch.no_grad(),
-                tuning.wrap(
-                    context.model, context.quantized({n: tuning.QParams(s) for n, s in learned.static.items()})
+                block_training.wrap(
+                    context.model, context.quantized({n: block_training.QParams(s) for n, s in learned.static.items()})
                 ),
             ):
                 stream = seen["stream"]
-                seen["output"] = tuning.block_output(
+                seen["output"] = block_training.block_output(
                     layer, learned, context.recipe.rounded.scheme, stream.hidden, stream.kwargs[0]
                 )
         rounding(context, learned, index, layer)

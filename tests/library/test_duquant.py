@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.duquant import DuQuant
-from rotquant.methods.duquant.fitting import tensors
-from rotquant.methods.duquant.transform import (
+from rotquant.methods.duquant.model_transformation import tensors
+from rotquant.methods.duquant.rotation_and_permutation import (
     Following,
     Transform,
     draw_rotation,

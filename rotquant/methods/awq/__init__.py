@@ -11,7 +11,7 @@ class AWQ(Method):
     """AWQ (Lin et al. 2023, Sec. 3.2): input features are scaled by s = mean|x|^alpha before weights are rounded."""
 
     name: ClassVar[str] = "awq"
-    actions: ClassVar[str] = "rotquant.methods.awq.search"
+    actions: ClassVar[str] = "rotquant.methods.awq.activation_aware_scaling"
     title: ClassVar[str] = "AWQ"
     source: ClassVar[str] = "Lin et al. 2023, Sec. 3.2, Eqs. 4-5"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})

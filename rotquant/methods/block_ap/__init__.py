@@ -19,7 +19,7 @@ class BlockAP(Method):
     """
 
     name: ClassVar[str] = "block_ap"
-    actions: ClassVar[str] = "rotquant.methods.block_ap.tuning"
+    actions: ClassVar[str] = "rotquant.methods.block_ap.block_training"
     title: ClassVar[str] = "block-wise fine-tuning"
     source: ClassVar[str] = "PrefixQuant, Secs. 5.2 and 6.1; Chen et al. 2024 (EfficientQAT), Sec. 3.2"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding", "scales"})

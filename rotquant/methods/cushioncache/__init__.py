@@ -18,7 +18,7 @@ class CushionCache(Method):
     """
 
     name: ClassVar[str] = "cushioncache"
-    actions: ClassVar[str] = "rotquant.methods.cushioncache.tuning"
+    actions: ClassVar[str] = "rotquant.methods.cushioncache.prefix_tuning"
     title: ClassVar[str] = "CushionCache"
     source: ClassVar[str] = "Son et al. 2024, arXiv:2406.12016, Sec. 4, Eqs. 6-11, Algorithm 1"
     roles: ClassVar[frozenset[Role]] = frozenset({"prefix"})

@@ -165,7 +165,10 @@ class Prompt:
         Returns:
             float64 [candidates], or [1], on the host.
         """
-        tokens = texts[None] if candidates is None else _behind(candidates, texts)
+        tokens = texts[None]
+        if candidates is not None:
+            first = candidates[:, None, None].expand(-1, len(texts), 1)
+            tokens = torch.cat([first, tokens.expand(len(candidates), -1, -1)], dim=2)
         quantization = replace(self.online, prefix=self.prefix if self.prefix.tokens else None)
         skipped = tokens.shape[-1] - texts.shape[-1]
         with measured(self.model, quantization, recipe, skipped) as errors, OneDNNLinear():

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.cushioncache import CushionCache
-from rotquant.methods.cushioncache.errors import Errors, dynamic, measured
-from rotquant.methods.cushioncache.search import search
+from rotquant.methods.cushioncache.activation_errors import Errors, dynamic, measured
+from rotquant.methods.cushioncache.greedy_prefix_search import search
 from rotquant.models.architectures import Architecture, config_of
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import Limits
@@ -52,7 +52,8 @@ def tune(context: QuantizationContext, prefix: Prefix) -> tuple[Prefix, list[Rec
     parts = {"keys": trained.keys.requires_grad_(), "values": trained.values.requires_grad_()}
     optimizer = torch.optim.AdamW(parts.values(), lr=settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, settings.steps)
-    samples = _texts(model, context.calibration_samples, prefix.tokens)
+    longest = Limits.of(config_of(model)).context
+    samples = context.calibration_samples[:, : None if longest is None else longest - prefix.tokens]
     batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, settings.seed + context.seed)
     with (
         on_device(model, context.device),

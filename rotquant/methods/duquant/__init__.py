@@ -17,7 +17,7 @@ class DuQuant(Method):
     """
 
     name: ClassVar[str] = "duquant"
-    actions: ClassVar[str] = "rotquant.methods.duquant.fitting"
+    actions: ClassVar[str] = "rotquant.methods.duquant.model_transformation"
     title: ClassVar[str] = "DuQuant"
     source: ClassVar[str] = "Lin et al. 2024, Sec. 3.2, Eqs. 2-5"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation"})

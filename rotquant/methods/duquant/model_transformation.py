@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RotquantError
 from rotquant.methods.awq.activation_aware_scaling import producer, scale_site
 from rotquant.methods.duquant import DuQuant
-from rotquant.methods.duquant.transform import Transform, find_transform, stored_transforms
+from rotquant.methods.duquant.rotation_and_permutation import Transform, find_transform, stored_transforms
 from rotquant.methods.smoothquant.scaling import smoothing_scale, weight_maxima
 from rotquant.models.architectures import Architecture, Site, decoder_layers, linear_of
 from rotquant.models.simulation.queries import quantized_queries

@@ -15,7 +15,7 @@ class GridScales(Method):
     """
 
     name: ClassVar[str] = "grid_scales"
-    actions: ClassVar[str] = "rotquant.methods.grid_scales.search"
+    actions: ClassVar[str] = "rotquant.methods.grid_scales.static_scale_search"
     title: ClassVar[str] = "grid search of static scales"
     source: ClassVar[str] = "PrefixQuant, Secs. 3 and 6.1"
     roles: ClassVar[frozenset[Role]] = frozenset({"scales"})

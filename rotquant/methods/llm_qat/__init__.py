@@ -11,7 +11,7 @@ class LLMQAT(Method):
     """LLM-QAT (Liu et al. 2023, "Data-Free Quantization Aware Training"): weights trained on the model's own text."""
 
     name: ClassVar[str] = "llm_qat"
-    actions: ClassVar[str] = "rotquant.methods.llm_qat.training"
+    actions: ClassVar[str] = "rotquant.methods.llm_qat.data_free_distillation"
     title: ClassVar[str] = "LLM-QAT"
     source: ClassVar[str] = "Liu et al. 2023, arXiv:2305.17888, Sec. 2"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})

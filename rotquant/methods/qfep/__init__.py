@@ -15,7 +15,7 @@ class QFeP(Method):
     """
 
     name: ClassVar[str] = "qfep"
-    actions: ClassVar[str] = "rotquant.methods.qfep.search"
+    actions: ClassVar[str] = "rotquant.methods.qfep.activation_spikes"
     title: ClassVar[str] = "quantization-free prefix"
     source: ClassVar[str] = "Yang et al. 2024, arXiv:2405.14428, Sec. 4"
     roles: ClassVar[frozenset[Role]] = frozenset({"prefix"})

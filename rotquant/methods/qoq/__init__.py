@@ -21,7 +21,7 @@ class QoQ(Method):
     """
 
     name: ClassVar[str] = "qoq"
-    actions: ClassVar[str] = "rotquant.methods.qoq.rounding"
+    actions: ClassVar[str] = "rotquant.methods.qoq.reordering_and_clipping"
     title: ClassVar[str] = "QoQ"
     source: ClassVar[str] = "Lin et al. 2024 (QServe), Sec. 4, Eqs. 3-4"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})

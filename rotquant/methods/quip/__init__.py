@@ -14,7 +14,7 @@ class QuIP(Method):
     """
 
     name: ClassVar[str] = "quip"
-    actions: ClassVar[str] = "rotquant.methods.quip.rounding"
+    actions: ClassVar[str] = "rotquant.methods.quip.block_ldlq"
     title: ClassVar[str] = "QuIP#"
     source: ClassVar[str] = "Tseng et al. 2024, Secs. 3 and 4.1-4.2"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})

@@ -15,7 +15,7 @@ class SpinQuant(Method):
     """Rotations learned by Cayley SGD on the quantized network's loss, all weights frozen (SpinQuant Sec. 3.2, 4.1)."""
 
     name: ClassVar[str] = "spinquant"
-    actions: ClassVar[str] = "rotquant.methods.spinquant.learning"
+    actions: ClassVar[str] = "rotquant.methods.spinquant.cayley_training"
     title: ClassVar[str] = "SpinQuant"
     source: ClassVar[str] = "Liu et al. 2024, Secs. 3.2 and 4.1, Eqs. 2 and 5"
     roles: ClassVar[frozenset[Role]] = frozenset({"rotations"})

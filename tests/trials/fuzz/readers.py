@@ -203,7 +203,7 @@ ASIDE: dict[str, str] = {
         "reads names of compiled kernels in the user's cache, on a GPU alone"
     ),
     "reproduction.identity.corpora:expected_hashes": _OURS,
-    "rotquant.methods.block_ap.tuning:tune_block": _LOADS,
+    "rotquant.methods.block_ap.block_training:tune_block": _LOADS,
     "rotquant.qat.training:Training._teacher_outputs": _LOADS,
     "rotquant.training.loop:train": _LOADS,
     "rotquant.metrics.diagnostics:measure_costs": _LOADS,
